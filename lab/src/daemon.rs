@@ -1,4 +1,5 @@
-//! The lab's own processes: `godwit-lab daemon KIND --config FILE`, which `up` starts and nobody else needs.
+//! The lab's own processes: `godwit-lab daemon KIND --config FILE`, which `up` starts and nobody
+//! else needs.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,14 +12,14 @@ use serde::de::DeserializeOwned;
 
 use crate::{door, emulator};
 
-/// Which process.
+/// Kind of process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DaemonKind {
     /// The link emulator.
     Emulator,
     /// The client prober.
     Client,
-    /// The way to the manager.
+    /// Port forwarder to the manager.
     Door,
 }
 
@@ -45,10 +46,10 @@ impl FromStr for DaemonKind {
     }
 }
 
-/// Runs the process until it is ended. Says `ready` on standard output once it works.
+/// Runs the process until it is ended. It prints `ready` on standard output once it works.
 ///
 /// # Errors
-/// The configuration can't be read, or the process can't do its work.
+/// The configuration cannot be read, or the process cannot do its work.
 pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
     match kind {
         DaemonKind::Emulator => emulator::run(&read(config)?, say_ready),
@@ -57,7 +58,7 @@ pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
     }
 }
 
-/// The command that runs it.
+/// Returns the command that runs the process.
 pub(crate) fn command(lab: &Path, kind: DaemonKind, config: &Path) -> Command {
     let mut command = Command::new(lab);
     command.args(["daemon", kind.name(), "--config"]).arg(config);

@@ -1,8 +1,8 @@
 //! Takes a lab down, whatever is left of it.
 //!
-//! Only processes that the lab or its agents started are ended: those in lab.json and in the VMs' pid files, by
-//! pid and start time, and whatever else lives in a namespace that the lab made. So it works without lab.json
-//! as well.
+//! It ends only processes that the lab or its agents started: those in lab.json and in the VMs' pid
+//! files, by pid and start time, and all processes in a namespace that the lab made. So it works
+//! without lab.json as well.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::process::{ProcessId, end_all, self_and_ancestors};
 use crate::state::{LabLock, LabState};
 use crate::topology::{DEFAULT_PREFIX, DEFAULT_STATE_DIR, LabPaths, check_prefix, is_lab_namespace};
 
-/// How long a process may take over SIGTERM.
+/// Time that a process may take after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Which lab of this machine.
+/// Identifies a lab of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabName {
-    /// Leads the names of its namespaces.
+    /// Prefix of its namespaces' names.
     pub prefix: String,
-    /// Where its files live.
+    /// Directory of its files.
     pub state_dir: PathBuf,
 }
 
@@ -35,10 +35,10 @@ impl Default for LabName {
     }
 }
 
-/// Takes the lab down; false: there was none, and nothing happens.
+/// Takes the lab down. Returns false if there was none.
 ///
 /// # Errors
-/// No root, another lab command is at work, or something can't be removed.
+/// Not root, another lab command is running, or something cannot be removed.
 pub fn down(name: &LabName) -> Result<bool> {
     check_prefix(&name.prefix)?;
     if leftovers(name)?.is_empty() {
@@ -52,11 +52,11 @@ pub fn down(name: &LabName) -> Result<bool> {
     Ok(true)
 }
 
-/// What there is of a lab: its namespaces and its directory.
+/// Returns what exists of a lab: its namespaces and its directory.
 pub(crate) fn leftovers(name: &LabName) -> Result<Vec<String>> {
     let mut left: Vec<String> =
         own_namespaces(name)?.into_iter().map(|namespace| format!("namespace {namespace}")).collect();
-    // An empty directory is only our own lock.
+    // An empty directory contains only our own lock.
     let holds_something =
         std::fs::read_dir(&name.state_dir).is_ok_and(|mut entries| entries.next().is_some());
     if holds_something {
@@ -65,11 +65,11 @@ pub(crate) fn leftovers(name: &LabName) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// Removes everything, under the lock of the caller.
+/// Removes everything, under the caller's lock.
 pub(crate) fn tear_down(name: &LabName) -> Result<()> {
     let paths = LabPaths::new(&name.state_dir);
     if let Some(state) = LabState::load(&paths) {
-        // The agents first: then nobody reacts to a QEMU that ends.
+        // The agents come first, so that none reacts to a QEMU that ends.
         let processes: Vec<ProcessId> = state.processes.iter().map(|process| process.id).collect();
         end_all(&processes, GRACE)?;
     }
@@ -88,7 +88,8 @@ fn own_namespaces(name: &LabName) -> Result<Vec<String>> {
     Ok(own)
 }
 
-/// QEMUs that the agents started: `PID STARTTIME` in RUN_DIR/vms/NAME/qemu.pid, as the agent writes it.
+/// Returns the QEMUs that the agents started, from `PID STARTTIME` in RUN_DIR/vms/NAME/qemu.pid as
+/// the agent writes it.
 fn hypervisors(paths: &LabPaths) -> Vec<ProcessId> {
     let below = |directory: PathBuf| {
         let entries = std::fs::read_dir(directory).into_iter().flatten();
@@ -99,7 +100,7 @@ fn hypervisors(paths: &LabPaths) -> Vec<ProcessId> {
     vms.filter_map(|vm| ProcessId::parse(&std::fs::read_to_string(vm.join("qemu.pid")).ok()?)).collect()
 }
 
-/// Whoever lives in the namespaces, but for the one who asks for `down` from in there.
+/// Returns the processes in the namespaces, except the one that runs `down` inside.
 fn inhabitants(namespaces: &[String]) -> Result<Vec<ProcessId>> {
     let spared = self_and_ancestors();
     let mut found = Vec::new();
@@ -110,7 +111,7 @@ fn inhabitants(namespaces: &[String]) -> Result<Vec<ProcessId>> {
     Ok(found)
 }
 
-/// Unmounts what is mounted below a directory, the innermost first: the hosts' guest RAM.
+/// Unmounts file systems below a directory, the innermost first: the hosts' guest RAM.
 fn unmount_below(root: &Path) -> Result<()> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mount table")?;
     for place in mounts_below(&table, root) {
@@ -120,7 +121,7 @@ fn unmount_below(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mount points below `root` of a mountinfo table, the last mounted first.
+/// Returns the mount points below `root` in a mountinfo table, the last mounted first.
 fn mounts_below(table: &str, root: &Path) -> Vec<PathBuf> {
     let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape);
     let mut below: Vec<PathBuf> = places.filter(|place| place != root && place.starts_with(root)).collect();
@@ -128,7 +129,7 @@ fn mounts_below(table: &str, root: &Path) -> Vec<PathBuf> {
     below
 }
 
-/// The kernel writes blanks and the like in octal: `\040`.
+/// Decodes the kernel's octal escapes of blanks and similar characters: `\040`.
 fn unescape(field: &str) -> PathBuf {
     let mut text = field.to_owned();
     for (code, character) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
@@ -137,7 +138,7 @@ fn unescape(field: &str) -> PathBuf {
     PathBuf::from(text)
 }
 
-/// Removes the lab's directory. Nothing is mounted below it any more.
+/// Removes the lab's directory, below which nothing is mounted any more.
 fn remove_state(paths: &LabPaths) -> Result<()> {
     let root = paths.root();
     if !is_lab_directory(paths) {
@@ -151,7 +152,7 @@ fn remove_state(paths: &LabPaths) -> Result<()> {
     }
 }
 
-/// Whether a directory is a lab's: a mistyped path must not cost somebody's files.
+/// Returns whether a directory belongs to a lab: a mistyped path must not cost a user's files.
 fn is_lab_directory(paths: &LabPaths) -> bool {
     let marks = [paths.state_file(), paths.hosts_file(), paths.hosts(), paths.client_config()];
     let is_empty = std::fs::read_dir(paths.root()).map_or(true, |mut entries| entries.next().is_none());

@@ -1,13 +1,15 @@
-//! HTTP as far as a peer needs it that is no agent and answers one: a request a connection, as the agents' client makes them.
+//! Minimal HTTP for a peer that is not an agent but answers one: one request per connection, as the
+//! agents' client sends them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 
 use anyhow::Result;
 
-/// Reads a request, whose body is thrown away, and answers it with the status and the body that `answer` makes of its first line.
+/// Reads a request, discards its body, and answers with the status and the body that `answer`
+/// returns for its first line.
 ///
 /// # Errors
-/// The connection breaks, what comes is no request, or `answer` has none.
+/// The connection breaks, the request is invalid, or `answer` fails.
 pub fn answer_one<S: Read + Write>(
     stream: &mut S,
     answer: impl FnOnce(&str) -> Result<(&'static str, String)>,
@@ -18,7 +20,7 @@ pub fn answer_one<S: Read + Write>(
     Ok(stream.flush()?)
 }
 
-/// Its first line.
+/// Reads a request and returns its first line.
 fn read_request(stream: &mut impl Read) -> Result<String> {
     let mut reader = BufReader::new(stream);
     let mut request = String::new();
@@ -44,7 +46,7 @@ fn read_request(stream: &mut impl Read) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// What was asked, and what was answered.
+    /// Connection with the request and the answer.
     struct Talk(std::io::Cursor<Vec<u8>>, Vec<u8>);
 
     impl Read for Talk {

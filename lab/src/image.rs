@@ -1,8 +1,8 @@
-//! Guest images of the lab: a Linux kernel of the distribution with our init in an initramfs, a user space of the
-//! distribution on a disk for it, and the bare 32-bit guest for KVM.
+//! Guest images of the lab: a Linux kernel of the distribution with our init in an initramfs, a
+//! user space of the distribution on a disk, and the bare 32-bit guest for KVM.
 //!
-//! Everything lands in one folder and is made again only when what it is made from changed. Nothing is installed
-//! into the machine: the kernel's package is downloaded and unpacked.
+//! All files are in one folder and are rebuilt only when their inputs change. Nothing is installed
+//! on the machine: the kernel's package is downloaded and unpacked.
 
 mod bare;
 mod cpio;
@@ -22,12 +22,13 @@ use anyhow::{Context, bail};
 pub use bare::build_bare;
 pub use debian::{Content as DebianContent, Debian, build_debian};
 
-/// Modules that init loads, with whatever they depend on.
+/// Modules that init loads, with their dependencies.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_net", "virtio_blk"];
-/// What a user space on a disk needs beside them: its root is the disk with a tmpfs over it, and systemd wants the others.
+/// Further modules for a user space on a disk: its root is the disk with a tmpfs over it, and
+/// systemd needs the others.
 const USER_SPACE_MODULES: [&str; 3] = ["overlay", "autofs4", "binfmt_misc"];
 
-/// A kernel and an initramfs for QEMU's `-kernel` and `-initrd`.
+/// Kernel and initramfs for QEMU's `-kernel` and `-initrd`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestImage {
     /// The kernel (bzImage).
@@ -36,35 +37,36 @@ pub struct GuestImage {
     pub initrd: PathBuf,
 }
 
-/// Kernel command line that every lab guest starts with; options of the guest (`godwit.*`) follow it.
+/// Kernel command line of every lab guest; options of the guest (`godwit.*`) follow it.
 ///
-/// `preempt=full` keeps the echo prompt while a workload sits in the kernel; `panic=-1` with QEMU's `-no-reboot`
-/// makes a dead guest an ended QEMU. `mitigations=off`, `init_on_alloc=0`, `nowatchdog` and `psi=0`: a guest that is emulated pays
-/// for page-table isolation with a flushed TLB at each system call, and for each path through its kernel with code to be
-/// translated anew when it arrives at another QEMU.
+/// `preempt=full` keeps the echo prompt while a workload is in the kernel. `panic=-1` with QEMU's
+/// `-no-reboot` makes a dead guest an ended QEMU. `mitigations=off`, `init_on_alloc=0`,
+/// `nowatchdog` and `psi=0`: an emulated guest pays for page-table isolation with a flushed TLB at
+/// each system call, and for each path through its kernel with code to be translated anew when it
+/// arrives at another QEMU.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet preempt=full net.ifnames=0 panic=-1 mitigations=off init_on_alloc=0 nowatchdog psi=0";
 
-/// Where images lie unless somebody says otherwise: `out/guest` of the source tree.
+/// Returns the default folder of images: `out/guest` of the source tree.
 pub fn default_dir() -> PathBuf {
     source_tree().join("out/guest")
 }
 
-/// The images of `out_dir` as they are, if they have been built.
+/// Returns the images in `out_dir`, if they have been built.
 pub fn find(out_dir: &Path) -> Option<GuestImage> {
     let image = GuestImage { kernel: out_dir.join("vmlinuz"), initrd: out_dir.join("initrd.img") };
     (image.kernel.is_file() && image.initrd.is_file()).then_some(image)
 }
 
-/// Builds kernel and initramfs in `out_dir`, or what of it is out of date.
+/// Builds kernel and initramfs in `out_dir`, or those that are out of date.
 ///
-/// Needs cargo and a static libc for init, and, the first time, `apt-get download` for the kernel. Builds at the
-/// same time wait for each other.
+/// It needs cargo and a static libc for init and, the first time, `apt-get download` for the
+/// kernel. Concurrent builds wait for each other.
 pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
     let _lock = lock(out_dir)?;
     build_with(out_dir, "initrd.img", &[])
 }
 
-/// The kernel, and an initramfs of that name with further modules.
+/// Builds the kernel, and an initramfs with that name and further modules.
 fn build_with(out_dir: &Path, initrd: &str, further_modules: &[&str]) -> anyhow::Result<GuestImage> {
     let init = build_init(out_dir)?;
     let kernel = kernel::obtain(&out_dir.join("kernel"))?;
@@ -84,7 +86,8 @@ fn build_with(out_dir: &Path, initrd: &str, further_modules: &[&str]) -> anyhow:
     Ok(image)
 }
 
-/// Builds init as a static binary. Its own target folder: its flags would otherwise rebuild the whole workspace.
+/// Builds init as a static binary, in its own target folder: its flags would otherwise rebuild the
+/// whole workspace.
 fn build_init(out_dir: &Path) -> anyhow::Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let tree = source_tree();
@@ -112,7 +115,7 @@ fn source_tree() -> PathBuf {
     lab.parent().unwrap_or(lab).to_path_buf()
 }
 
-/// Keeps other builds out of `out_dir`, which it makes, until the file is dropped.
+/// Locks `out_dir`, which it creates, against other builds until the file is dropped.
 fn lock(out_dir: &Path) -> anyhow::Result<fs::File> {
     fs::create_dir_all(out_dir).with_context(|| format!("making {}", out_dir.display()))?;
     let path = out_dir.join("lock");
@@ -121,8 +124,8 @@ fn lock(out_dir: &Path) -> anyhow::Result<fs::File> {
     Ok(file)
 }
 
-/// Replaces the file in one step where its content differs, so that a guest which is starting never reads half
-/// of it, and one that is up to date keeps its time stamp.
+/// Replaces the file atomically if its content differs. A guest that is starting never reads half
+/// of it, and an unchanged file keeps its time stamp.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if fs::read(path).is_ok_and(|old| old == bytes) {
         return Ok(());
@@ -132,7 +135,8 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     fs::rename(&staged, path).with_context(|| format!("replacing {}", path.display()))
 }
 
-/// Runs a command to its end and gives its standard output; a failure carries the last of its standard error.
+/// Runs a command to its end and returns its standard output. An error contains the end of its
+/// standard error.
 fn run(command: &mut Command) -> anyhow::Result<Vec<u8>> {
     run_with_input(command, &[])
 }

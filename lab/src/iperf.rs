@@ -1,4 +1,4 @@
-//! iperf3 between two hosts of a lab: what TCP gets out of its links at most.
+//! iperf3 between two hosts of a lab: the maximum throughput of TCP on its links.
 
 use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
@@ -10,33 +10,33 @@ use serde_json::Value;
 
 use crate::namespace::in_namespace;
 
-/// Of the first address; the others follow.
+/// Port for the first address; the others follow.
 const FIRST_PORT: u16 = 5201;
 
-/// A measurement.
+/// Parameters of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Iperf<'a> {
     /// The network namespace that sends.
     pub from: &'a str,
-    /// The one that receives.
+    /// The network namespace that receives.
     pub to: &'a str,
-    /// The receiver's addresses, one a lane; all are sent to at the same time.
+    /// The receiver's addresses, one per lane; data is sent to all of them at the same time.
     pub addresses: &'a [IpAddr],
     /// TCP streams to each address.
     pub streams: u32,
-    /// For how long, in whole seconds.
+    /// Duration in whole seconds.
     pub duration: Duration,
-    /// What is left out before that, in whole seconds: TCP's slow start.
+    /// Time before that which is not counted, in whole seconds: TCP's slow start.
     pub omitted: Duration,
-    /// The congestion control; `None` is the host's.
+    /// Congestion control; `None` is the host's.
     pub congestion: Option<&'a str>,
 }
 
 impl Iperf<'_> {
-    /// TCP's goodput in bit/s as the receiver counts it, the sum of all lanes.
+    /// Measures TCP's goodput in bit/s as the receiver counts it, the sum of all lanes.
     ///
     /// # Errors
-    /// iperf3 is missing, or says what went wrong.
+    /// iperf3 is missing, or its own error.
     pub fn goodput(&self) -> Result<f64> {
         let lanes = || (FIRST_PORT..).zip(self.addresses);
         let _servers =
@@ -58,7 +58,7 @@ impl Iperf<'_> {
     }
 }
 
-/// What a client's report says of the receiver.
+/// Reads the receiver's figure from a client's report.
 fn received(client: Child) -> Result<f64> {
     let output = client.wait_with_output()?;
     let report: Value = serde_json::from_slice(&output.stdout).context("iperf3 gave no report")?;
@@ -68,15 +68,15 @@ fn received(client: Child) -> Result<f64> {
     report["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3 reported nothing")
 }
 
-/// A server for one test; gone when dropped.
+/// Server for one test; ended when dropped.
 struct Server {
     process: Child,
-    /// Read until it listens, and kept open: a server that can't write ends.
+    /// Read until the server listens, and kept open: a server that cannot write ends.
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Server {
-    /// Starts it and waits until it listens: a client tries once only.
+    /// Starts the server and waits until it listens: a client tries only once.
     fn start(namespace: &str, port: u16) -> Result<Server> {
         let mut command = Command::new("iperf3");
         command.args(["-s", "-1", "-i", "0", "--forceflush", "-p", &port.to_string()]);
@@ -96,7 +96,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It has ended by itself where the test took place.
+        // It has ended by itself if the test took place.
         drop(self.process.kill());
         drop(self.process.wait());
     }

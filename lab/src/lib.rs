@@ -1,14 +1,16 @@
-//! The lab: hosts as network namespaces on one machine, to try Godwit, to test it and to measure it.
+//! The lab: hosts as network namespaces on one machine, to try, test and measure Godwit.
 //!
-//! A lab is no mock: agents, guests and CLI are the real ones, only the hosts share a kernel. [`up()`] makes
-//! - a namespace per host (`godwit-a`, `godwit-b`, …), each with the bridge `br-lan` for guests and a NIC on each
-//!   migration network: `mig0`, `mig1`, …;
-//! - the guest LAN 10.88.0.0/24 and fd88::/64: all `br-lan` joined through a bridge in `godwit-client`, where the
-//!   client 10.88.0.1, fd88::1 probes guests at 1 kHz; not shaped;
-//! - one migration network or several, the lanes: 10.77.0.0/24 and fd77::/64, 10.77.1.0/24 and fd77:0:0:1::/64, …
-//!   (host a is .11 and ::11), each shaped in rate, delay and loss (see [`links`]), by the kernel where it can and
-//!   by the project's own emulator where it can't;
-//! - an agent per host on port 7700 of the first migration network, and the hosts file with which the CLI finds them.
+//! Nothing in a lab is a mock: agents, guests and CLI are the real ones, only the hosts share a
+//! kernel. [`up()`] makes
+//! - a namespace per host (`godwit-a`, `godwit-b`, …), each with the bridge `br-lan` for guests and
+//!   a NIC on each migration network: `mig0`, `mig1`, …;
+//! - the guest LAN 10.88.0.0/24 and fd88::/64: all `br-lan` joined through a bridge in
+//!   `godwit-client`, where the client 10.88.0.1, fd88::1 probes guests at 1 kHz; not shaped;
+//! - one or several migration networks, the lanes: 10.77.0.0/24 and fd77::/64, 10.77.1.0/24 and
+//!   fd77:0:0:1::/64, … (host a is .11 and ::11). Each is shaped in rate, delay and loss (see
+//!   [`links`]), by the kernel if it can and by the project's own emulator otherwise;
+//! - an agent per host on port 7700 of the first migration network, and the hosts file with which
+//!   the CLI finds them.
 //!
 //! [`down()`] leaves nothing of it behind, also after a crash.
 //!

@@ -1,20 +1,22 @@
 //! The lab's networks: the guest LAN, and the migration networks (lanes) with their shaped links.
 //!
 //! # How links are shaped
-//! Sending is shaped on the host's own NIC by HTB, receiving on the switch's port towards the host: by HTB where
-//! the kernel switches, by the emulator where it does. So two hosts that send to a third share its link, and a
-//! sender is held back by its own kernel as on a real NIC. Rates count Ethernet frames, so TCP carries 95.6 %.
+//! HTB shapes sending on the host's own NIC. Receiving is shaped on the switch's port towards the
+//! host: by HTB if the kernel switches, by the emulator if it switches. So two hosts that send to a
+//! third share its link, and a sender is held back by its own kernel as on a real NIC. Rates count
+//! Ethernet frames, so TCP carries 95.6 %.
 //!
-//! Delay and loss sit on the switch's ports: netem where the kernel has it, else the emulator. A cap on each TCP flow
-//! is the emulator's alone: it stands for a network that limits flows somewhere between the hosts, as clouds do, where
-//! the sender's kernel does not know of it.
+//! Delay and loss are applied on the switch's ports: by netem if the kernel has it, otherwise by
+//! the emulator. Only the emulator can cap each TCP flow. The cap represents a network that limits
+//! flows somewhere between the hosts, as clouds do, without the sender's kernel knowing.
 //!
-//! Each lane is a network of its own: a NIC on each host, a bridge or a switch of the emulator, a subnet.
+//! Each lane is a network of its own: a NIC on each host, a bridge or a switch of the emulator, a
+//! subnet.
 //!
-//! # What is set for TCP
-//! `net.ipv4.tcp_rmem` and `tcp_wmem`, their maxima only, so that the windows fit the link (see
-//! [`tcp_buffer_bytes`]): a host that is meant to fill such a link is set up so. All else is stock, also
-//! `tcp_slow_start_after_idle` and the congestion control.
+//! # Settings for TCP
+//! Only the maxima of `net.ipv4.tcp_rmem` and `tcp_wmem` are set, so that the windows fit the link
+//! (see [`tcp_buffer_bytes`]): a host that is meant to fill such a link is configured this way. All
+//! other settings are stock, including `tcp_slow_start_after_idle` and the congestion control.
 
 use std::time::Duration;
 
@@ -31,10 +33,10 @@ use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, Host, LAN_BRIDGE, LAN_NIC, LabPa
 use crate::units::{BitRate, Loss};
 
 const MTU: u16 = 1500;
-/// What an unshaped link is taken for where buffers are sized.
+/// Rate assumed for an unshaped link when buffers are sized.
 const UNSHAPED_BITS_PER_SECOND: u64 = 10_000_000_000;
 
-/// Who switches the migration networks.
+/// Engine that switches the migration networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkEngine {
@@ -56,7 +58,7 @@ impl std::fmt::Display for LinkEngine {
     }
 }
 
-/// Makes the namespaces with their loopback up and their sysctls set; they must not exist.
+/// Creates the namespaces, which must not exist, with loopback up and sysctls set.
 pub(crate) fn make_namespaces(topology: &Topology, options: &LabOptions) -> Result<()> {
     let mut batch = Batch::ip();
     for namespace in topology.namespaces() {
@@ -64,16 +66,17 @@ pub(crate) fn make_namespaces(topology: &Topology, options: &LabOptions) -> Resu
     }
     batch.run()?;
     for namespace in topology.namespaces() {
-        // Addresses are usable at once: no duplicate address detection. Set before there are interfaces.
+        // Addresses are usable at once: no duplicate address detection. Set before interfaces
+        // exist.
         let ipv6 = ["all", "default"].map(|of| (format!("net/ipv6/conf/{of}/accept_dad"), "0".to_owned()));
         set_sysctls(&namespace, &ipv6, true)?;
-        // The bridges switch; they don't filter, whatever the machine's firewall has loaded.
+        // The bridges switch and do not filter, whatever the machine's firewall has loaded.
         let bridge =
             ["ip", "ip6", "arp"].map(|of| (format!("net/bridge/bridge-nf-call-{of}tables"), "0".to_owned()));
         set_sysctls(&namespace, &bridge, true)?;
         Batch::ip_in(&namespace).line("link set lo up").run()?;
     }
-    // The same for all sockets of a host: as the fastest lane needs it.
+    // One setting for all sockets of a host: the need of the fastest lane.
     let wanted_bytes = options.lanes().iter().map(|lane| tcp_buffer_bytes(&lane.model)).max();
     for host in &topology.hosts {
         raise_tcp_buffers(&host.namespace, wanted_bytes.unwrap_or(0))?;
@@ -81,7 +84,7 @@ pub(crate) fn make_namespaces(topology: &Topology, options: &LabOptions) -> Resu
     Ok(())
 }
 
-/// Removes the namespaces with all that is in them.
+/// Removes the namespaces with everything in them.
 pub(crate) fn remove_namespaces(names: &[String]) -> Result<()> {
     let mut batch = Batch::ip();
     for name in names {
@@ -90,11 +93,11 @@ pub(crate) fn remove_namespaces(names: &[String]) -> Result<()> {
     batch.run()
 }
 
-/// Who is to switch: the kernel alone where nothing is delayed or lost, else netem if this kernel has it; the emulator
-/// where flows have a cap.
+/// Chooses the engine: the kernel alone without delay and loss; otherwise netem if this kernel has
+/// it; the emulator if flows have a cap.
 ///
-/// netem is tried on the link namespace's loopback: that also loads its module, and tells more surely than a
-/// list of modules.
+/// netem is tried on the link namespace's loopback. That also loads its module, and is more
+/// reliable than a list of modules.
 pub(crate) fn choose_engine(topology: &Topology, options: &LabOptions) -> LinkEngine {
     if options.force_emulator || options.flow_cap.is_some() {
         return LinkEngine::Emulator;
@@ -107,7 +110,8 @@ pub(crate) fn choose_engine(topology: &Topology, options: &LabOptions) -> LinkEn
     if probe.run().is_ok() { LinkEngine::Netem } else { LinkEngine::Emulator }
 }
 
-/// The guest LAN: a bridge on each host, each joined by a veth pair to the client's bridge. Not shaped.
+/// Creates the guest LAN: a bridge on each host, each joined to the client's bridge by a veth pair.
+/// Not shaped.
 pub(crate) fn make_guest_lan(topology: &Topology) -> Result<()> {
     let client = &topology.client_namespace;
     let mut pairs = Batch::ip();
@@ -119,7 +123,7 @@ pub(crate) fn make_guest_lan(topology: &Topology) -> Result<()> {
     for host in &topology.hosts {
         let mut batch = Batch::ip_in(&host.namespace);
         add_bridge(&mut batch, LAN_BRIDGE);
-        // A host has no business on its guests' network.
+        // A host must have no address on its guests' network.
         batch.line(format!("link set {LAN_BRIDGE} addrgenmode none"));
         add_port(&mut batch, LAN_NIC, LAN_BRIDGE);
         batch.line(format!("link set {LAN_BRIDGE} up")).run()?;
@@ -134,8 +138,8 @@ pub(crate) fn make_guest_lan(topology: &Topology) -> Result<()> {
     batch.line(format!("link set {LAN_BRIDGE} up")).run()
 }
 
-/// The migration networks where the kernel switches them. With the emulator the NICs are its TAP devices, and
-/// [`configure_migration_nics`] alone is left to do.
+/// Creates the migration networks if the kernel switches them. With the emulator the NICs are its
+/// TAP devices, and only [`configure_migration_nics`] remains to be done.
 pub(crate) fn make_migration_bridges(
     topology: &Topology,
     options: &LabOptions,
@@ -169,7 +173,7 @@ fn make_migration_bridge(topology: &Topology, lane: Lane, engine: LinkEngine) ->
     shaping.run()
 }
 
-/// Addresses, rate and state of each host's migration NICs.
+/// Sets addresses, rate and state of each host's migration NICs.
 pub(crate) fn configure_migration_nics(
     topology: &Topology,
     options: &LabOptions,
@@ -183,7 +187,7 @@ pub(crate) fn configure_migration_nics(
             let nic = lane.nic();
             batch.line(format!("link set {nic} address {}", mac_text(host.migration_mac(*lane))));
             if engine == LinkEngine::Netem && !options.loss.is_none() {
-                // netem loses what it is given: give it packets, not trains.
+                // netem loses whole units of its input, so it must get packets, not trains.
                 batch.line(format!("link set {nic} gso_max_segs 1"));
             }
             for address in host.lane_addresses(*lane, options.family) {
@@ -201,7 +205,7 @@ pub(crate) fn configure_migration_nics(
     Ok(())
 }
 
-/// What the emulator is told for this lab.
+/// Returns the emulator's configuration for this lab.
 pub(crate) fn emulator_config(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> EmulatorConfig {
     let port = |host: &Host, lane: Lane| PortConfig {
         namespace: host.namespace.clone(),
@@ -223,9 +227,9 @@ pub(crate) fn emulator_config(topology: &Topology, options: &LabOptions, paths: 
     }
 }
 
-/// How large TCP's buffers may grow: four bandwidth-delay products (Linux counts its own overhead as half of a
-/// receive buffer, and a sender keeps what is sent again beside what is new) with the switch's queue of 50 ms
-/// counted in where the link has a rate; between 4 and 256 MiB.
+/// Returns the maximum size of TCP's buffers: four bandwidth-delay products (Linux counts its own
+/// overhead as half of a receive buffer, and a sender keeps retransmitted data beside new data),
+/// including the switch's queue of 50 ms if the link has a rate; between 4 and 256 MiB.
 pub(crate) fn tcp_buffer_bytes(model: &LinkModel) -> u64 {
     let rate = model.rate.or(BitRate::new(UNSHAPED_BITS_PER_SECOND));
     let time = if model.rate.is_some() { model.queue_limit() } else { model.rtt.duration() };
@@ -258,7 +262,7 @@ fn add_port(batch: &mut Batch, device: &str, bridge: &str) {
     batch.line(format!("link set {device} up"));
 }
 
-/// Rate of the switch's port towards a host, with delay and loss where netem gives them.
+/// Sets the rate of the switch's port towards a host, with delay and loss if netem provides them.
 fn shape_switch_port(batch: &mut Batch, port: &str, model: &LinkModel, engine: LinkEngine) {
     let parent = match model.rate {
         Some(rate) => {
@@ -280,14 +284,15 @@ fn shape_switch_port(batch: &mut Batch, port: &str, model: &LinkModel, engine: L
     }
 }
 
-/// One HTB class for all. Its burst is 100 µs of the rate, at least one train of packets: less would make the
-/// rate depend on how late timers are, more would let a burst through faster than the link.
+/// Adds one HTB class for all traffic. Its burst is 100 µs of the rate, at least one train of
+/// packets. With less, the rate would depend on how late timers are; with more, a burst would pass
+/// faster than the link.
 fn add_rate(batch: &mut Batch, device: &str, rate: BitRate) {
     batch.line(format!("qdisc replace dev {device} root handle 1: htb default 1"));
     change_rate(batch, device, rate);
 }
 
-/// Of a device that has one.
+/// Changes the rate of a device that has one.
 pub(crate) fn change_rate(batch: &mut Batch, device: &str, rate: BitRate) {
     let bits = rate.bits_per_second();
     let burst = rate.bytes_in(Duration::from_micros(100)).max(2 * u64::from(MTU));
@@ -296,7 +301,8 @@ pub(crate) fn change_rate(batch: &mut Batch, device: &str, rate: BitRate) {
     ));
 }
 
-/// netem holds in its one queue what is on the way and what waits: in packets, trains counted as one.
+/// Returns the limit of netem's one queue, which holds both the packets in flight and those that
+/// wait, with trains counted as one packet.
 fn netem_limit_packets(model: &LinkModel) -> u64 {
     let rate = model.rate.or(BitRate::new(UNSHAPED_BITS_PER_SECOND));
     let time = model.queue_limit() + model.rtt.one_way();

@@ -1,4 +1,5 @@
-//! The lab's manager: a process beside the agent of the first host, which knows all hosts of the lab.
+//! The lab's manager: a process beside the agent of the first host, which knows all hosts of the
+//! lab.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,15 +17,15 @@ use crate::state::write_whole;
 use crate::topology::{LabPaths, Topology};
 use crate::trial::until;
 
-/// Its name, also in its certificate.
+/// The manager's name, also in its certificate.
 const NAME: &str = "manager";
-/// The exit code of `godwit` where something is there already (docs/cli.md).
+/// Exit code of `godwit` if the object exists already (docs/cli.md).
 const CONFLICT: i32 = 4;
 
-/// By when the manager hears all agents.
+/// Time limit for the manager to reach all agents.
 const HEARD_LIMIT: Duration = Duration::from_secs(30);
 
-/// As `godwit control run --config` reads it.
+/// Configuration for `godwit control run --config`.
 #[derive(Serialize)]
 struct ManagerConfig {
     name: &'static str,
@@ -35,7 +36,7 @@ struct ManagerConfig {
     insecure: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     tls: Option<Tls>,
-    /// For hosts that join, as far as somebody tries it.
+    /// Files of the authority, for hosts that join.
     #[serde(skip_serializing_if = "Option::is_none")]
     authority: Option<AuthorityFiles>,
 }
@@ -46,7 +47,7 @@ struct AuthorityFiles {
     key: PathBuf,
 }
 
-/// Writes its configuration, and makes its certificate where that is missing.
+/// Writes the manager's configuration, and creates its certificate if that is missing.
 pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()> {
     let tls = if options.insecure { None } else { Some(certificate(paths)?) };
     let text = toml::to_string(&ManagerConfig {
@@ -64,7 +65,7 @@ pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()>
     write_whole(&paths.manager_config(), &text)
 }
 
-/// An operator's: agents do what it asks.
+/// Creates an operator's certificate: agents obey it.
 fn certificate(paths: &LabPaths) -> Result<Tls> {
     let (dir, authority) = (paths.pki(), authority(paths)?);
     let (certificate, key) = (dir.join(format!("{NAME}.pem")), dir.join(format!("{NAME}.key")));
@@ -81,14 +82,14 @@ fn certificate(paths: &LabPaths) -> Result<Tls> {
     Ok(Tls { authority: authority.certificate(), certificate, key })
 }
 
-/// The command that runs it.
+/// Returns the command that runs the manager.
 pub(crate) fn command(godwit: &Path, paths: &LabPaths) -> Command {
     let mut command = Command::new(godwit);
     command.args(["control", "run", "--config"]).arg(paths.manager_config());
     command
 }
 
-/// Tells it of every host that it does not know yet, and waits until it hears them all.
+/// Adds every host that the manager does not know yet, and waits until it reaches all of them.
 pub(crate) fn add_hosts(
     godwit: &Path,
     topology: &Topology,

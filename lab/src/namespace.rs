@@ -1,5 +1,5 @@
-//! The network namespaces of this machine by name, as `ip netns` keeps them in /run/netns: which there are, who
-//! lives in them, their settings.
+//! The network namespaces of this machine by name, as `ip netns` keeps them in /run/netns: which
+//! there are, who lives in them, their settings.
 
 use std::io;
 use std::os::linux::fs::MetadataExt;
@@ -9,16 +9,16 @@ use anyhow::{Context, Result};
 use godwit_prober::NAMESPACE_DIR;
 pub use godwit_prober::{in_namespace, namespace_path as path};
 
-/// Whether a namespace of that name is there.
+/// Returns whether a namespace of that name exists.
 #[must_use]
 pub fn exists(name: &str) -> bool {
     path(name).exists()
 }
 
-/// Names of all namespaces.
+/// Returns the names of all namespaces.
 ///
 /// # Errors
-/// The directory can't be read.
+/// The directory cannot be read.
 pub fn list() -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(NAMESPACE_DIR) {
         Ok(entries) => entries,
@@ -29,10 +29,10 @@ pub fn list() -> Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Processes that live in the namespace.
+/// Returns the processes in the namespace.
 ///
 /// # Errors
-/// /proc can't be read.
+/// /proc cannot be read.
 pub fn processes(name: &str) -> Result<Vec<i32>> {
     let Ok(wanted) = std::fs::metadata(path(name)) else {
         return Ok(Vec::new());
@@ -46,8 +46,8 @@ pub fn processes(name: &str) -> Result<Vec<i32>> {
     Ok(pids.filter(same).collect())
 }
 
-/// Sets sysctls inside the namespace, each (path below /proc/sys, value). One that this kernel lacks is skipped
-/// where `optional`.
+/// Sets sysctls inside the namespace, each as (path below /proc/sys, value). With `optional`,
+/// sysctls that this kernel lacks are skipped.
 ///
 /// # Errors
 /// A value is refused.
@@ -65,10 +65,10 @@ pub(crate) fn set_sysctls(name: &str, values: &[(String, String)], optional: boo
     })?
 }
 
-/// Reads a sysctl inside the namespace; `None` where this kernel lacks it.
+/// Reads a sysctl inside the namespace. Returns `None` if this kernel lacks it.
 ///
 /// # Errors
-/// The namespace can't be entered.
+/// The namespace cannot be entered.
 pub(crate) fn sysctl(name: &str, key: &str) -> Result<Option<String>> {
     in_namespace(name, || std::fs::read_to_string(Path::new("/proc/sys").join(key)).ok())
 }

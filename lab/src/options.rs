@@ -1,4 +1,4 @@
-//! What somebody wants of a lab.
+//! Options of a lab.
 
 use std::path::PathBuf;
 
@@ -9,66 +9,69 @@ use crate::emulator::switch::LinkModel;
 use crate::topology::{DEFAULT_PREFIX, DEFAULT_STATE_DIR, Lane, MAX_HOSTS, MAX_LANES, check_prefix};
 use crate::units::{BitRate, Family, Loss, Rtt};
 
-/// A lab as asked for.
+/// Options of a lab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabOptions {
-    /// How many hosts, 1 to 16.
+    /// Number of hosts, 1 to 16.
     pub hosts: u32,
-    /// Rate of each host's link on the migration network, both directions; `None` is as fast as the machine.
+    /// Rate of each host's link on the migration network, in both directions; `None`: as fast as
+    /// the machine.
     pub link: Option<BitRate>,
-    /// Several migration networks, each with a NIC on each host, by the rates of their links; none: the one of `link`.
+    /// Rates of the links of several migration networks, each with a NIC on each host; empty: one
+    /// network with the rate of `link`.
     #[serde(default)]
     pub lanes: Vec<BitRate>,
-    /// Which addresses hosts have on the migration networks.
+    /// Address families of the hosts on the migration networks.
     #[serde(default)]
     pub family: Family,
-    /// The most that each TCP connection gets in each direction, on every migration network.
+    /// Maximum rate of each TCP connection in each direction, on every migration network.
     #[serde(default)]
     pub flow_cap: Option<BitRate>,
     /// Round-trip time between two hosts on the migration networks.
     pub rtt: Rtt,
     /// Loss of each direction on the migration networks.
     pub loss: Loss,
-    /// The project's own emulator also where the kernel could do it.
+    /// Whether to use the project's own emulator even if the kernel could do its work.
     pub force_emulator: bool,
     /// Whether an agent is started on each host.
     pub agents: bool,
     /// Whether a manager is started that knows all hosts.
     #[serde(default)]
     pub manager: bool,
-    /// The QEMU of all agents; `None` is `qemu-system-x86_64` of PATH.
+    /// The QEMU of all agents; `None`: `qemu-system-x86_64` of PATH.
     pub qemu: Option<PathBuf>,
-    /// The one user that all QEMUs run as; `None`: each has its own.
+    /// The user that all QEMUs run as; `None`: each has its own.
     pub qemu_user: Option<String>,
-    /// The tracker library; `None` is the one beside the `godwit` binary or in /usr/lib/godwit.
+    /// The tracker library; `None`: the one beside the `godwit` binary or in /usr/lib/godwit.
     pub tracker: Option<PathBuf>,
-    /// Agents and migrations go unprotected.
+    /// Whether agents and migrations are unencrypted.
     #[serde(default)]
     pub insecure: bool,
-    /// What tests of faults need of the hosts.
+    /// Hooks for tests of faults.
     #[serde(default)]
     pub hooks: Hooks,
-    /// Number of the lab among those that are up on this machine at the same time, from 0. QEMUs of two
-    /// labs have no user in common.
+    /// Number of the lab among those that are up on this machine at the same time, from 0. QEMUs of
+    /// two labs never share a user.
     #[serde(default)]
     pub place: u32,
-    /// Leads the names of the namespaces.
+    /// Prefix of the namespaces' names.
     pub prefix: String,
-    /// Where all files of the lab live.
+    /// Directory of all files of the lab.
     pub state_dir: PathBuf,
-    /// Takes a lab with other options down first. No part of what a lab is.
+    /// Whether to take down a lab with other options first. It is not a property of the lab.
     #[serde(skip)]
     pub replace: bool,
 }
 
-/// What tests of faults need of the hosts, and nobody else.
+/// Hooks that only tests of faults use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hooks {
-    /// Agents stop where they are told to (`godwit_migration::hold`), and have writes fail (`godwit_migration::fail_writes`).
+    /// Whether agents have hold points (`godwit_migration::hold`) and injected write failures
+    /// (`godwit_migration::fail_writes`).
     pub holds: bool,
     /// Each host's state folder is a tmpfs of its own, of one MiB.
     pub small_state: bool,
-    /// A library preloaded into agents, which lets their clock be stepped.
+    /// Library preloaded into agents with which their clock can be stepped.
     pub clock: Option<PathBuf>,
 }
 
@@ -99,8 +102,9 @@ impl Default for LabOptions {
 }
 
 impl LabOptions {
-    /// The same, for hosts whose QEMUs are to migrate by QEMU's own post-copy: where the kernel keeps faults of its own from users without
-    /// rights (`vm.unprivileged_userfaultfd`), QEMU can have that as root alone.
+    /// Changes the options for hosts whose QEMUs are to migrate with QEMU's own post-copy. If the
+    /// kernel withholds its own faults from unprivileged users (`vm.unprivileged_userfaultfd`),
+    /// only a QEMU that runs as root can do that.
     #[must_use]
     pub fn for_postcopy(self) -> LabOptions {
         let setting = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
@@ -110,7 +114,7 @@ impl LabOptions {
         }
     }
 
-    /// The migration networks, and how their links behave.
+    /// Returns the migration networks, and how their links behave.
     pub(crate) fn lanes(&self) -> Vec<Lane> {
         let lane = |(index, rate): (u8, Option<BitRate>)| {
             let model = LinkModel { rate, rtt: self.rtt, loss: self.loss, flow_cap: self.flow_cap };
@@ -119,19 +123,19 @@ impl LabOptions {
         (0..).zip(self.rates()).map(lane).collect()
     }
 
-    /// The rates of the migration networks' links.
+    /// Returns the rates of the migration networks' links.
     fn rates(&self) -> Vec<Option<BitRate>> {
         if self.lanes.is_empty() { vec![self.link] } else { self.lanes.iter().copied().map(Some).collect() }
     }
 
-    /// The rate of the first lane's links; none: as fast as the machine.
+    /// Returns the rate of the first lane's links; `None`: as fast as the machine.
     pub(crate) fn first_rate(&self) -> Option<BitRate> {
         self.rates().into_iter().next().flatten()
     }
 
-    /// Whether both ask for the same lab.
+    /// Returns whether both describe the same lab.
     pub(crate) fn is_same_lab(&self, other: &LabOptions) -> bool {
-        // One lane may be asked for either way.
+        // One lane may be specified in either way.
         let rest = |options: &LabOptions| LabOptions {
             replace: false,
             link: None,
@@ -141,7 +145,7 @@ impl LabOptions {
         self.rates() == other.rates() && rest(self) == rest(other)
     }
 
-    /// Refuses what can't be built.
+    /// Refuses options that cannot be built.
     pub(crate) fn check(&self) -> Result<()> {
         check_prefix(&self.prefix)?;
         if !(1..=MAX_HOSTS).contains(&self.hosts) {

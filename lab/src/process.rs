@@ -1,4 +1,5 @@
-//! Processes that the lab started: how they are named so that no other is ever ended, and how they end.
+//! Processes that the lab started: how they are identified, so that no other process is ever ended,
+//! and how they are ended.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::namespace::in_namespace;
 
-/// A process by pid and start time: pids are used again, the pair is not.
+/// Process identified by pid and start time: pids are reused, the pair is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     /// Process id.
@@ -26,14 +27,15 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The process that has `pid` now; `None` where there is none (a zombie is none).
+    /// Returns the process that has `pid` now, or `None` if there is none (a zombie does not
+    /// count).
     #[must_use]
     pub fn of(pid: i32) -> Option<ProcessId> {
         let (state, start_time) = stat_of(pid)?;
         (!matches!(state, 'Z' | 'X')).then_some(ProcessId { pid, start_time })
     }
 
-    /// Reads the `PID STARTTIME` of a pid file.
+    /// Parses the `PID STARTTIME` of a pid file.
     #[must_use]
     pub fn parse(text: &str) -> Option<ProcessId> {
         let (pid, start_time) = text.trim().split_once(' ')?;
@@ -41,26 +43,27 @@ impl ProcessId {
         (id.pid > 1).then_some(id)
     }
 
-    /// Whether this very process still runs.
+    /// Returns whether this very process still runs.
     #[must_use]
     pub fn is_alive(self) -> bool {
         ProcessId::of(self.pid) == Some(self)
     }
 
-    /// A pidfd of this very process; `None` when it is gone. Checked after opening, so the pid can't have
-    /// been given to another in between.
+    /// Opens a pidfd of this very process, or returns `None` if it is gone. The check comes after
+    /// opening, so the pid cannot have been reused in between.
     fn open(self) -> Option<OwnedFd> {
         let pidfd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         self.is_alive().then_some(pidfd)
     }
 }
 
-/// State and start time of whatever has that pid.
+/// Returns state and start time of the process with that pid.
 fn stat_of(pid: i32) -> Option<(char, u64)> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// State and start time of a `/proc/PID/stat` line. The command's name may hold blanks and brackets.
+/// Parses state and start time of a `/proc/PID/stat` line. The command's name may contain blanks
+/// and brackets.
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let rest = stat.rsplit_once(')')?.1;
     let mut fields = rest.split_ascii_whitespace();
@@ -68,10 +71,11 @@ fn parse_stat(stat: &str) -> Option<(char, u64)> {
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
-/// Ends the processes: SIGTERM, then SIGKILL to those left after `grace`. Gone ones are no error.
+/// Ends the processes: SIGTERM, then SIGKILL to those left after `grace`. Processes that are gone
+/// are ignored.
 ///
 /// # Errors
-/// One does not go even after SIGKILL (it hangs in the kernel).
+/// A process does not end even after SIGKILL (it hangs in the kernel).
 pub(crate) fn end_all(processes: &[ProcessId], grace: Duration) -> Result<()> {
     let mut running: Vec<(ProcessId, OwnedFd)> =
         processes.iter().filter_map(|id| Some((*id, id.open()?))).collect();
@@ -82,7 +86,7 @@ pub(crate) fn end_all(processes: &[ProcessId], grace: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         running.retain(|(_, pidfd)| !wait_readable(pidfd, deadline));
     }
-    // Those that are our own children would stay as zombies.
+    // Our own children would remain as zombies.
     for id in processes {
         if let Some(pid) = Pid::from_raw(id.pid) {
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -94,7 +98,7 @@ pub(crate) fn end_all(processes: &[ProcessId], grace: Duration) -> Result<()> {
     Ok(())
 }
 
-/// This process and those above it.
+/// Returns this process and its ancestors.
 pub(crate) fn self_and_ancestors() -> Vec<i32> {
     let parent_of = |pid: &i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -103,7 +107,7 @@ pub(crate) fn self_and_ancestors() -> Vec<i32> {
     std::iter::successors(i32::try_from(std::process::id()).ok(), parent_of).collect()
 }
 
-/// Waits until `fd` is readable; false past the deadline.
+/// Waits until `fd` is readable. Returns false past the deadline.
 pub(crate) fn wait_readable(fd: &impl AsFd, deadline: Instant) -> bool {
     loop {
         let left = clock::duration_timespec(deadline.saturating_duration_since(Instant::now()));
@@ -115,22 +119,23 @@ pub(crate) fn wait_readable(fd: &impl AsFd, deadline: Instant) -> bool {
     }
 }
 
-/// A process just started in a namespace.
+/// Process just started in a namespace.
 pub(crate) struct Started {
     pub(crate) id: ProcessId,
     pidfd: OwnedFd,
     stdout: Option<std::process::ChildStdout>,
 }
 
-/// Starts `command` inside the namespace, in a process group of its own, stderr going to `log`.
+/// Starts `command` inside the namespace, in a process group of its own, with stderr going to
+/// `log`.
 ///
-/// Only the network namespace is entered, not a mount namespace as `ip netns exec` makes one: what an agent
-/// mounts must outlive it and be seen by the next.
+/// It enters only the network namespace and not a mount namespace as `ip netns exec` does: mounts
+/// of an agent must outlive it and be visible to the next one.
 pub(crate) fn start(namespace: &str, command: Command, log: &Path, piped: bool) -> Result<Started> {
     start_with(namespace, command, log, piped, Stdio::null())
 }
 
-/// The same with something as its standard input.
+/// Starts a process as [`start`] does, with a given standard input.
 pub(crate) fn start_with(
     namespace: &str,
     mut command: Command,
@@ -148,14 +153,15 @@ pub(crate) fn start_with(
         .with_context(|| format!("can't start {program}; is it there and executable?"))?;
     let pid = i32::try_from(child.id())?;
     let pidfd = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())).context("no pid")??;
-    // Our child is there until we wait for it, even if it has ended: then whoever waits for it to be ready sees.
+    // Our child exists until we wait for it, even if it has ended: a later wait for readiness
+    // notices that.
     let (_, start_time) = stat_of(pid).with_context(|| format!("{program} is gone"))?;
     let id = ProcessId { pid, start_time };
     Ok(Started { id, pidfd, stdout: child.stdout.take() })
 }
 
 impl Started {
-    /// Waits until the process says `ready` on its standard output.
+    /// Waits until the process prints `ready` on its standard output.
     pub(crate) fn wait_ready_line(&mut self, what: &str, log: &Path, limit: Duration) -> Result<()> {
         let stdout = self.stdout.take().context("standard output is not piped")?;
         if !wait_readable(&stdout, Instant::now() + limit) {
@@ -169,7 +175,7 @@ impl Started {
         Ok(())
     }
 
-    /// Asks `is_ready` over and over, until it says yes, the process ends or `limit` is over.
+    /// Polls `is_ready` until it returns true, the process ends or `limit` is over.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -190,7 +196,7 @@ impl Started {
     }
 }
 
-/// Last lines of a log.
+/// Returns the last lines of a log.
 fn tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

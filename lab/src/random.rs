@@ -1,13 +1,13 @@
-//! Numbers that a seed draws.
+//! Random numbers drawn from a seed.
 
-/// `SplitMix64` (Steele, Lea, Flood 2014): each seed its own sequence.
+/// `SplitMix64` (Steele, Lea, Flood 2014): each seed has its own sequence.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
-/// What it adds from number to number.
+/// Increment from number to number.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Its output function: numbers that differ a little become numbers that differ a lot.
+/// Computes the output function: numbers that differ a little become numbers that differ a lot.
 fn mixed(number: u64) -> u64 {
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -15,30 +15,30 @@ fn mixed(number: u64) -> u64 {
 }
 
 impl Random {
-    /// The sequence of a seed.
+    /// Creates the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// Its next number.
+    /// Returns the next number.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mixed(self.0)
     }
 
-    /// One below `bound`, which is not zero.
+    /// Returns a number below `bound`, which is not zero.
     pub fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next()).unwrap_or(0) % bound
     }
 
-    /// True in half of all cases.
+    /// Returns true in half of all cases.
     pub fn coin(&mut self) -> bool {
         self.next() >> 63 == 1
     }
 
-    /// One that could be right as often as one that can't.
+    /// Returns a number that is equally often plausible and impossible.
     pub fn number(&mut self) -> u64 {
         match self.below(3) {
             0 => self.next() % 8,
@@ -47,7 +47,7 @@ impl Random {
         }
     }
 
-    /// So many bytes.
+    /// Returns so many bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count + 8);
         while bytes.len() < count {

@@ -1,4 +1,4 @@
-//! What a lab has made, kept on disk as it is made, so that `down` finds it after any crash.
+//! State of a lab, saved while it is made, so that `down` finds everything after any crash.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use crate::options::LabOptions;
 use crate::process::ProcessId;
 use crate::topology::LabPaths;
 
-/// What a process of the lab is there for.
+/// Purpose of a process of the lab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
@@ -37,13 +37,13 @@ pub(crate) struct LabProcess {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct LabState {
     pub(crate) options: LabOptions,
-    /// Known once the migration networks are made.
+    /// Known once the migration networks exist.
     pub(crate) engine: Option<LinkEngine>,
     pub(crate) processes: Vec<LabProcess>,
-    /// Where the manager's console is on this machine.
+    /// Address of the manager's console on this machine.
     #[serde(default)]
     pub(crate) console: Option<String>,
-    /// Whether `up` came to its end.
+    /// Whether `up` has finished.
     pub(crate) complete: bool,
 }
 
@@ -58,13 +58,13 @@ impl LabState {
         }
     }
 
-    /// The state on disk; `None` where there is none, or none that can be read (a crash while it was made on
-    /// another version): `down` then works from names alone.
+    /// Loads the state. Returns `None` if there is none, or none that is readable (a crash while
+    /// another version wrote it): `down` then works from names alone.
     pub(crate) fn load(paths: &LabPaths) -> Option<LabState> {
         serde_json::from_str(&std::fs::read_to_string(paths.state_file()).ok()?).ok()
     }
 
-    /// Replaces the file as a whole: a reader sees the old or the new.
+    /// Replaces the file atomically: a reader sees the old or the new one.
     pub(crate) fn save(&self, paths: &LabPaths) -> Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         write_whole(&paths.state_file(), &text)
@@ -80,7 +80,7 @@ impl LabState {
     }
 }
 
-/// Writes a file beside its place, then moves it there.
+/// Writes a file beside its final path, then moves it there.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
     let beside = path.with_extension("new");
     std::fs::write(&beside, text)
@@ -88,13 +88,14 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("can't write {}", path.display()))
 }
 
-/// Only one `up` or `down` at a time: a lock on the lab's own directory, so that it leaves nothing behind.
+/// Lock that admits only one `up` or `down` at a time. It is on the lab's own directory, so it
+/// leaves nothing behind.
 pub(crate) struct LabLock {
     _directory: File,
 }
 
 impl LabLock {
-    /// Takes the lock, making the directory if it is not there.
+    /// Takes the lock, and creates the directory if it does not exist.
     pub(crate) fn take(paths: &LabPaths) -> Result<LabLock> {
         let root = paths.root();
         loop {
@@ -110,7 +111,8 @@ impl LabLock {
                     root.display()
                 );
             }
-            // The one before us may have removed the directory that we hold: then ours is not the one by name.
+            // The previous holder may have removed the directory that we hold: the one with its
+            // name is then another.
             let held = directory.metadata()?;
             if std::fs::metadata(root)
                 .is_ok_and(|named| (named.st_dev(), named.st_ino()) == (held.st_dev(), held.st_ino()))

@@ -1,4 +1,4 @@
-//! What a lab looks like from outside.
+//! State of a lab as seen from outside.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,20 +16,20 @@ use crate::process::ProcessId;
 use crate::state::{LabState, Role};
 use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, Host, LabPaths, Topology};
 
-/// A lab, or that there is none.
+/// Status of a lab, including that there is none.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LabStatus {
     /// Whether it is up and all its processes run.
     pub up: bool,
-    /// As it was asked for; `None` where there is no lab.
+    /// The options that it was made with; `None` if there is no lab.
     pub options: Option<LabOptions>,
-    /// Who switches the migration networks.
+    /// Engine that switches the migration networks.
     pub engine: Option<LinkEngine>,
     /// Its hosts.
     pub hosts: Vec<HostStatus>,
     /// Its client.
     pub client: Option<ClientStatus>,
-    /// Where the manager's console is on this machine.
+    /// Address of the manager's console on this machine.
     #[serde(default)]
     pub console: Option<String>,
     /// The manager's socket.
@@ -37,9 +37,9 @@ pub struct LabStatus {
     pub manager: Option<PathBuf>,
     /// The hosts file for the CLI.
     pub hosts_file: Option<PathBuf>,
-    /// Counters of the emulator, where it switches.
+    /// Counters of the emulator, if it switches.
     pub links: Vec<LinkCounters>,
-    /// What is wrong, and what to do about it.
+    /// Problems and their remedies.
     pub problems: Vec<String>,
 }
 
@@ -52,9 +52,9 @@ pub struct HostStatus {
     pub namespace: String,
     /// Its addresses on the migration networks, in the order of the lanes.
     pub migration_addresses: Vec<String>,
-    /// Where its agent answers, as the CLI writes it.
+    /// Address of its agent, in the CLI's form.
     pub api: String,
-    /// Its agent, where it runs.
+    /// Its agent, if it runs.
     pub agent: Option<ProcessId>,
 }
 
@@ -65,16 +65,16 @@ pub struct ClientStatus {
     pub namespace: String,
     /// Its addresses on the guest LAN.
     pub addresses: Vec<String>,
-    /// Where the prober answers.
+    /// Socket of the prober.
     pub socket: PathBuf,
-    /// The prober, where it runs.
+    /// The prober, if it runs.
     pub prober: Option<ProcessId>,
 }
 
-/// Looks at the lab.
+/// Examines the lab.
 ///
 /// # Errors
-/// None at present; that there is no lab is a status.
+/// None at present; the absence of a lab is a status.
 pub fn status(name: &LabName) -> Result<LabStatus> {
     match LabState::load(&LabPaths::new(&name.state_dir)) {
         Some(state) => status_of(name, &state),

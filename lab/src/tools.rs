@@ -13,17 +13,17 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// A script of `ip` commands in this process's own namespace.
+    /// Creates a script of `ip` commands for this process's own namespace.
     pub(crate) fn ip() -> Batch {
         Batch { tool: "ip", namespace: None, lines: String::new() }
     }
 
-    /// A script of `ip` commands in a namespace.
+    /// Creates a script of `ip` commands for a namespace.
     pub(crate) fn ip_in(namespace: &str) -> Batch {
         Batch { tool: "ip", namespace: Some(namespace.to_owned()), lines: String::new() }
     }
 
-    /// A script of `tc` commands in a namespace.
+    /// Creates a script of `tc` commands for a namespace.
     pub(crate) fn tc_in(namespace: &str) -> Batch {
         Batch { tool: "tc", namespace: Some(namespace.to_owned()), lines: String::new() }
     }
@@ -35,7 +35,7 @@ impl Batch {
         self
     }
 
-    /// The script.
+    /// Returns the script's text.
     #[cfg(test)]
     pub(crate) fn text(&self) -> &str {
         &self.lines
@@ -44,7 +44,7 @@ impl Batch {
     /// Runs the script up to the first line that fails.
     ///
     /// # Errors
-    /// The tool is missing, or a line failed: its own words, and which line.
+    /// The tool is missing, or a line failed: the tool's own message, and the line.
     pub(crate) fn run(&self) -> Result<()> {
         if self.lines.is_empty() {
             return Ok(());
@@ -62,7 +62,7 @@ impl Batch {
             Err(error) => return Err(error).with_context(|| format!("can't run {}", self.tool)),
         };
         let mut stdin = child.stdin.take().context("no standard input")?;
-        // A tool that stops early closes its end; what it says tells why.
+        // A tool that stops early closes its end; its output gives the reason.
         drop(stdin.write_all(self.lines.as_bytes()));
         drop(stdin);
         let output = child.wait_with_output()?;
@@ -74,7 +74,7 @@ impl Batch {
         bail!("{} failed{place}: {}{}", self.tool, said.trim(), self.failed_line(&said))
     }
 
-    /// The line that iproute2's `Command failed -:N` names.
+    /// Returns the line that iproute2's `Command failed -:N` names.
     fn failed_line(&self, said: &str) -> String {
         let number =
             said.rsplit_once("Command failed -:").and_then(|(_, number)| number.trim().parse::<usize>().ok());

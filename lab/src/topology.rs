@@ -1,4 +1,4 @@
-//! Names and addresses of a lab: pure, the one place that knows them.
+//! Names and addresses of a lab. Pure; all of them are defined here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use crate::emulator::frame::Mac;
 use crate::emulator::switch::LinkModel;
 use crate::units::Family;
 
-/// The lab's name unless told otherwise: leads the names of its namespaces.
+/// Default name of the lab, the prefix of its namespaces' names.
 pub const DEFAULT_PREFIX: &str = "godwit";
-/// Where the lab keeps its state unless told otherwise.
+/// Default directory of the lab's state.
 pub const DEFAULT_STATE_DIR: &str = "/run/godwit-lab";
-/// Most hosts of a lab: their addresses end in 11 to 26.
+/// Maximum hosts of a lab: their addresses end in 11 to 26.
 pub const MAX_HOSTS: u32 = 16;
-/// Most lanes of a lab: each is a migration network of its own.
+/// Maximum lanes of a lab: each is a migration network of its own.
 pub const MAX_LANES: usize = 16;
 /// Port on which agents listen on the first migration network.
 pub const AGENT_PORT: u16 = 7700;
@@ -23,9 +23,9 @@ pub const AGENT_PORT: u16 = 7700;
 pub const LAN_BRIDGE: &str = "br-lan";
 /// The guest LAN's name in an agent's configuration.
 pub const LAN_NETWORK: &str = "lan";
-/// The client's addresses on the guest LAN.
+/// The client's IPv4 address on the guest LAN.
 pub const CLIENT_IPV4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
-/// The client's addresses on the guest LAN.
+/// The client's IPv6 address on the guest LAN.
 pub const CLIENT_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1);
 /// A host's port of the guest LAN's bridge.
 pub(crate) const LAN_NIC: &str = "lan0";
@@ -42,18 +42,18 @@ pub(crate) struct Host {
 /// A lane: a migration network, to which each host has a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lane {
-    /// From 0; stands in its names and addresses.
+    /// Index from 0, used in its names and addresses.
     pub(crate) index: u8,
     pub(crate) model: LinkModel,
 }
 
 impl Lane {
-    /// Each host's NIC on it.
+    /// Returns the name of each host's NIC on the lane.
     pub(crate) fn nic(&self) -> String {
         format!("mig{}", self.index)
     }
 
-    /// Its bridge, where the kernel switches it.
+    /// Returns the name of its bridge, if the kernel switches it.
     pub(crate) fn bridge(&self) -> String {
         format!("br-mig{}", self.index)
     }
@@ -64,7 +64,7 @@ impl Lane {
 pub(crate) struct Topology {
     pub(crate) hosts: Vec<Host>,
     pub(crate) client_namespace: String,
-    /// Where the migration networks are switched.
+    /// Namespace in which the migration networks are switched.
     pub(crate) link_namespace: String,
 }
 
@@ -82,14 +82,14 @@ impl Topology {
         }
     }
 
-    /// All namespaces, in the order in which they are made.
+    /// Returns all namespaces, in the order of their creation.
     pub(crate) fn namespaces(&self) -> Vec<String> {
         let hosts = self.hosts.iter().map(|host| host.namespace.clone());
         hosts.chain([self.client_namespace.clone(), self.link_namespace.clone()]).collect()
     }
 }
 
-/// Whether a lab with this prefix makes namespaces of that name.
+/// Returns whether a lab with this prefix makes namespaces of that name.
 pub(crate) fn is_lab_namespace(prefix: &str, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('-')) else {
         return false;
@@ -99,7 +99,7 @@ pub(crate) fn is_lab_namespace(prefix: &str, name: &str) -> bool {
         || Topology::new(prefix, MAX_HOSTS).hosts.iter().any(|host| host.name == rest)
 }
 
-/// A prefix must make namespace names, and names of nothing else.
+/// Checks that a prefix yields valid namespace names and no others.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if prefix.is_empty() || prefix.len() > 32 || !prefix.chars().all(good) || prefix.starts_with('-') {
@@ -109,13 +109,13 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
 }
 
 impl Host {
-    /// The last number of its addresses.
+    /// Returns the last number of its addresses.
     fn number(&self) -> u16 {
         11 + self.index
     }
 
-    /// Returns the range of its QEMUs' users. The hosts of all labs are one machine, so each has a range
-    /// of its own; those of the lab in place 0 are in the agents' default range.
+    /// Returns the range of its QEMUs' users. The hosts of all labs are one machine, so each has a
+    /// range of its own; those of the lab in place 0 are in the agents' default range.
     pub(crate) fn qemu_users(&self, place: u32) -> String {
         const FIRST: u32 = 0x7f00_0000;
         const EACH: u32 = 0x1000;
@@ -123,7 +123,8 @@ impl Host {
         format!("{first}-{}", first + EACH - 1)
     }
 
-    /// Its addresses on a lane, IPv4 first: `10.77.LANE.11`, and in the same digits `fd77:0:0:LANE::11`.
+    /// Returns its addresses on a lane, IPv4 first: `10.77.LANE.11`, and with the same digits
+    /// `fd77:0:0:LANE::11`.
     pub(crate) fn lane_addresses(&self, lane: Lane, family: Family) -> Vec<IpAddr> {
         let [_, number] = self.number().to_be_bytes();
         let ipv4 = Ipv4Addr::new(10, 77, lane.index, number);
@@ -136,7 +137,7 @@ impl Host {
         }
     }
 
-    /// Its addresses on all lanes, in their order.
+    /// Returns its addresses on all lanes, in their order.
     pub(crate) fn migration_addresses(&self, lanes: &[Lane], family: Family) -> Vec<IpAddr> {
         lanes.iter().flat_map(|lane| self.lane_addresses(*lane, family)).collect()
     }
@@ -146,137 +147,137 @@ impl Host {
         [0x02, 0x77, 0, lane.index, high, low]
     }
 
-    /// Its port on the switch of a lane.
+    /// Returns the name of its port on the switch of a lane.
     pub(crate) fn migration_port(&self, lane: Lane) -> String {
         format!("mig{}-{}", lane.index, self.name)
     }
 
-    /// Its port on the client's bridge.
+    /// Returns the name of its port on the client's bridge.
     pub(crate) fn lan_port(&self) -> String {
         format!("lan-{}", self.name)
     }
 }
 
-/// Files of a lab, all below one directory.
+/// Paths of a lab's files, all below one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabPaths {
     root: PathBuf,
 }
 
 impl LabPaths {
-    /// Files below `root`.
+    /// Creates the paths below `root`.
     #[must_use]
     pub fn new(root: &Path) -> LabPaths {
         LabPaths { root: root.to_owned() }
     }
 
-    /// The directory of all.
+    /// Returns the directory of all files.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// What was made, for `down` and `status`.
+    /// Returns the file that records what was made, for `down` and `status`.
     #[must_use]
     pub fn state_file(&self) -> PathBuf {
         self.root.join("lab.json")
     }
 
-    /// The hosts file that the CLI finds.
+    /// Returns the hosts file for the CLI.
     #[must_use]
     pub fn hosts_file(&self) -> PathBuf {
         self.root.join("hosts.toml")
     }
 
-    /// The lab's authority and certificates.
+    /// Returns the folder of the lab's authority and certificates.
     #[must_use]
     pub fn pki(&self) -> PathBuf {
         self.root.join("pki")
     }
 
-    /// Unix socket of the manager.
+    /// Returns the unix socket of the manager.
     #[must_use]
     pub fn manager_socket(&self) -> PathBuf {
         self.root.join("control.sock")
     }
 
-    /// Log of the manager.
+    /// Returns the log of the manager.
     #[must_use]
     pub fn manager_log(&self) -> PathBuf {
         self.root.join("control.log")
     }
 
-    /// Configuration of the way to the manager.
+    /// Returns the configuration of the port forwarder to the manager.
     pub(crate) fn door_config(&self) -> PathBuf {
         self.root.join("door.json")
     }
 
-    /// Its log.
+    /// Returns the log of the port forwarder.
     pub(crate) fn door_log(&self) -> PathBuf {
         self.root.join("door.log")
     }
 
-    /// Configuration of the manager.
+    /// Returns the configuration of the manager.
     #[must_use]
     pub fn manager_config(&self) -> PathBuf {
         self.root.join("control.toml")
     }
 
-    /// What the manager keeps.
+    /// Returns the folder of the manager's state.
     #[must_use]
     pub fn manager_state(&self) -> PathBuf {
         self.root.join("control")
     }
 
-    /// Unix socket of the client prober.
+    /// Returns the unix socket of the client prober.
     #[must_use]
     pub fn client_socket(&self) -> PathBuf {
         self.root.join("client.sock")
     }
 
-    /// Log of the client prober.
+    /// Returns the log of the client prober.
     #[must_use]
     pub fn client_log(&self) -> PathBuf {
         self.root.join("client.log")
     }
 
-    /// Configuration of the client prober.
+    /// Returns the configuration of the client prober.
     #[must_use]
     pub fn client_config(&self) -> PathBuf {
         self.root.join("client.json")
     }
 
-    /// Unix socket of the link emulator.
+    /// Returns the unix socket of the link emulator.
     #[must_use]
     pub fn emulator_socket(&self) -> PathBuf {
         self.root.join("emulator.sock")
     }
 
-    /// Unix socket on which the link emulator takes orders.
+    /// Returns the unix socket on which the link emulator accepts orders.
     #[must_use]
     pub fn emulator_orders(&self) -> PathBuf {
         self.root.join("emulator-orders.sock")
     }
 
-    /// Log of the link emulator.
+    /// Returns the log of the link emulator.
     #[must_use]
     pub fn emulator_log(&self) -> PathBuf {
         self.root.join("emulator.log")
     }
 
-    /// Configuration of the link emulator.
+    /// Returns the configuration of the link emulator.
     #[must_use]
     pub fn emulator_config(&self) -> PathBuf {
         self.root.join("emulator.json")
     }
 
-    /// Directory of all hosts.
+    /// Returns the directory of all hosts.
     #[must_use]
     pub fn hosts(&self) -> PathBuf {
         self.root.join("hosts")
     }
 
-    /// Directory of one host: agent.toml, agent.sock, agent.log, state/, run/, ram/.
+    /// Returns the directory of one host: agent.toml, agent.sock, agent.log, state/, run/, ram/.
     #[must_use]
     pub fn host(&self, name: &str) -> PathBuf {
         self.hosts().join(name)
@@ -288,7 +289,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::units::{Loss, Rtt};
 
-    /// So many lanes that are not shaped.
+    /// Returns so many lanes without shaping.
     pub(crate) fn lanes(count: u8) -> Vec<Lane> {
         let model = LinkModel { rate: None, rtt: Rtt::default(), loss: Loss::default(), flow_cap: None };
         (0..count).map(|index| Lane { index, model }).collect()

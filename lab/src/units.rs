@@ -1,6 +1,6 @@
-//! Units that people type: link rates, round-trip times and loss, each with its arithmetic. A link's rate is in bits of Ethernet
-//! frames per second, as the kernel's own shapers count it: TCP over IPv4 with timestamps carries 1448 of each 1514 bytes, 95.6 %
-//! of it.
+//! Units that people type: link rates, round-trip times and loss, with their arithmetic. A link's
+//! rate is in bits of Ethernet frames per second, as the kernel's own shapers count it: TCP over
+//! IPv4 with timestamps carries 1448 of each 1514 bytes, 95.6 % of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,16 +10,16 @@ pub use godwit_lanes::BitRate;
 use godwit_lanes::parse_scaled;
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a time, a loss or an address family that somebody typed.
+/// Error in a time, a loss or an address family that a user typed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// Not a time.
+    /// The text is not a time.
     #[error("`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at most 10s")]
     Time(String),
-    /// Not a loss.
+    /// The text is not a loss.
     #[error("`{0}` is no packet loss: write a percentage from 0% to below 100%, such as 0.1%")]
     Loss(String),
-    /// Not an address family.
+    /// The text is not an address family.
     #[error("`{0}` is no address family: write ipv4, ipv6 or both")]
     Family(String),
 }
@@ -30,13 +30,13 @@ pub enum UnitError {
 pub struct Rtt(Duration);
 
 impl Rtt {
-    /// The time itself.
+    /// Returns the round-trip time.
     #[must_use]
     pub fn duration(self) -> Duration {
         self.0
     }
 
-    /// The delay of one direction.
+    /// Returns the delay of one direction.
     #[must_use]
     pub fn one_way(self) -> Duration {
         self.0 / 2
@@ -98,7 +98,7 @@ impl fmt::Display for Rtt {
     }
 }
 
-/// The share of packets that a link loses, each for itself, in parts of a million.
+/// Share of packets that a link loses, each independently, in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Loss {
@@ -106,13 +106,13 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Whether nothing is lost.
+    /// Returns whether nothing is lost.
     #[must_use]
     pub fn is_none(self) -> bool {
         self.parts_per_million == 0
     }
 
-    /// Parts of a million.
+    /// Returns the parts per million.
     #[must_use]
     pub fn parts_per_million(self) -> u32 {
         self.parts_per_million
@@ -122,7 +122,7 @@ impl Loss {
 impl FromStr for Loss {
     type Err = UnitError;
 
-    /// Takes `0.1%` or the plain fraction `0.001`.
+    /// Parses `0.1%` or the plain fraction `0.001`.
     fn from_str(text: &str) -> Result<Loss, UnitError> {
         let wrong = || UnitError::Loss(text.to_owned());
         let trimmed = text.trim();
@@ -163,15 +163,15 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Which addresses there are on the migration networks.
+/// Address families on the migration networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
-    /// IPv4 alone.
+    /// Only IPv4.
     Ipv4,
-    /// IPv6 alone.
+    /// Only IPv6.
     Ipv6,
-    /// One of each.
+    /// One address of each family.
     #[default]
     Both,
 }

@@ -29,11 +29,12 @@ const AGENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Brings the lab up as `options` say; its processes run `programs`.
 ///
-/// Idempotent: a lab with the same options stays as it is, and processes of it that ended are started again. A
-/// lab that only came up halfway is taken down first. What fails is undone.
+/// Idempotent: a lab with the same options stays as it is, and processes of it that ended are
+/// started again. A lab that only came up halfway is taken down first. What fails is undone.
 ///
 /// # Errors
-/// No root, a tool missing, a lab with other options is up (unless `replace`), or a part does not start.
+/// No root, a tool missing, a lab with other options is up (unless `replace`), or a part does not
+/// start.
 pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
     options.check()?;
     if !rustix::process::geteuid().is_root() {
@@ -66,7 +67,7 @@ pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
         None => {
             let left = leftovers(&name)?;
             if !left.is_empty() && !options.replace {
-                // Only if our lock made it: a directory that holds something stays.
+                // Succeeds only if our lock created it: a directory that is not empty stays.
                 drop(std::fs::remove_dir(&options.state_dir));
                 bail!(
                     "{} left from another lab; remove with `godwit-lab down` or give --replace",
@@ -93,7 +94,7 @@ pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
 }
 
 impl LabOptions {
-    /// Which lab these options are of.
+    /// Returns the identity of the lab with these options.
     #[must_use]
     pub fn name(&self) -> LabName {
         LabName { prefix: self.prefix.clone(), state_dir: self.state_dir.clone() }
@@ -127,14 +128,15 @@ impl Builder<'_> {
         self.state.save(&self.paths)
     }
 
-    /// Whether the lab that is there can be kept: the same, made to the end, its namespaces still there.
+    /// Returns whether the existing lab can be kept: same options, complete, and its namespaces
+    /// still exist.
     fn can_keep(&self, state: &LabState) -> bool {
         state.complete
             && state.options.is_same_lab(self.options)
             && self.topology.namespaces().iter().all(|name| namespace::exists(name))
     }
 
-    /// Starts again what ended.
+    /// Restarts the processes that ended.
     fn repair(&mut self) -> Result<()> {
         if self.state.engine == Some(LinkEngine::Emulator) && !self.runs(&Role::Emulator) {
             self.start_emulator()?;
@@ -163,8 +165,8 @@ impl Builder<'_> {
         links::configure_migration_nics(&self.topology, self.options, engine)
     }
 
-    /// The emulator lives in the link namespace, though it needs nothing of it: so `down` finds it by its
-    /// namespace when all else is lost.
+    /// Starts the emulator. It runs in the link namespace, although it needs nothing of it, so that
+    /// `down` finds it by its namespace when all else is lost.
     fn start_emulator(&mut self) -> Result<()> {
         let config = links::emulator_config(&self.topology, self.options, &self.paths);
         let namespace = self.topology.link_namespace.clone();
@@ -200,7 +202,8 @@ impl Builder<'_> {
         started.wait_ready_line(what, log, DAEMON_LIMIT)
     }
 
-    /// Starts the manager where one is wanted and none runs, beside the first host's agent, and tells it of all hosts.
+    /// Starts the manager, if one is wanted and none runs, beside the first host's agent, and adds
+    /// all hosts to it.
     fn start_manager(&mut self) -> Result<()> {
         let (true, Some(first)) = (self.options.manager && self.options.agents, self.topology.hosts.first())
         else {
@@ -225,7 +228,7 @@ impl Builder<'_> {
         manager::add_hosts(&self.programs.godwit, &self.topology, self.options, &self.paths)
     }
 
-    /// The way from this machine to the manager's console and API.
+    /// Starts the port forwarder from this machine to the manager's console and API.
     fn open_door(&mut self, namespace: &str) -> Result<()> {
         let (file, log) = (self.paths.door_config(), self.paths.door_log());
         write_whole(&file, &serde_json::to_string_pretty(&DoorConfig::to_manager())?)?;

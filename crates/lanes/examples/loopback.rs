@@ -1,5 +1,6 @@
-//! What a stream costs: pages of one memory file to another over loopback, in the clear and sealed. Prints, for each shape of what is
-//! sent, GB/s and the CPU time of a GB at both ends, the medians of some rounds.
+//! Measures the cost of a stream: sends pages of one memory file to another over loopback, in the
+//! clear and over TLS. For each shape of the data it prints GB/s and the CPU time per GB at both
+//! ends, as medians of several rounds.
 //!
 //! `cargo run --release -p godwit-lanes --example loopback [MIB [ROUNDS]]`
 
@@ -12,7 +13,7 @@ use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PageRange, Region};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What is sent in one go, as in a migration.
+/// Pages of one unit, as in a migration.
 const UNIT_PAGES: u64 = 512;
 const LIMIT: Duration = Duration::from_secs(5);
 

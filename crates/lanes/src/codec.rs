@@ -1,4 +1,5 @@
-//! Compression of pages. No I/O, and no guest memory: what is compressed is a copy, as the guest writes while it is read.
+//! Compression of pages. It does no I/O and reads no guest memory: it compresses a copy, because
+//! the guest writes while its memory is read.
 
 use std::time::Instant;
 
@@ -7,20 +8,22 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, 
 
 use crate::unit::Effort;
 
-/// The most bytes that are compressed, or unpacked, in one piece.
+/// Largest piece, in bytes, that is compressed or unpacked at a time.
 pub(crate) const MAX_PIECE_BYTES: usize = (MAX_PAGES_PER_FRAME * PAGE_SIZE) as usize;
 
-/// The fastest of zstd's usual levels: the higher ones gain little on memory and are slower than a wire of 1 Gb/s.
+/// The fastest of zstd's usual levels. Higher levels gain little on memory and are slower than a
+/// link of 1 Gb/s.
 const ZSTD_LEVEL: i32 = 1;
-/// Pieces below this are compressed with LZ4's small table, which is cleared in half the time (`CompressTable::Small`).
+/// Pieces below this size use LZ4's small table, which is cleared in half the time
+/// (`CompressTable::Small`).
 const LZ4_SMALL_BYTES: usize = u16::MAX as usize;
 
-/// Whether a piece is worth its compression: the peer has to unpack it.
+/// Returns whether compressing the piece saves enough, given that the peer has to unpack it.
 fn pays(packed_bytes: usize, raw_bytes: usize) -> bool {
     packed_bytes <= raw_bytes / 10 * 9
 }
 
-/// Compresses pieces; its tables and its buffer are made once.
+/// Compressor of pieces. It allocates its tables and its buffer once.
 #[derive(Default)]
 pub(crate) struct Compressor {
     packed: Vec<u8>,
@@ -29,7 +32,7 @@ pub(crate) struct Compressor {
 }
 
 impl Compressor {
-    /// The piece compressed; none where that does not pay.
+    /// Compresses a piece. Returns `None` if compression does not pay.
     pub(crate) fn pack(&mut self, codec: Codec, raw: &[u8]) -> Option<&[u8]> {
         if self.packed.is_empty() {
             self.packed.resize(get_maximum_output_size(MAX_PIECE_BYTES), 0);
@@ -45,7 +48,7 @@ impl Compressor {
                 if self.zstd.is_none() {
                     self.zstd = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok();
                 }
-                // Without memory for its tables, or room for its result, the pages go raw.
+                // Without memory for the tables or room for the result, the pages go raw.
                 self.zstd.as_mut()?.compress_to_buffer(raw, self.packed.as_mut_slice()).ok()?
             }
         };
@@ -59,12 +62,13 @@ impl std::fmt::Debug for Compressor {
     }
 }
 
-/// What a codec makes of pieces of at most 64 pages each, before any is sent: what becomes of a byte of each of them (1 where it does
-/// not make the piece smaller, which goes as it is then), and what all of them took.
+/// Compresses pieces of at most 64 pages each as a trial, before any is sent. Returns the
+/// compressed size per byte of each piece, and the effort of all of them. A piece that compression
+/// does not make smaller counts as 1, since it is sent raw.
 #[must_use]
 pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
     let mut compressor = Compressor::default();
-    // Its tables are made at the first piece of a stream, once.
+    // The first piece of a stream creates the tables, once.
     let _ = pieces.first().map(|piece| compressor.pack(codec, piece).is_some());
     let begun = Instant::now();
     let mut effort = Effort::default();
@@ -79,7 +83,7 @@ pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
     (ratios, Effort { time: begun.elapsed(), ..effort })
 }
 
-/// Unpacks pieces that a peer has compressed.
+/// Unpacker of pieces that a peer compressed.
 #[derive(Default)]
 pub(crate) struct Unpacker {
     raw: Vec<u8>,
@@ -87,8 +91,8 @@ pub(crate) struct Unpacker {
 }
 
 impl Unpacker {
-    /// The piece's pages; none where it does not hold exactly `raw_bytes` bytes, of which there are at most
-    /// [`MAX_PIECE_BYTES`].
+    /// Returns the pages of a piece, or `None` if it does not hold exactly `raw_bytes` bytes.
+    /// `raw_bytes` is at most [`MAX_PIECE_BYTES`].
     pub(crate) fn unpack(&mut self, codec: Codec, packed: &[u8], raw_bytes: usize) -> Option<&[u8]> {
         if self.raw.is_empty() {
             self.raw.resize(MAX_PIECE_BYTES, 0);
@@ -100,7 +104,8 @@ impl Unpacker {
                 if self.zstd.is_none() {
                     self.zstd = zstd::bulk::Decompressor::new().ok();
                 }
-                // In one go from buffer to buffer: a window that the peer names is not allocated.
+                // Unpacks from buffer to buffer in one call, so no window of a size that the peer
+                // names is allocated.
                 self.zstd.as_mut()?.decompress_to_buffer(packed, room).ok()?
             }
         };
@@ -122,7 +127,7 @@ mod tests {
 
     const PAGE: usize = PAGE_SIZE as usize;
 
-    /// Pages of few different bytes, which every codec makes smaller.
+    /// Returns pages of few different bytes, which every codec makes smaller.
     fn pages(words: &[u16], count: usize) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes().repeat(100)).cycle().take(count * PAGE).collect()
     }
@@ -135,7 +140,7 @@ mod tests {
         #[test]
         fn pages_survive(codec in codec(), words in prop::collection::vec(any::<u16>(), 1..40), count in 1usize..=64) {
             let (mut compressor, mut unpacker) = (Compressor::default(), Unpacker::default());
-            // Twice: what one piece leaves behind is of no consequence to the next.
+            // Twice: what one piece leaves behind does not affect the next.
             for raw in [pages(&words, count), pages(&words, 65 - count)] {
                 let packed = compressor.pack(codec, &raw).expect("it pays").to_vec();
                 prop_assert!(pays(packed.len(), raw.len()));
@@ -159,7 +164,7 @@ mod tests {
         ) {
             let mut unpacker = Unpacker::default();
             let _ = unpacker.unpack(codec, &packed, count * PAGE);
-            // One that failed leaves it fit for the next.
+            // A failed call leaves the unpacker usable.
             let raw = pages(&[3], count);
             let mut compressor = Compressor::default();
             let good = compressor.pack(codec, &raw).expect("it pays");
@@ -199,7 +204,7 @@ mod tests {
         assert_eq!(shrinks.raw_bytes, 72 * PAGE as u64);
         assert!(shrinks.packed_bytes < shrinks.raw_bytes / 2, "{shrinks:?}");
         assert!(ratios.len() == 2 && ratios.iter().all(|ratio| *ratio < 0.5), "{ratios:?}");
-        // Longer than a piece: left as it is.
+        // Longer than a piece, so it stays raw.
         let (ratios, left) = try_codec(Codec::Lz4, &[vec![0; MAX_PIECE_BYTES + PAGE]]);
         assert_eq!((ratios, left.packed_bytes), (vec![1.0], left.raw_bytes));
         assert_eq!(try_codec(Codec::Lz4, &[]).1.raw_bytes, 0);

@@ -1,4 +1,4 @@
-//! A byte that changes on its way is noticed, wherever it is, and before anything is done by it.
+//! A byte altered in transit is detected wherever it is, before its frame takes effect.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::{Incoming, Lane, LaneError, Packing, Stream, UnitPages, accept, conne
 
 const LIMIT: Duration = Duration::from_secs(5);
 const PAGES: u64 = 200;
-/// Pages that leave in one frame and come straight into memory.
+/// Pages that leave in one frame and arrive directly in guest memory.
 const LONG: PageRange = PageRange { first: 20, count: 40 };
 
 fn region(folder: &tempfile::TempDir, name: &str) -> Region {
@@ -28,7 +28,7 @@ fn page(region: &Region, page: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a stream carries that has frames of all shapes.
+/// Returns the bytes of a stream with frames of all shapes.
 fn carried(from: &Region) -> Vec<u8> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();
@@ -65,7 +65,8 @@ fn send_all_shapes(near: &Stream, from: &Region) {
     near.finish_sending();
 }
 
-/// Takes all that comes. Returns the messages and the announcements of pages before the end, and what the end was.
+/// Receives everything. Returns the messages and the announcements of pages before the end, and the
+/// error that ended it.
 fn taken(far: &Stream, to: &Region) -> (Vec<Incoming>, LaneError) {
     let mut receiver = far.receiver();
     let mut all = Vec::new();
@@ -83,7 +84,7 @@ fn taken(far: &Stream, to: &Region) -> (Vec<Incoming>, LaneError) {
     }
 }
 
-/// What comes of bytes.
+/// Returns what a receiver makes of these bytes.
 fn received(bytes: &[u8], to: &Region) -> (Vec<Incoming>, LaneError) {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -91,7 +92,7 @@ fn received(bytes: &[u8], to: &Region) -> (Vec<Incoming>, LaneError) {
     let near = Stream::new(near).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Who has noticed reads no further.
+            // A receiver that detected an error reads no further.
             let _ = std::io::Write::write_all(&mut near.socket(), bytes);
             near.finish_sending();
         });
@@ -101,7 +102,7 @@ fn received(bytes: &[u8], to: &Region) -> (Vec<Incoming>, LaneError) {
     })
 }
 
-/// Where frames begin.
+/// Returns the offsets at which frames begin.
 fn frames(bytes: &[u8]) -> Vec<usize> {
     let (mut starts, mut at) = (Vec::new(), 0);
     while at < bytes.len() {
@@ -128,7 +129,7 @@ fn a_changed_byte_is_noticed_and_nothing_is_done_by_it() {
     let starts = frames(&bytes);
     assert!(kinds.iter().all(|kind| starts.iter().any(|at| bytes[*at] == *kind as u8)));
     let to = region(&folder, "to");
-    // A frame, and a place in it: in its first bytes as often as anywhere else.
+    // A frame, and an offset in it: as often in its first bytes as anywhere else.
     let place = (any::<prop::sample::Index>(), any::<bool>(), any::<prop::sample::Index>(), 1u8..);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(300));
     runner
@@ -143,7 +144,8 @@ fn a_changed_byte_is_noticed_and_nothing_is_done_by_it() {
             let (came, end) = received(&changed, &to);
             prop_assert!(matches!(end, LaneError::Wire(WireError::Corrupted { .. })), "{end}");
             prop_assert_eq!(&came[..], &expected[..number], "frame {}, byte {}", number, at);
-            // Where pages go straight into memory they are judged there: that frame's own, and nothing else.
+            // Pages that arrive directly in memory are verified there: only that frame's pages may
+            // differ.
             let own = match expected[number] {
                 Incoming::Pages(header) if at >= PagesHeader::LEN => {
                     header.run.first..header.run.first + u64::from(header.run.count)

@@ -1,27 +1,30 @@
-//! Pages told by what differs in them from what was sent of them before. What that was is the migration's to know
-//! ([`Knowledge`]); here a piece of pages is cut into what was sent before and what was not.
+//! Pages sent as their difference from the version sent before. The migration knows that version
+//! ([`Knowledge`]). This module cuts a piece of pages into pages that were sent before and pages
+//! that were not.
 //!
-//! Which pages are worth it shows only once their earlier content is kept. So a part of them, the same in every round, always is:
-//! the sample.
+//! Whether deltas pay for a page is known only once its earlier content has been kept. So the
+//! content of a fixed part of the pages, the same in every round, is always kept: the sample.
 
 use godwit_ram::{PageRange, push_merged};
 use godwit_wire::{PAGE_SIZE, PageRun, prefix};
 
 use crate::reference::{Knowledge, hash_page};
 
-/// Of so many pages in a row one group is sampled: of each 2 MiB 64 KiB, 3 % of the pages.
+/// One group of pages out of this many consecutive pages is sampled: 64 KiB of each 2 MiB, 3 % of
+/// the pages.
 const SAMPLED_OF: u64 = 512;
 const SAMPLE_PAGES: u64 = 16;
-/// Which group: neither the first nor the last, where allocators keep their own.
+/// Index of the sampled group: neither the first nor the last, where allocators keep their own
+/// data.
 const SAMPLE: u64 = 7;
 
-/// Whether a page is of the sample.
+/// Returns whether a page belongs to the sample.
 #[must_use]
 pub fn is_sampled(page: u64) -> bool {
     page % SAMPLED_OF / SAMPLE_PAGES == SAMPLE
 }
 
-/// Ascending runs cut into those of the sample and the others.
+/// Splits ascending runs into those of the sample and the others.
 pub(crate) fn split_sample(runs: &[PageRange]) -> (Vec<PageRange>, Vec<PageRange>) {
     let (mut sampled, mut others) = (Vec::new(), Vec::with_capacity(runs.len()));
     for run in runs {
@@ -35,12 +38,13 @@ pub(crate) fn split_sample(runs: &[PageRange]) -> (Vec<PageRange>, Vec<PageRange
     (sampled, others)
 }
 
-/// XOR: makes differences of two pages' bytes, and a page of the other's and the difference.
+/// Computes XOR in place: of two pages' bytes it makes the difference, and of a page and a
+/// difference the other page.
 pub fn xor(bytes: &mut [u8], with: &[u8]) {
     bytes.iter_mut().zip(with).for_each(|(byte, with)| *byte ^= with);
 }
 
-/// A piece of pages, some of which were sent before.
+/// Piece of pages, some of which were sent before.
 #[derive(Debug)]
 pub(crate) struct Compared {
     run: PageRun,
@@ -48,8 +52,9 @@ pub(crate) struct Compared {
 }
 
 impl Compared {
-    /// Compares the pages of a run with what was sent of them before; `pages` is what they hold, and what is sent of them now.
-    /// `differences` gets the old pages XOR the new ones, where there are old ones.
+    /// Compares the pages of a run with the versions sent before. `pages` is their content, which
+    /// is sent now. `differences` receives old pages XOR new pages, for pages that have an old
+    /// version.
     pub(crate) fn of(
         knowledge: &dyn Knowledge,
         run: PageRun,
@@ -71,7 +76,8 @@ impl Compared {
         Compared { run, bases }
     }
 
-    /// The run cut into pages that were sent before, each with its base, and pages that were not.
+    /// Splits the run into pages that were sent before, each with its base, and pages that were
+    /// not.
     pub(crate) fn runs(&self) -> Vec<(PageRun, Option<Vec<u64>>)> {
         let mut runs: Vec<(PageRun, Option<Vec<u64>>)> = Vec::new();
         for (page, base) in (self.run.first..).zip(&self.bases) {
@@ -141,7 +147,7 @@ mod tests {
         assert_eq!(cut, expected);
         let set: Vec<_> = (0..2 * 4096).filter(|at| differences[*at] != 0).collect();
         assert_eq!((set, differences[7]), (vec![7], 0x55));
-        // What is sent now is what the next one differs from.
+        // The version sent now is the base of the next one.
         let again = Compared::of(&fake, run, &new, &mut differences).runs();
         assert_eq!((again.len(), again[0].0.count), (1, 6));
         assert!(differences.iter().all(|byte| *byte == 0));

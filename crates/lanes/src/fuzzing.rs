@@ -1,4 +1,4 @@
-//! What the fuzz targets reach of this crate beside its own interface. No promise to anybody else.
+//! Access for the fuzz targets to internals of this crate. It is not a stable interface.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -9,13 +9,13 @@ use crate::StreamReceiver;
 use crate::codec::{Compressor, MAX_PIECE_BYTES, Unpacker};
 use crate::link::Link;
 
-/// The receiving half over any stream socket.
+/// Returns the receiving half over any stream socket.
 #[must_use]
 pub fn receiver(socket: OwnedFd) -> StreamReceiver {
     StreamReceiver::new(Link::plain_over(TcpStream::from(socket)))
 }
 
-/// The most bytes of one piece, unpacked.
+/// Largest piece, in unpacked bytes.
 pub const PIECE_BYTES: usize = MAX_PIECE_BYTES;
 
 /// Packs and unpacks pieces as streams do.
@@ -26,12 +26,12 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// The piece compressed; none where that does not pay.
+    /// Compresses a piece. Returns `None` if compression does not pay.
     pub fn pack(&mut self, codec: Codec, raw: &[u8]) -> Option<&[u8]> {
         self.compressor.pack(codec, raw)
     }
 
-    /// What a piece holds; none where that is not exactly `raw_bytes` bytes.
+    /// Returns the content of a piece, or `None` if it is not exactly `raw_bytes` bytes.
     pub fn unpack(&mut self, codec: Codec, packed: &[u8], raw_bytes: usize) -> Option<&[u8]> {
         self.unpacker.unpack(codec, packed, raw_bytes)
     }

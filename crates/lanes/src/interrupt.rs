@@ -1,4 +1,5 @@
-//! Ends from outside what takes its time: connecting and shaking hands, which otherwise block until their limits.
+//! Interruption of slow set-up steps from outside: connecting and TLS handshakes, which otherwise
+//! block until their time limits.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +13,7 @@ use rustix::net::Shutdown;
 use crate::socket::connect_with;
 use crate::{Carries, Lane, LaneError, Stream};
 
-/// Ends the set-up of streams that are watched by it, from any thread and for good.
+/// Ends the set-up of the streams that it watches, from any thread and permanently.
 #[derive(Debug, Default)]
 pub struct Interrupt {
     state: Mutex<State>,
@@ -27,14 +28,14 @@ struct State {
 }
 
 impl Interrupt {
-    /// Whoever connects or shakes hands under it fails at once, also those who begin only now.
+    /// Interrupts: all connects and handshakes under it fail at once, also those that begin later.
     pub fn end(&self) {
         let mut state = self.lock();
         state.over = true;
         state.sockets.values().for_each(shut);
     }
 
-    /// Whether it has been ended.
+    /// Returns whether [`Interrupt::end`] was called.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.lock().over
@@ -43,21 +44,21 @@ impl Interrupt {
     /// Connects a stream of a lane within `limit`.
     ///
     /// # Errors
-    /// [`LaneError::Connect`], also where this has been ended.
+    /// [`LaneError::Connect`], also after an interruption.
     pub fn connect(&self, lane: Lane, limit: Duration, carries: Carries) -> Result<Stream, LaneError> {
         connect_with(lane, limit, Some(self), carries, |_| Ok(()))
     }
 
-    /// [`Stream::secure`].
+    /// Makes the stream secure, as [`Stream::secure`] does.
     ///
     /// # Errors
-    /// [`LaneError::Handshake`] with the reason; [`LaneError::Io`] where this has been ended.
+    /// [`LaneError::Handshake`] with the reason; [`LaneError::Io`] after an interruption.
     pub fn secure(&self, stream: Stream, identity: &Identity, host: &str) -> Result<Stream, LaneError> {
         let _watched = self.watch(stream.socket())?;
         stream.secure(identity, host)
     }
 
-    /// The socket is shut down when this is ended, as long as the result lives.
+    /// Watches a socket while the result lives: an interruption shuts it down.
     pub(crate) fn watch(&self, socket: impl AsFd) -> io::Result<Watched<'_>> {
         let socket = socket.as_fd().try_clone_to_owned()?;
         let mut state = self.lock();
@@ -71,17 +72,17 @@ impl Interrupt {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under it panics half-way.
+        // Nothing panics halfway under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Wakes whoever waits for the socket; one that is being connected is so no more.
+/// Shuts the socket down, which wakes threads that wait for it and ends an attempt to connect.
 fn shut(socket: &OwnedFd) {
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
-/// A socket that an [`Interrupt`] looks after.
+/// Socket under the watch of an [`Interrupt`].
 #[derive(Debug)]
 pub(crate) struct Watched<'a> {
     interrupt: &'a Interrupt,
@@ -103,10 +104,10 @@ mod tests {
 
     use super::*;
 
-    /// So long that a test which waits for it hangs.
+    /// So long that a test that waits for it hangs.
     const LIMIT: Duration = Duration::from_secs(3600);
 
-    /// Whatever was begun before, or is begun after.
+    /// Checks an interruption of set-ups begun before it and after it.
     fn interrupted(set_up: impl Fn(&Interrupt) -> Result<Stream, LaneError> + Sync) {
         let interrupt = Interrupt::default();
         std::thread::scope(|scope| {
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn who_connects_to_nobody_returns_at_once() {
-        // One connection is all that it keeps for later: the kernel answers no other.
+        // It queues one connection for later; the kernel answers no other.
         let full = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&full, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
         rustix::net::listen(&full, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Lanes over loopback: pages of all shapes arrive where they belong.
+//! Lanes over loopback: pages of all shapes arrive in the right places.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn nothing_follows_a_message_that_could_not_be_sent() {
         near.limit_sending(Duration::from_millis(20)).unwrap();
         let mut sender = near.sender();
         let chunk = Message::DeviceState(vec![7; 60_000]);
-        // The peer reads nothing: the socket is full after a while.
+        // The peer reads nothing, so the socket fills up after a while.
         let failed = (0..10_000).find_map(|_| sender.send(&chunk).err());
         assert!(matches!(failed, Some(LaneError::Silent)), "{failed:?}");
         // There is room again.
@@ -65,7 +65,7 @@ fn nothing_follows_a_message_that_could_not_be_sent() {
     }
 }
 
-/// Both ends of a stream under certificates of one authority.
+/// Returns both ends of a stream, with certificates of one authority.
 fn secure_streams(folder: &tempfile::TempDir) -> (Stream, Stream) {
     let authority = Authority::create(folder.path(), "test", 1).unwrap();
     let identity = |name: &str| {
@@ -188,7 +188,7 @@ fn pages_beyond_the_block_are_refused() {
 fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (region(&folder, "from", 192), region(&folder, "to", 192));
-    // Two pieces that shrink, and one between them that does not.
+    // Two pieces that shrink, and between them one that does not.
     let mut noise = 1u64;
     for page in 0..from.pages() {
         let words = std::iter::repeat_with(|| {
@@ -222,7 +222,8 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
         }
         sending.join().unwrap()
     });
-    // The probe takes the first 64 pages; the pieces after it begin one page off the noise, which stays raw all the same.
+    // The probe takes the first 64 pages. The pieces after it begin one page off the noise, which
+    // stays raw nevertheless.
     let pages = [sent.zero.pages, sent.raw.pages, sent.lz4.pages, sent.zstd.pages];
     assert_eq!(pages, [1, 64, 64, 63]);
     assert_eq!((sent.lz4_effort.raw_bytes, sent.zstd_effort.raw_bytes), (64 * PAGE_SIZE, 127 * PAGE_SIZE));
@@ -237,7 +238,7 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     assert!(read(&from)[4096..] == read(&to)[4096..]);
 }
 
-/// What a receiver makes of a compressed frame.
+/// Returns what a receiver makes of a compressed frame.
 fn received(header: PagesHeader, content: &[u8]) -> Result<(), LaneError> {
     let folder = tempfile::tempdir().unwrap();
     let to = region(&folder, "to", 64);
@@ -264,7 +265,7 @@ fn compressed_pages_that_are_not_what_they_claim_are_refused() {
     };
     for (codec, content) in [(Codec::Zstd, &zstd), (Codec::Lz4, &lz4)] {
         received(header(codec, 4, content), content).unwrap();
-        // Fewer pages than it holds, more, the other codec, cut, lengthened, damaged.
+        // Fewer pages than it holds, more pages, the other codec, cut, lengthened, damaged.
         let other = if codec == Codec::Zstd { Codec::Lz4 } else { Codec::Zstd };
         let cut = &content[..content.len() - 1];
         let longer = [content.as_slice(), &[0; 3]].concat();
@@ -281,7 +282,7 @@ fn compressed_pages_that_are_not_what_they_claim_are_refused() {
             assert!(matches!(refused, Err(LaneError::Garbled { .. })), "{header:?}: {refused:?}");
         }
     }
-    // The stream ends within them.
+    // The stream ends within the compressed bytes.
     let cut = received(header(Codec::Zstd, 4, &zstd), &zstd[..5]);
     assert!(matches!(cut, Err(LaneError::Closed)), "{cut:?}");
 }
@@ -299,7 +300,7 @@ fn an_address_without_a_listener_is_named() {
     assert!(error.contains(&free.to_string()) && error.contains("migration_addresses"), "{error}");
 }
 
-/// `address/prefix`, or an address that no interface has.
+/// Parses `address/prefix`, or an address that no interface has.
 fn near(text: &&str) -> Near {
     let (address, prefix) =
         text.split_once('/').map_or((*text, None), |(address, prefix)| (address, Some(prefix)));
@@ -325,7 +326,8 @@ fn addresses_pair_by_family_and_order() {
 fn addresses_of_one_network_pair_whatever_is_missing() {
     // The destination's first address is down.
     assert_eq!(paired(&["10.0.0.1/24", "10.0.1.1/24"], ["10.0.1.2"]), ["10.0.1.1 → 10.0.1.2:7"]);
-    // The source's is: what is left of both makes a lane that can't be connected.
+    // The source's first address is down: the addresses left over on both sides make a lane that
+    // cannot connect.
     assert_eq!(
         paired(&["10.0.0.1", "10.0.1.1/24"], ["10.0.0.2", "10.0.1.2"]),
         ["10.0.0.1 → 10.0.0.2:7", "10.0.1.1 → 10.0.1.2:7"]
@@ -334,7 +336,7 @@ fn addresses_of_one_network_pair_whatever_is_missing() {
         paired(&["fd00:0:0:1::1/64", "fd00:0:0:2::1/64"], ["fd00:0:0:2::2", "fd00:0:0:3::2"]),
         ["fd00:0:0:2::1 → [fd00:0:0:2::2]:7", "fd00:0:0:1::1 → [fd00:0:0:3::2]:7"]
     );
-    // Several in one network, and a host route: in order.
+    // Several addresses in one network, and a host route: in order.
     assert_eq!(
         paired(&["10.0.0.1/8", "10.0.1.1/8", "10.9.9.9/32"], ["10.7.0.1", "10.7.0.2", "10.7.0.3"]),
         ["10.0.0.1 → 10.7.0.1:7", "10.0.1.1 → 10.7.0.2:7", "10.9.9.9 → 10.7.0.3:7"]
@@ -380,13 +382,14 @@ fn a_certificate_that_ends_keeps_no_open_stream_from_its_work_and_no_new_one_in(
     days_ahead.store(2, Ordering::SeqCst);
     near.sender().send(&Message::UnitEnd).unwrap();
     assert_eq!(far.receiver().receive().unwrap(), Incoming::Message(Message::UnitEnd));
-    // Whoever looks first says it: both certificates have ended.
+    // The side that looks first reports it: both certificates have expired.
     let (near, far) = secured();
     let (near, far) = (near.unwrap_err().to_string(), far.unwrap_err().to_string());
     assert!(near.contains("expired") && far.contains("CertificateExpired"), "{near}; {far}");
 }
 
-/// Cutting a stream of a migration could cost the guest: a list counts for streams that are opened after it.
+/// Checks that a revocation list applies only to streams opened after it, since cutting a stream of
+/// a migration could lose the guest.
 #[test]
 fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -401,7 +404,7 @@ fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
         let (near, far) = streams();
         std::thread::scope(|scope| {
             let accepting = scope.spawn(|| far.secure_accepted(to));
-            // TLS 1.3: who connects learns from the first answer that it was refused.
+            // TLS 1.3: the connecting side learns of the refusal from the first answer.
             let near = near.secure(from, to.name());
             let accepted = accepting.join().unwrap().map(|(far, _)| far);
             (near, accepted)
@@ -413,7 +416,7 @@ fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
     b.revocations().accept(list).unwrap();
     near.sender().send(&Message::UnitEnd).unwrap();
     assert_eq!(far.receiver().receive().unwrap(), Incoming::Message(Message::UnitEnd));
-    // Neither as a source nor as a destination.
+    // Refused as a source and as a destination.
     let refused = secured(&a, &b).1.unwrap_err().to_string();
     assert!(refused.contains("Revoked"), "{refused}");
     let refused = secured(&b, &a).0.unwrap_err().to_string();

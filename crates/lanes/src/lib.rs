@@ -1,9 +1,10 @@
-//! Paths between two hosts: a lane is a pair of addresses, with any number of TCP streams of the migration protocol. Blocking,
-//! for plain threads.
+//! Paths between two hosts. A lane is a pair of addresses with any number of TCP streams of the
+//! migration protocol. Calls block; the crate is made for plain threads.
 //!
-//! Pages leave from a copy: the guest writes while they are read, and what is summed up must be what is sent. In the clear long runs of
-//! them go from the socket straight to guest memory, and are summed up there. This crate knows
-//! frames and sockets; what a message means is the migration's.
+//! Pages leave from a copy, because the guest writes while its memory is read, and the checksum
+//! must cover the bytes sent. Without TLS, long runs of pages go from the socket directly to guest
+//! memory and are checksummed there. This crate knows frames and sockets; the migration knows what
+//! a message means.
 
 mod codec;
 #[cfg(test)]
@@ -39,10 +40,10 @@ pub use unit::{Comparing, Differing, Effort, Hashing, Packing, Referring, Tally,
 
 use std::net::SocketAddr;
 
-/// Why a lane ended.
+/// Reason why a lane ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
-    /// The address can't be reached.
+    /// The address is unreachable.
     #[error(
         "can't connect the lane to {to}: {source}; check the migration network and the destination's migration_addresses"
     )]
@@ -52,7 +53,7 @@ pub enum LaneError {
         /// The cause.
         source: std::io::Error,
     },
-    /// The address can't be listened on.
+    /// The address cannot be listened on.
     #[error(
         "can't listen for lanes on {on}: {source}; check migration_addresses in this agent's configuration"
     )]
@@ -62,54 +63,54 @@ pub enum LaneError {
         /// The cause.
         source: std::io::Error,
     },
-    /// No secure connection came to be.
+    /// The TLS handshake failed.
     #[error("the TLS handshake failed: {0}; check the certificates with `godwit pki show`")]
     Handshake(String),
-    /// The peer ended the secure connection, and said why.
+    /// The peer ended the secure connection and stated the reason.
     #[error("the peer refuses the secure connection: {0}; check the certificates with `godwit pki show`")]
     Alert(String),
     /// The peer closed the connection.
     #[error("the peer closed the lane")]
     Closed,
-    /// Nothing came for longer than the lane's time limit.
+    /// The peer was silent for longer than the lane's time limit.
     #[error("the peer has been silent for too long")]
     Silent,
     /// The connection broke.
     #[error("the lane broke: {0}")]
     Io(std::io::Error),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error(transparent)]
     Wire(#[from] godwit_wire::WireError),
     /// The peer named pages that the VM does not have.
     #[error("the peer sent pages that the VM does not have (block {block}, {count} pages from {first})")]
     OutOfBounds {
-        /// The block.
+        /// The block's number.
         block: u16,
-        /// The first page.
+        /// The first page's number.
         first: u64,
-        /// How many.
+        /// Number of pages.
         count: u64,
     },
-    /// The peer sent compressed pages that do not hold what they claim.
+    /// The peer sent compressed pages whose content does not match the header.
     #[error(
         "the peer sent {count} compressed pages that can't be unpacked (block {block}, from page {first})"
     )]
     Garbled {
-        /// The block.
+        /// The block's number.
         block: u16,
-        /// The first page.
+        /// The first page's number.
         first: u64,
-        /// How many.
+        /// Number of pages.
         count: u64,
     },
-    /// The peer sent pages of a round after those of a later one.
+    /// The peer sent pages of an older round after those of a newer one.
     #[error("the peer sent pages of round {round} after those of a later one (block {block}, page {first})")]
     OldRound {
-        /// The block.
+        /// The block's number.
         block: u16,
-        /// The first page.
+        /// The first page's number.
         first: u64,
-        /// The round.
+        /// The older round.
         round: u32,
     },
     /// The peer sent a message that does not belong on this stream.
@@ -129,14 +130,16 @@ impl From<std::io::Error> for LaneError {
         }
         match error.kind() {
             UnexpectedEof => LaneError::Closed,
-            // A receive timeout shows as WouldBlock, TCP_USER_TIMEOUT and keep-alive as TimedOut.
+            // A receive timeout appears as WouldBlock; TCP_USER_TIMEOUT and keep-alive appear as
+            // TimedOut.
             WouldBlock | TimedOut => LaneError::Silent,
             _ => LaneError::Io(error),
         }
     }
 }
 
-/// What a peer's alert says of this host. In TLS 1.3 who connects hears it only after its own handshake.
+/// Describes what a peer's alert says about this host. In TLS 1.3 the connecting side receives it
+/// only after its own handshake.
 fn meaning(alert: rustls::AlertDescription) -> String {
     use rustls::AlertDescription;
     match alert {

@@ -1,7 +1,8 @@
-//! What carries a stream's bytes: the socket itself, or TLS over it.
+//! Transport of a stream's bytes: the socket itself, or TLS over it.
 //!
-//! One thread may read while another writes. A TLS connection is one state for both directions, so it has a lock, which is held
-//! while bytes are sealed or opened and never while the socket is waited for.
+//! One thread may read while another writes. A TLS connection has one state for both directions,
+//! and therefore a lock. The lock is held while bytes are encrypted or decrypted, and never while a
+//! thread waits for the socket.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -17,16 +18,16 @@ use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerCon
 
 use crate::LaneError;
 
-/// Plain bytes sealed and handed to the socket in one go: little enough to stay in the CPU's cache on their way.
+/// Plain bytes encrypted and handed to the socket at a time: few enough to stay in the CPU's cache.
 const SEAL_BYTES: usize = 128 << 10;
-/// How long a handshake may take in all.
+/// Time limit of a whole handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Sealed bytes taken from the socket in one call.
+/// Encrypted bytes read from the socket in one call.
 const OPEN_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Link {
-    /// Its bytes are the stream's own.
+    /// The socket carries the stream's bytes unencrypted.
     Plain(Arc<TcpStream>),
     Tls(Arc<Tls>),
 }
@@ -43,7 +44,7 @@ impl Link {
         }
     }
 
-    /// Sends all bytes; returns how many the socket was given for them.
+    /// Sends all bytes. Returns how many bytes the socket received for them.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64, LaneError> {
         match self {
             Link::Plain(socket) => {
@@ -54,7 +55,7 @@ impl Link {
         }
     }
 
-    /// Reads what there is, at least a byte; 0 at the end.
+    /// Reads the bytes available, at least one. Returns 0 at the end.
     pub(crate) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Link::Plain(socket) => socket.as_ref().read(into),
@@ -62,7 +63,7 @@ impl Link {
         }
     }
 
-    /// The socket, where its bytes are the stream's own.
+    /// Returns the socket if it carries the stream's bytes unencrypted.
     pub(crate) fn plain(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Link::Plain(socket) => Some(socket.as_fd()),
@@ -70,27 +71,30 @@ impl Link {
         }
     }
 
-    /// Bytes that the socket has taken and not put on the wire; 0 where the kernel does not tell.
+    /// Returns the bytes that the socket has accepted and not yet put on the wire; 0 if the kernel
+    /// does not report it.
     pub(crate) fn unsent_bytes(&self) -> u64 {
         unsent_bytes(self.socket().as_fd()).unwrap_or(0)
     }
 
-    /// Bytes that the peer has acknowledged; 0 where the kernel does not tell.
+    /// Returns the bytes that the peer has acknowledged; 0 if the kernel does not report it.
     pub(crate) fn acked_bytes(&self) -> u64 {
         acked_bytes(self.socket().as_fd()).unwrap_or(0)
     }
 
-    /// Bytes that the socket has taken and the peer has not acknowledged; 0 where the kernel does not tell.
+    /// Returns the bytes that the socket has accepted and the peer has not acknowledged; 0 if the
+    /// kernel does not report it.
     pub(crate) fn unacked_bytes(&self) -> u64 {
         unacked_bytes(self.socket().as_fd()).unwrap_or(0)
     }
 
-    /// How often in a row the same was sent in vain; 0 where the kernel does not tell.
+    /// Returns the number of consecutive unanswered retransmissions; 0 if the kernel does not
+    /// report it.
     pub(crate) fn unanswered_timeouts(&self) -> u8 {
         unanswered_timeouts(self.socket().as_fd()).unwrap_or(0)
     }
 
-    /// Whether a read would wait.
+    /// Returns whether a read would block.
     pub(crate) fn is_idle(&self) -> bool {
         if let Link::Tls(tls) = self
             && lock(&tls.opening).rest() > 0
@@ -101,12 +105,12 @@ impl Link {
         matches!(poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
     }
 
-    /// Tells the peer that no more comes.
+    /// Signals the peer that no more bytes follow.
     pub(crate) fn finish(&self) {
         if let Link::Tls(tls) = self {
             let mut sealed = lock(&tls.sealed);
             lock(&tls.connection).send_close_notify();
-            // The socket's end tells it as well.
+            // The end of the socket's stream signals it as well.
             let _ = tls.flush(&mut sealed);
         }
     }
@@ -116,12 +120,13 @@ impl Link {
 pub(crate) struct Tls {
     socket: TcpStream,
     connection: Mutex<Connection>,
-    /// Sealed bytes on their way out; held while they are sent, so that records leave in order.
+    /// Encrypted bytes to be sent. The lock is held while they are sent, so that records leave in
+    /// order.
     sealed: Mutex<Vec<u8>>,
     opening: Mutex<Opening>,
 }
 
-/// Sealed bytes that came and were not opened yet.
+/// Encrypted bytes that were received and not decrypted yet.
 #[derive(Debug)]
 struct Opening {
     bytes: Box<[u8]>,
@@ -136,7 +141,7 @@ impl Opening {
 }
 
 impl Tls {
-    /// Shakes hands as the one who connected; the peer must be `name`.
+    /// Performs the handshake as the connecting side; the peer must be `name`.
     pub(crate) fn connect(
         socket: TcpStream,
         config: &Arc<ClientConfig>,
@@ -146,7 +151,7 @@ impl Tls {
         Tls::shake_hands(socket, connection.map(Connection::Client)).map(|(tls, _)| tls)
     }
 
-    /// Shakes hands as the one who was connected to.
+    /// Performs the handshake as the accepting side.
     pub(crate) fn accept(socket: TcpStream, config: &Arc<ServerConfig>) -> Result<(Tls, Peer), LaneError> {
         let connection = ServerConnection::new(Arc::clone(config));
         let (tls, peer) = Tls::shake_hands(socket, connection.map(Connection::Server))?;
@@ -160,14 +165,15 @@ impl Tls {
     ) -> Result<(Tls, Option<Peer>), LaneError> {
         let failed = |error: &dyn std::fmt::Display| LaneError::Handshake(error.to_string());
         let mut connection = connection.map_err(|error| failed(&error))?;
-        // What is sealed leaves at once.
+        // Encrypted bytes leave at once.
         connection.set_buffer_limit(None);
         let deadline = Instant::now() + HANDSHAKE_LIMIT;
         while connection.is_handshaking() || connection.wants_write() {
             if Instant::now() > deadline {
                 return Err(failed(&"the peer took too long"));
             }
-            // A read at a time: a peer that sends byte by byte gets no further either.
+            // Checks the time after each read, so that a peer that sends byte by byte gains no
+            // time.
             if connection.wants_write() {
                 connection.write_tls(&mut &socket).map_err(|error| failed(&error))?;
             } else {
@@ -175,7 +181,7 @@ impl Tls {
                     return Err(failed(&"the peer hung up"));
                 }
                 if let Err(error) = connection.process_new_packets() {
-                    // The peer is told why, best effort.
+                    // Sends the peer the reason, on a best-effort basis.
                     let _ = connection.write_tls(&mut &socket);
                     return Err(failed(&error));
                 }
@@ -192,7 +198,7 @@ impl Tls {
         Ok((tls, peer))
     }
 
-    /// Seals and sends everything; returns the sealed bytes.
+    /// Encrypts and sends all bytes. Returns the number of encrypted bytes.
     fn write(&self, bytes: &[u8]) -> io::Result<u64> {
         let mut sealed = lock(&self.sealed);
         let mut total = 0;
@@ -224,7 +230,8 @@ impl Tls {
         loop {
             match lock(&self.connection).reader().read(into) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A peer that goes without a word of farewell is gone all the same: frames say where they end.
+                // A peer that closes without close_notify has ended the stream nevertheless: frames
+                // delimit themselves.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
@@ -239,7 +246,7 @@ impl Tls {
         }
     }
 
-    /// Opens as much as the connection takes at a time: it holds a record or so.
+    /// Decrypts as much as the connection takes at a time, about one record.
     fn open(&self, opening: &mut Opening) -> io::Result<()> {
         let mut connection = lock(&self.connection);
         let mut rest = &opening.bytes[opening.start..opening.end];
@@ -249,7 +256,7 @@ impl Tls {
         let answers = connection.wants_write();
         drop(connection);
         if answers {
-            // An alert with the reason, or the answer to new keys.
+            // An alert with the reason, or the answer to a key update.
             let mut sealed = lock(&self.sealed);
             let _ = self.flush(&mut sealed);
         }
@@ -257,7 +264,8 @@ impl Tls {
     }
 }
 
-/// A thread that panicked with a lock leaves a connection that the next call finds broken.
+/// Locks the mutex. If a thread panicked while holding it, the next call finds the connection
+/// broken.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

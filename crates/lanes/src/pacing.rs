@@ -1,20 +1,25 @@
-//! Pacing: how fast pages may leave this host. A limit may be set for a migration, for a lane (by this host's address) and for the
-//! host; a piece that a stream sends takes from each that applies, in this order. Limits may be changed at any time, and who waits
-//! notices at once.
+//! Pacing: how fast pages may leave this host. A limit may be set for a migration, for a lane (by
+//! this host's address) and for the host. A piece that a stream sends takes from each limit that
+//! applies, in this order. Limits may change at any time, and waiting streams see the change at
+//! once.
 //!
-//! What is counted is the bytes of data streams as they are handed to TCP (before TLS seals them, which adds a thousandth).
-//! - **Smooth.** A stream asks before each piece of whole frames: 2 ms of the limit, 16 to 256 KiB. No window of time gets more
-//!   than the limit and a burst of 5 ms (two pieces, where that is more); with several limits each stream may hold one piece that
-//!   one limit has granted and the next one has not.
-//! - **Fair.** At each limit the migrations that wait take turns by bytes; a migration with eight streams gets no more than one with
-//!   two.
-//! - **Control traffic never starves.** Control streams (pings, device state, commit) are not paced, and of each limit 2 % (at least
-//!   1 Mbit/s, at most half) is kept for them: pages get the rest.
-//! - **No stream falls silent.** A peer takes ten seconds of silence for the end of a stream; one that has waited for two says a
-//!   byte of padding and goes on waiting.
-//! - **The last pages** of a migration, sent while its guest stands still, are not held by the migration's own limit
-//!   ([`MigrationPace::let_go`]): it protects others from a migration that lasts, not a guest's users from a short burst. The limits
-//!   of lanes and host, which protect other traffic, hold to the end.
+//! A limit counts the bytes of data streams as they are handed to TCP, before TLS, which adds a
+//! thousandth.
+//! - **Smooth.** A stream requests each piece of whole frames: 2 ms of the limit, 16 to 256 KiB. No
+//!   time window exceeds the limit by more than a burst of 5 ms (or of two pieces, if that is
+//!   larger). With several limits, each stream may hold one piece that one limit has granted and
+//!   the next one has not.
+//! - **Fair.** At each limit the waiting migrations take turns by bytes. A migration with eight
+//!   streams gets no more than one with two.
+//! - **Control traffic never starves.** Control streams (pings, device state, commit) are not
+//!   paced. Of each limit 2 % (at least 1 Mbit/s, at most half) is reserved for them; pages get the
+//!   rest.
+//! - **No stream falls silent.** A peer treats ten seconds of silence as the end of a stream. A
+//!   stream that has waited for two seconds sends a byte of padding and goes on waiting.
+//! - **The last pages** of a migration, sent while its guest is paused, are not held by the
+//!   migration's own limit ([`MigrationPace::let_go`]). That limit protects others from a long
+//!   migration, not the guest's users from a short burst. The limits of lanes and host, which
+//!   protect other traffic, apply to the end.
 
 mod bucket;
 mod limiter;
@@ -31,14 +36,14 @@ use crate::LaneError;
 use crate::rate::{BitRate, RateLimit};
 use limiter::{Asking, Limiter, Taken};
 
-/// How long a stream waits before it says something: well below what its peer takes for the end.
+/// Time after which a waiting stream sends padding: well below its peer's limit on silence.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// Time since some moment.
+/// Time elapsed since a fixed moment.
 type Clock = dyn Fn() -> Duration + Send + Sync;
 type Lanes = BTreeMap<IpAddr, Arc<Limiter>>;
 
-/// The limits of a host and of its lanes. One a host; its clones are the same.
+/// The limits of a host and of its lanes. A host has one; clones share it.
 #[derive(Clone)]
 pub struct Pacing {
     shared: Arc<Shared>,
@@ -47,7 +52,7 @@ pub struct Pacing {
 struct Shared {
     clock: Arc<Clock>,
     host: Arc<Limiter>,
-    /// By this host's address.
+    /// Limits by this host's address.
     lanes: Mutex<Lanes>,
     migrations: AtomicU64,
 }
@@ -69,7 +74,8 @@ impl Default for Pacing {
 }
 
 impl Pacing {
-    /// No limits, and time as `clock` tells it: tests have one that stands still.
+    /// Creates pacing without limits, with time as `clock` returns it. Tests use a clock that
+    /// stands still.
     pub fn with_clock(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         let clock: Arc<Clock> = Arc::new(clock);
         let host = Limiter::new(&clock, RateLimit::NONE);
@@ -78,7 +84,7 @@ impl Pacing {
         }
     }
 
-    /// The host's limit.
+    /// Returns the host's limit.
     #[must_use]
     pub fn host_limit(&self) -> RateLimit {
         self.shared.host.limit()
@@ -89,7 +95,7 @@ impl Pacing {
         self.shared.host.set(limit);
     }
 
-    /// The limits of lanes, by this host's address; only those that are limited.
+    /// Returns the limits of lanes by this host's address, without unlimited lanes.
     #[must_use]
     pub fn lane_limits(&self) -> BTreeMap<IpAddr, RateLimit> {
         let lanes = lock(&self.shared.lanes);
@@ -107,7 +113,7 @@ impl Pacing {
         Arc::clone(lock(&self.shared.lanes).entry(address.to_canonical()).or_insert_with(fresh))
     }
 
-    /// A migration that begins, with its own limit.
+    /// Registers a new migration with its own limit.
     #[must_use]
     pub fn migration(&self, limit: RateLimit) -> MigrationPace {
         MigrationPace {
@@ -119,47 +125,49 @@ impl Pacing {
     }
 }
 
-/// What holds for one migration. Its clones are the same.
+/// Limits of one migration. Clones share them.
 #[derive(Clone, Debug)]
 pub struct MigrationPace {
-    /// Tells it from the others.
+    /// Distinguishes the migration from others.
     number: u64,
     own: Arc<Limiter>,
     pacing: Pacing,
-    /// Those that it uses.
+    /// The lanes that the migration uses.
     lanes: Arc<Mutex<Lanes>>,
 }
 
 impl MigrationPace {
-    /// Its own limit.
+    /// Returns the migration's own limit.
     #[must_use]
     pub fn limit(&self) -> RateLimit {
         self.own.limit()
     }
 
-    /// Sets its own limit.
+    /// Sets the migration's own limit.
     pub fn set_limit(&self, limit: RateLimit) {
         self.own.set(limit);
     }
 
-    /// Its guest stands still for the switchover: its own limit holds it no more.
+    /// Lifts the migration's own limit: its guest is paused for the switchover.
     pub fn let_go(&self) {
         self.own.suspend();
     }
 
-    /// Bytes that have gone on a lane without asking, as a control stream's padding does: pages wait for them. `lane` is this
-    /// host's address on it.
+    /// Counts bytes that were sent on a lane without a request, such as a control stream's padding.
+    /// Pages wait for them. `lane` is this host's address on it.
     pub fn charge(&self, lane: IpAddr, bytes: u64) {
         let limiters = [&self.own, &self.pacing.lane(lane), &self.pacing.shared.host];
         limiters.iter().for_each(|limiter| limiter.charge(bytes));
     }
 
-    /// It uses the lanes that leave from an address of this host: their limit is one of those that apply.
+    /// Adds the lanes that leave from an address of this host: their limit applies to the
+    /// migration.
     pub fn uses(&self, lane: IpAddr) {
         lock(&self.lanes).insert(lane.to_canonical(), self.pacing.lane(lane));
     }
 
-    /// A data stream of it, on a lane that leaves from that address of this host.
+    /// Returns the limits of a data stream of the migration, on a lane that leaves from that
+    /// address of this host.
     #[must_use]
     pub fn stream(&self, lane: IpAddr) -> StreamPace {
         self.uses(lane);
@@ -175,8 +183,9 @@ impl MigrationPace {
         }
     }
 
-    /// The limit that holds the migration: the least of its own, the host's, and those of its lanes together where all of them have
-    /// one. Other migrations may have their part of the host's and the lanes'.
+    /// Returns the limit that holds the migration: the lowest of its own, the host's, and the sum
+    /// of its lanes' if all of them have one. Other migrations may use part of the host's and the
+    /// lanes' limits.
     #[must_use]
     pub fn holding(&self) -> Option<BitRate> {
         let of_lanes = {
@@ -190,14 +199,14 @@ impl MigrationPace {
         limits.into_iter().flatten().min()
     }
 
-    /// What that limit leaves for pages, in bytes a second.
+    /// Returns the share of [`MigrationPace::holding`] left for pages, in bytes per second.
     #[must_use]
     pub fn data_bytes_per_s(&self) -> Option<u64> {
         self.holding().map(bucket::data_bytes_per_s)
     }
 }
 
-/// What holds for one data stream. Its clones are the same.
+/// Limits of one data stream. Clones share them.
 #[derive(Clone, Debug)]
 pub struct StreamPace {
     shared: Arc<StreamShared>,
@@ -206,26 +215,26 @@ pub struct StreamPace {
 #[derive(Debug)]
 struct StreamShared {
     migration: u64,
-    /// The migration's, the lane's, the host's.
+    /// The limiters of the migration, the lane and the host.
     limiters: [Arc<Limiter>; 3],
     over: AtomicBool,
-    /// A thread waits here.
+    /// Whether a thread waits here.
     held: AtomicBool,
-    /// The thread that waits here, or did.
+    /// The thread that waits here, or waited last.
     waiter: Mutex<Option<Thread>>,
 }
 
 impl StreamPace {
-    /// How many bytes are to be sent in one go; none: as many as there are.
+    /// Returns how many bytes to send at a time; `None`: no limit.
     #[must_use]
     pub(crate) fn piece_bytes(&self) -> Option<u64> {
         self.shared.limiters.iter().filter_map(|limiter| limiter.piece_bytes()).min()
     }
 
-    /// Waits until the bytes may go; meanwhile `keep_alive` is called every two seconds.
+    /// Waits until the bytes may be sent. Meanwhile it calls `keep_alive` every two seconds.
     ///
     /// # Errors
-    /// The stream has been closed on this side, or `keep_alive`'s.
+    /// The stream was closed on this side, or the error of `keep_alive`.
     pub(crate) fn take(
         &self,
         bytes: u64,
@@ -237,7 +246,7 @@ impl StreamPace {
         taken
     }
 
-    /// Whether a thread waits for the bytes that it wants to send.
+    /// Returns whether a thread waits to send bytes.
     pub(crate) fn is_held(&self) -> bool {
         self.shared.held.load(Ordering::Relaxed)
     }
@@ -268,7 +277,7 @@ impl StreamPace {
         Ok(())
     }
 
-    /// The stream is closed: who waits for it returns at once.
+    /// Closes the stream: waiting threads return at once.
     pub(crate) fn close(&self) {
         self.shared.over.store(true, Ordering::SeqCst);
         if let Some(thread) = &*lock(&self.shared.waiter) {
@@ -278,7 +287,7 @@ impl StreamPace {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is changed under it is one assignment or insertion.
+    // Changes under the lock are one assignment or insertion.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

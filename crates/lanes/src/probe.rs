@@ -1,5 +1,5 @@
-//! What a probe asks of a stream's socket beyond what a migration does: how large its packets are, and an end that
-//! leaves nothing behind in queues.
+//! What a probe needs from a stream's socket beyond what a migration does: the size of its packets,
+//! and a close that leaves nothing in queues.
 
 use std::time::Duration;
 
@@ -9,8 +9,9 @@ use socket2::SockRef;
 use crate::socket::connect_with;
 use crate::{Carries, Lane, LaneError, Stream};
 
-/// Connects a stream of a lane whose TCP segments carry at most `segment_bytes`, both ways (TCP_MAXSEG, tcp(7): options such as
-/// timestamps are part of them, the headers of IP and TCP are not).
+/// Connects a stream of a lane whose TCP segments carry at most `segment_bytes` in both directions
+/// (TCP_MAXSEG, tcp(7): the size includes options such as timestamps, but not the headers of IP and
+/// TCP).
 ///
 /// # Errors
 /// [`LaneError::Connect`].
@@ -19,19 +20,20 @@ pub fn connect_sized(lane: Lane, limit: Duration, segment_bytes: u32) -> Result<
 }
 
 impl Stream {
-    /// The payload of a full segment as it leaves now, bytes: without TCP's options, and as small as the path and the
-    /// peer have asked for so far.
+    /// Returns the payload of a full segment at present, in bytes: without TCP's options, and
+    /// reduced as the path and the peer have required so far.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel does not tell.
+    /// [`LaneError::Io`] if the kernel does not report it.
     pub fn segment_bytes(&self) -> Result<u32, LaneError> {
         Ok(SockRef::from(self.socket()).tcp_mss()?)
     }
 
-    /// The path's MTU as the kernel knows it: the interface's, or what routers have reported since (IP_MTU, ip(7)).
+    /// Returns the path's MTU as the kernel knows it: that of the interface, or what routers have
+    /// reported since (IP_MTU, ip(7)).
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel does not tell.
+    /// [`LaneError::Io`] if the kernel does not report it.
     pub fn path_mtu(&self) -> Result<u32, LaneError> {
         let mtu = if self.peer().is_ipv4() {
             sockopt::ip_mtu(self.socket())
@@ -41,20 +43,20 @@ impl Stream {
         Ok(mtu.map_err(std::io::Error::from)?)
     }
 
-    /// Sets for how long the peer may be silent, and for how long it may take nothing of what is sent.
+    /// Sets how long the peer may be silent, and how long it may accept nothing of what is sent.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel refuses it.
+    /// [`LaneError::Io`] if the kernel refuses it.
     pub fn limit_waiting(&self, limit: Duration) -> Result<(), LaneError> {
         self.limit_silence(limit)?;
         Ok(self.socket().set_write_timeout(Some(limit))?)
     }
 
-    /// When the last handle of the stream goes, what has not left yet is thrown away and the peer hears a reset: the next
-    /// measurement finds the wire free.
+    /// Sets the close behaviour: when the last handle of the stream is dropped, unsent bytes are
+    /// discarded and the peer receives a reset. The next measurement then finds the wire free.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel refuses it.
+    /// [`LaneError::Io`] if the kernel refuses it.
     pub fn forget_unsent(&self) -> Result<(), LaneError> {
         Ok(sockopt::set_socket_linger(self.socket(), Some(Duration::ZERO)).map_err(std::io::Error::from)?)
     }
@@ -77,7 +79,7 @@ mod tests {
         let far = accept(&[listener], LIMIT).unwrap().unwrap();
         for end in [&near, &far] {
             let bytes = end.segment_bytes().unwrap();
-            // Timestamps take 12, where the host uses them.
+            // Timestamps take 12 bytes if the host uses them.
             assert!((988..=1000).contains(&bytes), "{bytes}");
         }
         assert!(near.path_mtu().unwrap() >= 1280);

@@ -1,4 +1,4 @@
-//! Rates and limits of rates as people write them.
+//! Rates and rate limits as people write them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,58 +6,60 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The least limit that is accepted. A page takes 65 ms at what it leaves for pages; below it the streams of a host that share it
-/// come near the ten seconds of silence that a peer takes for their end.
+/// Lowest limit that is accepted. At what it leaves for pages, a page takes 65 ms. Below it, the
+/// streams of a host that share it come near the ten seconds of silence that a peer takes for their
+/// end.
 pub const LEAST_LIMIT: BitRate = BitRate(1_000_000);
-/// The most that a rate can be.
+/// Highest rate.
 const MOST_BITS_PER_S: u64 = 10_000_000_000_000;
 
-/// What is wrong with a rate or a limit that somebody typed.
+/// Error in a rate or a limit that a user typed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
-    /// Not a rate.
+    /// The text is not a rate.
     #[error("`{0}` is no rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
     Rate(String),
-    /// Neither a rate nor `none`.
+    /// The text is neither a rate nor `none`.
     #[error("`{0}` is no limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or none")]
     Limit(String),
-    /// A limit at which nothing would ever arrive.
+    /// The limit is zero, at which nothing would ever arrive.
     #[error("a limit of zero would let nothing through: write none for no limit, or at least {LEAST_LIMIT}")]
     ZeroLimit,
-    /// A limit at which a migration would not live.
+    /// The limit is too low for a migration to survive.
     #[error(
         "a limit of {0} is too low: below {LEAST_LIMIT} peers take streams for dead; write at least that, or none"
     )]
     LimitTooLow(BitRate),
 }
 
-/// A rate in bits per second, never zero. What is counted is said where it is used: the lab's links count Ethernet frames, limits
-/// the bytes that are handed to TCP.
+/// Rate in bits per second, never zero. Its user defines what it counts: the lab's links count
+/// Ethernet frames; limits count the bytes handed to TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BitRate(u64);
 
 impl BitRate {
-    /// A rate of `bits_per_second`; `None` for zero, at which nothing would ever arrive.
+    /// Creates a rate of `bits_per_second`. Returns `None` for zero, at which nothing would ever
+    /// arrive.
     #[must_use]
     pub fn new(bits_per_second: u64) -> Option<BitRate> {
         (bits_per_second > 0).then_some(BitRate(bits_per_second))
     }
 
-    /// Bits per second.
+    /// Returns the rate in bits per second.
     #[must_use]
     pub fn bits_per_second(self) -> u64 {
         self.0
     }
 
-    /// How long `bytes` take on the wire, in nanoseconds, rounded up.
+    /// Returns how long `bytes` take on the wire, in nanoseconds, rounded up.
     #[must_use]
     pub fn serialisation_ns(self, bytes: u64) -> u64 {
         let ns = (u128::from(bytes) * 8 * 1_000_000_000).div_ceil(u128::from(self.0));
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// How many whole bytes pass in `time`.
+    /// Returns how many whole bytes pass in `time`.
     #[must_use]
     pub fn bytes_in(self, time: Duration) -> u64 {
         let bytes = u128::from(self.0) * time.as_nanos() / 8 / 1_000_000_000;
@@ -98,16 +100,17 @@ impl fmt::Display for BitRate {
     }
 }
 
-/// The bits per second that a text names, zero among them.
+/// Parses the bits per second that a text names; zero is allowed.
 fn bits_of(text: &str) -> Option<u64> {
     let lower = text.trim().to_ascii_lowercase();
     let mut units = RATE_UNITS.iter();
     let (number, unit) = units.find_map(|(name, unit)| Some((lower.strip_suffix(name)?, *unit)))?;
-    // 10 Tbit/s: above it is a typing error, and the arithmetic stays far from its limits.
+    // 10 Tbit/s: a higher rate is a typing error, and the arithmetic stays far from its limits.
     parse_scaled(number, unit).filter(|bits| *bits <= MOST_BITS_PER_S)
 }
 
-/// A limit that an operator sets: a rate of at least [`LEAST_LIMIT`], or none. As text `2gbit`, or `none`.
+/// Limit that an operator sets: a rate of at least [`LEAST_LIMIT`], or no limit. As text `2gbit`,
+/// or `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RateLimit(Option<BitRate>);
@@ -116,7 +119,7 @@ impl RateLimit {
     /// No limit.
     pub const NONE: RateLimit = RateLimit(None);
 
-    /// The rate; none where there is no limit.
+    /// Returns the rate, or `None` if there is no limit.
     #[must_use]
     pub fn rate(self) -> Option<BitRate> {
         self.0
@@ -164,7 +167,8 @@ impl fmt::Display for RateLimit {
     }
 }
 
-/// `number` (digits, at most one point) times `unit`, exact; digits below one unit are refused.
+/// Multiplies `number` (digits, at most one point) by `unit`, exactly. Digits below one unit are
+/// refused.
 #[must_use]
 pub fn parse_scaled(number: &str, unit: u64) -> Option<u64> {
     let number = number.trim();

@@ -1,4 +1,4 @@
-//! The receiving half of a lane.
+//! The receiving half of a stream.
 
 use std::time::Instant;
 
@@ -12,33 +12,35 @@ use crate::LaneError;
 use crate::codec::{MAX_PIECE_BYTES, Unpacker};
 use crate::link::Link;
 
-/// Room for the largest payload that is read whole (device state, the pages of a frame), and for many small pages in one call.
+/// Room for the largest payload that is read whole (device state, the pages of a frame), and for
+/// many small pages in one call.
 const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
 const _: () = assert!(MAX_PIECE_BYTES <= BUFFER_BYTES);
 
-/// [`PAGE_SIZE`], for places in buffers.
+/// [`PAGE_SIZE`] as a `usize`, for offsets in buffers.
 const PAGE_BYTES: usize = godwit_wire::PAGE_SIZE as usize;
 
-/// With more than this to come, pages are received straight into guest memory.
+/// If more than this many bytes are still to come, pages are received directly into guest memory.
 const DIRECT_BYTES: u64 = 64 * 1024;
-/// Pages received straight in one call, which are then summed up from the CPU's cache,
+/// Pages received directly in one call; they are then checksummed from the CPU's cache.
 const DIRECT_PAGES: u64 = DIRECT_BYTES / PAGE_SIZE;
-/// and what of them is summed up in one go.
+/// Bytes of those pages that are checksummed at a time.
 const SUM_BYTES: usize = 16 * 1024;
 
-/// What came of pages is not what was sent.
+/// Error when received pages differ from those sent.
 const CORRUPTED: WireError = WireError::Corrupted { what: "pages" };
 
-/// What comes next on a lane.
+/// Next item on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// A message.
     Message(Message),
-    /// Pages, still on the lane: [`StreamReceiver::pages`] must take them before anything else is read.
+    /// Pages that are still on the stream. [`StreamReceiver::pages`] must take them before anything
+    /// else is read.
     Pages(PagesHeader),
 }
 
-/// The receiving half of a lane.
+/// The receiving half of a stream.
 #[derive(Debug)]
 pub struct StreamReceiver {
     link: Link,
@@ -47,11 +49,12 @@ pub struct StreamReceiver {
     end: usize,
     received_bytes: u64,
     unpacker: Unpacker,
-    /// What pages that came straight into guest memory are summed up in.
+    /// Buffer for checksumming pages that arrived directly in guest memory.
     scratch: Vec<u8>,
-    /// The last pages came straight into guest memory: the next probably will, and are not to be read with their header.
+    /// Whether the last pages arrived directly in guest memory. The next ones probably will, and
+    /// must not be read together with their header.
     direct: bool,
-    /// After this nothing more is read.
+    /// Time after which nothing more is read.
     deadline: Option<Instant>,
 }
 
@@ -70,21 +73,22 @@ impl StreamReceiver {
         }
     }
 
-    /// From `deadline` on nothing more is read: a limit on silence alone lets a peer that sends byte by byte take its time.
+    /// Sets a deadline after which nothing more is read. A limit on silence alone gives a peer that
+    /// sends byte by byte unlimited time.
     pub fn limit_time(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
     }
 
-    /// Bytes taken from the kernel so far.
+    /// Returns the bytes read from the kernel so far.
     #[must_use]
     pub fn received_bytes(&self) -> u64 {
         self.received_bytes
     }
 
-    /// The next message, or the announcement of pages.
+    /// Returns the next message, or the announcement of pages.
     ///
     /// # Errors
-    /// [`LaneError`]: the lane is unusable afterwards.
+    /// [`LaneError`]: the stream is unusable afterwards.
     pub fn receive(&mut self) -> Result<Incoming, LaneError> {
         let at_most = if self.direct { PagesHeader::LEN } else { usize::MAX };
         self.fill_up_to(HEADER_LEN, at_most)?;
@@ -112,17 +116,20 @@ impl StreamReceiver {
         }
     }
 
-    /// Whether nothing more has come than was taken: the next [`StreamReceiver::receive`] would wait.
+    /// Returns whether everything received has been taken: the next [`StreamReceiver::receive`]
+    /// would block.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.start == self.end && self.link.is_idle()
     }
 
-    /// Takes announced pages into guest memory. After an error the pages hold anything: what they held, what came, or parts of both.
+    /// Receives announced pages into guest memory. After an error the content of the pages is
+    /// undefined: the old bytes, the new bytes, or parts of both.
     ///
     /// # Errors
-    /// [`LaneError::OutOfBounds`] where the block does not have them, [`WireError::Corrupted`] where they are not what was sent;
-    /// [`LaneError::Garbled`] where they can't be unpacked; else as [`StreamReceiver::receive`].
+    /// [`LaneError::OutOfBounds`] if the block does not have these pages, [`WireError::Corrupted`]
+    /// if they differ from what was sent, [`LaneError::Garbled`] if they cannot be unpacked;
+    /// otherwise as [`StreamReceiver::receive`].
     pub fn pages(&mut self, region: &Region, header: PagesHeader) -> Result<(), LaneError> {
         let run = header.run;
         let range = PageRange { first: run.first, count: u64::from(run.count) };
@@ -159,10 +166,10 @@ impl StreamReceiver {
         Ok(())
     }
 
-    /// What differs in a delta's pages from what was sent before: old pages XOR new ones.
+    /// Returns the differences of a delta's pages: old pages XOR new pages.
     ///
     /// # Errors
-    /// [`LaneError::Garbled`] where it can't be unpacked.
+    /// [`LaneError::Garbled`] if they cannot be unpacked.
     pub fn differences(&mut self, delta: &Delta) -> Result<&[u8], LaneError> {
         let &Delta { block, first, .. } = delta;
         let raw_bytes = usize::try_from(delta.count() * PAGE_SIZE).unwrap_or(usize::MAX);
@@ -173,7 +180,7 @@ impl StreamReceiver {
         })
     }
 
-    /// What is not what was sent never gets into guest memory.
+    /// Receives pages through the buffer: altered pages never reach guest memory.
     fn pages_by_buffer(&mut self, region: &Region, range: PageRange, sum: u32) -> Result<(), LaneError> {
         self.direct = false;
         let bytes = usize::try_from(range.len_bytes()).unwrap_or(usize::MAX);
@@ -187,7 +194,8 @@ impl StreamReceiver {
         Ok(())
     }
 
-    /// What has been read already is copied; the rest goes straight into memory, and is judged there.
+    /// Copies the part that was read already, receives the rest directly into memory, and verifies
+    /// it there.
     fn pages_straight(&mut self, region: &Region, range: PageRange, sum: u32) -> Result<(), LaneError> {
         self.direct = true;
         let mut summed = Checksum::default();
@@ -237,12 +245,13 @@ impl StreamReceiver {
         }
     }
 
-    /// Reads until at least `length` bytes are buffered; `length` is bounded by [`BUFFER_BYTES`].
+    /// Reads until the buffer holds at least `length` bytes; `length` is at most [`BUFFER_BYTES`].
     fn fill(&mut self, length: usize) -> Result<(), LaneError> {
         self.fill_up_to(length, usize::MAX)
     }
 
-    /// The same, with no more than `at_most` bytes taken from the kernel in one call.
+    /// Reads until the buffer holds at least `length` bytes, with at most `at_most` bytes from the
+    /// kernel per call.
     fn fill_up_to(&mut self, length: usize, at_most: usize) -> Result<(), LaneError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

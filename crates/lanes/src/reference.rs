@@ -1,30 +1,34 @@
-//! Pages told by their content. What the destination has is the migration's to know ([`Knowledge`]); here a piece of pages is
-//! hashed and cut into what is told and what is sent. The pages are a copy: the guest writes while it is read.
+//! Pages sent by reference to their content. The migration knows what the destination holds
+//! ([`Knowledge`]). This module hashes a piece of pages and splits it into pages sent by reference
+//! and pages sent with their content. The pages are a copy, because the guest writes while its
+//! memory is read.
 
 use godwit_wire::{PAGE_SIZE, PageHash, PageRun, Place, References};
 
-/// What is known of what the destination has. It may be wrong: the destination looks before it believes.
+/// Knowledge of what the destination holds. It may be wrong: the destination verifies the content
+/// before use.
 pub trait Knowledge {
-    /// Where a page's content, of this hash, probably is.
+    /// Returns where the content with this hash probably is.
     fn find(&self, hash: &PageHash, block: u16, page: u64) -> Option<Place>;
 
-    /// A page of this content is being sent otherwise.
+    /// Notes that a page with this content is being sent in another way.
     fn sent(&self, hash: &PageHash, block: u16, page: u64);
 
-    /// Puts what was sent of a page last into `old`. False: that is not known, or not to be gone by.
+    /// Copies the version of a page that was sent last into `old`. Returns false if that version is
+    /// unknown or unusable as a base.
     fn sent_before(&self, block: u16, page: u64, old: &mut [u8]) -> bool;
 
-    /// A page is being sent that holds this.
+    /// Notes that a page with this content is being sent.
     fn sends(&self, block: u16, page: u64, bytes: &[u8]);
 }
 
-/// The hash by which a page is told.
+/// Returns the hash by which references identify a page.
 #[must_use]
 pub fn hash_page(page: &[u8]) -> PageHash {
     blake3::hash(page).into()
 }
 
-/// A piece of pages, each looked for.
+/// Piece of pages, each looked up by its hash.
 #[derive(Debug)]
 pub(crate) struct Sought {
     run: PageRun,
@@ -32,13 +36,14 @@ pub(crate) struct Sought {
 }
 
 impl Sought {
-    /// Looks for the pages of a run; `copy` is what they hold.
+    /// Looks up the pages of a run; `copy` is their content.
     pub(crate) fn of(knowledge: &dyn Knowledge, run: PageRun, copy: &[u8]) -> Sought {
         let look = |(page, bytes): (u64, &[u8])| {
             let hash = hash_page(bytes);
             let place = knowledge.find(&hash, run.block, page);
             if place.is_none() {
-                // At once: a page further on may have the same content, and arrives after this one.
+                // Noted at once: a later page may have the same content, and it arrives after this
+                // one.
                 knowledge.sent(&hash, run.block, page);
             }
             (hash, place)
@@ -47,13 +52,13 @@ impl Sought {
         Sought { run, pages }
     }
 
-    /// How many pages the destination has.
+    /// Returns how many pages the destination holds.
     pub(crate) fn found(&self) -> u64 {
         self.pages.iter().filter(|(_, place)| place.is_some()).count() as u64
     }
 
-    /// The run cut where its pages are not in a row at the destination, each piece with the place of its first page; none: it
-    /// is to be sent.
+    /// Splits the run where its pages are not consecutive at the destination. Each piece has the
+    /// location of its first page; `None`: the piece must be sent.
     pub(crate) fn runs(&self) -> Vec<(PageRun, Option<Place>)> {
         let mut runs: Vec<(PageRun, Option<Place>)> = Vec::new();
         for (page, (_, place)) in (self.run.first..).zip(&self.pages) {
@@ -65,7 +70,7 @@ impl Sought {
         runs
     }
 
-    /// What tells the destination of one of [`Sought::runs`].
+    /// Returns the references frame for one of [`Sought::runs`].
     pub(crate) fn references(&self, round: u32, run: PageRun, place: Place) -> References {
         let from = usize::try_from(run.first - self.run.first).unwrap_or(usize::MAX);
         let hashes = self.pages.iter().skip(from).take(run.count as usize).map(|(hash, _)| *hash).collect();
@@ -73,7 +78,7 @@ impl Sought {
     }
 }
 
-/// Whether `next` is where the page after `count` from `first` on has to be.
+/// Returns whether `next` is the location that follows `count` pages from `first` on.
 fn continues(first: Option<Place>, count: u64, next: Option<Place>) -> bool {
     match (first, next) {
         (None, None) => true,

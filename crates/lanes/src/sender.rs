@@ -20,8 +20,8 @@ use crate::reference::{Knowledge, Sought};
 use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
 use paced::Paced;
 
-/// From so many bytes on what has been put together is handed to the socket: it sends them while the next pages are copied, summed up
-/// and compressed. Little enough to stay in the CPU's cache on their way.
+/// Batch size from which frames are handed to the socket: it sends them while the next pages are
+/// copied, checksummed and compressed. Small enough to stay in the CPU's cache.
 const BATCH_BYTES: usize = 128 << 10;
 
 /// The sending half of a stream.
@@ -29,20 +29,21 @@ const BATCH_BYTES: usize = 128 << 10;
 pub struct StreamSender {
     output: Output,
     batch: Batch,
-    /// A copy of pages, to be compressed.
+    /// Copy of pages, to be compressed.
     copy: Vec<u8>,
-    /// What differs between them and what was sent of them before.
+    /// Differences between the pages and the versions sent before.
     differences: Vec<u8>,
     compressor: Compressor,
     pace: Option<StreamPace>,
 }
 
-/// The socket, and the stream's count of what was handed to it.
+/// The socket, and the stream's count of bytes handed to it.
 #[derive(Clone, Debug)]
 struct Output {
     link: Link,
     sent_bytes: Arc<AtomicU64>,
-    /// A send has failed. Part of its bytes may be on their way, so nothing may follow them.
+    /// Whether a send has failed. Part of its bytes may be on their way, so nothing may follow
+    /// them.
     is_broken: Arc<AtomicBool>,
 }
 
@@ -73,18 +74,18 @@ impl StreamSender {
         Paced::new(self.output.clone(), self.pace.clone())
     }
 
-    /// Bytes that the stream's senders have handed to the kernel so far.
+    /// Returns the bytes that the stream's senders have handed to the kernel so far.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.output.sent_bytes.load(Ordering::Relaxed)
     }
 
-    /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends). Returns when the kernel
-    /// has taken all of it.
+    /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends). Returns when
+    /// the kernel has accepted all of it.
     ///
     /// # Errors
-    /// [`LaneError`]: the kernel has not taken all of it, so the peer cannot read the message. Every later
-    /// send fails as well.
+    /// [`LaneError`]: the kernel has not accepted all of it, so the peer cannot read the message.
+    /// Every later send fails as well.
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.batch.clear();
         self.batch.message(message);
@@ -92,7 +93,7 @@ impl StreamSender {
         Ok(())
     }
 
-    /// Sends bytes that the peer drops.
+    /// Sends bytes that the peer discards.
     ///
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
@@ -108,9 +109,10 @@ impl StreamSender {
         Ok(())
     }
 
-    /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Pages that
-    /// are not worth their compression go raw, whatever `packing` says. All go from a copy: the guest writes meanwhile, and what is
-    /// summed up must be what is sent. Without `knowledge` none is told by its content or by what differs.
+    /// Sends a unit: runs of pages of one block with their present content, runs that are zero, and
+    /// the unit's end. Pages whose compression does not pay go raw, whatever `packing` says. All
+    /// pages go from a copy, because the guest writes meanwhile and the checksum must cover the
+    /// bytes sent. Without `knowledge` no page is sent by reference or as a delta.
     ///
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
@@ -153,7 +155,8 @@ impl StreamSender {
         }
     }
 
-    /// One piece: what is known to be at the destination is told, the rest goes by what differs, in the codec's form or raw.
+    /// Puts one piece: pages that the destination is known to hold go by reference; the others go
+    /// as deltas, compressed by the codec, or raw.
     fn put_piece(
         &mut self,
         region: &Region,
@@ -183,7 +186,8 @@ impl StreamSender {
         Ok(())
     }
 
-    /// What the destination has is told by its content, the rest sent. `pages`: what the piece holds, copied since `begun`.
+    /// Puts pages that the destination holds as references, and the others with their content.
+    /// `pages`: the piece's content, copied since `begun`.
     fn put_told(
         &mut self,
         knowledge: &dyn Knowledge,
@@ -211,8 +215,8 @@ impl StreamSender {
         }
     }
 
-    /// What was sent before is told by what differs, where that pays; the rest goes in the codec's form or raw. `copying`: what
-    /// making the copy of the pages has cost.
+    /// Puts pages that were sent before as deltas where that pays, and the others compressed by the
+    /// codec or raw. `copying`: the cost of copying the pages.
     fn put_rest(
         &mut self,
         piece: PagesHeader,
@@ -247,7 +251,7 @@ impl StreamSender {
         }
     }
 
-    /// Pages by what differs; none where that does not pay.
+    /// Puts pages as a delta. Returns `None` if that does not pay.
     fn put_delta(
         &mut self,
         pages: PagesHeader,
@@ -273,7 +277,8 @@ impl StreamSender {
         Some(())
     }
 
-    /// One frame, in the codec's form where that pays. `copy`: its pages; `copying`: what making it has cost.
+    /// Puts one frame, compressed by the codec if that pays. `copy`: its pages; `copying`: the cost
+    /// of making the copy.
     fn put_frame(
         &mut self,
         mut frame: PagesHeader,
@@ -289,7 +294,7 @@ impl StreamSender {
             let bytes = packed.map_or(copy.len(), <[u8]>::len);
             sent.effort_mut(codec).add(copy.len(), bytes, copying + begun.elapsed());
             if let Some(packed) = packed {
-                // A piece is at most 256 KiB, and less than that by now.
+                // A piece is at most 256 KiB, and by now less than that.
                 frame.encoding =
                     Encoding::Compressed { codec, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
                 let bytes = self.batch.frame(frame, packed);
@@ -300,7 +305,7 @@ impl StreamSender {
         sent.raw.add(pages, bytes);
     }
 
-    /// Hands what has been put together to the kernel.
+    /// Hands the batch to the kernel.
     fn flush(&mut self, paced: &Paced) -> Result<u64, LaneError> {
         let sent = paced.send(self.batch.bytes(), &self.batch.ends)?;
         self.batch.clear();
@@ -308,26 +313,26 @@ impl StreamSender {
     }
 }
 
-/// How pages are sent.
+/// Form in which pages are sent.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     codec: Option<Codec>,
-    /// What tells where the destination has their content; none: they are not looked for.
+    /// Knowledge of which content the destination holds; `None`: pages are not looked up.
     content: Option<&'a dyn Knowledge>,
-    /// What tells what was sent of them before; none: they are not compared with that.
+    /// Knowledge of the versions sent before; `None`: pages are not compared with them.
     history: Option<&'a dyn Knowledge>,
-    /// They are of the sample.
+    /// Whether the pages belong to the sample.
     sampled: bool,
 }
 
 impl Way<'_> {
-    /// As they are: nobody looks at them.
+    /// Returns whether the pages go raw, without being examined.
     fn is_raw(self) -> bool {
         self.codec.is_none() && self.content.is_none() && self.history.is_none()
     }
 }
 
-/// A unit's pages by how they are sent.
+/// Splits a unit's pages by the form in which they are sent.
 fn ways<'a>(
     packing: Packing,
     knowledge: Option<&'a dyn Knowledge>,
@@ -350,22 +355,22 @@ fn ways<'a>(
     [(Way { history: knowledge, sampled: true, ..plain }, sampled), (probe, probed), (plain, rest)]
 }
 
-/// The bytes of a run within those of a piece that it lies in.
+/// Returns the bytes of a run within those of a piece that contains it.
 fn bytes_of(run: PageRun, piece: PageRun, bytes: &[u8]) -> &[u8] {
     let from =
         usize::try_from(run.first - piece.first).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE as usize);
     bytes.get(from..).and_then(|rest| rest.get(..run.count as usize * PAGE_SIZE as usize)).unwrap_or_default()
 }
 
-/// Frames that are sent in one go.
+/// Frames that are sent together.
 #[derive(Debug, Default)]
 struct Batch {
-    /// It keeps its length: to make room is to write zeros first.
+    /// Buffer that keeps its length, because growing it writes zeros first.
     room: Vec<u8>,
     filled: usize,
-    /// Where frames end, ascending.
+    /// Offsets of the ends of frames, ascending.
     ends: Vec<usize>,
-    /// A message on its way in.
+    /// Buffer in which a message is encoded.
     message: Vec<u8>,
 }
 
@@ -379,7 +384,7 @@ impl Batch {
         &self.room[..self.filled]
     }
 
-    /// Room for so many more bytes.
+    /// Returns room for so many more bytes.
     fn grow(&mut self, bytes: usize) -> &mut [u8] {
         let start = self.filled;
         self.filled += bytes;
@@ -389,7 +394,7 @@ impl Batch {
         &mut self.room[start..self.filled]
     }
 
-    /// Puts a whole frame. Returns how many of the message's runs it took ([`Message::encode`]).
+    /// Adds a whole frame. Returns how many of the message's runs it took ([`Message::encode`]).
     fn message(&mut self, message: &Message) -> usize {
         let mut bytes = std::mem::take(&mut self.message);
         bytes.clear();
@@ -400,7 +405,7 @@ impl Batch {
         taken
     }
 
-    /// Puts a frame of pages that are copied by `copy`. Returns its bytes.
+    /// Adds a frame of pages, which `copy` copies. Returns the frame's bytes.
     fn pages(
         &mut self,
         frame: PagesHeader,
@@ -414,7 +419,7 @@ impl Batch {
         Ok(bytes)
     }
 
-    /// Puts a frame of pages, raw or compressed. Returns its bytes.
+    /// Adds a frame of pages, raw or compressed. Returns the frame's bytes.
     fn frame(&mut self, frame: PagesHeader, content: &[u8]) -> usize {
         let bytes = PagesHeader::LEN + content.len();
         let (header, pages) = self.grow(bytes).split_at_mut(PagesHeader::LEN);
@@ -425,7 +430,7 @@ impl Batch {
     }
 }
 
-/// The first `count` pages of ascending runs, and the rest.
+/// Splits ascending runs after the first `count` pages.
 fn split(runs: &[PageRange], mut count: u64) -> (Vec<PageRange>, Vec<PageRange>) {
     let (mut first, mut rest) = (Vec::new(), Vec::with_capacity(runs.len()));
     for run in runs {
@@ -437,7 +442,7 @@ fn split(runs: &[PageRange], mut count: u64) -> (Vec<PageRange>, Vec<PageRange>)
     (first, rest)
 }
 
-/// Runs cut into raw frames of at most so many pages.
+/// Splits runs into raw frames of at most so many pages.
 fn frames(
     round: u32,
     block: u16,

@@ -16,39 +16,41 @@ use crate::link::{Link, Tls};
 use crate::pacing::StreamPace;
 use crate::{Interrupt, LaneError, StreamReceiver, StreamSender};
 
-/// Sent data that stays unacknowledged for this long ends the lane; so does silence.
+/// Longest time that sent data may stay unacknowledged, or that the peer may be silent, before the
+/// lane ends.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a stream may take to connect, in a migration and in a probe alike.
+/// Time limit for connecting a stream, in a migration and in a probe.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Congestion controls that do not pace: the usual one, and the one that every kernel has.
 const BURSTING: [&str; 2] = ["cubic", "reno"];
-/// How those begin that pace.
+/// Prefix of the names of congestion controls that pace.
 const PACING: &str = "bbr";
 
-/// Below this round trip a way is near.
+/// A path with a shorter round trip is near.
 const NEAR: Duration = Duration::from_millis(1);
-/// What a socket on a near way holds: [`FASTEST_BYTES_PER_S`] for the longest near round trip, and little enough to stay in the
-/// CPU's cache.
+/// Send buffer of a socket on a near path: [`FASTEST_BYTES_PER_S`] for the longest near round trip,
+/// and small enough to stay in the CPU's cache.
 const NEAR_BUFFER_BYTES: usize = 1 << 20;
-/// What one stream is made for, 10 Gbit/s.
+/// Rate that one stream is designed for: 10 Gbit/s.
 const FASTEST_BYTES_PER_S: u64 = 1_250_000_000;
-/// The most that a socket may hold of what is on its way.
+/// Largest send buffer of a socket.
 const MOST_BUFFER_BYTES: u64 = 64 << 20;
-/// What waits to be put on the wire: as much as keeps it busy while a thread sleeps, and not seconds of a slow one.
+/// Most unsent bytes in a socket: enough to keep the wire busy while a thread sleeps, and not
+/// seconds of a slow wire.
 const UNSENT_BYTES: u32 = 1 << 20;
 
-/// One TCP connection between two hosts, both directions.
+/// TCP connection between two hosts, both directions.
 #[derive(Clone, Debug)]
 pub struct Stream {
     link: Link,
     peer: SocketAddr,
-    /// Bytes handed to the kernel.
+    /// Bytes handed to the kernel so far.
     sent_bytes: Arc<AtomicU64>,
-    /// How fast pages may be sent on it; none: as fast as they can.
+    /// Limits for pages sent on the stream; `None`: no limits.
     pace: Option<StreamPace>,
-    /// How long its connection took, which is a round trip; none where the peer connected.
+    /// Time that connecting took, which is one round trip; `None` if the peer connected.
     connected_in: Option<Duration>,
 }
 
@@ -56,9 +58,9 @@ impl Stream {
     /// Takes over a connected stream and sets its options.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel refuses an option.
+    /// [`LaneError::Io`] if the kernel refuses an option.
     pub fn new(stream: TcpStream) -> Result<Stream, LaneError> {
-        // Frames are handed over whole: Nagle would only delay the last one.
+        // Frames are handed over whole, so Nagle's algorithm would only delay the last one.
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(SILENCE_LIMIT))?;
         let millis = u32::try_from(SILENCE_LIMIT.as_millis()).unwrap_or(u32::MAX);
@@ -68,7 +70,8 @@ impl Stream {
         Ok(Stream { link: Link::plain_over(stream), peer, sent_bytes, pace: None, connected_in: None })
     }
 
-    /// Makes the stream secure, as the one who connected; the peer's certificate must be that of `host`.
+    /// Makes the stream secure, as the connecting side. The peer's certificate must be that of
+    /// `host`.
     ///
     /// # Errors
     /// [`LaneError::Handshake`] with the reason.
@@ -78,7 +81,7 @@ impl Stream {
         Ok(Stream { link: Link::Tls(Arc::new(tls)), ..self })
     }
 
-    /// Makes the stream secure, as the one who was connected to, and tells who has connected.
+    /// Makes the stream secure, as the accepting side. Returns the stream and its peer.
     ///
     /// # Errors
     /// [`LaneError::Handshake`] with the reason.
@@ -87,43 +90,44 @@ impl Stream {
         Ok((Stream { link: Link::Tls(Arc::new(tls)), ..self }, who))
     }
 
-    /// The other side.
+    /// Returns the peer's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Bytes that the peer's host has acknowledged, also of a call that has not handed all of its own to the kernel yet.
+    /// Returns the bytes that the peer's host has acknowledged, including those of a call that has
+    /// not handed all its bytes to the kernel yet.
     #[must_use]
     pub fn carried_bytes(&self) -> u64 {
         self.link.acked_bytes()
     }
 
-    /// Bytes that the stream's senders have handed to the kernel.
+    /// Returns the bytes that the stream's senders have handed to the kernel.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were handed to the kernel and have not been acknowledged by the peer's host.
+    /// Returns the bytes that were handed to the kernel and not acknowledged by the peer's host.
     #[must_use]
     pub fn unacked_bytes(&self) -> u64 {
         self.link.unacked_bytes()
     }
 
-    /// How often in a row the kernel has sent the same anew and heard nothing.
+    /// Returns the number of consecutive retransmissions that the peer has not answered.
     #[must_use]
     pub fn unanswered_timeouts(&self) -> u8 {
         self.link.unanswered_timeouts()
     }
 
-    /// Whether its sender waits for a limit of bandwidth.
+    /// Returns whether the sender waits for a bandwidth limit.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.pace.as_ref().is_some_and(StreamPace::is_held)
     }
 
-    /// How long the connection took to come up, one round trip; none where the peer connected.
+    /// Returns how long connecting took, one round trip; `None` if the peer connected.
     #[must_use]
     pub fn connected_in(&self) -> Option<Duration> {
         self.connected_in
@@ -133,34 +137,35 @@ impl Stream {
         self.link.socket()
     }
 
-    /// This side's address; it tells which lane it is on.
+    /// Returns this side's address, which identifies the lane.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel does not tell it.
+    /// [`LaneError::Io`] if the kernel does not report it.
     pub fn local(&self) -> Result<SocketAddr, LaneError> {
         Ok(self.link.socket().local_addr()?)
     }
 
-    /// The same, whose units and padding leave as fast as `pace` lets them.
+    /// Sets the pace at which units and padding leave.
     #[must_use]
     pub fn paced(self, pace: StreamPace) -> Stream {
         Stream { pace: Some(pace), ..self }
     }
 
-    /// The sending half.
+    /// Returns the sending half.
     #[must_use]
     pub fn sender(&self) -> StreamSender {
         StreamSender::new(self.link.clone(), Arc::clone(&self.sent_bytes), self.pace.clone())
     }
 
-    /// The receiving half.
+    /// Returns the receiving half.
     #[must_use]
     pub fn receiver(&self) -> StreamReceiver {
         StreamReceiver::new(self.link.clone())
     }
 
-    /// What is sent goes out as soon as the window takes it. A congestion control that paces (BBR) spreads a burst by the rate
-    /// that it has seen last. Where it does, pacing goes on by two windows a round trip (see `never_pace`).
+    /// Makes data leave as soon as the window allows. A congestion control that paces (BBR) spreads
+    /// a burst at the last rate that it saw. If the congestion control cannot be changed, pacing
+    /// goes on at two windows per round trip (see `never_pace`).
     pub fn send_in_bursts(&self) {
         let socket = self.link.socket();
         let paces = sockopt::tcp_congestion(socket).is_ok_and(|name| name.starts_with(PACING));
@@ -169,49 +174,49 @@ impl Stream {
         }
     }
 
-    /// Sets for how long the peer may be silent; the default is ten seconds.
+    /// Sets how long the peer may be silent; the default is ten seconds.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel refuses it.
+    /// [`LaneError::Io`] if the kernel refuses it.
     pub fn limit_silence(&self, limit: Duration) -> Result<(), LaneError> {
         Ok(self.link.socket().set_read_timeout(Some(limit))?)
     }
 
-    /// Sets for how long a send may wait for a peer that takes nothing; by default it waits until the
+    /// Sets how long a send may wait for a peer that accepts nothing. By default it waits until the
     /// connection breaks.
     ///
     /// # Errors
-    /// [`LaneError::Io`] where the kernel refuses it.
+    /// [`LaneError::Io`] if the kernel refuses it.
     pub fn limit_sending(&self, limit: Duration) -> Result<(), LaneError> {
         Ok(self.link.socket().set_write_timeout(Some(limit))?)
     }
 
-    /// Ends the lane: both halves' calls return at once. What was sent still goes out.
+    /// Closes the stream: calls of both halves return at once. Data already sent still goes out.
     pub fn close(&self) {
-        // A lane that is gone already is closed.
+        // A stream that is gone already is closed.
         let _ = self.link.socket().shutdown(Shutdown::Both);
         self.pace.iter().for_each(StreamPace::close);
     }
 
-    /// Sends bytes as they are, in a plain stream.
+    /// Sends bytes unchanged, in a plain stream.
     #[cfg(test)]
     pub(crate) fn write_all(&self, bytes: &[u8]) {
         std::io::Write::write_all(&mut self.link.socket(), bytes).unwrap();
     }
 
-    /// No more is sent; the peer reads what was sent and then the end. Receiving goes on.
+    /// Ends sending: the peer reads what was sent and then the end. Receiving goes on.
     pub fn finish_sending(&self) {
         self.link.finish();
         let _ = self.link.socket().shutdown(Shutdown::Write);
     }
 }
 
-/// A path between two hosts.
+/// Path between two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// The address that its streams leave from; none: the kernel's choice.
+    /// The local address of its streams; `None`: the kernel chooses.
     pub from: Option<IpAddr>,
-    /// Where they go.
+    /// The destination's address.
     pub to: SocketAddr,
 }
 
@@ -224,20 +229,22 @@ impl std::fmt::Display for Lane {
     }
 }
 
-/// What a stream is for. It decides how large its TCP segments may be, and whether they may be spread over time.
+/// Purpose of a stream. It determines how large TCP segments may be, and whether they may be spread
+/// over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carries {
-    /// Pages, in segments as large as the interface's MTU lets them be.
+    /// Pages, in segments as large as the interface's MTU allows.
     #[default]
     Pages,
-    /// Pages, in segments of at most [`SAFE_SEGMENT_BYTES`], both ways.
+    /// Pages, in segments of at most [`SAFE_SEGMENT_BYTES`], in both directions.
     PagesNarrowly,
-    /// What is waited for on a stream that is mostly silent, messages or pages: it leaves as soon as the window takes it, in such
-    /// small segments.
+    /// Messages or pages that a peer waits for, on a stream that is mostly silent. They leave as
+    /// soon as the window allows, in segments of at most [`SAFE_SEGMENT_BYTES`].
     Urgent,
 }
 
-/// Segments so small pass everywhere: IPv6 asks for an MTU of 1280 at least (RFC 8200, section 5).
+/// Segment size that passes everywhere: IPv6 requires an MTU of at least 1280 (RFC 8200, section
+/// 5).
 pub const SAFE_SEGMENT_BYTES: u32 = 1000;
 
 impl Carries {
@@ -249,17 +256,17 @@ impl Carries {
     }
 }
 
-/// An address of this host that lanes may leave from.
+/// Address of this host that lanes may leave from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Near {
     /// The address.
     pub address: IpAddr,
-    /// How many bits of it name its network; none where no interface has it at the moment.
+    /// Length of its network prefix in bits; `None` if no interface has the address at the moment.
     pub prefix: Option<u8>,
 }
 
 impl Near {
-    /// Whether `to` is in its network.
+    /// Returns whether `to` is in the same network.
     fn is_beside(&self, to: IpAddr) -> bool {
         let Some(prefix) = self.prefix else { return false };
         let same = |ours: u128, theirs: u128, bits: u8| {
@@ -276,10 +283,11 @@ impl Near {
     }
 }
 
-/// The lanes between the addresses of two hosts, in the order of the destination's. Addresses of one network make a lane, also
-/// where one host lacks an address that the other has; those that are left pair in each host's order, the first IPv4 address with
-/// the first, the second with the second, and IPv6 alike. An address too many on the destination's side is reached from whichever
-/// address the kernel chooses.
+/// Pairs the addresses of two hosts into lanes, in the order of the destination's addresses.
+/// Addresses of one network make a lane, also if one host lacks an address that the other has. The
+/// remaining addresses pair in each host's order: the first IPv4 address with the first, the second
+/// with the second, and IPv6 likewise. For a surplus address of the destination, the kernel chooses
+/// the source address.
 #[must_use]
 pub fn pair(ours: &[Near], theirs: &[SocketAddr]) -> Vec<Lane> {
     let mut left = ours.to_vec();
@@ -296,7 +304,7 @@ pub fn pair(ours: &[Near], theirs: &[SocketAddr]) -> Vec<Lane> {
     theirs.iter().zip(from).map(|(to, from)| Lane { from, to: *to }).collect()
 }
 
-/// Connects a stream of a lane within `limit`, for pages.
+/// Connects a stream for pages on a lane within `limit`.
 ///
 /// # Errors
 /// [`LaneError::Connect`].
@@ -304,7 +312,8 @@ pub fn connect(lane: Lane, limit: Duration) -> Result<Stream, LaneError> {
     connect_with(lane, limit, None, Carries::Pages, |_| Ok(()))
 }
 
-/// The same, until it is interrupted; `prepare` sets options that must stand before the connection does.
+/// Connects a stream of a lane within `limit`, unless it is interrupted. `prepare` sets options
+/// that must be set before connecting.
 pub(crate) fn connect_with(
     lane: Lane,
     limit: Duration,
@@ -327,37 +336,42 @@ pub(crate) fn connect_with(
     Ok(Stream { connected_in: Some(connected_in), ..Stream::new(stream)? })
 }
 
-/// Has a socket that is not connected yet send as soon as the window takes it. Returns the host's own congestion control where
-/// that paces, and another could be set. A socket that was connected under one is paced for good, whichever it is given later
-/// (Linux sets sk_pacing_status in bbr_init and never takes it back): by two windows a round trip, and a round trip on a full wire
-/// is mostly queue. A mostly silent stream then carried 1 MB/s on a wire of 25 MB/s: 60 ms for the device state.
+/// Makes a socket that is not connected yet send as soon as the window allows. Returns the host's
+/// own congestion control if that one paces and another could be set.
+///
+/// A socket that was connected under a pacing congestion control stays paced, whichever it is given
+/// later (Linux sets sk_pacing_status in bbr_init and never resets it): at two windows per round
+/// trip, and a round trip on a full wire is mostly queueing. A mostly silent stream then carried 1
+/// MB/s on a wire of 25 MB/s: 60 ms for the device state.
 fn never_pace(socket: impl AsFd) -> Option<String> {
     let of_host = sockopt::tcp_congestion(&socket).ok().filter(|name| name.starts_with(PACING))?;
     let set = BURSTING.iter().find(|name| sockopt::set_tcp_congestion(&socket, name).is_ok());
     if set.is_none() {
-        // Slower, but it works: net.ipv4.tcp_allowed_congestion_control may name none but the host's.
+        // Slower, but it works: net.ipv4.tcp_allowed_congestion_control may allow only the host's
+        // own.
         tracing::debug!(congestion = of_host, "the host's congestion control stays, and paces");
     }
     set.map(|_| of_host)
 }
 
-/// Fits what a socket holds to the way's bandwidth × round trip, which the connection's set-up has just measured. `paces`: the
-/// congestion control for a far way, where that is not the one it was connected under.
+/// Fits a socket's send buffer to the path's bandwidth × round trip, which connecting has just
+/// measured. `paces`: the congestion control for a far path, if it differs from the one that the
+/// socket was connected under.
 ///
-/// Near ways: small buffers, and no pacing: measured on a link as fast as memory, 0.31 s of CPU a GB instead of 0.47.
-/// Far ways: room for all that may be on its way, which the kernel's own bound (the third number of `net.ipv4.tcp_wmem`) does
-/// not always give.
+/// Near paths get small buffers and no pacing: measured on a link as fast as memory, this takes
+/// 0.31 s of CPU per GB instead of 0.47 s. Far paths get room for everything in flight, which the
+/// kernel's own bound (the third number of `net.ipv4.tcp_wmem`) does not always give.
 fn fit_to_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) {
     let fitted =
         if round_trip < NEAR { fit_to_near_way(socket) } else { fit_to_far_way(socket, round_trip, paces) };
-    // Slower, maybe, but it works.
+    // Perhaps slower, but it works.
     if let Err(error) = fitted {
         tracing::debug!(%error, round_trip_us = round_trip.as_micros(), "the socket's buffers stay as they are");
     }
 }
 
 fn fit_to_near_way(socket: &TcpStream) -> std::io::Result<()> {
-    // The kernel doubles it, for its own bookkeeping.
+    // The kernel doubles the size for its own bookkeeping.
     Ok(sockopt::set_socket_send_buffer_size(socket, NEAR_BUFFER_BYTES)?)
 }
 
@@ -409,18 +423,18 @@ fn connect_from(
     Ok(stream)
 }
 
-/// Listens for lanes; port 0 takes a free one.
+/// Listens for lanes; port 0 selects a free port.
 ///
 /// # Errors
 /// [`LaneError::Listen`].
 pub fn listen(on: SocketAddr) -> Result<TcpListener, LaneError> {
     let listener = TcpListener::bind(on).map_err(|source| LaneError::Listen { on, source })?;
-    // What is accepted inherits it: only messages are sent on it.
+    // Accepted sockets inherit it: they send only messages.
     never_pace(&listener);
     Ok(listener)
 }
 
-/// Waits for one lane on any of `listeners` within `limit`; none: nobody came.
+/// Waits up to `limit` for one stream on any of `listeners`. Returns `None` if no peer connected.
 ///
 /// # Errors
 /// [`LaneError::Io`].

@@ -1,95 +1,95 @@
-//! What is asked of a unit's sending, and what came of it.
+//! Parameters and results of sending a unit.
 
 use std::time::Duration;
 
 use godwit_ram::{PageRange, Region};
 use godwit_wire::Codec;
 
-/// What is sent in one go: pages of one block, as they are in memory now.
+/// Pages of one block that are sent together, with their present content.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitPages<'a> {
-    /// The round that they belong to.
+    /// The round that the pages belong to.
     pub round: u32,
     /// The block's number.
     pub block: u16,
     /// The block.
     pub region: &'a Region,
-    /// Runs of pages that are sent, ascending.
+    /// Runs of pages to send, ascending.
     pub pages: &'a [PageRange],
     /// Runs of pages that are zero.
     pub zeros: &'a [PageRange],
 }
 
-/// How a unit's pages are to be sent; by default raw.
+/// Form in which a unit's pages are sent; raw by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// What compresses them; none: they go raw.
+    /// Codec of the pages; `None`: they go raw.
     pub codec: Option<Codec>,
-    /// What compresses the first 64 of them instead, to learn what it does.
+    /// Codec tried on the first 64 pages instead, to measure its effect.
     pub probe: Option<Codec>,
-    /// Which of them are looked for among what the destination has.
+    /// Which pages are looked up in what the destination holds.
     pub reference: Referring,
-    /// Which of them are told by what differs from what was sent before.
+    /// Which pages are sent as deltas against the versions sent before.
     pub delta: Differing,
 }
 
-/// Which pages of a unit are told by their content, where the destination has it.
+/// Selects the pages of a unit that are sent by reference if the destination holds their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Referring {
-    /// None: nothing is hashed.
+    /// No pages: nothing is hashed.
     #[default]
     No,
-    /// The first 64, to learn what it brings.
+    /// The first 64 pages, to measure the gain.
     Probe,
-    /// All.
+    /// All pages.
     All,
 }
 
-/// Which pages of a unit are told by what differs in them from what was sent before, where that is known.
+/// Selects the pages of a unit that are sent as deltas if the version sent before is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Differing {
-    /// None: what is sent of them is not kept.
+    /// No pages: the versions sent are not kept.
     #[default]
     No,
-    /// Those of the sample ([`is_sampled`](crate::is_sampled)), to learn what it brings.
+    /// Pages of the sample ([`is_sampled`](crate::is_sampled)), to measure the gain.
     Sample,
-    /// All.
+    /// All pages.
     All,
 }
 
-/// What came of sending a unit.
+/// Results of sending a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitSent {
     /// Bytes handed to the kernel.
     pub wire_bytes: u64,
-    /// Pages told to be zero.
+    /// Zero pages.
     pub zero: Tally,
-    /// Pages sent as they are.
+    /// Pages sent raw.
     pub raw: Tally,
-    /// Pages sent compressed by LZ4.
+    /// Pages sent compressed with LZ4.
     pub lz4: Tally,
-    /// Pages sent compressed by Zstandard.
+    /// Pages sent compressed with Zstandard.
     pub zstd: Tally,
-    /// Pages told by their content.
+    /// Pages sent by reference.
     pub reference: Tally,
-    /// Pages told by what differs.
+    /// Pages sent as deltas.
     pub delta: Tally,
-    /// What looking for pages came to.
+    /// Effort and result of looking up pages.
     pub hashing: Hashing,
-    /// What comparing them with what was sent before came to.
+    /// Effort and result of comparing pages with the versions sent before.
     pub comparing: Comparing,
-    /// What LZ4 was tried on.
+    /// Effort and result of LZ4.
     pub lz4_effort: Effort,
-    /// What Zstandard was tried on.
+    /// Effort and result of Zstandard.
     pub zstd_effort: Effort,
-    /// Bytes that the socket had taken before and not put on the wire.
+    /// Unsent bytes in the socket before the unit.
     pub unsent_before_bytes: u64,
-    /// The same, afterwards.
+    /// Unsent bytes in the socket after the unit.
     pub unsent_after_bytes: u64,
 }
 
 impl UnitSent {
-    /// What a codec was tried on.
+    /// Returns the effort and result of a codec.
     #[must_use]
     pub fn effort(&self, codec: Codec) -> Effort {
         match codec {
@@ -114,12 +114,12 @@ impl UnitSent {
     }
 }
 
-/// What was sent in one form.
+/// Total of the pages sent in one form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Bytes of their frames, before TLS adds its own.
+    /// Bytes of their frames, before TLS.
     pub wire_bytes: u64,
 }
 
@@ -130,14 +130,14 @@ impl Tally {
     }
 }
 
-/// What looking for pages by their content came to.
+/// Effort and result of looking up pages by their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hashing {
     /// Pages hashed.
     pub pages: u64,
-    /// Pages of them that the destination has.
+    /// Pages among them that the destination holds.
     pub found: u64,
-    /// How long it took, with the copy that is hashed.
+    /// Time taken, including the copy that is hashed.
     pub time: Duration,
 }
 
@@ -149,29 +149,29 @@ impl Hashing {
     }
 }
 
-/// What comparing pages with what was sent of them before came to.
+/// Effort and result of comparing pages with the versions sent before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Comparing {
     /// Pages compared.
     pub pages: u64,
-    /// How long it took, with the copy that is compared and the compression of what differs.
+    /// Time taken, including the copy that is compared and the compression of the differences.
     pub time: Duration,
-    /// Pages of the sample among them.
+    /// Pages among them that belong to the sample.
     pub sampled: u64,
-    /// Pages of the sample that were told by what differs.
+    /// Pages of the sample that were sent as deltas.
     pub told: u64,
-    /// Bytes that told of those.
+    /// Bytes of those deltas.
     pub told_bytes: u64,
 }
 
-/// What compressing came to, pages that went raw in the end included.
+/// Effort and result of compression, pages that were sent raw in the end included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effort {
-    /// Bytes of the pages.
+    /// Bytes of the pages before compression.
     pub raw_bytes: u64,
-    /// Bytes that they became.
+    /// Bytes of the pages after compression.
     pub packed_bytes: u64,
-    /// How long it took, with the copy that is compressed.
+    /// Time taken, including the copy that is compressed.
     pub time: Duration,
 }
 

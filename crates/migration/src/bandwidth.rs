@@ -1,10 +1,10 @@
-//! What was sent by when, for a picture of it: few enough points for a report, however long the migration. Pure.
+//! Bytes sent over time, for a chart. A report holds few points, however long the migration. Pure.
 
 use serde::{Deserialize, Serialize};
 
-/// The most points that a report has.
+/// Maximum points of a report.
 pub const MOST_POINTS: usize = 200;
-/// The least time between two, at first: half of what lies between two words of progress.
+/// Initial minimum distance between two points: half the interval of progress reports.
 const FIRST_SPACING_MS: f64 = 50.0;
 
 /// So much had been sent by then.
@@ -17,7 +17,8 @@ pub struct BandwidthPoint {
     pub bytes: u64,
 }
 
-/// The points of a migration under way. Where they become too many every other one is dropped, and the next come half as often.
+/// Points of a migration in progress. When they become too many, every other one is dropped, and
+/// further points come half as often.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bandwidth {
     points: Vec<BandwidthPoint>,
@@ -31,13 +32,14 @@ impl Default for Bandwidth {
 }
 
 impl Bandwidth {
-    /// Takes a point; one that comes too soon after the last is left out, as is one without anything sent.
+    /// Adds a point. A point too soon after the last one is left out, as is one before anything was
+    /// sent.
     pub fn take(&mut self, point: BandwidthPoint) {
         let last_ms = self.points.last().map_or(f64::NEG_INFINITY, |last| last.ms);
         if point.bytes == 0 || point.ms < last_ms + self.spacing_ms {
             return;
         }
-        // One place is the end's.
+        // One place is reserved for the final point.
         if self.points.len() + 1 >= MOST_POINTS {
             let mut kept = false;
             self.points.retain(|_| {
@@ -49,7 +51,7 @@ impl Bandwidth {
         self.points.push(point);
     }
 
-    /// All points, with the last: what was sent when it was over.
+    /// Returns all points and the final one: what had been sent at the end.
     #[must_use]
     pub fn end(&self, end: BandwidthPoint) -> Vec<BandwidthPoint> {
         let before = self.points.iter().filter(|point| point.ms < end.ms && point.bytes <= end.bytes);
@@ -90,7 +92,7 @@ mod tests {
             let points = bandwidth.end(at(ms + 1.0, bytes));
             prop_assert!(points.len() <= MOST_POINTS);
             prop_assert!(points.is_sorted_by(|one, next| one.ms < next.ms && one.bytes <= next.bytes));
-            // No more than half of the points are dropped at once.
+            // At most half of the points are dropped at once.
             prop_assert!(ms < 20_000.0 || points.len() > MOST_POINTS / 8);
         }
     }

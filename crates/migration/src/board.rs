@@ -1,39 +1,41 @@
-//! Which stream sends what. A unit of work is what is to be sent of one chunk of memory; streams take units from one shared
-//! queue, so that a fast one takes more. No I/O, no threads: `drive::source` puts a lock around it.
+//! Assigns work to streams. A unit of work is what is to be sent of one chunk of memory. Streams
+//! take units from one shared queue, so a fast stream takes more. No I/O, no threads:
+//! `drive::source` puts a lock around it.
 //!
-//! What makes it right, without a barrier between rounds:
-//! - the units of one stream arrive in the order in which it took them (TCP);
-//! - while a unit of a chunk is on its way, or waits for the stream of one that was, the next unit of that chunk goes to the same
-//!   stream, so an older page never arrives after a newer one;
-//! - what was on its way on a stream that broke is sent again by the others, once the destination has said how many of its
-//!   units it took and that it takes no more.
+//! Three rules make it correct without a barrier between rounds:
+//! - The units of one stream arrive in the order in which it took them (TCP).
+//! - While a unit of a chunk is on its way, or waits for the stream of an earlier one, the next
+//!   unit of that chunk goes to the same stream. So an older page never arrives after a newer one.
+//! - What was on its way on a broken stream is sent again by the others, once the destination has
+//!   reported how many of its units it took and that it takes no more.
 //!
-//! What a unit may hold decides how long a slow stream keeps the others waiting at the end of it. Where everything has been applied
-//! the chunks may be made smaller ([`Board::cut_finer`]): nothing is on its way that was accounted for by larger ones.
+//! The size of a unit determines how long a slow stream keeps the others waiting at the end. When
+//! everything has been applied, the chunks may be made smaller ([`Board::cut_finer`]): nothing is
+//! on its way that was accounted for in larger ones.
 
 use std::collections::{HashMap, VecDeque};
 
 use godwit_ram::PageRange;
 
-/// The most that is on its way twice when a stream breaks in its middle: 2 MiB.
+/// Most that is sent twice when a stream breaks in the middle of a chunk: 2 MiB.
 pub use godwit_ram::CHUNK_PAGES;
 
 /// Pages of the smallest chunk: 64 KiB.
 pub const LEAST_CHUNK_PAGES: u64 = 16;
 
-/// A chunk of a RAM block.
+/// Chunk of a RAM block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Chunk {
     block: u16,
     number: u64,
 }
 
-/// What is to be sent of one chunk.
+/// Pages of one chunk that are to be sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// The RAM block's number.
     pub block: u16,
-    /// Pages to be read and sent, ascending, within one chunk.
+    /// Pages to read and send, ascending, within one chunk.
     pub pages: Vec<PageRange>,
     /// Pages known to be zero without being read, ascending, within the same chunk.
     pub zeros: Vec<PageRange>,
@@ -45,14 +47,14 @@ impl Unit {
         Chunk { block: self.block, number: first.unwrap_or(0) / pages }
     }
 
-    /// How many pages it names.
+    /// Returns the number of pages in the unit.
     #[must_use]
     pub fn page_count(&self) -> u64 {
         self.pages.iter().chain(&self.zeros).map(|range| range.count).sum()
     }
 }
 
-/// What is wrong with a destination's word about a stream.
+/// Error in the destination's report about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} before")]
 pub struct Misaccounted {
@@ -64,52 +66,52 @@ pub struct Misaccounted {
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// Units that only this stream may send, as the chunk's last one is on its way here.
+    /// Units that only this stream may send, because the chunk's last unit is on its way here.
     bound: VecDeque<Unit>,
-    /// Taken and not known to have been applied.
+    /// Units taken and not known to have been applied.
     under_way: VecDeque<Unit>,
     taken: u64,
     applied: u64,
-    /// The last unit taken has not been handed to the socket whole.
+    /// Whether the last unit taken has not been handed to the socket completely.
     writing: bool,
-    /// Takes no more work.
+    /// Whether the stream takes no more work.
     broken: bool,
-    /// The destination has said that it takes no more of it.
+    /// Whether the destination has reported that it takes no more of the stream.
     closed: bool,
 }
 
-/// The stream that alone may send a chunk's units for now.
+/// The only stream that may send a chunk's units for now.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     stream: usize,
-    /// The chunk's last unit that the stream has taken.
+    /// Number of the chunk's last unit that the stream has taken.
     number: u64,
-    /// Units of the chunk that wait for this stream alone.
+    /// Units of the chunk that wait for this stream.
     bound: u32,
 }
 
-/// The work of a migration and the streams that do it.
+/// Work of a migration and the streams that do it.
 #[derive(Debug, Default)]
 pub struct Board {
     queue: VecDeque<Unit>,
     streams: Vec<Stream>,
-    /// Of each chunk that is on its way.
+    /// Owner of each chunk that is on its way.
     owners: HashMap<Chunk, Owner>,
     /// Pages of all units that were taken and not given back.
     pages: u64,
-    /// Pages of a chunk, where that is not [`CHUNK_PAGES`].
+    /// Pages of a chunk, if not [`CHUNK_PAGES`].
     finer: Option<u64>,
 }
 
 impl Board {
-    /// Pages of a chunk: no unit may lie in two.
+    /// Returns the pages of a chunk. No unit may span two chunks.
     #[must_use]
     pub fn chunk_pages(&self) -> u64 {
         self.finer.unwrap_or(CHUNK_PAGES)
     }
 
-    /// Makes chunks of at most so many pages, where nothing is on its way or waits; else they stay as they are. Returns how many
-    /// they have now: a part of what they had, by a power of two.
+    /// Makes chunks of at most so many pages, if nothing is on its way or waits; otherwise they
+    /// keep their size. Returns their size in pages now: the former size divided by a power of two.
     pub fn cut_finer(&mut self, pages: u64) -> u64 {
         let mut cut = self.chunk_pages();
         while cut > pages && cut > LEAST_CHUNK_PAGES {
@@ -131,7 +133,7 @@ impl Board {
         self.streams.len() - 1
     }
 
-    /// Adds work.
+    /// Adds a unit of work.
     pub fn push(&mut self, unit: Unit) {
         match self.owner(&unit) {
             Some(stream) => self.bind(stream, unit),
@@ -147,14 +149,14 @@ impl Board {
         self.streams[stream].bound.push_back(unit);
     }
 
-    /// The stream that alone may send a unit now.
+    /// Returns the stream that alone may send a unit now.
     fn owner(&self, unit: &Unit) -> Option<usize> {
         let owner = self.owners.get(&self.chunk(unit))?;
         let there = &self.streams[owner.stream];
         (!there.closed && (owner.bound > 0 || owner.number > there.applied)).then_some(owner.stream)
     }
 
-    /// The next unit for a stream; none: there is nothing for it now.
+    /// Takes the next unit for a stream. Returns `None` if there is none for it now.
     pub fn take(&mut self, stream: usize) -> Option<Unit> {
         if self.streams[stream].broken {
             return None;
@@ -186,7 +188,8 @@ impl Board {
         Some(unit)
     }
 
-    /// A unit without pages for a stream: it is accounted for like any other and never given back.
+    /// Takes a unit without pages for a stream. It is accounted for like any other and never given
+    /// back.
     pub fn take_empty(&mut self, stream: usize) {
         let taker = &mut self.streams[stream];
         taker.taken += 1;
@@ -194,15 +197,15 @@ impl Board {
         taker.under_way.push_back(Unit::default());
     }
 
-    /// The unit last taken by a stream has been handed to its socket.
+    /// Notes that the unit last taken by a stream has been handed to its socket.
     pub fn written(&mut self, stream: usize) {
         self.streams[stream].writing = false;
     }
 
-    /// The destination has applied so many units of a stream since its begin.
+    /// Notes that the destination has applied so many units of a stream since it began.
     ///
     /// # Errors
-    /// That can't be.
+    /// The number is impossible.
     pub fn applied(&mut self, stream: u16, units: u64) -> Result<(), Misaccounted> {
         let pages = self.chunk_pages();
         let misaccounted = |sent, before| Misaccounted { stream, claimed: units, sent, before };
@@ -225,20 +228,21 @@ impl Board {
         Ok(())
     }
 
-    /// A stream's socket failed: it takes no more work. What it had is given back by [`Board::closed`].
+    /// Marks a stream as broken: its socket failed, and it takes no more work. [`Board::closed`]
+    /// gives back its units.
     pub fn broken(&mut self, stream: usize) {
         self.streams[stream].broken = true;
         self.streams[stream].writing = false;
     }
 
-    /// The destination has applied so many units of a stream and takes no more of it: the rest is sent by the others. False: that
-    /// was known.
+    /// Notes that the destination has applied so many units of a stream and takes no more of it.
+    /// The others send the rest. Returns false if this was known.
     ///
     /// # Errors
-    /// That can't be.
+    /// The number is impossible.
     pub fn closed(&mut self, stream: u16, units: u64) -> Result<bool, Misaccounted> {
         if self.streams.get(usize::from(stream)).is_some_and(|known| known.closed) {
-            // Both ends may notice.
+            // Both ends may notice a broken stream.
             return Ok(false);
         }
         self.applied(stream, units)?;
@@ -254,38 +258,40 @@ impl Board {
         Ok(true)
     }
 
-    /// All that is not known to have been applied: what waits, and what is on its way.
+    /// Returns all units that are not known to have been applied: those that wait, and those on
+    /// their way.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &Unit> {
         let of_streams = self.streams.iter().flat_map(|stream| stream.bound.iter().chain(&stream.under_way));
         self.queue.iter().chain(of_streams)
     }
 
-    /// Whether a stream takes no more work.
+    /// Returns whether a stream takes no more work.
     #[must_use]
     pub fn is_broken(&self, stream: usize) -> bool {
         self.streams[stream].broken
     }
 
-    /// Pages of all units that were taken and not given back.
+    /// Returns the pages of all units that were taken and not given back.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Whether what was sent of a page is at the destination before anything that `stream` sends from here on.
+    /// Returns whether everything sent of a page arrives at the destination before anything that
+    /// `stream` sends from now on.
     #[must_use]
     pub fn is_settled(&self, stream: usize, block: u16, page: u64) -> bool {
         let chunk = Chunk { block, number: page / self.chunk_pages() };
         self.owners.get(&chunk).is_none_or(|owner| owner.stream == stream)
     }
 
-    /// Units that nobody has taken.
+    /// Returns the number of units that no stream has taken.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queue.len() + self.streams.iter().map(|stream| stream.bound.len()).sum::<usize>()
     }
 
-    /// Whether everything has been handed to sockets that are not known to have failed.
+    /// Returns whether everything has been handed to sockets that are not known to have failed.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         let settled = |stream: &Stream| {
@@ -294,25 +300,25 @@ impl Board {
         self.waiting() == 0 && self.streams.iter().all(settled)
     }
 
-    /// Whether the destination has applied everything.
+    /// Returns whether the destination has applied everything.
     #[must_use]
     pub fn is_applied(&self) -> bool {
         self.waiting() == 0 && self.streams.iter().all(|stream| stream.under_way.is_empty())
     }
 
-    /// Units that a stream has taken and that are not known to have been applied.
+    /// Returns how many units a stream has taken that are not known to have been applied.
     #[must_use]
     pub fn under_way(&self, stream: usize) -> usize {
         self.streams[stream].under_way.len()
     }
 
-    /// Streams that take work.
+    /// Returns the number of streams that take work.
     #[must_use]
     pub fn live(&self) -> usize {
         self.streams.iter().filter(|stream| !stream.broken).count()
     }
 
-    /// The units taken by each stream since its begin, by its number.
+    /// Returns the units that each stream has taken since it began, by stream number.
     #[must_use]
     pub fn taken(&self) -> Vec<u64> {
         self.streams.iter().map(|stream| if stream.closed { stream.applied } else { stream.taken }).collect()
@@ -413,7 +419,8 @@ mod tests {
         assert!(board.applied(0, 1).is_err(), "a closed stream takes nothing");
     }
 
-    /// A step of a run: the guest writes a page, a stream takes work, the destination applies or hears, a stream breaks.
+    /// Step of a run: the guest writes a page, a stream takes work, the destination applies a unit
+    /// or receives a message, or a stream breaks.
     #[derive(Clone, Debug)]
     enum Step {
         Write(u64),
@@ -436,11 +443,11 @@ mod tests {
         prop::collection::vec(step, 0..300)
     }
 
-    /// Few, so that they meet: two chunks, of which one may be cut in two.
+    /// Few, so that they collide: two chunks, of which one may be cut in two.
     const PAGES: u64 = 4;
     const STREAMS: usize = 4;
 
-    /// Page numbers in the first chunk and in the second.
+    /// Returns the number of a page in the first or the second chunk.
     fn place(page: u64) -> u64 {
         match page {
             2 => LEAST_CHUNK_PAGES + 3,
@@ -449,7 +456,8 @@ mod tests {
         }
     }
 
-    /// A source, its streams as pipes, and a destination; a page holds how often it was written.
+    /// Source, its streams as pipes, and destination. A page holds the number of times that it was
+    /// written.
     #[derive(Default)]
     struct World {
         board: Board,
@@ -481,7 +489,7 @@ mod tests {
         }
 
         fn break_off(&mut self, stream: usize) {
-            // The last one stays: a migration without streams is over.
+            // The last stream stays: a migration without streams is over.
             if self.gone[stream] || self.board.live() == 1 {
                 return;
             }
@@ -521,7 +529,7 @@ mod tests {
                     Step::Finer(pages) => { world.board.cut_finer(pages); }
                 }
             }
-            // Everybody goes on until there is nothing left to do.
+            // All go on until no work is left.
             let mut busy = true;
             while busy {
                 busy = false;

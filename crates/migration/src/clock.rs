@@ -1,12 +1,14 @@
-//! Two hosts' clocks compared by the lane's pings, as NTP does: the answerer's clock is taken to stand for the middle of the
-//! round trip (RFC 5905, section 8). The sample with the shortest round trip counts.
+//! Comparison of two hosts' clocks by the lane's pings, as in NTP: the answer's clock value is
+//! assumed to be that of the middle of the round trip (RFC 5905, section 8). The sample with the
+//! shortest round trip counts.
 
 use std::time::Duration;
 
-/// Samples older than this no longer count: paths and clocks drift.
+/// Number of recent samples that count. Older ones do not, because paths and clocks drift.
 const SAMPLES: usize = 64;
 
-/// The comparison of the local clock with a peer's. Clocks are ns since any fixed point of each host.
+/// Comparison of the local clock with a peer's. Clocks are in ns since any fixed point of each
+/// host.
 #[derive(Clone, Debug, Default)]
 pub struct PeerClock {
     samples: std::collections::VecDeque<Sample>,
@@ -15,12 +17,13 @@ pub struct PeerClock {
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     round_trip_ns: u64,
-    /// Peer's clock minus ours.
+    /// Peer's clock minus the local clock.
     offset_ns: i128,
 }
 
 impl PeerClock {
-    /// A ping sent at `sent_ns`, answered at the peer's `answered_ns`, back at `received_ns`.
+    /// Adds a ping sent at `sent_ns`, answered at the peer's `answered_ns`, and returned at
+    /// `received_ns`.
     pub fn pong(&mut self, sent_ns: u64, answered_ns: u64, received_ns: u64) {
         let Some(round_trip_ns) = received_ns.checked_sub(sent_ns) else {
             return;
@@ -36,20 +39,20 @@ impl PeerClock {
         self.samples.iter().min_by_key(|sample| sample.round_trip_ns)
     }
 
-    /// The shortest round trip seen.
+    /// Returns the shortest round trip seen.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
         self.best().map(|sample| Duration::from_nanos(sample.round_trip_ns))
     }
 
-    /// A time of the peer's clock on ours.
+    /// Converts a time of the peer's clock to the local clock.
     #[must_use]
     pub fn to_local_ns(&self, peer_ns: u64) -> Option<u64> {
         let offset = self.best()?.offset_ns;
         u64::try_from(i128::from(peer_ns) - offset).ok()
     }
 
-    /// A time of our clock on the peer's.
+    /// Converts a time of the local clock to the peer's.
     #[must_use]
     pub fn to_peer_ns(&self, local_ns: u64) -> Option<u64> {
         let offset = self.best()?.offset_ns;

@@ -1,8 +1,9 @@
-//! The destination of a migration as a state machine: (state, event) → (state, actions), without I/O.
+//! The destination of a migration as a state machine: (state, event) → (state, actions), without
+//! I/O.
 //!
-//! The guest runs here only after the commit has been read, the device state is loaded, and it is written down that it may
-//! ([`crate::handover`]). Before the commit anything that fails discards the shadow VM; after it the destination either runs the
-//! guest or refuses it explicitly.
+//! The guest runs here only after the commit has been read, the device state is loaded, and a
+//! record states that it may run ([`crate::handover`]). Before the commit, any failure discards the
+//! shadow VM. After it, the destination either runs the guest or refuses it explicitly.
 
 use godwit_wire::{Begin, Reason};
 
@@ -10,28 +11,28 @@ use crate::drive::MOST_DEVICE_STATE_BYTES;
 use crate::failure::{Failure, FailureCode};
 use crate::handover::{Incarnation, Ownership};
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The source says what comes.
+    /// The source has sent the parameters of the guest.
     Begin(Begin),
     /// The source has sent all pages, and they are in memory.
     PagesComplete {
-        /// How many the source sent.
+        /// Number of pages that the source sent.
         sent: u64,
-        /// How many are in memory.
+        /// Number of pages in memory.
         applied: u64,
     },
     /// A piece of the device state was handed to the hypervisor.
     DeviceStateFed {
-        /// Its length.
+        /// Its length in bytes.
         bytes: u64,
     },
-    /// The answer to [`Action::NoteTakeOver`]: it is written down.
+    /// The answer to [`Action::NoteTakeOver`]: the record is written.
     Noted,
-    /// The source says that the device state is complete.
+    /// The source has reported that the device state is complete.
     DeviceStateEnd {
-        /// The length of all of it.
+        /// The total length in bytes.
         bytes: u64,
     },
     /// The hypervisor has loaded the device state.
@@ -41,47 +42,48 @@ pub enum Event {
         /// The new ownership.
         ownership: Ownership,
     },
-    /// The guest runs (or is complete and paused, where it was paused).
+    /// The guest runs (or, if it was paused, is complete and paused).
     GuestRuns,
     /// The source gives up.
     Aborted(Reason),
-    /// The lane broke, or the peer broke the protocol.
+    /// The lane broke, or the peer violated the protocol.
     LaneLost(Failure),
     /// Memory or hypervisor failed on this host.
     Failed(Failure),
-    /// The operator or the source's agent asks to forget it.
+    /// The operator or the source's agent requests that the migration be discarded.
     CancelRequested,
 }
 
-/// What is to be done, in order.
+/// Output of the state machine, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Tell the source that the shadow VM fits.
+    /// Report to the source that the shadow VM matches.
     SendReady,
-    /// Write down that the guest may run here from now on, beside what else there is to do: the guest is about to be stopped. Answered
-    /// by [`Event::Noted`] or [`Event::Failed`].
+    /// Record that the guest may run here from now on, concurrently with other work: the guest is
+    /// about to be stopped. Answered by [`Event::Noted`] or [`Event::Failed`].
     NoteTakeOver,
-    /// Wait until the hypervisor has loaded the device state. Answered by [`Event::Loaded`] or [`Event::Failed`].
+    /// Wait until the hypervisor has loaded the device state. Answered by [`Event::Loaded`] or
+    /// [`Event::Failed`].
     FinishLoad,
-    /// Let the guest run, under the new epoch. Answered by [`Event::GuestRuns`] or [`Event::Failed`].
+    /// Run the guest under the new epoch. Answered by [`Event::GuestRuns`] or [`Event::Failed`].
     RunGuest {
-        /// False: it was paused at the source and stays so.
+        /// False: the guest was paused at the source and stays paused.
         run: bool,
     },
-    /// Tell the source that the guest runs here.
+    /// Report to the source that the guest runs here.
     SendRunning,
-    /// Tell the source, best effort, that the guest does not and will not run here.
+    /// Report to the source, best effort, that the guest does not and will not run here.
     Refuse(Failure),
-    /// End the shadow VM, free its memory.
+    /// End the shadow VM and free its memory.
     Discard(Failure),
-    /// Record that the guest is this host's; announce its addresses.
+    /// Record that the guest belongs to this host, and announce its addresses.
     Promote,
-    /// It is over.
+    /// The migration has ended.
     Finish(Ending),
 }
 
 impl Action {
-    /// Its name at hold points ([`crate::hold`]).
+    /// Returns the action's name at hold points ([`crate::hold`]).
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -98,35 +100,35 @@ impl Action {
     }
 }
 
-/// How it ended at the destination.
+/// Outcome at the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The guest runs here.
     Runs,
     /// Nothing is left here.
     Discarded(Failure),
-    /// The lane was cut while nothing but memory had come: what is here is kept for another one.
+    /// The lane was cut while only memory had arrived: it is kept for another lane.
     Cut(Failure),
 }
 
-/// Where the destination is.
+/// State of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The lane is up.
+    /// The lane is connected.
     Awaiting,
-    /// Rounds arrive.
+    /// Rounds are arriving.
     Receiving,
     /// The device state is complete and being loaded.
     Loading,
-    /// Loaded, not committed.
+    /// The device state is loaded, and there is no commit yet.
     Loaded,
-    /// Committed and loaded: the guest is started.
+    /// Committed and loaded: the guest is being started.
     Starting,
-    /// Over.
+    /// The migration has ended.
     Ended,
 }
 
-/// The destination's machine.
+/// State machine of the destination.
 #[derive(Clone, Debug)]
 pub struct Destination {
     state: State,
@@ -135,13 +137,14 @@ pub struct Destination {
     run: bool,
     committed: bool,
     pages_complete: bool,
-    /// That it may run here is to be written down; true: it is.
+    /// Set once the record that the guest may run here was requested; true: it is written.
     noted: Option<bool>,
     device_state_bytes: u64,
 }
 
 impl Destination {
-    /// A destination whose shadow VM has RAM blocks of so many pages, and which was prepared for `ownership`.
+    /// Creates a destination whose shadow VM has RAM blocks of these sizes in pages, and that was
+    /// prepared for `ownership`.
     #[must_use]
     pub fn new(block_pages: Vec<u64>, ownership: Ownership) -> Self {
         Destination {
@@ -156,7 +159,7 @@ impl Destination {
         }
     }
 
-    /// Takes an event and says what to do.
+    /// Takes an event and returns what to do.
     pub fn on(&mut self, event: Event) -> Vec<Action> {
         match (self.state, event) {
             (State::Ended, _) => vec![],
@@ -191,10 +194,11 @@ impl Destination {
             }
             (State::Starting, Event::GuestRuns) => {
                 self.state = State::Ended;
-                // Recorded before the source hears of it and forgets the guest.
+                // Recorded before the source learns of it and discards the guest.
                 vec![Action::Promote, Action::SendRunning, Action::Finish(Ending::Runs)]
             }
-            // After the commit the guest is ours: a lost lane or a late word of the source changes nothing.
+            // After the commit the guest belongs to this host: a lost lane or a late message of the
+            // source changes nothing.
             (
                 State::Loading | State::Loaded | State::Starting,
                 Event::LaneLost(_) | Event::Aborted(_) | Event::CancelRequested,
@@ -258,7 +262,7 @@ impl Destination {
         actions
     }
 
-    /// Once, and as early as the switchover is known of: it takes a disk's time.
+    /// Requests the record once, as soon as the switchover is expected: it takes a disk's time.
     fn note_take_over(&mut self) -> Vec<Action> {
         if self.noted.is_some() {
             return vec![];
@@ -285,7 +289,7 @@ impl Destination {
         }
     }
 
-    /// The shadow VM goes before the source hears of it: when it does, nothing can run here any more.
+    /// Discards the shadow VM before the source learns of it: from then on nothing can run here.
     fn discard(&mut self, failure: Failure, tell: bool) -> Vec<Action> {
         self.state = State::Ended;
         let mut actions = vec![Action::Discard(failure.clone())];

@@ -1,41 +1,44 @@
-//! How fast a guest dirties its memory, by the rounds that have just been. Pure.
+//! Rate at which a guest dirties its memory, computed from the most recent rounds. Pure.
 //!
-//! What was just protected is dirtied again at once where it is hot: a round of a few milliseconds shows that burst, and no rate
-//! that lasts. So the rate is the mean over the last [`WITHIN`], and a short round counts for its own time in it.
+//! Hot pages that were just protected are dirtied again at once: a round of a few milliseconds
+//! shows that burst, and not a sustained rate. So the rate is the mean over the last [`WITHIN`], in
+//! which a short round is weighted by its own duration.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The time over which the rate is told, where rounds were shorter.
+/// Time over which the rate is averaged if rounds were shorter.
 const WITHIN: Duration = Duration::from_millis(100);
 
-/// The rate by the last rounds.
+/// Dirty rate over the last rounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DirtyRate {
-    /// Before the round under way, the latest first: how long each lasted, and what it showed, pages a second.
+    /// The rounds before the current one, the latest first: duration, and rate in pages per second.
     earlier: VecDeque<(Duration, f64)>,
     current: Option<(Duration, f64)>,
-    /// What was told before the window was begun anew.
+    /// The rate that was reported before the window was restarted.
     last_pages_per_s: f64,
     hold: Hold,
 }
 
-/// What a guest writes while it is held says nothing of what it writes while it is not, and the other way round.
+/// How the guest's writers are held. A rate while they are held says nothing about the rate while
+/// they are not, and vice versa.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Hold {
     #[default]
     Free,
-    /// In the first round memory comes under the throttle only as the sweep comes to it.
+    /// In the first round, memory comes under the throttle only when the sweep reaches it.
     Begins,
-    /// To so many pages a second.
+    /// Held to so many pages per second.
     Held(f64),
 }
 
-/// Held to less than this part of what it was held to, it shows another rate.
+/// A guest held to less than this fraction of its former limit shows another rate.
 const LESS: f64 = 0.9;
 
 impl DirtyRate {
-    /// A round begins, in which the guest's writers are held to so many pages a second, or are not.
+    /// Begins a round, in which the guest's writers are held to so many pages per second, or are
+    /// not.
     pub(crate) fn round_begins(&mut self, limit_pages_per_s: Option<f64>) {
         let hold = match (limit_pages_per_s, self.hold) {
             (None, _) => Hold::Free,
@@ -62,17 +65,18 @@ impl DirtyRate {
         });
     }
 
-    /// It is not held after all.
+    /// Notes that the guest is not held after all.
     pub(crate) fn not_held(&mut self) {
         self.hold = Hold::Free;
     }
 
-    /// The round under way has shown this so far.
+    /// Updates the duration and the rate of the current round.
     pub(crate) fn counted(&mut self, lasted: Duration, pages_per_s: f64) {
         self.current = Some((lasted, pages_per_s));
     }
 
-    /// Pages a second, in the mean of the last rounds; until the first of a new kind shows anything, as told before.
+    /// Returns the mean rate of the last rounds, in pages per second. Until the first round of a
+    /// new kind has a result, returns the previous rate.
     pub(crate) fn pages_per_s(&self) -> f64 {
         let (mut left, mut pages) = (WITHIN, 0.0);
         for (lasted, pages_per_s) in self.current.iter().chain(&self.earlier) {
@@ -91,7 +95,8 @@ mod tests {
 
     const HELD: Option<f64> = Some(2000.0);
 
-    /// Rounds of so many milliseconds that left so many pages, and what the guest was held to in them.
+    /// Returns the rate after rounds of so many milliseconds that left so many pages, each with its
+    /// limit.
     fn after(rounds: &[(u64, u64, Option<f64>)]) -> f64 {
         let mut rate = DirtyRate::default();
         for &(ms, pages, held) in rounds {
@@ -105,7 +110,7 @@ mod tests {
     #[test]
     fn a_burst_in_a_short_round_is_no_rate() {
         assert_eq!(after(&[(5000, 5000, None)]), 1000.0);
-        // 60 pages in 4 ms, as in each round that short.
+        // 60 pages in 4 ms, as in every round that short.
         assert_eq!(after(&[(5000, 5000, None), (4, 60, None)]), 1560.0);
         assert_eq!(after(&[(5000, 5000, None), (50, 60, None), (50, 60, None)]), 1200.0);
         assert_eq!(after(&[(5000, 5000, None), (200, 60, None)]), 300.0);

@@ -1,5 +1,5 @@
-//! The drivers: they carry out what the machines decide, on threads of their own that block on sockets. The hypervisor is
-//! behind two traits whose contracts are part of the hand-over.
+//! The drivers carry out the decisions of the state machines, on threads of their own that block on
+//! sockets. The hypervisor is behind two traits whose contracts are part of the hand-over.
 
 mod contents;
 mod destination;
@@ -36,42 +36,44 @@ pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 pub(crate) use sweep::SAMPLED_AFTER;
 pub use throttled::{CpuQuota, Throttled, Throttling};
 
-/// The hypervisor at the source.
+/// Hypervisor at the source.
 pub trait SourceHypervisor: Send {
-    /// Asks it to stop the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and
-    /// pieces of the device state may ([`Inbox::device_state`]). `page_in`: once it runs at the
-    /// destination it will need what is here; an agent that takes this over has to know.
+    /// Requests a stop of the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and
+    /// pieces of the device state may ([`Inbox::device_state`]). `page_in`: once the guest runs at
+    /// the destination it will need pages that are here. An agent that takes over must know that.
     ///
     /// # Errors
     /// The guest runs on as before.
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure>;
 
-    /// Lets it write the device state of the stopped guest; [`HypervisorEvent::DeviceStateEnded`] follows.
+    /// Lets the hypervisor write the device state of the stopped guest;
+    /// [`HypervisorEvent::DeviceStateEnded`] follows.
     ///
     /// # Errors
-    /// The guest stands still; [`SourceHypervisor::resume`] is called next.
+    /// The guest stays stopped; [`SourceHypervisor::resume`] is called next.
     fn write_device_state(&mut self) -> Result<(), Failure>;
 
-    /// Undoes the switchover, at whatever point it is. On success the guest runs as before (or is paused, if it was).
+    /// Undoes the switchover, at whatever point it is. On success the guest runs as before (or is
+    /// paused, if it was).
     ///
     /// # Errors
-    /// The guest can't be made to run here: its hypervisor is gone.
+    /// The guest cannot run here any more: its hypervisor is gone.
     fn resume(&mut self) -> Result<(), Failure>;
 
-    /// The destination runs the guest: ends the hypervisor and frees what it had.
+    /// Ends the hypervisor and frees its resources, because the destination runs the guest.
     fn release(&mut self);
 }
 
-/// The guest's writes as the engine sees them. In the product this is [`godwit_ram::DirtyTracker`].
+/// Tracking of the guest's writes. In the product this is [`godwit_ram::DirtyTracker`].
 pub trait Tracking: Send {
-    /// Protects all memory: from here on each write is seen.
+    /// Protects all memory: from the return on, each write is seen.
     ///
     /// # Errors
-    /// The writes can't be seen: the guest can't be moved by this engine.
+    /// The writes cannot be seen: this engine cannot move the guest.
     fn start(&mut self) -> Result<(), TrackError>;
 
-    /// Reports the pages of `block` within `within` that were written since they were last protected, and protects them again.
-    /// Stops after `max_pages`; returns the page to go on from.
+    /// Reports the pages of `block` within `within` that were written since they were last
+    /// protected, and protects them again. Stops after `max_pages`; returns the page to go on from.
     ///
     /// # Errors
     /// As [`Tracking::start`].
@@ -83,42 +85,47 @@ pub trait Tracking: Send {
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError>;
 
-    /// Reports the pages of `block` within `within` that were written since they were last protected, and leaves them so.
+    /// Reports the pages of `block` within `within` that were written since they were last
+    /// protected, and leaves them dirty.
     ///
     /// # Errors
     /// As [`Tracking::start`].
     fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError>;
 
-    /// Counts the dirty pages of all blocks, changing nothing.
+    /// Counts the dirty pages of all blocks and leaves them dirty.
     ///
     /// # Errors
     /// As [`Tracking::start`].
     fn count_dirty(&self) -> Result<DirtyCount, TrackError>;
 
-    /// Holds the guest to so many pages a second that are written anew; none: to no limit any more. What is taken from then on
-    /// is held.
+    /// Limits the guest to so many newly written pages per second; `None` lifts the limit. It
+    /// applies to memory that is taken from then on.
     ///
     /// # Errors
-    /// It can't be done; the guest runs as before.
+    /// It is impossible; the guest runs as before.
     fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError>;
 
-    /// Keeps to the limit where that needs looking at again and again. To be called often while one holds; it looks at the clock itself.
+    /// Adjusts the throttle to keep the limit, if the means requires that. Call it often while a
+    /// limit is in force; it checks the clock itself.
     fn steer(&mut self) {}
 
-    /// Whether memory may change over to being held in [`Tracking::take_dirty`]: not while somebody reads pages that earlier calls
-    /// gave.
+    /// Sets whether memory may come under the throttle in [`Tracking::take_dirty`]. It must not
+    /// while a thread reads pages that earlier calls returned.
     fn let_grow(&mut self, may_grow: bool);
 
-    /// The memory of the last [`Tracking::take_dirty`]'s block that changed over in it.
+    /// Returns the memory that came under the throttle in the last [`Tracking::take_dirty`], in its
+    /// block.
     fn changed_over(&self) -> Vec<PageRange>;
 
-    /// The guest is about to be stopped: no write is held for long any more, and nothing changes over.
+    /// Announces that the guest is about to be stopped: writes are no longer held for long, and no
+    /// more memory comes under the throttle.
     fn let_stop(&mut self);
 
-    /// What holding it has done so far.
+    /// Returns the throttle's statistics so far.
     fn throttle_figures(&self) -> ThrottleFigures;
 
-    /// The least CPU time that its processors got, as a share of what they could take; none: they were not held so.
+    /// Returns the lowest share of CPU time that its vCPUs got, of what they could take, or `None`
+    /// if their CPU time was not limited.
     fn least_cpu_share(&self) -> Option<f64> {
         None
     }
@@ -168,59 +175,61 @@ impl Tracking for DirtyTracker {
     }
 }
 
-/// What the source's hypervisor tells on its own.
+/// Event of the source's hypervisor.
 #[derive(Debug, PartialEq)]
 pub enum HypervisorEvent {
-    /// The vCPUs stand still; nothing writes guest memory any more but devices finishing.
+    /// The vCPUs are paused; only devices that are finishing still write guest memory.
     Stopped,
-    /// All of the device state has been given to [`Inbox::device_state`].
+    /// All of the device state has been passed to [`Inbox::device_state`].
     DeviceStateEnded,
-    /// It can't go on.
+    /// The hypervisor cannot continue.
     Failed(Failure),
 }
 
-/// What is told when something is written down, or can't be.
+/// Callback for a record that is durable, or could not be written.
 pub type Noted = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 
-/// The hypervisor at the destination: a shadow VM that waits for a device state.
+/// Hypervisor at the destination: a shadow VM that waits for a device state.
 pub trait DestinationHypervisor: Send {
     /// Takes a piece of the device state stream.
     ///
     /// # Errors
-    /// The shadow VM is useless.
+    /// The shadow VM is unusable.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Has it written down that the guest may run here from now on, and calls `noted` when that is durable, or can't be. Does not wait;
-    /// [`DestinationHypervisor::discard`] does, where it is called before.
+    /// Starts recording that the guest may run here from now on, and calls `noted` when the record
+    /// is durable or has failed. It does not wait; [`DestinationHypervisor::discard`] waits if it
+    /// is called before that.
     fn note_take_over(&mut self, noted: Noted);
 
     /// Waits until the device state is loaded. On success the guest is complete and paused.
     ///
     /// # Errors
-    /// The shadow VM is useless.
+    /// The shadow VM is unusable.
     fn finish_load(&mut self) -> Result<(), Failure>;
 
-    /// What a guest needs to run while pages of it are missing: who tells of its accesses, and where to note what is missing.
+    /// Prepares a guest that runs while some of its pages are missing. Returns what reports its
+    /// accesses, and the path of the record of missing pages.
     ///
     /// # Errors
-    /// It can't here; the shadow VM is as it was.
+    /// It is impossible here; the shadow VM is unchanged.
     fn prepare_page_in(&mut self) -> Result<(Box<dyn page_in::Faults>, PathBuf), Failure>;
 
-    /// Lets the guest run, unless `run` is false. Returns when the vCPUs run; that it is this host's alone is recorded by
-    /// [`DestinationHypervisor::promote`].
+    /// Runs the guest, unless `run` is false. Returns when the vCPUs run.
+    /// [`DestinationHypervisor::promote`] records that the guest belongs to this host alone.
     ///
     /// # Errors
     /// The guest does not run here and will not.
     fn run(&mut self, run: bool) -> Result<(), Failure>;
 
-    /// Ends the shadow VM. On return nothing of it can run any more.
+    /// Ends the shadow VM. After the return no part of it can run any more.
     fn discard(&mut self, failure: &Failure);
 
     /// Records that the shadow VM is a VM of this host, and announces the guest's addresses.
     fn promote(&mut self);
 }
 
-/// What a source's driver waits for.
+/// Input of a source's driver.
 #[derive(Debug)]
 pub(crate) enum Input {
     Machine(Event),
@@ -228,28 +237,30 @@ pub(crate) enum Input {
     /// The inbox holds device state.
     DeviceState,
     Lane(Message),
-    /// The data streams may have come to what is waited for.
+    /// The data streams may have reached what the driver waits for.
     Moved,
     /// A data stream's socket failed.
     StreamBroke {
         /// Its number on the board.
         number: usize,
     },
-    /// The streams for page-in are open, or can't be.
+    /// The streams for page-in are open, or cannot be opened.
     PageInStreams {
-        /// They are.
+        /// Whether they are open.
         open: bool,
     },
-    /// All pages are at the destination, or it has no such guest.
+    /// All pages are at the destination, or it does not have this guest.
     PagedIn(Result<Option<PagedIn>, NotServed>),
 }
 
-/// A lane's error as the failure of a migration: what the peer did wrong, what this host lacks, and what is only lost.
+/// Converts a lane's error to the failure of a migration. It distinguishes violations by the peer,
+/// deficiencies of this host, and mere losses.
 #[must_use]
 pub fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
     use godwit_lanes::LaneError;
     let code = match error {
-        // The peer sent something else: another way, or another moment, may carry it whole.
+        // The bytes were altered on the way: another path, or another moment, may carry them
+        // intact.
         LaneError::Wire(WireError::Corrupted { .. }) => FailureCode::LaneLost,
         LaneError::Wire(_)
         | LaneError::OutOfBounds { .. }

@@ -1,15 +1,20 @@
-//! How pages are encoded on their way: what an operator asks for, and, where that is left to the engine, the choice of what
-//! pays on the measured link with the CPU that is free. No I/O and no clock; each data stream has a chooser of its own.
+//! How pages are encoded on their way: the operator's choice or, if it is left to the engine, the
+//! method that pays on the measured link with the CPU time that is free. No I/O and no clock; each
+//! data stream has a chooser of its own.
 //!
-//! What is known of a method is where its time goes. A codec has a speed and a ratio, measured each time that it is used: on
-//! units, or on a probe, the first 64 pages of one in [`PROBE_INTERVAL`]. The wire has a rate, measured while it is what
-//! units wait for. Sending and compressing overlap by the socket's buffer, so a codec brings
-//! `min(speed, rate of the wire / ratio)` guest bytes a second, and raw pages the wire's rate. Where a codec in use brings
-//! less than that, because sending costs the same CPU, it is believed that much less from then on.
+//! The chooser models where a method's time goes. A codec has a speed and a ratio, measured
+//! whenever it is used: on units, or on a probe, the first 64 pages of one unit in
+//! [`PROBE_INTERVAL`]. The wire has a rate, measured while units wait for it. Sending and
+//! compressing overlap thanks to the socket's buffer, so a codec yields `min(speed, rate of the
+//! wire / ratio)` guest bytes per second, and raw pages yield the wire's rate. If a codec in use
+//! yields less than that, because sending uses the same CPU, its expected yield is reduced
+//! accordingly from then on.
 //!
-//! The socket's buffer is why a unit's wall time alone tells nothing: several MiB vanish in it at once, and a unit that follows
-//! raw ones waits for them. So the kernel is asked before and after a unit how much it has not put on the wire: what the
-//! queue grew by was not carried. Windows of several units smooth the rest, and the first unit after a change does not count.
+//! A unit's wall time alone is not informative, because of the socket's buffer: it absorbs several
+//! MiB at once, and a unit that follows raw ones waits for them. So the kernel is queried before
+//! and after a unit for the bytes that it has not put on the wire: the growth of the queue was not
+//! carried. Windows of several units smooth the rest, and the first unit after a change does not
+//! count.
 
 mod delta;
 mod experience;
@@ -31,14 +36,14 @@ pub use experience::Experience;
 pub use referral::Prospect;
 pub use report::{EncodingName, EncodingReport, Encodings};
 
-/// What compresses the pages of a migration.
+/// Compression of a migration's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
-    /// Whatever pays, and nothing where nothing does.
+    /// The method that pays, or none if none pays.
     #[default]
     Auto,
-    /// Nothing.
+    /// No compression.
     None,
     /// LZ4, where it makes pages smaller.
     Lz4,
@@ -46,95 +51,99 @@ pub enum Compression {
     Zstd,
 }
 
-/// Every method, the cheapest first.
+/// All methods, the cheapest first.
 const METHODS: [Option<Codec>; 3] = [None, Some(Codec::Lz4), Some(Codec::Zstd)];
 
-/// Units before the first that each codec is probed on.
+/// Number of units before the first probe of each codec.
 const FIRST_PROBE: u64 = 1;
 /// Units from one probe to the next: 64 of 16 × 512 pages are less than 1 % of the bytes.
 const PROBE_INTERVAL: u64 = 16;
-/// Of so many probes two, one of each codec, are made of those that are hopeless: at most this part of the rate in use.
+/// Out of this many probes, only two (one of each codec) try a hopeless codec: one whose speed is
+/// below [`HOPELESS`] times the rate in use.
 const PROBES_SKIPPED: u64 = 8;
 const HOPELESS: f64 = 0.5;
-/// Fewer pages than this tell nothing of a codec.
+/// A probe of fewer pages than this says nothing about a codec.
 const LEAST_PROBE_BYTES: u64 = 16 * PAGE_SIZE as u64;
-/// The figures of a codec in use are renewed by half within so many bytes; those of another by half with each probe.
+/// The figures of the codec in use are renewed by half within so many bytes; those of another codec
+/// by half with each probe.
 const CODEC_MEMORY_BYTES: f64 = 1e6;
-/// A window is over after so many units, or after this time.
+/// A window ends after so many units, or after [`WINDOW_TIME`].
 const WINDOW_UNITS: u32 = 4;
 const WINDOW_TIME: Duration = Duration::from_millis(20);
-/// Units smaller than this say more of the round trip than of the wire.
+/// Units of fewer bytes than this say more about the round trip than about the wire.
 const LEAST_WINDOW_BYTES: u64 = 256 << 10;
-/// Above this share of its time spent compressing, a unit did not wait for the wire.
+/// A unit that spent more than this share of its time compressing did not wait for the wire.
 const MOST_COMPRESSING: f64 = 0.7;
-/// A socket that holds less than this part of a unit may run empty while the next one is compressed.
+/// A socket that holds less than this fraction of a unit may run empty while the next unit is
+/// compressed.
 const LEAST_QUEUE_PART: u64 = 8;
-/// Units in a row that go raw to learn the wire's rate, where the codec keeps it from being seen.
+/// Consecutive units that go raw to measure the wire's rate, if the codec hides it.
 const RAW_TRIAL_UNITS: u32 = 3;
-/// Units between two such trials; doubled each time that nothing new is learnt.
+/// Units between two such trials; doubled whenever a trial shows nothing new.
 const FIRST_RAW_TRIAL: u32 = 16;
 const LAST_RAW_TRIAL: u32 = 1024;
-/// Units between trials of a wire half as fast as the codec, for each of [`FIRST_RAW_TRIAL`].
+/// Units between trials on a wire half as fast as the codec, for each of [`FIRST_RAW_TRIAL`].
 const RAW_TRIAL_COST: f64 = 8.0;
-/// A wire that differs by less than this factor is the same.
+/// A wire whose rate differs by less than this factor is unchanged.
 const SAME_WIRE: f64 = 1.5;
-/// The cheapest method with this part of the best rate is good enough.
+/// The cheapest method with this fraction of the best rate is chosen.
 const AS_FAST: f64 = 0.96;
-/// What is in use counts as that much faster: a change costs something.
+/// The method in use counts as that much faster, because a change has a cost.
 const IN_USE: f64 = 1.02;
-/// How much of its lost trust a codec that is not in use gets back with each probe.
+/// Fraction of its lost trust that a codec not in use regains with each probe.
 const FORGIVEN: f64 = 0.05;
 
-/// What is known of a codec.
+/// Figures of a codec.
 #[derive(Clone, Copy, Debug)]
 struct CodecFigures {
-    /// Guest bytes compressed in a second, with the copy.
+    /// Guest bytes compressed per second, including the copy.
     bytes_per_s: f64,
-    /// What becomes of a byte.
+    /// Compressed bytes per guest byte.
     ratio: f64,
-    /// The part of what is expected of it that it has brought.
+    /// Fraction of the expected yield that the codec has achieved.
     trust: f64,
 }
 
-/// Units of one method in a row.
+/// Consecutive units of one method.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     units: u32,
     guest_bytes: u64,
     wire_bytes: u64,
-    /// What the wire carried of them, and of what was in the socket before.
+    /// Bytes of them, and of what was in the socket before, that the wire carried.
     carried_bytes: i64,
     wall: Duration,
-    /// Compressing, and looking for pages by their content.
+    /// Time spent compressing, and looking up pages by their content.
     compressing: Duration,
-    /// Before or after one of them the socket held so little that the wire may have had nothing to do meanwhile.
+    /// Whether the socket held so little, before or after one of them, that the wire may have been
+    /// idle meanwhile.
     idle: bool,
 }
 
-/// What is asked of each unit of one data stream.
+/// Chooser of the encoding for each unit of one data stream.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     compression: Compression,
     codecs: [Option<CodecFigures>; 2],
-    /// Wire bytes a second.
+    /// The wire's rate, bytes per second.
     wire_bytes_per_s: Option<f64>,
     current: Option<Codec>,
     units: u64,
     window: Window,
-    /// How the window's units were sent; none: the next one begins a run, and does not count.
+    /// How the window's units were sent; `None`: the next unit begins a run, and does not count.
     counted: Option<Method>,
     trial: RawTrial,
     referral: Referral,
     delta: Delta,
 }
 
-/// How units are sent whose figures are comparable.
+/// Method of sending units. Figures of units with the same method are comparable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Method {
     codec: Option<Codec>,
-    /// All pages are looked for by content.
+    /// Whether all pages are looked up by content.
     refers: bool,
-    /// All pages are compared with what was sent of them before.
+    /// Whether all pages are compared with the versions sent before.
     differs: bool,
 }
 
@@ -147,27 +156,27 @@ impl Method {
         }
     }
 
-    /// Some pages may be told by what the destination has.
+    /// Returns whether some pages may be sent by reference or as deltas.
     fn tells(self) -> bool {
         self.refers || self.differs
     }
 }
 
-/// When raw units are sent although a codec is in use.
+/// State of trials that send raw units although a codec is in use.
 #[derive(Clone, Copy, Debug, Default)]
 struct RawTrial {
-    /// Raw units still to be sent.
+    /// Raw units left to send.
     left: u32,
-    /// Units since the wire's rate was seen.
+    /// Units since the wire's rate was last seen.
     since: u32,
     interval: u32,
-    /// The codec in use had to wait for the wire and does not any more.
+    /// Whether the codec in use had to wait for the wire and no longer does.
     faster: bool,
     waited: bool,
 }
 
 impl Chooser {
-    /// Before the first unit.
+    /// Creates a chooser that has seen no unit.
     #[must_use]
     pub fn new(compression: Compression) -> Self {
         Chooser {
@@ -184,19 +193,20 @@ impl Chooser {
         }
     }
 
-    /// What is known of references and deltas, before each unit that may have them.
+    /// Takes in what is known about references and deltas, before each unit that may use them.
     pub fn prospect(&mut self, prospect: Prospect) {
         if self.wire_bytes_per_s.is_none() && (prospect.possible || prospect.deltas) {
             self.wire_bytes_per_s = prospect.wire_bytes_per_s;
         }
         self.referral.prospect = prospect;
-        // Who asks for a codec gets that.
+        // A codec that the operator requests is used.
         let may_choose = self.compression == Compression::Auto || prospect.always_deltas;
         self.delta.possible = prospect.deltas && may_choose;
         self.delta.always = prospect.always_deltas;
     }
 
-    /// How a unit of so many bytes is to be sent. `hurry`: the guest stands still, so nothing is tried out.
+    /// Returns how to send a unit of so many bytes. `hurry`: the guest is paused, so nothing is
+    /// tried out.
     #[must_use]
     pub fn packing(&mut self, bytes: u64, hurry: bool) -> Packing {
         let packing = match self.compression {
@@ -205,7 +215,7 @@ impl Chooser {
             Compression::Lz4 => Packing { codec: Some(Codec::Lz4), ..Packing::default() },
             Compression::Zstd => Packing { codec: Some(Codec::Zstd), ..Packing::default() },
         };
-        // A trial is of raw pages as such.
+        // A trial must consist of raw pages.
         if hurry || self.trial.left > 0 {
             return packing;
         }
@@ -220,13 +230,14 @@ impl Chooser {
         Packing { reference: self.referral.choose(bytes, self.wire(), otherwise), ..packing }
     }
 
-    /// The wire's rate, as far as it is known. Where a codec is given it may never show: then it counts as no obstacle.
+    /// Returns the wire's rate, as far as it is known. With a fixed codec it may never show; then
+    /// the wire counts as no limit.
     fn wire(&self) -> Option<f64> {
         let given = matches!(self.compression, Compression::Lz4 | Compression::Zstd);
         self.wire_bytes_per_s.or(given.then_some(f64::MAX))
     }
 
-    /// The method in use, without references.
+    /// Returns the figures of the method in use, without references.
     fn otherwise(&self) -> Otherwise {
         let wire = self.wire().unwrap_or(0.0);
         match self.current.and_then(|codec| self.codecs[place(codec)]) {
@@ -250,14 +261,15 @@ impl Chooser {
         if self.trial.left > 0 {
             return Packing::default();
         }
-        // Where most is told by its content the wire is hardly waited for, and its rate of little consequence.
+        // If most pages go by reference, units hardly wait for the wire, and its rate matters
+        // little.
         let due = self.current.is_some() && !self.referral.is_on() && !self.delta.is_on();
         if due && f64::from(self.trial.since) >= self.raw_trial_due() {
             self.trial.left = RAW_TRIAL_UNITS;
             return Packing::default();
         }
         let turn = unit.wrapping_sub(FIRST_PROBE);
-        // Both at the beginning, then in turns.
+        // Both at the beginning, then alternately.
         let probe = match turn {
             0 => Codec::Lz4,
             1 => Codec::Zstd,
@@ -268,14 +280,15 @@ impl Chooser {
         Packing { probe: Some(probe).filter(|probe| self.current != Some(*probe) && !rarely), ..settled }
     }
 
-    /// Whether a codec would be too slow, however small it made the pages.
+    /// Returns whether a codec would be too slow, however small it made the pages.
     fn is_hopeless(&self, codec: Codec) -> bool {
         let rate = self.expected(self.current).unwrap_or(0.0);
         self.codecs[place(codec)].is_some_and(|known| known.bytes_per_s < HOPELESS * rate)
     }
 
-    /// Units until raw ones are tried: the more, the slower the wire was when it was last seen, so that they cost at most some
-    /// 2 % of the time; at once where it has become faster.
+    /// Returns the number of units until raw ones are tried. It is higher the slower the wire was
+    /// when last seen, so that trials cost at most some 2 % of the time. A trial is due at once if
+    /// the wire has become faster.
     fn raw_trial_due(&self) -> f64 {
         let rate = self.expected(self.current).unwrap_or(0.0);
         let raw = self.expected(None).unwrap_or(0.0).max(1.0);
@@ -283,7 +296,7 @@ impl Chooser {
         (f64::from(self.trial.interval) * cost).min(f64::from(LAST_RAW_TRIAL))
     }
 
-    /// Takes the method that pays by what is known now.
+    /// Selects the method that pays by present knowledge.
     fn decide(&mut self) {
         if self.trial.left > 0 {
             return;
@@ -300,7 +313,7 @@ impl Chooser {
         }
     }
 
-    /// Guest bytes a second that a method is believed to bring.
+    /// Returns the expected yield of a method, in guest bytes per second.
     fn expected(&self, method: Option<Codec>) -> Option<f64> {
         let wire = self.wire_bytes_per_s?;
         let Some(codec) = method else { return Some(wire) };
@@ -308,7 +321,7 @@ impl Chooser {
         Some(figures.trust * figures.promised(wire))
     }
 
-    /// A unit that [`Chooser::packing`] has told of was sent, and took so long.
+    /// Learns from a unit that was sent as [`Chooser::packing`] chose, and from its duration.
     pub fn sent(&mut self, packing: Packing, sent: &UnitSent, wall: Duration) {
         if self.compression != Compression::Auto && !self.referral.prospect.possible {
             return;
@@ -327,7 +340,7 @@ impl Chooser {
         }
         self.trial.since = self.trial.since.saturating_add(1);
         if self.counted != Some(method) {
-            // The socket still has what was sent by another method, or a connection has just begun.
+            // The socket still holds data sent by another method, or a connection has just begun.
             (self.counted, self.window) = (Some(method), Window::default());
         } else {
             let mut probing = packing.probe.map_or(Duration::ZERO, |probe| sent.effort(probe).time);
@@ -356,7 +369,7 @@ impl Chooser {
         match &mut self.codecs[place(codec)] {
             Some(known) => {
                 let new = if in_use { 1.0 - (-raw_bytes / CODEC_MEMORY_BYTES).exp2() } else { 0.5 };
-                // Times add up, not speeds.
+                // Times add up, speeds do not.
                 known.bytes_per_s = 1.0 / blend(1.0 / known.bytes_per_s, 1.0 / bytes_per_s, new);
                 known.ratio = blend(known.ratio, ratio, new);
                 if !in_use {
@@ -367,7 +380,7 @@ impl Chooser {
         }
     }
 
-    /// The wire carried so many bytes a second, and was waited for.
+    /// Notes the rate of the wire while units waited for it, in bytes per second.
     fn wire_seen(&mut self, seen: f64, trial_over: bool) {
         let before = self.wire_bytes_per_s.unwrap_or(0.0);
         // A trial is rare, and too short to be smoothed.
@@ -375,7 +388,7 @@ impl Chooser {
         self.wire_bytes_per_s = Some(now);
         let same = seen < before * SAME_WIRE && before < seen * SAME_WIRE;
         if !same {
-            // What a codec did not bring may have been this wire's fault.
+            // A low yield of a codec may have been this wire's fault.
             self.codecs.iter_mut().flatten().for_each(|known| known.trust = 1.0);
         }
         if trial_over {
@@ -386,7 +399,7 @@ impl Chooser {
         self.trial.faster = false;
     }
 
-    /// Learns from units of one method in a row.
+    /// Learns from consecutive units of one method.
     fn close_window(&mut self, method: Method, trial_over: bool) {
         let window = std::mem::take(&mut self.window);
         let seconds = window.wall.as_secs_f64();
@@ -401,12 +414,12 @@ impl Chooser {
             self.wire_seen(seen, trial_over);
             wire = seen;
         } else if method.tells() && seen > wire && wire > 0.0 {
-            // It carried that without being waited for.
+            // The wire carried that without making units wait.
             self.wire_bytes_per_s = Some(seen);
         }
         if method.tells() {
             let otherwise = self.otherwise();
-            // What both brought together says nothing of either.
+            // The common yield of both says nothing about either.
             if !method.differs {
                 self.referral.brought(window.guest_bytes as f64, window.wall, wire, otherwise);
             }
@@ -428,7 +441,7 @@ impl Chooser {
 }
 
 impl CodecFigures {
-    /// Guest bytes a second on a wire of so many bytes a second.
+    /// Returns the yield in guest bytes per second on a wire of so many bytes per second.
     fn promised(&self, wire_bytes_per_s: f64) -> f64 {
         self.bytes_per_s.min(wire_bytes_per_s / self.ratio.max(1e-4))
     }

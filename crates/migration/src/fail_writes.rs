@@ -1,7 +1,7 @@
-//! Injected write failures, for tests of faults with real agents. Off unless the environment variable
-//! [`VARIABLE`] names a directory. Then a write of a kind fails while the file `fail/KIND` exists
-//! there, with the error in that file: `EIO` or `ENOSPC`, followed by `once` for a single failure. The
-//! file `failed/KIND` shows that it has failed.
+//! Injected write failures, for tests of faults with real agents. Off unless the environment
+//! variable [`VARIABLE`] names a directory. Then a write of a kind fails while the file `fail/KIND`
+//! exists there, with the error in that file: `EIO` or `ENOSPC`, followed by `once` for a single
+//! failure. The file `failed/KIND` shows that it has failed.
 //!
 //! A hook for tests, like [`crate::hold`]: no part of an agent may depend on it.
 
@@ -31,7 +31,7 @@ fn check_in(directory: &Path, kind: &str) -> io::Result<()> {
     let errno = match words.next() {
         Some("EIO") => Errno::IO,
         Some("ENOSPC") => Errno::NOSPC,
-        // The test is just writing it, or removing it.
+        // The test is just writing the file, or removing it.
         _ => return Ok(()),
     };
     if words.next() == Some("once") {
@@ -67,7 +67,7 @@ mod tests {
         std::fs::write(&plan, "EIO once").unwrap();
         assert_eq!(check("handing-over"), Err(Some(Errno::IO.raw_os_error())));
         check("handing-over").unwrap();
-        // Without the variable none fails.
+        // Without the variable no write fails.
         std::fs::write(&plan, "ENOSPC").unwrap();
         super::check("handing-over").unwrap();
     }

@@ -1,4 +1,4 @@
-//! Why a migration did not go through: one code for the wire, for programs and for people.
+//! Reasons why a migration failed: one code for the wire, for programs and for people.
 
 use std::fmt;
 
@@ -8,25 +8,26 @@ use crate::report::FailureReport;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $mend:literal;)*) => {
-        /// A stable code. The numbers are those of docs/protocol.md.
+        /// Stable code of a failure. The numbers are those of docs/protocol.md.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum FailureCode { $($(#[$doc])* $name = $code),* }
 
         impl FailureCode {
-            /// The code of a number from the wire; unknown ones are [`FailureCode::Internal`].
+            /// Returns the code of a number from the wire; unknown ones become
+            /// [`FailureCode::Internal`].
             #[must_use]
             pub fn from_wire(code: u16) -> Self {
                 match code { $($code => FailureCode::$name,)* _ => FailureCode::Internal }
             }
 
-            /// The code for programs.
+            /// Returns the code's name for programs.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(FailureCode::$name => $text),* }
             }
 
-            /// What to do about it.
+            /// Returns the remedy.
             #[must_use]
             pub fn mend(self) -> &'static str {
                 match self { $(FailureCode::$name => $mend),* }
@@ -42,23 +43,23 @@ codes! {
     UnknownMigration = 2, "unknown-migration", "the destination's agent restarted or gave up waiting, or the address is another host's (see migration_addresses): migrate again";
     /// The shadow VM has other RAM blocks than the source.
     MemoryMismatch = 3, "memory-mismatch", "both agents must run the same release; migrate again";
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     ProtocolBroken = 4, "protocol-broken", "check that both agents run compatible releases and that nothing alters the connection";
     /// Guest memory could not be read, written or tracked.
     MemoryFailed = 5, "memory-failed", "see the agent's log on the host that is named";
     /// The hypervisor failed.
     HypervisorFailed = 6, "hypervisor-failed", "see the VM's qemu.log on the host that is named";
-    /// An operator cancelled.
+    /// An operator cancelled the migration.
     Cancelled = 7, "cancelled", "migrate again when it suits";
     /// The guest dirties memory faster than the wire carries it.
     NotConverging = 8, "not-converging", "move it when it is less busy, over a faster link, with a larger --switchover-budget, or with --engine qemu --auto-converge";
     /// The peer knows a newer owner.
     StaleEpoch = 9, "stale-epoch", "this host's record of the VM is old: see where the VM runs before anything else";
-    /// Anything else.
+    /// Another failure.
     Internal = 10, "internal", "see the logs of both agents";
     /// The connection to the peer broke.
     LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
-    /// More streams were asked for than a migration may have.
+    /// More streams were requested than a migration may have.
     TooManyStreams = 13, "too-many-streams", "ask for fewer with --streams, or leave that to measurement";
     /// The guest powered itself off before it was handed over.
     GuestShutDown = 14, "guest-shut-down", "start the VM again where it is to run";
@@ -66,34 +67,34 @@ codes! {
     InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source only if the destination does not and can't";
 }
 
-/// A failure: code and detail. The detail is one line for people, without guest data.
+/// Failure with code and detail. The detail is one line for people, without guest data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The code.
+    /// The code of the failure.
     pub code: FailureCode,
     /// What happened, naming the host or thing.
     pub detail: String,
 }
 
 impl Failure {
-    /// A failure of a code with its detail.
+    /// Creates a failure with this code and detail.
     pub fn new(code: FailureCode, detail: impl Into<String>) -> Self {
         Failure { code, detail: detail.into() }
     }
 
-    /// As a peer told it.
+    /// Converts the reason that a peer sent.
     #[must_use]
     pub fn from_peer(reason: &Reason) -> Self {
         Failure::new(FailureCode::from_wire(reason.code), format!("the peer says: {}", reason.detail))
     }
 
-    /// As a peer is told.
+    /// Converts the failure to a reason for a peer.
     #[must_use]
     pub fn to_reason(&self) -> Reason {
         Reason { code: self.code as u16, detail: self.detail.clone() }
     }
 
-    /// As the report tells it.
+    /// Converts the failure to its form in reports.
     #[must_use]
     pub fn to_report(&self) -> FailureReport {
         FailureReport {

@@ -1,13 +1,16 @@
-//! The hand-over beyond the two machines: what a host has written down of a VM, what it makes of that when its agent is started
-//! anew, and what it concludes from what another host has written down. No I/O; docs/handover.md tells it in words, and
-//! `tests/handover_model.rs` tries every order of crashes, losses and delays on it.
+//! The hand-over beyond the two state machines: what a host records about a VM, what it concludes
+//! from the record when its agent restarts, and what it concludes from another host's record. No
+//! I/O. docs/handover.md describes it, and `tests/handover_model.rs` checks every order of crashes,
+//! losses and delays.
 //!
-//! Epochs count changes of ownership, and no number is used twice: an owner of epoch `n` hands over as `n + 1`
-//! ([`Ownership::offered`]); one that has written that down and takes the guest back goes on as `n + 2` ([`Ownership::taken_back`]). So a
-//! word of an attempt that is over, however late it comes, is known by its number.
+//! Epochs count changes of ownership, and no number is used twice. An owner of epoch `n` hands over
+//! as `n + 1` ([`Ownership::offered`]). An owner that has recorded this and takes the guest back
+//! continues as `n + 2` ([`Ownership::taken_back`]). So a message of a finished attempt is
+//! recognised by its number, however late it arrives.
 //!
-//! Epochs count within one life of a VM. A VM that is created again under its old name and uuid begins a new life, with an
-//! [`Incarnation`] of its own, at the first epoch: an [`Ownership`] is both, and a record of another life is no record.
+//! Epochs count within one life of a VM. A VM that is created again under its old name and uuid
+//! begins a new life, with an [`Incarnation`] of its own, at the first epoch. An [`Ownership`]
+//! consists of both, and a record of another life is ignored.
 
 mod incarnation;
 
@@ -17,13 +20,13 @@ use serde::{Deserialize, Serialize};
 
 pub use incarnation::{Incarnation, IncarnationError};
 
-/// One ownership of one VM: which life of the VM, and which generation of its owners.
+/// One ownership of one VM: the life of the VM, and the generation of its owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ownership {
-    /// The life of the VM. Nothing that was recorded of another one says anything of this one.
+    /// The life of the VM. Records of another life say nothing about this one.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     pub incarnation: Incarnation,
-    /// The generation: grows with each change of owners within that life.
+    /// The generation. It grows with each change of owners within that life.
     pub epoch: u64,
 }
 
@@ -37,13 +40,13 @@ impl fmt::Display for Ownership {
 }
 
 impl Ownership {
-    /// The ownership that another host gets from this owner.
+    /// Returns the ownership that another host gets from this owner.
     #[must_use]
     pub fn offered(self) -> Ownership {
         Ownership { epoch: self.epoch + 1, ..self }
     }
 
-    /// The ownership of this owner after it takes back a guest that it had offered.
+    /// Returns the ownership of this owner after it takes back a guest that it had offered.
     #[must_use]
     pub fn taken_back(self) -> Ownership {
         Ownership { epoch: self.epoch + 2, ..self }
@@ -55,102 +58,108 @@ impl Ownership {
     }
 }
 
-/// Whose a guest is, as far as a host has written down. It is written down before anything that it allows is done.
+/// Owner of a guest, as far as a host has recorded. The host records it before any action that it
+/// permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// This host's.
+    /// The guest belongs to this host.
     Owner,
-    /// Another host's, whose memory arrives here; it can't run here yet.
+    /// The guest belongs to another host, and its memory arrives here. It cannot run here yet.
     Shadow,
-    /// It may run here from now on, if its source hands it over.
+    /// The guest may run here from now on, if its source hands it over.
     TakingOver,
-    /// It may run at another host from now on, if this one hands it over.
+    /// The guest may run at another host from now on, if this host hands it over.
     HandingOver,
-    /// It ran here and can't go on: QEMU's own post-copy broke off, and memory of it is at its source.
+    /// The guest ran here and cannot continue: QEMU's own post-copy broke off, and part of its
+    /// memory is at its source.
     Stranded,
 }
 
-/// What a host has written down of a VM.
+/// Record that a host keeps of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Standing {
-    /// Whose it is.
+    /// The host's role.
     pub role: Role,
     /// This host's ownership, or the one that it would get.
     #[serde(flatten)]
     pub ownership: Ownership,
 }
 
-/// What an agent that was started anew finds of a VM's hypervisor.
+/// State of a VM's hypervisor as a restarted agent finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Found {
-    /// No process.
+    /// There is no process.
     Gone,
-    /// No process, and the guest has not run in it: nobody had told it to, since this host came up.
+    /// There is no process, and the guest has not run in it: it was not started since this host
+    /// booted.
     GoneUnrun,
-    /// The guest stands still, and nothing says that it has ever run in this process.
+    /// The guest is stopped, and nothing indicates that it has ever run in this process.
     Still,
-    /// It runs, or has run.
+    /// The guest runs, or has run.
     Ran,
 }
 
-/// What an agent that was started anew does with a VM.
+/// Action of a restarted agent on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recovery {
-    /// It is what it was: running, paused, failed or stranded.
+    /// Keep the state: running, paused, failed or stranded.
     Keep,
-    /// The guest was told to run here: it is this host's.
+    /// The guest was started here: it belongs to this host.
     TakeOver,
-    /// It had been offered and had not been stopped, or was let go again: it is this host's, in a new epoch.
+    /// The guest had been offered and was not stopped, or was resumed: it belongs to this host, in
+    /// a new epoch.
     TakeBack,
-    /// It can't have run here, and never will: end what is left.
+    /// The guest cannot have run here and never will: end what is left.
     Discard,
-    /// The destination may run it. It is paused until that is known.
+    /// The destination may run the guest. It stays paused until that is known.
     AskDestination,
-    /// It may have run here and is gone: the source may take it back, if it has not given it away.
+    /// The guest may have run here and is gone. The source may take it back if it has not given it
+    /// away.
     AskSource,
 }
 
-/// What to do with a VM after an agent's start. A guest that runs is never stopped, and one that stands still never let go, on a guess.
+/// Returns what to do with a VM after an agent's start. A running guest is never stopped, and a
+/// stopped one never resumed, on a guess.
 #[must_use]
 pub fn recover(role: Role, found: Found) -> Recovery {
     match (role, found) {
         (Role::Owner | Role::Stranded, _) => Recovery::Keep,
-        // It runs after the commit alone: only the record came too late.
+        // The guest runs only after the commit: only the record came too late.
         (Role::Shadow | Role::TakingOver, Found::Ran) => Recovery::TakeOver,
         (Role::Shadow, Found::Still | Found::Gone | Found::GoneUnrun)
         | (Role::TakingOver, Found::Still | Found::GoneUnrun) => Recovery::Discard,
         (Role::TakingOver, Found::Gone) => Recovery::AskSource,
-        // Nobody lets it go after the commit but on the destination's refusal.
+        // After the commit, the guest is resumed only on the destination's refusal.
         (Role::HandingOver, Found::Ran) => Recovery::TakeBack,
         (Role::HandingOver, Found::Still | Found::Gone | Found::GoneUnrun) => Recovery::AskDestination,
     }
 }
 
-/// What a host has to say of a VM when another one asks: all that it ever wrote down.
+/// A host's answer about a VM to another host: everything that it ever recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Known {
-    /// It has a record of it.
+    /// It has a record of the VM.
     Has(Standing),
-    /// Its last ownership of it, which is over.
+    /// Its last ownership of the VM, which has ended.
     Gone(Ownership),
-    /// It never owned it.
+    /// It never owned the VM.
     Never,
 }
 
-/// What a source concludes.
+/// A source's conclusion about the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OfDestination {
-    /// The destination owns the guest, or did: it is gone from here.
+    /// The destination owns the guest, or did: the guest has left the source.
     Took,
-    /// It does not and will not run it: it stays here.
+    /// The destination does not and will not run the guest: it stays at the source.
     Refused,
-    /// It does not know itself yet.
+    /// The destination does not know yet.
     Open,
 }
 
-/// What the destination has made of the guest that it was offered as `offered`.
+/// Returns what the destination has made of the guest that it was offered as `offered`.
 #[must_use]
 pub fn of_destination(known: Known, offered: Ownership) -> OfDestination {
     match known {
@@ -165,29 +174,32 @@ pub fn of_destination(known: Known, offered: Ownership) -> OfDestination {
         {
             OfDestination::Open
         }
-        // What it has is older than the offer, or of another life: it had let go of the shadow.
+        // Its record is older than the offer, or of another life: it had discarded the shadow.
         Known::Has(_) | Known::Gone(_) | Known::Never => OfDestination::Refused,
     }
 }
 
-/// What a source does with the pages that it keeps of a guest, where its destination gives no session to send them.
+/// What a source does with the pages that it keeps of a guest, if its destination opens no session
+/// for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeptPagesFate {
-    /// The destination's guest needs them, or may: it is asked again.
+    /// The destination's guest needs them, or may need them: the source asks again.
     AskAgain,
-    /// The guest ran there, and that host has it no more, or has had all of it since: nobody will ever ask for them.
+    /// The guest ran there, and that host no longer has it, or has had all of its memory since: the
+    /// pages will never be requested.
     NotNeeded,
-    /// It never ran there, and never will.
+    /// The guest never ran there, and never will.
     Refused,
 }
 
-/// What becomes of the pages kept for a guest that was offered as `offered`.
+/// Returns what becomes of the pages kept for a guest that was offered as `offered`.
 #[must_use]
 pub fn fate_of_kept_pages(known: Known, offered: Ownership) -> KeptPagesFate {
     match (of_destination(known, offered), known) {
         (OfDestination::Refused, _) => KeptPagesFate::Refused,
         (OfDestination::Took, Known::Gone(_)) => KeptPagesFate::NotNeeded,
-        // A guest that lacks pages does not leave: that it left and came back says that it had all of them.
+        // A guest that lacks pages does not leave. That it left and came back shows that it had all
+        // of them.
         (OfDestination::Took, Known::Has(Standing { ownership, .. })) if ownership.epoch > offered.epoch => {
             KeptPagesFate::NotNeeded
         }
@@ -195,33 +207,35 @@ pub fn fate_of_kept_pages(known: Known, offered: Ownership) -> KeptPagesFate {
     }
 }
 
-/// What a destination concludes that may have run a guest which is gone.
+/// Conclusion of a destination that may have run a guest which is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OfSource {
-    /// It has taken it back: it never ran here.
+    /// The source has taken the guest back: it never ran here.
     TookBack,
-    /// It has let go of it, as it was told that it ran here: it did, and is this host's.
+    /// The source has released the guest because it learned that the guest ran here: it did, and
+    /// belongs to this host.
     LetGo,
-    /// It does not know either.
+    /// The source does not know either.
     Open,
 }
 
-/// What the source has made of the guest that it had offered as `offered`.
+/// Returns what the source has made of the guest that it had offered as `offered`.
 #[must_use]
 pub fn of_source(known: Known, offered: Ownership) -> OfSource {
     match known {
-        // Another life of the VM: nothing is said of this one.
+        // Another life of the VM: it says nothing about this one.
         Known::Has(Standing { ownership, .. }) | Known::Gone(ownership)
             if ownership.incarnation != offered.incarnation =>
         {
             OfSource::Open
         }
         Known::Has(Standing { ownership, .. }) if ownership.epoch > offered.epoch => OfSource::TookBack,
-        // It owned it last before it was offered.
+        // The source last owned it before the offer.
         Known::Gone(ownership) if ownership.epoch < offered.epoch => OfSource::LetGo,
-        // It is another one's since.
+        // Another host has owned it since.
         Known::Gone(_) => OfSource::TookBack,
-        // Still owner of the epoch before, though it had offered it: this offer was never written down, so never made.
+        // Still owner of the epoch before, although it had offered the guest: this offer was never
+        // recorded, and so never made.
         Known::Has(Standing { role: Role::Owner, .. }) => OfSource::TookBack,
         Known::Has(_) | Known::Never => OfSource::Open,
     }
@@ -260,7 +274,8 @@ mod tests {
     #[test]
     fn pages_are_kept_until_nobody_will_ask_and_a_guest_that_ran_elsewhere_is_not_resumed() {
         let has = |role, epoch| Known::Has(Standing { role, ownership: at(epoch) });
-        // It ran there: deleted, moved on, or moved on and back. Its memory here is old in any case.
+        // It ran there: deleted, moved on, or moved on and back. Its memory here is old in any
+        // case.
         for over in [gone(4), gone(6), has(Role::Owner, 6)] {
             assert_eq!(fate_of_kept_pages(over, at(4)), KeptPagesFate::NotNeeded, "{over:?}");
         }
@@ -302,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_record_of_another_life_is_no_answer() {
-        // Every record that would decide, did it speak of this life.
+        // Every record that would decide if it were of this life.
         let roles = [Role::Owner, Role::Shadow, Role::TakingOver, Role::HandingOver, Role::Stranded];
         for epoch in 0..8 {
             for other in [of_life(2, epoch), Ownership { incarnation: Incarnation::UNRECORDED, epoch }] {

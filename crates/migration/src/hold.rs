@@ -1,28 +1,30 @@
-//! Hold points: where a test stops a migration, so that a fault hits it at exactly one place. Off unless the environment variable
-//! [`VARIABLE`] of the process names a directory; then whoever comes to a point makes the file `reached/POINT` there and waits for
-//! as long as there is a file `hold/POINT`. A point is named by who comes to it and what it is about to do, `source.send-commit`.
+//! Hold points: places where a test stops a migration, so that a fault hits it at exactly one
+//! place. They are off unless the environment variable [`VARIABLE`] of the process names a
+//! directory. A thread that reaches a point then creates the file `reached/POINT` there and waits
+//! while a file `hold/POINT` exists. A point is named by its component and the action that follows,
+//! for example `source.send-commit`.
 //!
-//! Nothing of a migration may depend on it: it is the tests' hook and no product's.
+//! No part of a migration may depend on it: it is a hook for tests, not a feature of the product.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-/// The environment variable that names the directory.
+/// Environment variable that names the directory.
 pub const VARIABLE: &str = "GODWIT_HOLD";
 
-/// How often it is looked whether a point is held still.
+/// Poll interval for the release of a point.
 const INTERVAL: Duration = Duration::from_millis(2);
 
 const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
 const ON: u8 = 2;
 
-/// What a point costs where nobody holds any: one relaxed load.
+/// Cached state, so that a point costs one relaxed load if none is held.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether points are held at all in this process.
+/// Returns whether points can be held in this process.
 #[must_use]
 pub fn is_on() -> bool {
     match STATE.load(Ordering::Relaxed) {
@@ -35,7 +37,8 @@ pub fn is_on() -> bool {
     }
 }
 
-/// Somebody (`who`: source, destination, host) is about to do something. Blocks the thread for as long as the point is held.
+/// Marks a point: `who` (source, destination, host) is about to do `what`. Blocks the thread while
+/// the point is held.
 pub fn at(who: &str, what: &str) {
     if is_on()
         && let Some(directory) = directory()
@@ -58,7 +61,7 @@ fn wait(directory: &Path, point: &str) {
         tracing::info!(point, "held");
         while held.exists() {
             let interval = rustix::event::Timespec { tv_sec: 0, tv_nsec: INTERVAL.subsec_nanos().into() };
-            // Nothing to wait for: only the time limit ends it.
+            // No descriptor to wait for: only the time limit ends the call.
             let _ = rustix::event::poll(&mut [], Some(&interval));
         }
         tracing::info!(point, "let go");

@@ -1,4 +1,4 @@
-//! What matters most to whoever moves a guest, in a word, and the policy that it stands for.
+//! The goal of a move, as one word, and the policy that it selects.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,20 +12,20 @@ use crate::policy::{
     MOST_THROTTLED_SHARE, PageIn, Policy, Throttling,
 };
 
-/// What matters most. `docs/operations.md` has the table of what each decides.
+/// Goal of a move. `docs/operations.md` has the table of what each goal decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Intent {
-    /// A move that ends soon, and a guest that notices little of it.
+    /// A move that ends soon, and a guest that is disturbed little.
     #[default]
     Auto,
     /// A pause within the budget, whatever the guest's writers lose before it.
     MinimalPause,
-    /// As little as possible of the guest's work lost, whatever time it takes.
+    /// As little loss of the guest's work as possible, whatever time it takes.
     MinimalImpact,
     /// The shortest time until the guest has left.
     FastEvacuation,
-    /// To be over so long after the request, with as little lost as that lets be.
+    /// Completion within this time after the request, with as little loss as it permits.
     Deadline(Duration),
 }
 
@@ -44,22 +44,22 @@ pub enum PageInUse {
     Now,
 }
 
-/// What an operator has set otherwise for one intent, host by host; what is not given is as the intent has it.
+/// Operator's settings for one goal on a host. Settings that are absent keep the goal's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySettings {
-    /// Writers are slowed where the guest dirties more than this share of what the wire carries,
+    /// Share of the wire's rate above which a guest's dirty rate makes its writers slowed.
     pub throttle_above: Option<f64>,
-    /// to this share of it.
+    /// Share of the wire's rate to which writers are slowed.
     pub throttle_to: Option<f64>,
-    /// The longest pause taken when the budget is out of reach, milliseconds.
+    /// Longest pause, in milliseconds, that is accepted if the budget is out of reach.
     pub longest_pause_ms: Option<u64>,
-    /// The most rounds.
+    /// Maximum number of rounds.
     pub most_rounds: Option<u32>,
 }
 
 impl PolicySettings {
-    /// The intent's policy with what is set otherwise.
+    /// Returns the goal's policy with these settings applied.
     #[must_use]
     pub fn applied_to(&self, policy: Policy) -> Policy {
         let Throttling { above, to } = policy.throttling;
@@ -74,7 +74,8 @@ impl PolicySettings {
         }
     }
 
-    /// What makes no sense together with what this intent does by itself: the setting, what is wrong with it, and what to write.
+    /// Returns the setting that contradicts what this goal does by itself: its name, what is wrong,
+    /// and the remedy.
     #[must_use]
     pub fn problem(&self, intent: Intent) -> Option<(&'static str, String, &'static str)> {
         let policy = self.applied_to(intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::default()));
@@ -105,12 +106,13 @@ impl PolicySettings {
     }
 }
 
-/// One that dirties more than the wire carries never converges by itself: there it has to be slowed.
+/// A guest that dirties more than the wire carries never converges by itself, so it must be slowed
+/// there.
 const MOST_UNTHROTTLED_SHARE: f64 = 1.0;
-/// More than any move needs, so that none goes on without end.
+/// More than any move needs, so that none goes on forever.
 const MOST_ROUNDS: u32 = 1000;
 
-/// A text that is no intent.
+/// Error for a text that names no goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is no policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or deadline= with a time such as 90s or 5min"
@@ -118,7 +120,7 @@ const MOST_ROUNDS: u32 = 1000;
 pub struct IntentError(String);
 
 impl Intent {
-    /// The policy that it stands for, with this switchover budget.
+    /// Returns the policy of the goal, with this switchover budget.
     #[must_use]
     pub fn policy(self, switchover_budget: Duration, page_in: PageInUse) -> Policy {
         let page_in = match (page_in, self) {

@@ -1,4 +1,5 @@
-//! The book of a migration: time per phase, rounds, bytes, bandwidth. Fed by the source machine, read by the report.
+//! Account of a migration: time per phase, rounds, bytes, bandwidth. The source's state machine
+//! feeds it, and the report reads it.
 
 use std::time::Duration;
 
@@ -8,41 +9,44 @@ use crate::dirty_rate::DirtyRate;
 use crate::phase::Phase;
 use crate::report::{PhaseReport, RoundReport, millis};
 
-/// Rounds smaller than this say more of the round trip than of the bandwidth.
+/// Rounds of fewer bytes say more about the round trip than about the bandwidth.
 const TELLING_BYTES: u64 = 1 << 20;
-/// A round that took less than this tells little of the wire where a larger one has told: what a round costs beside its bytes
-/// counts for too much in it, and so do buffers. Nor does one of less than so many looks at all of the memory, which a round takes
-/// at the least.
+/// A shorter round says little about the wire if a larger one has measured it: a round's fixed
+/// costs, and buffers, weigh too much in it. The same holds for a round shorter than so many looks
+/// at all of the memory, which a round takes at least.
 const TELLING_TIME: Duration = Duration::from_millis(100);
-/// Of that, what its bytes are to account for by the rate that is known: a stall is no slow wire.
+/// Fraction of that time that the round's bytes must account for at the known rate: a stall does
+/// not mean a slow wire.
 const TELLING_SHARE: f64 = 0.5;
 const TELLING_SCANS: u32 = 3;
-/// A round that took so many times as long as the wire that is known would, and this time, shows that the wire has become slower,
-/// however few its bytes. Single rounds of 0.1 MB were seen to stall for up to 0.22 s in the lab.
+/// A round that took this multiple of the time expected at the known rate, plus this time, shows
+/// that the wire has become slower, however few its bytes. In the lab, single rounds of 0.1 MB
+/// stalled for up to 0.22 s.
 const MUCH_SLOWER: f64 = 2.0;
 const SLOWER_BY: Duration = Duration::from_millis(250);
-/// A shorter sample says more of one moment than of the guest.
+/// A shorter sample says more about one moment than about the guest.
 const LEAST_SAMPLE: Duration = Duration::from_millis(50);
-/// Assumed before anything was measured: 1 Gb/s.
+/// Rate assumed before any measurement: 1 Gb/s.
 const ASSUMED_BYTES_PER_S: f64 = 125e6;
 
-/// What one sweep sent.
+/// Totals of one sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
     /// Pages sent, zero pages included.
     pub pages: u64,
-    /// Zero pages of them.
+    /// Zero pages among them.
     pub zero_pages: u64,
-    /// Pages of them that were told by their content, or by what differs.
+    /// Pages among them that were sent by reference or as deltas.
     pub told_pages: u64,
-    /// Pages of those that the destination was pointed to, which it checks before it takes what is sent after.
+    /// Pages among those that were sent by reference. The destination verifies them before it takes
+    /// what follows.
     pub referred_pages: u64,
     /// Bytes handed to the wire.
     pub bytes: u64,
 }
 
 impl Sweep {
-    /// Adds another sweep's figures.
+    /// Adds another sweep's totals.
     pub fn add(&mut self, other: Sweep) {
         self.pages += other.pages;
         self.zero_pages += other.zero_pages;
@@ -52,14 +56,15 @@ impl Sweep {
     }
 }
 
-/// What is measured, bytes a second.
+/// Measured rates, bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// On the wire.
+    /// Rate on the wire.
     pub wire_bytes_per_s: f64,
-    /// Of pages that the wire carries, compressed or not; those that cost a few bytes apart: zero, or told by their content.
+    /// Bytes of pages that the wire carries, compressed or not, without those that cost a few bytes
+    /// (zero, or sent by reference).
     pub carried_bytes_per_s: f64,
-    /// Of pages that the guest dirties.
+    /// Bytes of pages that the guest dirties.
     pub dirty_bytes_per_s: f64,
 }
 
@@ -70,28 +75,29 @@ pub(crate) struct Ledger {
     phases: Vec<(Phase, Duration)>,
     rounds: Vec<RoundReport>,
     round_since: Duration,
-    /// Padding that went with the round.
+    /// Padding sent with the round.
     padding_bytes: u64,
-    /// Pages a second that the guest is held to in it.
+    /// Limit on the guest's writes in the round, pages per second.
     throttle: Option<f64>,
-    /// Pages of the last round that were told by their content or by what differs, and those that the destination was pointed to.
+    /// Pages of the last round that were sent by reference or as deltas, and those of them sent by
+    /// reference.
     told_pages: u64,
     referred_pages: u64,
-    /// What a look at all of the memory takes.
+    /// Duration of a look at all of the memory.
     scan: Duration,
-    /// On the wire,
+    /// Rate on the wire, measured by a round of `telling_bytes`.
     wire_bytes_per_s: Option<f64>,
-    /// as the round of so many bytes has told.
+    /// Bytes of the round that measured the wire's rate.
     telling_bytes: u64,
-    /// Bytes of pages, zero pages apart, to a byte on the wire.
+    /// Bytes of pages, without zero pages, per byte on the wire.
     expansion: f64,
     /// What the limits in force leave for pages.
     limit_bytes_per_s: Option<u64>,
     dirty_rate: DirtyRate,
-    /// When tracking began.
+    /// Time when tracking began.
     tracked_since: Duration,
-    /// Pages written in a second while the destination prepared, or a while into round 0: a round that lasts shows less, as what
-    /// is written anew in it is counted once.
+    /// Pages written per second while the destination prepared, or some time into round 0. A long
+    /// round shows less, because a page that is written again in it counts once.
     sampled_pages_per_s: Option<f64>,
 }
 
@@ -131,7 +137,7 @@ impl Ledger {
         (self.phase, self.phase_since) = (phase, now);
     }
 
-    /// `throttle`: pages a second that the guest is held to from now on.
+    /// Begins a round. `throttle`: limit on the guest's writes from now on, pages per second.
     pub(crate) fn round_begins(&mut self, now: Duration, throttle: Option<f64>) {
         (self.round_since, self.padding_bytes, self.throttle) = (now, 0, throttle);
         self.dirty_rate.round_begins(throttle);
@@ -140,12 +146,14 @@ impl Ledger {
         }
     }
 
-    /// So many bytes of padding went with the round: their time is not its own.
+    /// Notes that so many bytes of padding went with the round: their time must not be attributed
+    /// to it.
     pub(crate) fn padded(&mut self, bytes: u64) {
         self.padding_bytes = bytes;
     }
 
-    /// The sweep's pages are handed to the wire; the destination has not applied them yet.
+    /// Notes that the sweep's pages are handed to the wire. The destination has not applied them
+    /// yet.
     pub(crate) fn round_sent(&mut self, round: u32, sweep: Sweep) {
         (self.told_pages, self.referred_pages) = (sweep.told_pages, sweep.referred_pages);
         self.rounds.push(RoundReport {
@@ -159,7 +167,8 @@ impl Ledger {
         });
     }
 
-    /// What was sent is on the wire; or applied, by a word of the destination that took this round trip.
+    /// Ends a round: what was sent is on the wire, or applied if `applied` gives the round trip of
+    /// the destination's report.
     pub(crate) fn round_over(&mut self, now: Duration, applied: Option<Duration>) {
         let Some(report) = self.rounds.last_mut() else {
             return;
@@ -168,7 +177,8 @@ impl Ledger {
         report.duration_ms = millis(took);
         let RoundReport { pages, zero_pages, bytes, .. } = *report;
         let sent_pages = pages.saturating_sub(zero_pages).saturating_sub(self.told_pages);
-        // A sweep that found zeros nearly everywhere, or what the destination has, took its time reading and checking, not sending.
+        // A sweep that found almost only zeros, or content that the destination holds, spent its
+        // time reading and checking, not sending.
         let told_by_sending = zero_pages + self.told_pages <= 8 * sent_pages;
         let is_known_better = self.is_mostly_referred() && self.wire_bytes_per_s.is_some();
         if !told_by_sending || is_known_better {
@@ -187,11 +197,11 @@ impl Ledger {
         }
     }
 
-    /// Whether a round of so many bytes, its padding apart, says what the wire carries.
+    /// Returns whether a round of so many bytes, without its padding, shows what the wire carries.
     fn tells(&self, bytes: u64, wire_bytes_per_s: f64, on_the_wire: Duration, applied: bool) -> bool {
         let is_large = bytes >= TELLING_BYTES;
         let Some(known) = self.wire_bytes_per_s else { return is_large };
-        // What is applied sits in no buffer; padding does not wait for its windows as pages do.
+        // Applied data is in no buffer; padding does not wait for its windows as pages do.
         let is_faster = applied && self.padding_bytes == 0 && wire_bytes_per_s > known;
         let expected_s = (bytes + self.padding_bytes) as f64 / known;
         let is_long = on_the_wire >= TELLING_TIME.max(TELLING_SCANS * self.scan)
@@ -201,14 +211,15 @@ impl Ledger {
         is_slower || (is_large && (is_long || is_faster || bytes >= self.telling_bytes))
     }
 
-    /// The limits in force leave so many bytes a second for pages. Where that changes the next round tells anew what the wire carries.
+    /// Sets how many bytes per second the limits in force leave for pages. If that changes, the
+    /// next round measures the wire anew.
     pub(crate) fn limited(&mut self, bytes_per_s: Option<u64>) {
         if self.limit_bytes_per_s != bytes_per_s {
             (self.limit_bytes_per_s, self.telling_bytes) = (bytes_per_s, 0);
         }
     }
 
-    /// A look at all of the memory has taken so long.
+    /// Notes the duration of a look at all of the memory.
     pub(crate) fn scanned(&mut self, scan: Duration) {
         self.scan = scan;
     }
@@ -217,7 +228,7 @@ impl Ledger {
         self.scan
     }
 
-    /// The guest can't be held to what the round began with.
+    /// Notes that the guest cannot be held to the round's limit.
     pub(crate) fn not_throttled(&mut self) {
         self.throttle = None;
         self.dirty_rate.not_held();
@@ -227,19 +238,20 @@ impl Ledger {
         self.tracked_since = now;
     }
 
-    /// `pages` were written since tracking began. What an earlier sample says holds too where it says more: over a longer time
-    /// less is written for the first time.
+    /// Notes that `pages` were written since tracking began. An earlier sample stays in force if
+    /// its rate is higher: over a longer time fewer pages are written for the first time.
     pub(crate) fn sampled(&mut self, now: Duration, pages: u64) {
         let since = now.saturating_sub(self.tracked_since).max(LEAST_SAMPLE);
         let sampled = pages as f64 / since.as_secs_f64();
         self.sampled_pages_per_s = Some(self.sampled_pages_per_s.unwrap_or(0.0).max(sampled));
     }
 
-    /// `remaining` pages were dirtied since the round began to protect them.
+    /// Notes that `remaining` pages were dirtied since the round began to protect them.
     pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
         let since = now.saturating_sub(self.round_since);
         let seen = if since > Duration::ZERO { remaining as f64 / since.as_secs_f64() } else { 0.0 };
-        // Good for round 0, which lasts longest and has what was written before it among what remains.
+        // Applies to round 0, which lasts longest and whose remaining pages include those written
+        // before it.
         let sampled = self.sampled_pages_per_s.unwrap_or(0.0);
         let seen = seen.max(sampled);
         self.dirty_rate.counted(since, seen);
@@ -248,7 +260,7 @@ impl Ledger {
         }
     }
 
-    /// The last round: what was sent while the guest stood still, in one or two sweeps.
+    /// Adds what was sent in the last round, while the guest was paused, in one or two sweeps.
     pub(crate) fn last_round(&mut self, now: Duration, round: u32, sweep: Sweep) {
         match self.rounds.last_mut().filter(|report| report.round == round) {
             Some(report) => {
@@ -269,7 +281,8 @@ impl Ledger {
         }
     }
 
-    /// As measured, and no more on the wire than the limits let through now: a round measured before a limit came is no promise.
+    /// Returns the measured rates, with the wire's rate limited to what the limits now permit: a
+    /// round measured before a limit was set does not predict the rate.
     pub(crate) fn rates(&self) -> Rates {
         let wire = self.wire_bytes_per_s.unwrap_or(ASSUMED_BYTES_PER_S);
         let limited = self.limit_bytes_per_s.map_or(wire, |limit| wire.min(limit as f64));
@@ -284,7 +297,8 @@ impl Ledger {
         self.dirty_rate.pages_per_s()
     }
 
-    /// The destination was pointed to most of the round's pages: it checks them before it takes what is sent after.
+    /// Returns whether most of the round's pages were sent by reference: the destination verifies
+    /// them before it takes what follows.
     pub(crate) fn is_mostly_referred(&self) -> bool {
         let pages = self.rounds.last().map_or(0, |report| report.pages.saturating_sub(report.zero_pages));
         self.referred_pages > pages / 2
@@ -347,7 +361,7 @@ mod tests {
             [wire_bytes_per_s, carried_bytes_per_s].map(|rate| (rate / 4096.0).round())
         };
         assert_eq!(round(0, 1000, true, 50_000, 2), [25_000.0, 50_000.0]);
-        // What becomes of its pages it does show.
+        // It does show the size of its pages on the wire.
         assert_eq!(round(1000, 1050, true, 500, 1), [25_000.0, 25_000.0]);
         assert_eq!(round(1050, 1055, false, 500, 1), [25_000.0, 25_000.0], "it sits in buffers");
         assert_eq!(round(1055, 1205, true, 500, 1), [25_000.0, 25_000.0], "it has stalled");

@@ -1,6 +1,7 @@
-//! The algorithm of a migration, without I/O: phases, rounds, convergence and hand-over as state machines, and the
-//! drivers that carry out what they decide. Knows no QEMU: the hypervisor is a trait. And, before any of it, the probe of
-//! the lanes between two hosts.
+//! The algorithm of a migration, without I/O: phases, rounds, convergence and hand-over as state
+//! machines, and the drivers that carry out their decisions. It does not know QEMU: the hypervisor
+//! is a trait. It also contains the probe of the lanes between two hosts, which runs before a
+//! migration.
 
 mod bandwidth;
 pub mod board;

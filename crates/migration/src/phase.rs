@@ -1,4 +1,5 @@
-//! The phases of a migration: one vocabulary for code, logs, metrics, API, console and documentation.
+//! The phases of a migration: one vocabulary for code, logs, metrics, API, console and
+//! documentation.
 
 use std::fmt;
 
@@ -30,7 +31,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Every phase, in order.
+    /// All phases, in order.
     pub const ALL: [Phase; 9] = [
         Phase::Preflight,
         Phase::Prepare,
@@ -43,7 +44,7 @@ impl Phase {
         Phase::Report,
     ];
 
-    /// The name that logs, metrics and the API use; the same as in JSON.
+    /// Returns the name that logs, metrics, the API and JSON use.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

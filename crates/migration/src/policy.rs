@@ -1,47 +1,55 @@
-//! Convergence: after each round, go on or switch over. Pure arithmetic on what was measured.
+//! Convergence: after each round, decides whether to go on or to switch over. Pure arithmetic on
+//! measurements.
 //!
-//! The predicted pause is `fixed + round trip / 2 + what remains / bandwidth`, where what remains grows by the dirty
-//! rate until the guest has stopped. It is compared with the switchover budget. Where the budget is out of reach, the
-//! switchover is taken at a local minimum of what remains, if that is bearable; at the last round, wherever it is bearable.
+//! The predicted pause is `fixed + round trip / 2 + remainder / bandwidth`, where the remainder
+//! grows at the dirty rate until the guest has stopped. It is compared with the switchover budget.
+//! If the budget is out of reach, the switchover happens at a local minimum of the remainder, if
+//! that pause is bearable; at the last round, at any bearable pause.
 //!
-//! A guest that writes pages nearly as fast as the wire carries them will not converge by itself: its writers are held to a
-//! share of what the wire carries. With a share *a* each round leaves *a* times what the round before it left, so that all rounds together
-//! take 1 / (1 - a) times the first. The guest loses (w - aB) / (1 - a) of its writes a second of that first round, w being
-//! what it would write and B what the wire carries: the lower the share, the fewer in all, and the more at a time.
+//! A guest that writes pages nearly as fast as the wire carries them does not converge by itself:
+//! its writers are held to a share of what the wire carries. With a share *a*, each round leaves
+//! *a* times what the round before it left, so all rounds together take 1 / (1 - a) times the
+//! first. The guest loses (w - aB) / (1 - a) of its writes per second of that first round, where w
+//! is what it would write and B what the wire carries: a lower share loses fewer writes in all, and
+//! more at a time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use godwit_wire::PAGE_SIZE;
 
-/// What the switchover may cost and what it is known to cost.
+/// Limits of the switchover, and the means that are permitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// The pause that is asked for.
+    /// The pause requested.
     pub switchover_budget: Duration,
-    /// The longest pause taken when the budget is out of reach.
+    /// The longest pause accepted if the budget is out of reach.
     pub switchover_limit: Duration,
-    /// Rounds after which it is given up as soon as one leaves no less than those before it.
+    /// Number of rounds after which the migration is given up as soon as a round leaves no less
+    /// than those before it.
     pub max_rounds: u32,
-    /// Whether writers may be slowed where the guest does not converge.
+    /// Whether writers may be slowed if the guest does not converge.
     pub may_throttle: bool,
-    /// From when on, and how far.
+    /// When writers are slowed, and how far.
     pub throttling: Throttling,
-    /// When it is to be over, since the request: writers are slowed as far as that needs, and no further.
+    /// Time since the request by which the migration must end. Writers are slowed as far as that
+    /// requires, and no further.
     pub deadline: Option<Duration>,
-    /// When the guest is handed over while pages of it are still here.
+    /// When the guest is handed over while some of its pages are still here.
     pub page_in: PageIn,
 }
 
-/// When the guest is handed over while pages of it are still at the source: it then depends on both hosts until all have been fetched.
+/// When the guest is handed over while some of its pages are still at the source. It then depends
+/// on both hosts until all pages have been fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageIn {
-    /// Never: where nothing else helps it stays where it is.
+    /// Never: if nothing else helps, the guest stays where it is.
     Never,
-    /// Where nothing else helps: its writers can't be slowed, or that is not enough, a deadline has passed, or too many rounds have.
+    /// If nothing else helps: its writers cannot be slowed, or slowing is not enough, a deadline
+    /// has passed, or too many rounds have.
     #[default]
     LastResort,
-    /// Where its writers would have to be slowed.
+    /// If its writers would have to be slowed.
     InsteadOfThrottle,
     /// After the first round.
     Now,
@@ -50,46 +58,51 @@ pub enum PageIn {
 /// When writers are slowed, and how far, as shares of what the wire carries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throttling {
-    /// Where the guest dirties more than this.
+    /// Dirty rate, as a share of what the wire carries, above which writers are slowed.
     pub above: f64,
-    /// To this.
+    /// Share of what the wire carries to which writers are slowed.
     pub to: f64,
 }
 
-/// The default switchover budget.
+/// Default switchover budget.
 pub const DEFAULT_SWITCHOVER_BUDGET: Duration = Duration::from_millis(20);
-/// QEMU's own downtime limit: what operators of KVM are used to bear.
+/// QEMU's own downtime limit, which operators of KVM are used to.
 pub const DEFAULT_SWITCHOVER_LIMIT: Duration = Duration::from_millis(300);
-/// The longest budget that can be kept: a guest that stands still for a second or two more without its commit is let go.
+/// Longest budget that can be kept: a guest that is paused for a second or two longer without its
+/// commit is resumed.
 pub const MOST_SWITCHOVER_BUDGET: Duration = Duration::from_secs(8);
-/// Rounds after which a guest that does not converge is left where it is.
+/// Number of rounds after which a guest that does not converge stays where it is.
 const DEFAULT_MAX_ROUNDS: u32 = 40;
 
-/// Stop, device state, load and resume without any page: 8 to 12 ms measured with QEMU 7.2 (prototype).
+/// Cost of stop, device state, load and resume without any page: 8 to 12 ms measured with QEMU 7.2
+/// (prototype).
 const FIXED_COST: Duration = Duration::from_millis(8);
-/// While the guest stands still all of its memory is looked at twice for dirty pages: so much of that is in [`FIXED_COST`], of guests
-/// of a GiB.
+/// While the guest is paused, all of its memory is examined twice for dirty pages. [`FIXED_COST`]
+/// contains this much of it, for guests of a GiB.
 const SCANS_IN_FIXED_COST: Duration = Duration::from_millis(3);
-/// From the decision until the guest stands still: QEMU's set-up of its migration.
+/// Time from the decision until the guest is stopped: QEMU's set-up of its migration.
 pub(crate) const TIME_TO_STOP: Duration = Duration::from_millis(4);
-/// Less than this to transfer is not worth another round, whatever the budget,
+/// A remainder with a shorter transfer time is not worth another round, whatever the budget.
 const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
-/// and less than this part of a round trip and a look at all of the memory, as each round takes more than both.
+/// Nor is a remainder whose transfer takes less than this fraction of a round trip and a look at
+/// all of the memory, because each round takes longer than both.
 const NEGLIGIBLE_PART: u32 = 10;
-/// Rounds without progress after which the budget counts as out of reach.
+/// Number of rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
-/// A guest that dirties more than 0.6 of what the wire carries will not end soon: all rounds together take more than two and a half
-/// times the first. Held to 0.2, they take one and a quarter.
+/// A guest that dirties more than 0.6 of what the wire carries will not finish soon: all rounds
+/// together take more than two and a half times the first. Held to 0.2, they take one and a
+/// quarter.
 const DEFAULT_THROTTLING: Throttling = Throttling { above: 0.6, to: 0.2 };
-/// Of the time until a deadline, what rounds are planned to take.
+/// Fraction of the time until a deadline that rounds are planned to take.
 const PLANNED_SHARE: f64 = 0.9;
-/// A share above this is hardly ever kept to: rounds would get shorter by less than what is measured wrongly.
+/// Highest share to throttle to. A higher one is hardly ever kept: rounds would get shorter by less
+/// than the measurement error.
 pub(crate) const MOST_THROTTLED_SHARE: f64 = 0.8;
-/// Where a throttled guest does not converge either, the share is lowered to this at the least.
+/// Lowest share, to which a throttled guest that still does not converge is held.
 pub(crate) const LEAST_THROTTLED_SHARE: f64 = 0.02;
-/// A wire that carries so many times what it did is another.
+/// A wire whose rate has grown by this factor counts as a different one.
 const MUCH_FASTER: f64 = 1.5;
-/// Rounds among which a minimum is looked for: one lucky moment long ago is no measure.
+/// Number of rounds in which a minimum is sought: one lucky moment long ago is no measure.
 const MINIMUM_ROUNDS: usize = 8;
 
 impl Default for Policy {
@@ -106,24 +119,26 @@ impl Default for Policy {
     }
 }
 
-/// What is known at the end of a round.
+/// Measurements at the end of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
-    /// Pages dirty now.
+    /// Pages that are dirty now.
     pub remaining_pages: u64,
-    /// Pages dirtied a second.
+    /// Pages dirtied per second.
     pub dirty_pages_per_s: f64,
-    /// Bytes of pages that the wire carries in a second: more than its own where they are compressed.
+    /// Bytes of pages that the wire carries per second: more than its own rate if pages are
+    /// compressed.
     pub bandwidth_bytes_per_s: f64,
-    /// The lane's round trip.
+    /// Round trip of the lane.
     pub round_trip: Duration,
-    /// Since the request.
+    /// Time since the request.
     pub elapsed: Duration,
-    /// What it takes to look for dirty pages in all of the memory.
+    /// Time for examining all of the memory for dirty pages.
     pub scan: Duration,
 }
 
-/// What a switchover costs beside the way and what goes over it, where a look at all of the memory takes so long.
+/// Returns the fixed cost of a switchover, without network and transfer, if a look at all of the
+/// memory takes so long.
 pub(crate) fn fixed_cost(scan: Duration) -> Duration {
     FIXED_COST.saturating_add((2 * scan).saturating_sub(SCANS_IN_FIXED_COST))
 }
@@ -134,24 +149,25 @@ impl Measured {
         Duration::try_from_secs_f64(bytes / self.bandwidth_bytes_per_s.max(1.0)).unwrap_or(Duration::MAX)
     }
 
-    /// The pause if the guest were stopped now.
+    /// Returns the pause that stopping the guest now would cause.
     #[must_use]
     pub fn predicted_switchover(&self) -> Duration {
         let at_stop = self.remaining_pages as f64 + self.dirty_pages_per_s * TIME_TO_STOP.as_secs_f64();
         self.fixed_cost().saturating_add(self.transfer(at_stop))
     }
 
-    /// What it costs beside the pages.
+    /// Returns the cost of the pause without pages.
     fn fixed_cost(&self) -> Duration {
         fixed_cost(self.scan).saturating_add(self.round_trip / 2)
     }
 
-    /// Whether the pause would be longer than this, and another round worth it.
+    /// Returns whether the pause would exceed `most`, and another round is worthwhile.
     fn exceeds(&self, most: Duration) -> bool {
         self.predicted_switchover() > most && !self.is_negligible(most)
     }
 
-    /// Whether another round would cost more than what remains. Where the round trip leaves room for pages, that counts.
+    /// Returns whether another round would cost more than what remains. If the round trip leaves
+    /// room for pages, that counts.
     fn is_negligible(&self, budget: Duration) -> bool {
         let far = self.fixed_cost() > budget;
         let of_a_round = if far { (self.round_trip + self.scan) / NEGLIGIBLE_PART } else { Duration::ZERO };
@@ -160,25 +176,25 @@ impl Measured {
     }
 }
 
-/// What to do next.
+/// Next step of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Another round.
+    /// Run another round.
     NextRound,
     /// Stop the guest now.
     Switchover,
-    /// Stop the guest now, and let it run at the destination while what remains is fetched.
+    /// Stop the guest now, and run it at the destination while the remaining pages are fetched.
     PageIn,
-    /// It will not converge.
+    /// Give up: the guest will not converge.
     GiveUp,
 }
 
-/// The policy's memory of a migration's rounds.
+/// State of the policy over a migration's rounds.
 #[derive(Clone, Debug)]
 pub struct Convergence {
     policy: Policy,
     rounds: u32,
-    /// What remained after each of the last rounds.
+    /// Pages that remained after each of the last rounds.
     recent: VecDeque<u64>,
     stalled: u32,
     may_throttle: bool,
@@ -186,23 +202,23 @@ pub struct Convergence {
     throttle: Option<Throttle>,
 }
 
-/// What writers are held to.
+/// Limit on the guest's writers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Throttle {
-    /// Of what the wire carries.
+    /// Share of what the wire carries.
     share: f64,
     pages_per_s: f64,
-    /// Rounds in which it has held.
+    /// Number of rounds under this limit.
     rounds: u32,
-    /// More than the policy's own share was not enough.
+    /// Whether the policy's own share was not enough.
     lowered: bool,
-    /// Before: what the guest wrote, and what the wire carried, pages a second.
+    /// Rates before the limit: what the guest wrote, and what the wire carried, pages per second.
     unheld_pages_per_s: f64,
     carried_pages_per_s: f64,
 }
 
 impl Throttle {
-    /// To half as much.
+    /// Returns the limit with half the share.
     fn lowered(self) -> Throttle {
         let share = (self.share / 2.0).max(LEAST_THROTTLED_SHARE);
         Throttle { share, rounds: self.rounds + 1, lowered: true, ..self }
@@ -210,7 +226,7 @@ impl Throttle {
 }
 
 impl Convergence {
-    /// Before the first round.
+    /// Creates the state before the first round.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let (may_throttle, may_page_in) = (policy.may_throttle, policy.page_in != PageIn::Never);
@@ -225,7 +241,8 @@ impl Convergence {
         }
     }
 
-    /// Whether so much remains that [`Convergence::decide`] can't decide on a switchover now.
+    /// Returns whether so much remains that [`Convergence::decide`] cannot decide on a switchover
+    /// now.
     #[must_use]
     pub fn is_far(&self, measured: &Measured) -> bool {
         let budget = self.policy.switchover_budget;
@@ -234,44 +251,45 @@ impl Convergence {
         measured.exceeds(if may_settle { self.longest_pause() } else { budget })
     }
 
-    /// The longest pause that is ever taken.
+    /// Returns the longest pause that is ever accepted.
     fn longest_pause(&self) -> Duration {
         self.policy.switchover_limit.max(self.policy.switchover_budget)
     }
 
-    /// Whether it was to be over by now.
+    /// Returns whether the deadline has passed.
     fn is_overdue(&self, measured: &Measured) -> bool {
         self.policy.deadline.is_some_and(|deadline| measured.elapsed > deadline)
     }
 
-    /// Whether rounds do not get shorter any more, and what remains can't be borne.
+    /// Returns whether rounds no longer get shorter, and the pause for what remains would be too
+    /// long.
     fn is_stuck(&self, measured: &Measured) -> bool {
         self.stalled >= STALLED_ROUNDS && measured.exceeds(self.longest_pause())
     }
 
-    /// What writers are to be held to in the next round; none: they are not.
+    /// Returns the limit on writes in the next round, pages per second; `None`: no limit.
     #[must_use]
     pub fn throttle_pages_per_s(&self) -> Option<f64> {
         Some(self.throttle?.pages_per_s)
     }
 
-    /// Writers can't be slowed here.
+    /// Notes that writers cannot be slowed here.
     pub fn cannot_throttle(&mut self) {
         (self.may_throttle, self.throttle) = (false, None);
     }
 
-    /// The guest can't run at the destination before all of its memory is there.
+    /// Notes that the guest cannot run at the destination before all of its memory is there.
     pub fn cannot_page_in(&mut self) {
         self.may_page_in = false;
     }
 
-    /// What the guest dirties, as a share of what the wire carries.
+    /// Returns the guest's dirty rate as a share of what the wire carries.
     fn dirty_share(measured: &Measured) -> f64 {
         let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
         measured.dirty_pages_per_s / carried_pages_per_s.max(1.0)
     }
 
-    /// Whether what remains is to be fetched by the running guest.
+    /// Returns whether the running guest is to fetch what remains.
     fn pages_in(&self, measured: &Measured, last: bool) -> bool {
         let writes_too_much = || {
             let Throttling { above, .. } = self.throttling(measured);
@@ -291,8 +309,9 @@ impl Convergence {
             }
     }
 
-    /// Slows writers where they write too much for rounds to get shorter, or rounds do not get shorter; more where slowed ones still
-    /// do; and no more where the wire has come to carry what they wrote unheld.
+    /// Slows writers if they write too much for rounds to get shorter, or if rounds do not get
+    /// shorter. Slows them more if they still do so when slowed. Lifts the limit if the wire has
+    /// come to carry what they wrote without it.
     fn adapt_throttle(&mut self, measured: &Measured) {
         let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
         let (dirty_share, stuck) = (Self::dirty_share(measured), self.is_stuck(measured));
@@ -313,18 +332,19 @@ impl Convergence {
         let throttle = match self.throttle {
             _ if !self.may_throttle => return,
             None if is_needed && dirty_share > above => begins(to, false),
-            // It writes less than that, and too much all the same: a round takes more than its pages do.
+            // The guest writes less than that, and still too much: a round takes longer than its
+            // pages do.
             None if stuck => begins((dirty_share / 2.0).clamp(LEAST_THROTTLED_SHARE, to), true),
             None => return,
             Some(held) if is_done(held) => {
                 self.throttle = None;
                 return;
             }
-            // Not all of what is written waits, or the wire carries less than it did. In its first round memory comes under
-            // the throttle only as the sweep comes to it.
+            // Not all writes wait, or the wire carries less than before. In the first round memory
+            // comes under the throttle only when the sweep reaches it.
             Some(held) if held.rounds > 0 && is_needed && dirty_share > 2.0 * held.share => held.lowered(),
             Some(held) if held.rounds > 0 && stuck => {
-                // It is given time to show.
+                // The change needs time to show.
                 self.stalled = 0;
                 held.lowered()
             }
@@ -336,8 +356,9 @@ impl Convergence {
         self.throttle = Some(Throttle { pages_per_s: throttle.share * carried_pages_per_s, ..throttle });
     }
 
-    /// From when on writers are slowed, and how far: the policy's, or what the time that is left needs. With a share *a* the rounds
-    /// to come take 1 / (1 - a) times what remains takes once.
+    /// Returns when writers are slowed, and how far: by the policy, or as the remaining time
+    /// requires. With a share *a* the rounds to come take 1 / (1 - a) times as long as sending the
+    /// remainder once.
     fn throttling(&self, measured: &Measured) -> Throttling {
         let Some(deadline) = self.policy.deadline else { return self.policy.throttling };
         let left = PLANNED_SHARE * deadline.saturating_sub(measured.elapsed).as_secs_f64();
@@ -364,7 +385,7 @@ impl Convergence {
         {
             return Decision::Switchover;
         }
-        // Finished work is not thrown away as long as there is less left each time.
+        // Finished work is not discarded while each round leaves less.
         let last = self.rounds >= self.policy.max_rounds && !progressed;
         let settles = last || self.is_overdue(measured) || (self.stalled >= STALLED_ROUNDS && at_minimum);
         if settles && predicted <= self.longest_pause() {
@@ -401,7 +422,7 @@ mod tests {
     #[test]
     fn one_lucky_moment_does_not_spoil_the_rest() {
         let mut convergence = Convergence::new(Policy::default());
-        // Two pages once, sixteen thousand ever after: 40 ms that can be borne.
+        // Two pages once, sixteen thousand ever after: 40 ms, which is bearable.
         let lucky = Measured { remaining_pages: 2000, ..measured(0, 1e7, 100.0, 0) };
         assert_eq!(convergence.decide(&lucky), Decision::NextRound);
         let busy = measured(16_384, 590_000.0, 2400.0, 0);
@@ -430,7 +451,7 @@ mod tests {
     #[test]
     fn a_stall_within_the_limit_is_taken_at_its_minimum() {
         let mut convergence = Convergence::new(Policy::default());
-        // 20 MB at 125 MB/s: 160 ms, over the budget, under the limit; it does not get less.
+        // 20 MB at 125 MB/s: 160 ms, over the budget and under the limit, and it does not decrease.
         let busy = measured(5_000, 40_000.0, 125.0, 0);
         assert_eq!(convergence.decide(&busy), Decision::NextRound);
         assert_eq!(convergence.decide(&busy), Decision::NextRound);
@@ -439,8 +460,9 @@ mod tests {
         assert_eq!(convergence.decide(&busy), Decision::Switchover);
     }
 
-    /// Rounds of a guest that writes all over `set_pages` at `pages_per_s`, on a wire of `mb_per_s`. Gives the time of all rounds
-    /// but the first, in seconds, and whether it ends by a switchover.
+    /// Runs the rounds of a guest that writes all over `set_pages` at `pages_per_s`, on a wire of
+    /// `mb_per_s`. Returns the time of all rounds except the first, in seconds, and whether it ends
+    /// with a switchover.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of pages")]
     fn run(mut convergence: Convergence, set_pages: f64, pages_per_s: f64, mb_per_s: f64) -> (f64, bool) {
         let wire_pages_per_s = mb_per_s * 1e6 / 4096.0;
@@ -480,7 +502,7 @@ mod tests {
 
     #[test]
     fn each_intent_moves_it_in_its_own_time() {
-        // Once on the wire: 2.1 s.
+        // Once over the wire: 2.1 s.
         let run = |intent: Intent| {
             let policy = intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
             run(Convergence::new(policy), 65_536.0, 150_000.0, 125.0)
@@ -497,7 +519,7 @@ mod tests {
             let (took, moved) = run(Intent::Deadline(Duration::from_secs(deadline_s)));
             assert!(moved && took <= deadline_s as f64, "{took} s of {deadline_s}");
         }
-        // One that can't be met: as fast as possible.
+        // A deadline that cannot be met: as fast as possible.
         let (took, moved) = run(Intent::Deadline(Duration::from_millis(1)));
         assert!(moved && took < 1.05 * fast, "{took} s, evacuation {fast} s");
     }
@@ -514,7 +536,7 @@ mod tests {
     #[test]
     fn a_guest_that_converges_is_not_slowed() {
         let mut convergence = Convergence::new(Policy::default());
-        // The wire carries 30,500 pages a second.
+        // The wire carries 30,500 pages per second.
         for remaining in [200_000, 110_000, 60_000, 30_000, 15_000] {
             convergence.decide(&measured(remaining, 17_000.0, 125.0, 0));
             assert_eq!(convergence.throttle_pages_per_s(), None);
@@ -541,7 +563,8 @@ mod tests {
         assert!(decisions[..39].iter().all(|decision| *decision == Decision::NextRound));
     }
 
-    /// What is decided of a guest that writes sixteen times what the wire carries, and after how many rounds.
+    /// Returns the decision about a guest that writes sixteen times what the wire carries, and the
+    /// number of rounds before it.
     fn decided(policy: Policy, can_throttle: bool) -> (u32, Decision) {
         let mut convergence = Convergence::new(policy);
         if !can_throttle {
@@ -557,7 +580,7 @@ mod tests {
         let with = |page_in| Policy { page_in, ..Policy::default() };
         assert_eq!(decided(with(PageIn::Now), true), (1, Decision::PageIn));
         assert_eq!(decided(with(PageIn::InsteadOfThrottle), true), (1, Decision::PageIn));
-        // Who can't be slowed does not converge within two rounds more.
+        // A guest that cannot be slowed does not converge within two more rounds.
         assert_eq!(decided(with(PageIn::LastResort), false), (3, Decision::PageIn));
         let (rounds, decision) = decided(with(PageIn::LastResort), true);
         assert_eq!(decision, Decision::PageIn);
@@ -585,7 +608,8 @@ mod tests {
 
     #[test]
     fn a_guest_that_stalls_below_the_share_is_slowed_as_far_as_its_pause_needs() {
-        // Each round takes 40 ms beside its pages: half of what the wire carries leaves 27 ms, and 20 are asked for.
+        // Each round takes 40 ms in addition to its pages. Half of what the wire carries leaves 27
+        // ms, and the budget is 20 ms.
         let policy = Intent::MinimalPause.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
         let mut convergence = Convergence::new(policy);
         let (wire_pages_per_s, mut remaining) = (30_500.0, 50_000.0);
@@ -622,7 +646,7 @@ mod tests {
             convergence.decide(&measured(200_000, 20_000.0, 12.5, 0));
         }
         assert!(convergence.throttle_pages_per_s().unwrap() <= 0.2 * 12.5e6 / 4096.0);
-        // A limit is lifted.
+        // A bandwidth limit is lifted.
         convergence.decide(&measured(100_000, 600.0, 1250.0, 0));
         assert_eq!(convergence.throttle_pages_per_s(), None);
     }
@@ -651,7 +675,7 @@ mod tests {
         #[test]
         fn it_always_ends(remaining in prop::collection::vec(0u64..1 << 30, 40), mb in 0.0f64..10_000.0, rtt in 0u64..500) {
             let mut convergence = Convergence::new(Policy::default());
-            // Then no less is left any more.
+            // Then the remainder no longer decreases.
             let rest = std::iter::repeat_n(remaining.last().unwrap_or(&0), 40);
             let ended = remaining.iter().chain(rest).any(|&pages| {
                 convergence.decide(&measured(pages, 1e5, mb, rtt)) != Decision::NextRound

@@ -1,13 +1,15 @@
-//! What a migration will take, before anything moves: the rounds played through by the policy that will decide on them, with what
-//! was sampled of the guest and measured of the lanes. Pure arithmetic, but for the survey of the guest's memory.
+//! Predicts a migration before anything moves. It plays the rounds through, with the policy that
+//! will decide on them, from samples of the guest and measurements of the lanes. Pure arithmetic,
+//! except the survey of the guest's memory.
 //!
-//! The guest is known by a curve: how many different pages it writes within a time. A round that lasts *t* leaves what the curve
-//! says for *t*, but that each page has only the time since it was sent: the mean over the round. A throttle bends the curve to
-//! its limit. What pages cost on their way is told apart for those that are hot and all others: a guest may write what is easily
-//! compressed and hold what is not.
+//! The model of the guest is a curve: the number of different pages that it writes within a time. A
+//! round of duration *t* leaves what the curve gives for *t*, except that each page has only the
+//! time since it was sent: the mean over the round. A throttle bends the curve to its limit. The
+//! cost of pages on the wire is kept separately for hot pages and for all others: a guest may write
+//! data that compresses well and hold data that does not.
 //!
-//! What is not foreseen: pages that the destination has (references), pages of which little was written (deltas), a guest that
-//! begins to do something else, hosts that get busier.
+//! The prediction leaves out: pages that the destination holds (references), pages of which little
+//! was written (deltas), a guest that changes its behaviour, and hosts that become busier.
 
 mod cost;
 mod report;
@@ -26,22 +28,25 @@ pub use cost::{Carry, Content, PageCost, Trial};
 pub use report::{DirtySample, DryRun, GuestFigures, LanesFigures, LanesKnownBy, Predicted};
 pub use survey::Survey;
 
-/// How finely a round is looked at.
+/// Number of parts into which a round is divided.
 const PARTS_OF_A_ROUND: u32 = 16;
-/// The device state of a usual VM, which travels while the guest stands still: 0.2 MiB measured (`drive/source/sweeps.rs`).
+/// Device state of a usual VM, which is sent while the guest is paused: 0.2 MiB measured
+/// (`drive/source/sweeps.rs`).
 const DEVICE_STATE_BYTES: f64 = 0.2 * 1_048_576.0;
-/// Units of each stream that go raw before it knows the wire and what the codecs make of pages: the first, which counts for nothing,
-/// and a window of four (`encoding.rs`); in the lab 2.3 to 4.7 of them.
+/// Units of each stream that go raw before it knows the wire's rate and the codecs' effect: the
+/// first, which does not count, and a window of four (`encoding.rs`). In the lab it was 2.3 to 4.7
+/// units.
 pub const LEARNING_UNITS: u64 = 4;
-/// From the decision to the word that the guest runs there, without pages and the way: QEMU's set-up, the stop, the load. In the lab
-/// (`phases[]`: `switchover`) some 25 ms more than the pause.
+/// Time from the decision to the report that the guest runs at the destination, without pages and
+/// network: QEMU's set-up, the stop, the load. In the lab (`phases[]`: `switchover`) it was some 25
+/// ms more than the pause.
 const HANDED_OVER: Duration = Duration::from_millis(33);
-/// Within so long a guest shows how much it writes.
+/// Time within which a guest shows how much it writes.
 const BEGINNING: Duration = Duration::from_millis(100);
-/// A shorter sample than this counts as one of this length, as in the ledger.
+/// A shorter sample counts as one of this length, as in the ledger.
 const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 
-/// How many different pages a guest writes within a time.
+/// Number of different pages that a guest writes within a time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DirtyCurve {
     /// Times since all pages were protected, ascending, and the pages written by then.
@@ -49,8 +54,9 @@ pub struct DirtyCurve {
 }
 
 impl DirtyCurve {
-    /// The curve through samples: times since all pages were protected, and the pages written by then. They may come in any order;
-    /// what decreases is taken for what it was before, as written pages stay written.
+    /// Creates the curve through samples: times since all pages were protected, and the pages
+    /// written by then. They may come in any order. A value that decreases is replaced by the
+    /// previous one, because written pages stay written.
     #[must_use]
     pub fn new(samples: impl IntoIterator<Item = (Duration, u64)>) -> DirtyCurve {
         let mut points: Vec<(Duration, f64)> =
@@ -65,8 +71,9 @@ impl DirtyCurve {
         DirtyCurve { points }
     }
 
-    /// Pages written within a time: on straight lines between the samples, and beyond them as the last three, with the begin
-    /// among them, go on: a guest that writes all over a set comes nearer to all of it by the same share in each time.
+    /// Returns the pages written within a time. Between samples the curve is linear. Beyond them it
+    /// continues as the last three points, including the origin, suggest: a guest that writes all
+    /// over a set approaches the whole set by the same share in each interval.
     #[must_use]
     pub fn pages_within(&self, time: Duration) -> f64 {
         let mut before = (Duration::ZERO, 0.0);
@@ -86,7 +93,8 @@ impl DirtyCurve {
         before.1 + last.map_or(0.0, |last| last.beyond(earlier, before.0.as_secs_f64(), beyond_s))
     }
 
-    /// Pages a second at the beginning, when hardly any has been written twice; or later, where it wrote more then.
+    /// Returns the pages written per second at the beginning, when hardly any page has been written
+    /// twice; or later, if the guest wrote more then.
     #[must_use]
     pub fn pages_per_s(&self) -> f64 {
         let mean = |time: Duration| self.pages_within(time) / time.as_secs_f64();
@@ -94,20 +102,22 @@ impl DirtyCurve {
         sampled.map(mean).fold(mean(BEGINNING), f64::max)
     }
 
-    /// Pages written within the longest time sampled: the working set, as far as it can be told.
+    /// Returns the pages written within the longest time sampled: the working set, as far as it is
+    /// known.
     #[must_use]
     pub fn working_set_pages(&self) -> f64 {
         self.points.last().map_or(0.0, |(_, pages)| *pages)
     }
 
-    /// The samples that it goes through.
+    /// Returns the samples of the curve.
     pub fn samples(&self) -> impl Iterator<Item = (Duration, u64)> {
         self.points.iter().map(|&(time, pages)| (time, whole(pages)))
     }
 
-    /// What remains `after` a round that lasted so long and sent `sent_pages`. Each of these counts from its being protected on, which
-    /// `ahead`, a share of them, are at the round's begin, and the others as many before they are sent; what else the guest
-    /// writes, from the round's begin.
+    /// Returns the dirty pages at time `after` after the end of a round of duration `round` that
+    /// sent `sent_pages`. Each of these pages counts from the time of its protection. A share
+    /// `ahead` of them is protected at the round's start, and each of the others is protected that
+    /// much ahead of being sent. The guest's other writes count from the round's start.
     fn remaining_after(&self, sent_pages: f64, ahead: f64, round: Duration, after: Duration) -> f64 {
         let parts = f64::from(PARTS_OF_A_ROUND);
         let place = |part: u32| ahead + (1.0 - ahead) * (f64::from(part) + 0.5) / parts;
@@ -119,24 +129,25 @@ impl DirtyCurve {
     }
 }
 
-/// A part of the curve.
+/// Linear part of the curve.
 #[derive(Clone, Copy)]
 struct Line {
-    /// Its middle, seconds.
+    /// Its middle, in seconds.
     middle_s: f64,
-    /// Pages a second.
+    /// Slope in pages per second.
     slope: f64,
 }
 
 impl Line {
-    /// None where no time lies between.
+    /// Returns the line between two points, or `None` if no time lies between them.
     fn between(from: (Duration, f64), to: (Duration, f64)) -> Option<Line> {
         let (from_s, to_s) = (from.0.as_secs_f64(), to.0.as_secs_f64());
         let slope = (to.1 - from.1) / (to_s - from_s);
         (to_s > from_s).then(|| Line { middle_s: f64::midpoint(from_s, to_s), slope })
     }
 
-    /// What it becomes in so long after its end, if it flattens as it has flattened since the one before it.
+    /// Returns the growth within a time after the line's end, if the curve flattens as it has
+    /// flattened since the line before.
     fn beyond(self, before: Option<Line>, end_s: f64, beyond_s: f64) -> f64 {
         let straight = self.slope * beyond_s;
         let Some(before) = before.filter(|before| before.slope > self.slope) else { return straight };
@@ -149,38 +160,40 @@ impl Line {
     }
 }
 
-/// What is known of the guest and of the lanes.
+/// Knowledge about the guest and the lanes.
 #[derive(Clone, Debug)]
 pub struct Conditions {
     /// The guest's writes.
     pub curve: DirtyCurve,
-    /// Pages that hold something else than zeros.
+    /// Pages that hold data other than zeros.
     pub data_pages: u64,
-    /// What these cost.
+    /// Cost of those pages.
     pub data: PageCost,
-    /// Pages that go raw all the same, while each stream learns what pays.
+    /// Pages that go raw while each stream learns what pays.
     pub learning_pages: u64,
-    /// What those cost.
+    /// Cost of raw pages.
     pub raw: PageCost,
-    /// What those cost that the guest writes.
+    /// Cost of the pages that the guest writes.
     pub hot: PageCost,
-    /// The same while it stands still: no limit of the migration's own holds then.
+    /// Cost of those pages while the guest is paused: the migration's own limit does not apply
+    /// then.
     pub last: PageCost,
-    /// Chunks that they lie in: a unit of work each.
+    /// Chunks that contain those pages; each is a unit of work.
     pub hot_chunks: u64,
     /// Units that a sweep has protected before they are sent.
     pub units_ahead: u64,
-    /// The shortest round trip.
+    /// Shortest round trip.
     pub round_trip: Duration,
-    /// From the request to the first page: checks, connections, the shadow VM.
+    /// Time from the request to the first page: checks, connections, the shadow VM.
     pub prepare: Duration,
-    /// Of that, the time for which the guest's writes are tracked: what it writes then is left to round 1.
+    /// Part of that time in which the guest's writes are tracked. What it writes then is left to
+    /// round 1.
     pub tracked: Duration,
-    /// What it takes to look for dirty pages in all of the memory.
+    /// Time for examining all of the memory for dirty pages.
     pub scan: Duration,
-    /// From the guest running at the destination until the source has let go.
+    /// Time from the guest's start at the destination until the source has released it.
     pub let_go: Duration,
-    /// When to switch over, and by what means.
+    /// When to switch over, and with which means.
     pub policy: Policy,
 }
 
@@ -200,7 +213,7 @@ pub enum Means {
 }
 
 impl Means {
-    /// The name that reports use.
+    /// Returns the name used in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -218,22 +231,22 @@ impl std::fmt::Display for Means {
     }
 }
 
-/// What a migration will be.
+/// Prediction of a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// From the request to the source's letting go.
+    /// Time from the request until the source has released the guest.
     pub migration: Duration,
-    /// The vCPUs' pause.
+    /// Pause of the vCPUs.
     pub switchover: Duration,
     /// Bytes on the wire.
     pub wire_bytes: f64,
-    /// Rounds, the last one included.
+    /// Number of rounds, the last one included.
     pub rounds: u32,
-    /// By what it converges.
+    /// Means of convergence.
     pub means: Means,
-    /// The lowest limit that its writers will be held to.
+    /// Lowest limit on the guest's writers.
     pub throttled_to_pages_per_s: Option<f64>,
-    /// The shortest round trip.
+    /// Shortest round trip.
     pub round_trip: Duration,
 }
 
@@ -256,33 +269,34 @@ pub fn predict(conditions: &Conditions) -> Prediction {
     play.end(means)
 }
 
-/// A migration as far as it is played.
+/// Migration played up to some point.
 struct Play<'a> {
     conditions: &'a Conditions,
     convergence: Convergence,
-    /// Since the request, and since the round's begin.
+    /// Time since the request, and since the round's start.
     took: Duration,
     round: Duration,
-    /// What the round sent.
+    /// Pages that the round sent.
     sent_pages: f64,
     wire_bytes: f64,
-    /// Its number.
+    /// The round's number.
     number: u32,
     /// Pages that are dirty now.
     remaining: f64,
     dirty_rate: DirtyRate,
-    /// All that was sent is applied.
+    /// Whether everything sent is applied.
     is_drained: bool,
-    /// The lowest limit so far.
+    /// Lowest limit so far.
     least_limit: Option<f64>,
 }
 
 impl<'a> Play<'a> {
-    /// Round 0, to its last page handed to the wire.
+    /// Plays round 0 until its last page is handed to the wire.
     fn begin(conditions: &'a Conditions) -> Play<'a> {
         let Conditions { data, raw, prepare, .. } = conditions;
         let data_pages = conditions.data_pages as f64;
-        // Chunks in which anything is dirty come last, and what is dirty by then is left out (`drive/sweep.rs`).
+        // Chunks with dirty pages come last, and pages that are dirty by then are left out
+        // (`drive/sweep.rs`).
         let put_off = (conditions.hot_chunks * CHUNK_PAGES) as f64;
         let put_off = put_off.min(data_pages);
         let others = data.time_of(data_pages - put_off);
@@ -300,7 +314,7 @@ impl<'a> Play<'a> {
             sent_pages,
             wire_bytes: learning * raw.wire_bytes + settled * data.wire_bytes,
             number: 0,
-            // What was left out is among it.
+            // Includes the pages left out.
             remaining: conditions.written_by(round).max(left_out),
             dirty_rate: DirtyRate::default(),
             is_drained: false,
@@ -321,7 +335,7 @@ impl<'a> Play<'a> {
         self.count_remaining(Duration::ZERO);
     }
 
-    /// What is dirty so long after the round's last page was handed to the wire.
+    /// Computes the dirty pages at a time after the round's last page was handed to the wire.
     fn count_remaining(&mut self, after: Duration) {
         let Conditions { curve, data_pages, hot_chunks, units_ahead, .. } = self.conditions;
         let ahead = (*units_ahead as f64 / (*hot_chunks).max(1) as f64).min(1.0);
@@ -336,7 +350,8 @@ impl<'a> Play<'a> {
         };
     }
 
-    /// As the engine decides: at once where a switchover is far, else when the destination has applied all that was sent.
+    /// Decides as the engine does: at once if a switchover is far, otherwise when the destination
+    /// has applied everything sent.
     fn decide(&mut self) -> Decision {
         let mut measured = self.measured(Duration::ZERO);
         self.is_drained = !self.convergence.is_far(&measured);
@@ -349,7 +364,8 @@ impl<'a> Play<'a> {
         self.convergence.decide(&measured)
     }
 
-    /// While the destination makes ready all that was sent is applied; where that was waited for already it takes no time.
+    /// Plays the application of everything sent while the destination prepares. It takes no time if
+    /// that was already waited for.
     fn drain_before_page_in(&mut self) {
         if !self.is_drained {
             let drain = self.drain();
@@ -362,8 +378,8 @@ impl<'a> Play<'a> {
         let Conditions { curve, data, hot, round_trip, tracked, scan, .. } = self.conditions;
         let since = self.round.saturating_add(after);
         let seen = if since > Duration::ZERO { self.remaining / since.as_secs_f64() } else { 0.0 };
-        // What the tracking saw before round 0, or a while into it, tells more than round 0, which counts once what is written
-        // again.
+        // The count from before round 0, or from some time into it, says more than round 0, which
+        // counts repeated writes once.
         let rate_of = |sample: Duration| curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
         let into_round = if self.round >= SAMPLED_AFTER { SAMPLED_AFTER } else { Duration::ZERO };
         let sampled = rate_of(*tracked).max(rate_of(tracked.saturating_add(into_round)));
@@ -379,8 +395,9 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// From a round's last page handed to the wire to the word that it is applied, with the padding that opens windows over a long
-    /// way (`drive/source/sweeps.rs`).
+    /// Returns the time from handing a round's last page to the wire to the report that it is
+    /// applied, including the padding that opens windows over a long path
+    /// (`drive/source/sweeps.rs`).
     fn drain(&self) -> Duration {
         let Conditions { hot, round_trip, .. } = self.conditions;
         if *round_trip < LONG_ROUND_TRIP {
@@ -396,10 +413,11 @@ impl<'a> Play<'a> {
     fn end(self, means: Means) -> Prediction {
         let Conditions { hot, last, round_trip, let_go, scan, .. } = self.conditions;
         let at_stop = self.remaining + self.dirty_rate.pages_per_s() * TIME_TO_STOP.as_secs_f64();
-        // A limit of the migration's own holds for what follows a guest that runs, and not while it stands still.
+        // A limit of the migration's own applies to pages that follow a running guest, but not
+        // while the guest is paused.
         let pages = if means == Means::PageIn { hot } else { last };
         let carried = pages.time_of(at_stop);
-        // A guest whose pages follow it does not stand still for them.
+        // A guest whose pages follow it is not paused for them.
         let within_the_pause = if means == Means::PageIn { Duration::ZERO } else { carried };
         let wire_bytes_per_s = last.wire_bytes / last.time_s.max(1e-12);
         let device_state = Duration::try_from_secs_f64(DEVICE_STATE_BYTES / wire_bytes_per_s.max(1.0))
@@ -425,7 +443,7 @@ impl<'a> Play<'a> {
 }
 
 impl Conditions {
-    /// Pages written by so long after round 0's begin, since the tracking's.
+    /// Returns the pages written since tracking began, at a time after round 0's start.
     fn written_by(&self, time: Duration) -> f64 {
         self.curve.pages_within(self.tracked.saturating_add(time)).min(self.data_pages as f64)
     }
@@ -453,7 +471,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// The samples of a guest that writes all over `set_pages` at `pages_per_s`.
+    /// Returns the samples of a guest that writes all over `set_pages` at `pages_per_s`.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of pages")]
     fn all_over(set_pages: f64, pages_per_s: f64) -> DirtyCurve {
         let within =
@@ -526,14 +544,14 @@ mod tests {
         assert_eq!(curve.pages_within(ms(300)).round(), 30.0);
         assert_eq!(curve.pages_within(ms(50)).round(), 15.0);
         assert_eq!((curve.working_set_pages(), curve.pages_per_s().round()), (100.0, 300.0));
-        // Steeper at the end than before: it goes on so.
+        // Steeper at the end than before: it continues at that rate.
         assert_eq!(curve.pages_within(ms(2000)).round(), 200.0);
         assert_eq!(DirtyCurve::default().pages_within(ms(5)), 0.0);
     }
 
     #[test]
     fn a_set_shows_before_all_of_it_is_written() {
-        // 60,000 pages a second all over 16,384, counted for a quarter of a second.
+        // 60,000 pages per second all over 16,384, counted for a quarter of a second.
         let within = |at: Duration| 16_384.0 * (1.0 - (-60_000.0 * at.as_secs_f64() / 16_384.0).exp());
         let samples = |until: u64| (1..=until / 50).map(|n| (ms(50 * n), whole(within(ms(50 * n)))));
         let curve = DirtyCurve::new(samples(250));
@@ -541,7 +559,8 @@ mod tests {
             let (told, is) = (curve.pages_within(ms(at)), within(ms(at)));
             assert!((told / is - 1.0).abs() < 0.1, "{at} ms: {told}, is {is}");
         }
-        // One that goes through its memory in order and begins anew is done with all of it at once.
+        // A guest that goes through its memory in order and begins again has covered all of it at
+        // once.
         let curve =
             DirtyCurve::new([(ms(100), 5000), (ms(300), 15_000), (ms(1000), 16_384), (ms(3000), 16_384)]);
         assert_eq!(curve.pages_within(ms(60_000)), 16_384.0);
@@ -556,10 +575,10 @@ mod tests {
         let all = predict(&idle);
         assert!((less.wire_bytes / all.wire_bytes - 0.5).abs() < 0.01, "{less:?}");
         assert!(less.migration < all.migration.mul_f64(0.6));
-        // While it is not known what pays, it goes raw.
+        // While it is unknown what pays, pages go raw.
         let learnt = predict(&Conditions { data: half, learning_pages: DATA_PAGES / 4, ..idle.clone() });
         assert!((learnt.wire_bytes / all.wire_bytes - 0.625).abs() < 0.01, "{learnt:?}");
-        // What the guest writes is not what it holds.
+        // What the guest writes differs from what it holds.
         let busy = conditions(all_over(65_536.0, 5000.0), 118.0);
         let costs = |hot| predict(&Conditions { hot, ..busy.clone() }).wire_bytes;
         assert!(costs(half) < costs(busy.hot));

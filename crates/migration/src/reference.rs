@@ -1,17 +1,20 @@
-//! Pages that are told by what the destination has instead of being sent: by their content, from an earlier stay of the same VM,
-//! from another VM that is there, or from the guest's own pages; or by what differs from what was sent of them before. No sockets
-//! and no threads.
+//! Pages that are sent by reference to what the destination already holds. A reference names a
+//! page's content: from an earlier stay of the same VM, from another VM on that host, or from the
+//! guest's own pages. A delta gives the difference from the version that was sent before. No
+//! sockets and no threads.
 //!
-//! What makes it right: a reference, or a delta, is a guess that the destination checks. It reads what it is pointed to, compares the
-//! hash, and only then takes it; anything else it says to be *missing*, and the source sends those pages by a later sweep, and
-//! never by guess again. While the guest stands still nothing is told so; before it is stopped all that was has
-//! been applied, so what is missing is known by then. So a reference that fails costs time and nothing else.
+//! Both are correct because a reference, or a delta, is a guess that the destination verifies. It
+//! reads the content named, compares the hash, and only then takes it. It reports every other page
+//! as *missing*; the source then sends it in a later sweep, and never by a guess again. While the
+//! guest is paused no page is sent this way. Before the guest is stopped, all references and deltas
+//! have been applied, so the missing pages are known by then. A reference that fails costs time and
+//! nothing else.
 //!
-//! - [`Content`]: memory that a destination has, with the beginnings of its pages' hashes.
-//! - [`Arrivals`]: that of guests which arrive together.
-//! - [`Known`]: what a source knows of them.
-//! - [`Owed`]: what a source still owes, as a guess failed.
-//! - [`SentPages`]: what a source has sent of pages last.
+//! - [`Content`]: memory that a destination holds, with the prefixes of its pages' hashes.
+//! - [`Arrivals`]: memory of guests that arrive together.
+//! - [`Known`]: a source's knowledge of them.
+//! - [`Owed`]: pages that a source still owes because a guess failed.
+//! - [`SentPages`]: the versions of pages that a source has sent last.
 
 mod arrivals;
 mod content;
@@ -30,15 +33,16 @@ pub use owed::{Owed, Unowed};
 pub(crate) use page_bits::PageBits;
 pub use sent_pages::SentPages;
 
-/// What pages may be told by.
+/// Kinds of references that are permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReferenceUse {
-    /// Nothing: every page is sent.
+    /// No references: every page is sent.
     None,
-    /// Pages of the same guest that have been sent before.
+    /// References to pages of the same guest that have been sent before.
     Own,
-    /// These, and whatever memory the destination has of other guests and earlier stays.
+    /// References to the guest's own pages, and to all memory that the destination holds of other
+    /// guests and earlier stays.
     #[default]
     All,
 }

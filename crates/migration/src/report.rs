@@ -1,4 +1,5 @@
-//! What a migration tells: progress while it runs, a report when it is over. The same keys everywhere.
+//! Output of a migration: progress while it runs, and a report at the end. The keys are the same
+//! everywhere.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -139,7 +140,7 @@ pub struct WaitClass {
 }
 
 impl PageInReport {
-    /// What the destination measured, and how long it took all in all.
+    /// Creates the report from the destination's measurements and the total duration.
     pub(crate) fn new(figures: &PagedIn, duration_ms: f64) -> PageInReport {
         let ms = |ns: u64| millis(Duration::from_nanos(ns));
         let below = |class: usize| (class + 1 < WAIT_CLASSES).then(|| ms(FIRST_WAIT_CLASS_NS << class));
@@ -183,14 +184,14 @@ pub struct LaneReport {
 }
 
 impl LaneReport {
-    /// A lane that has carried nothing.
+    /// Creates the report of a lane that has carried nothing.
     #[must_use]
     pub fn of(lane: Lane) -> LaneReport {
         let Lane { from, to } = lane;
         LaneReport { from, to, streams: 0, bytes: 0, broken: Vec::new(), vanishing_mtu: None }
     }
 
-    /// The lane, as it is written for people.
+    /// Returns the lane, in its form for people.
     #[must_use]
     pub fn lane(&self) -> Lane {
         Lane { from: self.from, to: self.to }
@@ -256,7 +257,7 @@ pub struct SwitchoverReport {
 }
 
 impl SwitchoverReport {
-    /// The whole pause.
+    /// Returns the whole pause.
     #[must_use]
     pub fn total_ms(&self) -> f64 {
         self.last_pages_ms + self.device_state_ms + self.flight_ms + self.load_ms + self.resume_ms
@@ -338,13 +339,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether anything was begun: not where a check has refused it.
+    /// Returns whether anything was begun, that is, whether no check refused the migration.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         !self.phases.is_empty() || self.wire_bytes > 0
     }
 
-    /// By what its rounds brought it to where it is; see [`Report::means`].
+    /// Returns the means of convergence that the rounds used so far; see [`Report::means`].
     #[must_use]
     pub fn means_of_rounds(&self) -> Option<Means> {
         let code = self.error.as_ref().map(|error| error.code.as_str());
@@ -400,7 +401,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The progress of a migration that has not sent anything yet.
+    /// Creates the progress of a migration that has not sent anything yet.
     #[must_use]
     pub fn begin(total_bytes: u64) -> Self {
         Progress {
@@ -420,19 +421,20 @@ impl Progress {
         }
     }
 
-    /// With the rate of each lane, by what was told before.
+    /// Adds the rate of each lane, computed from the previous progress.
     #[must_use]
     pub fn with_lane_rates(mut self, before: &Progress) -> Self {
         let seconds = (self.elapsed_ms - before.elapsed_ms) / 1e3;
         for (number, lane) in self.lanes.iter_mut().enumerate() {
-            // Counted anew where the link was cut in between.
+            // The count began anew if the link was cut in between.
             let before = before.lanes.get(number).map_or(0, |lane| lane.bytes).min(lane.bytes);
             lane.bytes_per_s = if seconds > 0.0 { (lane.bytes - before) as f64 / seconds } else { 0.0 };
         }
         self
     }
 
-    /// With what the whole migration was foreseen to take: a round's rates know nothing of the rounds to come.
+    /// Adds the predicted duration of the whole migration: a round's rates cannot account for later
+    /// rounds.
     #[must_use]
     pub fn with_foreseen(self, migration_time_ms: Option<f64>) -> Self {
         let foreseen_ms = migration_time_ms.map(|all_ms| (all_ms - self.elapsed_ms).max(0.0));
@@ -442,13 +444,13 @@ impl Progress {
     }
 }
 
-/// Milliseconds of a duration, with the fraction.
+/// Converts a duration to milliseconds, with the fraction.
 #[must_use]
 pub fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Whole nanoseconds of a duration; the most there are, where it is longer than 584 years.
+/// Converts a duration to whole nanoseconds, capped at the maximum if it exceeds 584 years.
 #[must_use]
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -468,7 +470,7 @@ mod tests {
         assert_eq!(eta(Some(500.0), Some(10_000.0)), Some(6000.0));
         assert_eq!(eta(Some(7000.0), Some(10_000.0)), Some(7000.0));
         assert_eq!(eta(None, Some(10_000.0)), Some(6000.0));
-        // It takes longer than that: how long nobody knows.
+        // It takes longer than predicted: the remaining time is unknown.
         assert_eq!(eta(None, Some(3000.0)), None);
         assert_eq!(eta(Some(500.0), Some(3000.0)), Some(500.0));
     }

@@ -1,85 +1,92 @@
-//! How many TCP streams a lane gets: found by measurement. A flow may be capped on its way (by a policer, by a bond that puts each
-//! flow on one of its links, by one core at either end), and then more flows bring more. No I/O, no clock.
+//! Number of TCP streams per lane, found by measurement. A flow may be capped on its path (by a
+//! policer, by a bond that puts each flow on one of its links, by one core at either end), and then
+//! more flows carry more. No I/O, no clock.
 //!
-//! A lane begins with [`first_streams`]. Where twice as many brought at least [`WORTH`] more, twice as many again are tried. What
-//! was opened in vain stays: an idle stream costs nothing.
+//! A lane begins with [`first_streams`]. If twice as many carried at least [`WORTH`] times as much,
+//! the number is doubled again. Streams opened in vain stay: an idle stream costs nothing.
 
 use std::time::Duration;
 
-/// Streams of a lane to begin with: one for each end's core, of two that most hosts can spare.
+/// Initial number of streams of a lane: one for each of the two cores that most hosts can spare.
 pub const FIRST_STREAMS: usize = 2;
-/// The same from a round trip of [`FAR`] on: each window opens by a round trip at a time, and so do twice as many together.
+/// Initial number of streams from a round trip of [`FAR`] on: each window opens one round trip at a
+/// time, so twice as many open together.
 const FIRST_STREAMS_FAR: usize = 4;
 const FAR: Duration = Duration::from_millis(5);
-/// Streams of a lane beyond which more never brought anything.
+/// Number of streams of a lane beyond which more never gained anything.
 pub const MOST_STREAMS: usize = 8;
-/// More streams are worth it from this factor on.
+/// Factor from which more streams are worthwhile.
 const WORTH: f64 = 1.1;
-/// New streams get so long, and [`SETTLE_ROUND_TRIPS`], to open their windows before it counts what they carry.
+/// Time for new streams, in addition to [`SETTLE_ROUND_TRIPS`], to open their windows before their
+/// rate counts.
 const SETTLE: Duration = Duration::from_millis(150);
 /// Slow start from ten segments to 10 MiB.
 const SETTLE_ROUND_TRIPS: u32 = 10;
-/// Over how long the rate is taken at least.
+/// Minimum time over which the rate is measured.
 const WINDOW: Duration = Duration::from_millis(250);
-/// How much each stream is to have carried meanwhile, on average: less says more of single bursts than of a rate.
+/// Average bytes that each stream must have carried in that time: fewer say more about single
+/// bursts than about a rate.
 const WINDOW_BYTES: u64 = 128 << 10;
-/// After so long a window tells whatever was carried. One begins with the first byte: a path that is cut for a while has no rate.
+/// Time after which a window counts, whatever was carried. A window begins with the first byte: a
+/// path that is cut for a while has no rate.
 const LONGEST_WINDOW: Duration = Duration::from_secs(5);
 
-/// Streams of a lane to begin with on a way with this round trip.
+/// Returns the initial number of streams of a lane on a path with this round trip.
 #[must_use]
 pub fn first_streams(round_trip: Duration) -> usize {
     if round_trip < FAR { FIRST_STREAMS } else { FIRST_STREAMS_FAR }
 }
 
-/// What a lane does now.
+/// State of a lane at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneSample {
-    /// Bytes that TCP has carried on its streams since the begin. What was handed to sockets comes in steps of whole units, of which
-    /// a slow stream sends less than one in a window.
+    /// Bytes that TCP has carried on its streams since the start. Bytes handed to sockets are no
+    /// substitute: they come in steps of whole units, of which a slow stream sends less than one in
+    /// a window.
     pub bytes: u64,
-    /// Its streams that take work or are being connected.
+    /// Number of its streams that take work or are being connected.
     pub streams: usize,
-    /// Some are being connected.
+    /// Whether some streams are being connected.
     pub connecting: bool,
 }
 
-/// The streams that are to be opened.
+/// Streams to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// On which lane.
+    /// The lane.
     pub lane: usize,
-    /// How many more.
+    /// Number of additional streams.
     pub streams: usize,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Trial {
-    /// The streams that are there since.
+    /// Time since which all streams are connected.
     connected_at: Option<Duration>,
-    /// Begin of the window and the lane's bytes then.
+    /// Start of the window, and the lane's bytes at that time.
     window: Option<(Duration, u64)>,
-    /// What half as many streams carried, bytes a second.
+    /// Rate that half as many streams carried, bytes per second.
     before: Option<f64>,
     settled: bool,
 }
 
-/// Decides it for all lanes of a migration.
+/// Decides the number of streams for all lanes of a migration.
 #[derive(Clone, Debug)]
 pub struct Scaler {
     lanes: Vec<Trial>,
-    /// Of all lanes together.
+    /// Maximum streams of all lanes together.
     most: usize,
 }
 
 impl Scaler {
-    /// For so many lanes, which may have `most` streams together.
+    /// Creates a scaler for so many lanes, which may have `most` streams together.
     #[must_use]
     pub fn new(lanes: usize, most: usize) -> Self {
         Scaler { lanes: vec![Trial::default(); lanes], most }
     }
 
-    /// Looks at all lanes, in their order. `is_busy`: since the last look there was always something to send.
+    /// Evaluates all lanes, in their order. `is_busy`: since the last call there was always
+    /// something to send.
     pub fn look(
         &mut self,
         now: Duration,
@@ -103,7 +110,7 @@ impl Scaler {
 }
 
 impl Trial {
-    /// How many streams more the lane should have.
+    /// Returns how many more streams the lane should have.
     fn look(
         &mut self,
         now: Duration,
@@ -154,7 +161,7 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(50);
 
-    /// A lane of so many bytes a second, of which a flow gets at most `cap`.
+    /// Lane of so many bytes per second, of which a flow gets at most `cap`.
     struct Wire {
         rate: f64,
         cap: f64,
@@ -189,7 +196,7 @@ mod tests {
     fn a_capped_flow_gets_company_and_a_full_wire_none() {
         let mut wires = [Wire::new(125e6, 25e6), Wire::new(125e6, 1e9), Wire::new(125e6, 50e6)];
         settle(&mut wires, 64, 200);
-        // Of the full wire one trial remains; of the last one the second trial filled it.
+        // The full wire keeps the streams of one trial; the second trial filled the last wire.
         assert_eq!(wires.map(|wire| wire.sample.streams), [8, 4, 8]);
     }
 

@@ -1,13 +1,16 @@
-//! The source of a migration as a state machine: (state, event) → (state, actions). It does no I/O and reads no clock;
-//! `drive::source` carries out what it decides, and the tests do so against an in-memory peer.
+//! The source of a migration as a state machine: (state, event) → (state, actions). It does no I/O
+//! and reads no clock. `drive::source` carries out its decisions, and the tests do so against an
+//! in-memory peer.
 //!
-//! Who may run the guest, state by state:
+//! Who may run the guest, by state:
 //! - up to and including [`State::HandingOver`]: the source, whatever fails;
-//! - [`State::Committed`]: the destination. The commit point is [`Event::CommitSent`]: the kernel has taken
-//!   the last byte of the commit. A send that fails has not handed all of its frame over, and nothing
-//!   follows on a stream after a failed send. So the destination cannot have a commit whose send failed;
-//! - [`State::PagingIn`]: the destination, which can't go on without the pages that are here;
-//! - back at the source only by the destination's explicit refusal, as long as it has not said that it runs the guest.
+//! - [`State::Committed`]: the destination. The commit point is [`Event::CommitSent`]: the kernel
+//!   has taken the last byte of the commit. A send that fails has not handed all of its frame over,
+//!   and nothing follows on a stream after a failed send. So the destination cannot have a commit
+//!   whose send failed;
+//! - [`State::PagingIn`]: the destination, which cannot continue without the pages that are here;
+//! - the source again only after the destination's explicit refusal, and only if the destination
+//!   has not reported that it runs the guest.
 
 use std::time::Duration;
 
@@ -19,43 +22,43 @@ use crate::phase::Phase;
 use crate::policy::{Convergence, Decision, Measured, Policy};
 use crate::report::{Outcome, PhaseReport, RoundReport};
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The lane is up and the version agreed.
+    /// The lane is connected and the version negotiated.
     Connected,
-    /// The destination's shadow VM fits.
+    /// The destination's shadow VM is ready and matches.
     PeerReady,
-    /// A while into round 0 so many pages have been written since tracking began.
+    /// Some time into round 0: the number of pages written since tracking began.
     Sampled {
-        /// Those.
+        /// The number of those pages.
         pages: u64,
     },
-    /// The sweep asked for is handed to the wire.
+    /// The requested sweep is handed to the wire.
     RoundSent(Sweep),
     /// The destination has applied the round.
     RoundApplied {
-        /// Which.
+        /// The round's number.
         round: u32,
         /// Bytes of padding that went with it.
         padding_bytes: u64,
     },
     /// The answer to [`Action::CountRemaining`].
     RemainingCounted {
-        /// Pages dirty now.
+        /// Pages that are dirty now.
         pages: u64,
-        /// The lane's round trip.
+        /// Round trip of the lane.
         round_trip: Duration,
-        /// What the limits that hold now leave for pages, bytes a second.
+        /// What the limits in force leave for pages, bytes per second.
         limit_bytes_per_s: Option<u64>,
-        /// How long it took to count.
+        /// Time that counting took.
         scan: Duration,
     },
-    /// The vCPUs stand still.
+    /// The vCPUs are paused.
     GuestStopped,
     /// The hypervisor has written all of the device state.
     DeviceStateEnded,
-    /// The last pages asked for are handed to the wire.
+    /// The last pages requested are handed to the wire.
     LastPagesSent(Sweep),
     /// The kernel has taken all of the commit: the answer to [`Action::SendCommit`].
     CommitSent,
@@ -63,17 +66,17 @@ pub enum Event {
     PeerRunning(Running),
     /// The destination does not and will not run the guest.
     PeerRefused(Failure),
-    /// The lane broke, or the peer broke the protocol.
+    /// The lane broke, or the peer violated the protocol.
     LaneLost(Failure),
     /// The hypervisor, the tracking or the memory failed on this host.
     Failed(Failure),
-    /// Somebody cancels.
+    /// A user cancels the migration.
     CancelRequested,
-    /// The answer to [`Action::Throttle`], where it can't be done.
+    /// The answer to [`Action::Throttle`] if it is impossible.
     CannotThrottle,
     /// The answer to [`Action::PreparePageIn`].
     PageInReady {
-        /// False: the destination can't, or no stream of it could be opened.
+        /// False: the destination cannot do it, or no stream for it could be opened.
         able: bool,
     },
     /// The answer to [`Action::TellRemaining`].
@@ -81,7 +84,8 @@ pub enum Event {
         /// Pages that the guest will lack.
         pages: u64,
     },
-    /// The answer to [`Action::ServePages`], or before that: all pages are at the destination, or no more are served.
+    /// The answer to [`Action::ServePages`], possibly before that action: all pages are at the
+    /// destination, or serving has ended.
     PagedIn(Result<(), NotServed>),
     /// The answer to [`Action::ResumeGuest`].
     GuestResumed(Result<(), Failure>),
@@ -91,95 +95,107 @@ pub enum Event {
     Released,
 }
 
-/// Why pages are not served any more though the destination has not said that it has them.
+/// Reason why pages are no longer served although the destination has not reported that it has
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotServed {
     /// The destination does not and will not run the guest, and never had streams for its pages.
     #[error("{0}")]
     Refused(Failure),
-    /// Nobody knows what became of it.
+    /// It is unknown what became of the guest.
     #[error("{0}")]
     Lost(Failure),
 }
 
-/// What the destination says of a hand-over when it is asked again, after the lane broke.
+/// Answer of the destination about a hand-over when it is queried again, after the lane broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It runs the guest.
     Runs,
-    /// It does not and will not.
+    /// It does not and will not run the guest.
     Refused(Failure),
-    /// It can't be reached.
+    /// It is unreachable.
     Unknown,
 }
 
-/// What is to be done. The driver carries actions out in order, and takes no event between them. It drops
-/// the rest of a list at the first message that cannot be sent; [`Event::LaneLost`] follows.
+/// Output of the state machine. The driver carries actions out in order, and takes no event between
+/// them. It drops the rest of a list at the first message that cannot be sent; [`Event::LaneLost`]
+/// follows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Tell the destination what comes.
+    /// Send the destination the parameters of the guest.
     SendBegin,
     /// Protect all memory: from here on each write is seen.
     StartTracking,
-    /// Send what is dirty (round 0: all that is not, the rest being the next round's). Answered by [`Event::RoundSent`].
+    /// Send dirty pages (in round 0: all pages that are not dirty; the rest belongs to the next
+    /// round). Answered by [`Event::RoundSent`].
     SendRound {
-        /// Which.
+        /// The round's number.
         round: u32,
     },
-    /// Wait until the destination has applied all that was sent, and have the streams ready for a switchover. Answered by
-    /// [`Event::RoundApplied`].
+    /// Wait until the destination has applied everything sent, and prepare the streams for a
+    /// switchover. Answered by [`Event::RoundApplied`].
     Drain,
     /// Count dirty pages. Answered by [`Event::RemainingCounted`].
     CountRemaining,
-    /// Hold the guest's writers to so many pages a second. Answered by [`Event::CannotThrottle`] where that can't be.
+    /// Limit the guest's writers to so many pages per second. Answered by [`Event::CannotThrottle`]
+    /// if it is impossible.
     Throttle {
-        /// Pages written anew.
+        /// Newly written pages per second.
         pages_per_s: f64,
     },
-    /// Let them write as they like again.
+    /// Lift the limit on writers.
     LetWritersGo,
-    /// Have the destination, and streams to it, ready for a guest that lacks pages. Answered by [`Event::PageInReady`].
+    /// Prepare the destination, and streams to it, for a guest that lacks pages. Answered by
+    /// [`Event::PageInReady`].
     PreparePageIn,
     /// Stop the guest. Answered by [`Event::GuestStopped`].
     BeginSwitchover {
-        /// It will run at the destination while pages of it are here.
+        /// Whether the guest will run at the destination while some of its pages are here.
         page_in: bool,
     },
-    /// Let the hypervisor write the device state, which is kept back. Answered by [`Event::DeviceStateEnded`].
+    /// Let the hypervisor write the device state, which is held back. Answered by
+    /// [`Event::DeviceStateEnded`].
     WriteDeviceState,
     /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
     SendLastPages {
         /// The round's number.
         round: u32,
     },
-    /// Say which pages the guest will lack at the destination, and begin to send those. Answered by [`Event::RemainingTold`].
+    /// Send the list of pages that the guest will lack at the destination, and begin to send those
+    /// pages. Answered by [`Event::RemainingTold`].
     TellRemaining,
-    /// Say that all pages have been sent, and how many.
+    /// Report that all pages have been sent, and their number.
     EndPages,
-    /// Send the device state that was written since the guest stopped, and its end. After the last page, so that the
-    /// destination's hypervisor, which reads queues in guest memory while it loads, reads what the source's left there.
+    /// Send the device state that was written since the guest stopped, and its end. It comes after
+    /// the last page, because the destination's hypervisor reads queues in guest memory while it
+    /// loads, and must read what the source's left there.
     SendDeviceState,
-    /// Send the commit. Answered by [`Event::CommitSent`]: from then on the destination owns the guest.
+    /// Send the commit. Answered by [`Event::CommitSent`]: from then on the destination owns the
+    /// guest.
     SendCommit,
-    /// Tell the destination to forget it. Best effort.
+    /// Notify the destination that the migration is aborted. Best effort.
     AbortPeer(Failure),
-    /// The guest runs at the destination, or it is asked for: keep the pages, and send them as often as it takes. Answered by
-    /// [`Event::PagedIn`].
+    /// The guest runs at the destination, or whether it does is being queried: keep the pages, and
+    /// send them as often as necessary. Answered by [`Event::PagedIn`].
     ServePages,
-    /// Undo the switchover: the guest runs as before, or stays paused if it was. Answered by [`Event::GuestResumed`].
+    /// Undo the switchover: the guest runs as before, or stays paused if it was. Answered by
+    /// [`Event::GuestResumed`].
     ResumeGuest,
-    /// The guest's writes need not be seen any more.
+    /// Stop tracking the guest's writes.
     StopTracking,
-    /// Ask the destination, on another connection, whether it runs the guest. Answered by [`Event::Verdict`].
+    /// Query the destination, on another connection, whether it runs the guest. Answered by
+    /// [`Event::Verdict`].
     AskVerdict,
-    /// The guest is gone for good: end its hypervisor, free its memory. Answered by [`Event::Released`].
+    /// The guest is gone permanently: end its hypervisor, free its memory. Answered by
+    /// [`Event::Released`].
     ReleaseGuest,
-    /// It is over.
+    /// The migration has ended.
     Finish,
 }
 
 impl Action {
-    /// Its name at hold points ([`crate::hold`]).
+    /// Returns the action's name at hold points ([`crate::hold`]).
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -210,28 +226,28 @@ impl Action {
     }
 }
 
-/// Where the source is.
+/// State of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing was sent.
     Connecting,
     /// Waiting for the shadow VM.
     Preparing,
-    /// Counting what was written while it was waited for.
+    /// Counting the pages written during that wait.
     Sampling,
     /// Sending a round.
     Sending,
-    /// Waiting for the destination to have applied the round.
+    /// Waiting for the destination to apply the round.
     Draining,
-    /// Counting what remains, the round being on its way.
+    /// Counting what remains, while the round is on its way.
     Looking,
-    /// Counting what remains, everything sent being applied.
+    /// Counting what remains, with everything sent being applied.
     Counting,
-    /// The destination makes ready for a guest that lacks pages, while it applies what was sent.
+    /// The destination prepares for a guest that lacks pages, while it applies what was sent.
     PreparingPageIn,
     /// The guest is being stopped.
     Stopping,
-    /// The guest stands still; last pages and device state travel.
+    /// The guest is paused; last pages and device state are being sent.
     LastPages,
     /// The end of the pages, the rest of the device state and the commit are being written.
     HandingOver,
@@ -245,17 +261,18 @@ pub enum State {
     RollingBack,
     /// The destination runs the guest; the source lets go.
     Releasing,
-    /// Over.
+    /// The migration has ended.
     Ended,
 }
 
 impl State {
-    /// Returns whether the guest stands still, or is about to, and is the source's.
+    /// Returns whether the guest is paused, or about to be, and belongs to the source.
     pub(crate) fn holds_guest(self) -> bool {
         matches!(self, State::Stopping | State::LastPages | State::HandingOver)
     }
 
-    /// The destination's answers come in an order; afterwards one may come late.
+    /// Returns whether the destination's answers must come in order; in later states one may come
+    /// late.
     fn expects_order(self) -> bool {
         !matches!(
             self,
@@ -264,18 +281,19 @@ impl State {
     }
 }
 
-/// What the source is to do, fixed at the start.
+/// Parameters of the source, fixed at the start.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// When to switch over.
     pub policy: Policy,
-    /// How long the checks before it took: the clock of events runs since their begin.
+    /// Duration of the checks before it: the clock of events runs since their start.
     pub preflight: Duration,
-    /// The lane of an earlier attempt was cut: the destination has most of the memory, and its writes are tracked.
+    /// Whether the lane of an earlier attempt was cut: the destination has most of the memory, and
+    /// the guest's writes are tracked.
     pub resumes: bool,
 }
 
-/// The source's machine.
+/// State machine of the source.
 #[derive(Clone, Debug)]
 pub struct Source {
     state: State,
@@ -284,36 +302,36 @@ pub struct Source {
     ledger: Ledger,
     device_state_ended: bool,
     first_last_pages_sent: bool,
-    /// The guest is handed over while pages of it are here.
+    /// Set if the guest is handed over while some of its pages are here.
     page_in: Option<PreparedPageIn>,
-    /// How serving its pages ended, where that was before it was known who runs it.
+    /// How serving its pages ended, if that was before it was known who runs the guest.
     served: Option<Result<(), NotServed>>,
-    /// The destination has said that it runs the guest.
+    /// Whether the destination has reported that it runs the guest.
     runs_there: bool,
     stopped_at: Option<Duration>,
     resumed_at: Option<Duration>,
     last_pages_at: Option<Duration>,
     committed_at: Option<Duration>,
     running: Option<Running>,
-    /// The guest's writers are held.
+    /// Whether the guest's writers are limited.
     is_throttled: bool,
     resumes: bool,
-    /// It has ended by a lane that was cut while nothing but memory had been sent.
+    /// Whether it ended with a cut of the lane while only memory had been sent.
     is_cut: bool,
     ending: Option<(Outcome, Option<Failure>)>,
 }
 
-/// What has come of what a page-in needs before the guest is stopped.
+/// Progress of the preparations for a page-in before the guest is stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PreparedPageIn {
-    /// Both ends are ready.
+    /// Whether both ends are ready.
     ready: bool,
-    /// What was sent is applied.
+    /// Whether everything sent is applied.
     drained: bool,
 }
 
 impl Source {
-    /// A source that is connecting to its destination.
+    /// Creates a source that is connecting to its destination.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let mut ledger = Ledger::new(Phase::Preflight);
@@ -340,7 +358,7 @@ impl Source {
         }
     }
 
-    /// Takes an event that happened at `now` (since the migration's start) and says what to do.
+    /// Takes an event that happened at `now` (since the migration's start) and returns what to do.
     pub fn on(&mut self, now: Duration, event: Event) -> Vec<Action> {
         let special = self.on_trouble(now, &event).or_else(|| self.on_page_in(now, &event));
         if let Some(actions) = special {
@@ -348,16 +366,18 @@ impl Source {
         }
         match (self.state, event) {
             (State::Connecting, Event::Connected) => {
-                // While the destination prepares, the guest shows what is hot in its memory.
+                // While the destination prepares, the guest's writes show what is hot in its
+                // memory.
                 self.ledger.tracking_begins(now);
                 let mut actions = Vec::from_iter((!self.resumes).then_some(Action::StartTracking));
-                // Last: where it cannot be sent, the migration goes on by another lane, with this tracking.
+                // Comes last: if it cannot be sent, the migration goes on over another lane, with
+                // this tracking.
                 actions.push(Action::SendBegin);
                 self.to(State::Preparing, actions)
             }
             (State::Preparing, Event::PeerReady) => self.to(State::Sampling, vec![Action::CountRemaining]),
             (State::Sampling, Event::RemainingCounted { pages, .. }) => {
-                // What was written while the lane was cut tells of no rate.
+                // What was written while the lane was cut does not indicate a rate.
                 if !self.resumes {
                     self.ledger.sampled(now, pages);
                 }
@@ -421,7 +441,7 @@ impl Source {
         }
     }
 
-    /// What is different where the guest is handed over while pages of it are here.
+    /// Handles events that differ if the guest is handed over while some of its pages are here.
     fn on_page_in(&mut self, now: Duration, event: &Event) -> Option<Vec<Action>> {
         Some(match (self.state, event) {
             (State::PreparingPageIn, Event::RoundApplied { round, padding_bytes })
@@ -462,7 +482,7 @@ impl Source {
         })
     }
 
-    /// What can go wrong in any state.
+    /// Handles failures, which may occur in any state.
     fn on_trouble(&mut self, now: Duration, event: &Event) -> Option<Vec<Action>> {
         use State::{Committed, Ended, InDoubt, PagingIn, Releasing, RollingBack};
         let failure = match event {
@@ -480,19 +500,20 @@ impl Source {
             _ => return None,
         };
         Some(match (self.state, event) {
-            // Its pages come and go by other streams than the lane that may be lost.
+            // Its pages are sent on other streams than those of the lane that may be lost.
             (Ended | RollingBack | Releasing | PagingIn, _) => vec![],
             (Committed | InDoubt, Event::PeerRefused(_) | Event::Verdict(Verdict::Refused(_))) => {
                 self.roll_back(now, Outcome::Failed, failure)
             }
             (Committed, Event::LaneLost(_)) => self.to(InDoubt, vec![Action::AskVerdict]),
-            // It may run, and lack what is here: it is asked for as long as it takes.
+            // The guest may run there, and lack what is here: the destination is queried for as
+            // long as necessary.
             (InDoubt, Event::Verdict(Verdict::Unknown)) if self.page_in.is_some() => self.serve_pages(now),
             (InDoubt, Event::Verdict(Verdict::Unknown)) => {
                 self.ending = Some((Outcome::InDoubt, Some(failure)));
                 self.finish(now)
             }
-            // The guest is the destination's: nothing that fails or is asked here changes that.
+            // The guest belongs to the destination: no failure or request here changes that.
             (Committed | InDoubt, _) => vec![],
             (_, Event::CancelRequested) => self.give_up(now, Outcome::Cancelled, failure, true),
             (_, Event::Failed(_)) => self.give_up(now, Outcome::Failed, failure, true),
@@ -505,13 +526,14 @@ impl Source {
         })
     }
 
-    /// Ends a migration that has not committed; the guest runs on, or is made to.
+    /// Ends a migration that has not committed. The guest runs on, or is resumed.
     fn give_up(&mut self, now: Duration, outcome: Outcome, failure: Failure, tell: bool) -> Vec<Action> {
-        // Its writers before the peer, which may keep a word to it waiting.
+        // Writers come before the peer, because a message to the peer may block.
         let mut actions = vec![Action::StopTracking];
         actions.extend(tell.then(|| Action::AbortPeer(failure.clone())));
         if self.state.holds_guest() {
-            // The guest first, the peer after: every millisecond here is one in which the guest stands still.
+            // The guest comes first and the peer after: the guest is paused for every millisecond
+            // spent here.
             let mut resume = self.roll_back(now, outcome, failure);
             resume.append(&mut actions);
             return resume;
@@ -556,13 +578,15 @@ impl Source {
         self.to(State::Sending, actions)
     }
 
-    /// The round is handed to the wire. Where no switchover is near the next one follows at once: nobody waits for the wire to
-    /// run empty.
+    /// Handles a round that is handed to the wire. If no switchover is near, the next round follows
+    /// at once, without waiting for the wire to run empty.
     fn look(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
-        // Each round begins and ends with full buffers: what it sent is what was carried meanwhile.
+        // Each round begins and ends with full buffers, so the bytes that it sent are those carried
+        // meanwhile.
         self.ledger.round_over(now, None);
         let measured = self.measured(now, remaining, round_trip);
-        // Behind contents that are checked the next round would wait, and the wire seem slow.
+        // The next round would wait behind content that is being verified, and the wire would seem
+        // slow.
         if self.convergence.is_far(&measured) && !self.ledger.is_mostly_referred() {
             return self.decide(now, &measured);
         }
@@ -656,7 +680,8 @@ impl Source {
             Err(NotServed::Refused(failure)) if !self.runs_there => {
                 self.roll_back(now, Outcome::Failed, failure)
             }
-            // It ran there, or may have. What became of it is not to be guessed, and the pages here are older than it.
+            // The guest ran there, or may have. Its fate must not be guessed, and the pages here
+            // are older than it.
             Err(NotServed::Refused(failure) | NotServed::Lost(failure)) => {
                 let failure = Failure::new(FailureCode::InDoubt, failure.detail);
                 self.ending = Some((Outcome::InDoubt, Some(failure)));
@@ -665,7 +690,8 @@ impl Source {
         }
     }
 
-    /// Devices may write memory until their state is complete: once it is, one more sweep makes sure of the last byte.
+    /// Devices may write memory until their state is complete: after that, one more sweep catches
+    /// the last byte.
     fn sweep_once_more(&mut self) -> Vec<Action> {
         if self.device_state_ended && self.first_last_pages_sent {
             vec![Action::SendLastPages { round: self.round }]
@@ -699,67 +725,69 @@ impl Source {
         actions
     }
 
-    /// Where it is.
+    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The phase, for progress.
+    /// Returns the phase, for progress.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.ledger.phase()
     }
 
-    /// The round under way.
+    /// Returns the number of the current round.
     #[must_use]
     pub fn round(&self) -> u32 {
         self.round
     }
 
-    /// What the wire carries and what the guest dirties, as measured.
+    /// Returns the measured rates of the wire and of the guest's writes.
     #[must_use]
     pub fn rates(&self) -> Rates {
         self.ledger.rates()
     }
 
-    /// What the guest's writers are held to; none: they are not.
+    /// Returns the limit on the guest's writers, pages per second; `None`: no limit.
     #[must_use]
     pub fn throttled_to(&self) -> Option<f64> {
         self.convergence.throttle_pages_per_s().filter(|_| self.is_throttled)
     }
 
-    /// How it ended, once it has.
+    /// Returns how the migration ended, once it has.
     #[must_use]
     pub fn ending(&self) -> Option<(Outcome, Option<&Failure>)> {
         self.ending.as_ref().map(|(outcome, failure)| (*outcome, failure.as_ref()))
     }
 
-    /// Whether it has ended by a cut after which it can go on where it was, by another lane: the destination keeps what it has.
+    /// Returns whether it has ended with a cut after which it can continue over another lane: the
+    /// destination keeps what it has.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The rounds so far.
+    /// Returns the rounds so far.
     #[must_use]
     pub fn rounds(&self) -> Vec<RoundReport> {
         self.ledger.rounds()
     }
 
-    /// Time per phase.
+    /// Returns the time per phase.
     #[must_use]
     pub fn phases(&self, now: Duration) -> Vec<PhaseReport> {
         self.ledger.phases(now)
     }
 
-    /// How long the guest stood still for a switchover that was undone; none where it was not.
+    /// Returns how long the guest was paused for a switchover that was undone, or `None` if there
+    /// was none.
     #[must_use]
     pub fn stood_still(&self) -> Option<Duration> {
         Some(self.resumed_at?.saturating_sub(self.stopped_at?))
     }
 
-    /// The switchover's times on the source's clock, and the destination's on its own.
+    /// Returns the switchover's times on the source's clock, and the destination's on its own.
     #[must_use]
     pub fn switchover(&self) -> Option<SwitchoverTimes> {
         Some(SwitchoverTimes {
@@ -771,14 +799,14 @@ impl Source {
     }
 }
 
-/// When the steps of a switchover happened.
+/// Times of a switchover's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchoverTimes {
-    /// The guest stood still, since the start.
+    /// When the guest was paused, since the start.
     pub stopped: Duration,
-    /// Its last pages were handed to the wire.
+    /// When its last pages were handed to the wire.
     pub last_pages: Duration,
-    /// The commit was handed to the wire.
+    /// When the commit was handed to the wire.
     pub committed: Duration,
     /// The destination's own times, by its clock.
     pub destination: Running,

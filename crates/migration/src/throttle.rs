@@ -1,13 +1,14 @@
-//! By what a guest's writers are slowed, and how far: pure arithmetic on what was measured.
+//! Decides how a guest's writers are slowed, and how far: pure arithmetic on measurements.
 //!
-//! Two means. *Faults* hold each write to a page that is to be sent again until there is room for it (`godwit_ram`'s throttle): exact to
-//! the page and to the thread, and nothing else is slowed; but each costs an answer. *A quota* on the CPU time of all vCPUs
-//! costs nothing, and slows whatever the guest does. So faults where their answers can follow, the quota where they can't: links of 10
-//! Gb/s and more.
+//! There are two means. *Faults* hold each write to a page that must be sent again until there is
+//! room for it (`godwit_ram`'s throttle). They are exact to the page and to the thread, and slow
+//! nothing else; but each costs an answer. *A quota* on the CPU time of all vCPUs costs nothing,
+//! and slows everything that the guest does. So faults are used if their answers can keep up, and
+//! the quota otherwise: on links of 10 Gb/s and more.
 //!
-//! A change of means while the guest runs loses no page that is written: what is written is found by the same marks all the time
-//! ([`godwit_ram::tracking`]), which a quota does not touch; and memory that faults were held in stays as it is, without a limit, each
-//! write answered at once.
+//! A change of means while the guest runs loses no written page. The same marks find written pages
+//! all the time ([`godwit_ram::tracking`]), and a quota does not touch them. Memory that was held
+//! by faults stays in that mode, without a limit, and each write is answered at once.
 
 use std::time::Duration;
 
@@ -26,34 +27,39 @@ pub enum ThrottleMeans {
     Quota,
 }
 
-/// By what writers may be slowed.
+/// Means by which writers may be slowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MeansUse {
-    /// Faults, as far as they can follow; the quota beyond, and where one of the two can't be had the other.
+    /// Faults, as far as they can keep up, and the quota beyond. If one of the two is unavailable,
+    /// the other.
     #[default]
     Auto,
-    /// Faults alone.
+    /// Only faults.
     Faults,
-    /// The quota alone.
+    /// Only the quota.
     Quota,
 }
 
-/// Answers a second that a handler with a core to itself is taken to give before it has shown: 20 µs each. Measured 7 to 10 µs with a
-/// plain process on two cores of a virtual machine (Linux 6.18); a vCPU's write comes by way of KVM, and goes on by it.
+/// Answers per second assumed of a handler with a core to itself, before any measurement: 20 µs
+/// each. Measured were 7 to 10 µs with a plain process on two cores of a virtual machine (Linux
+/// 6.18); a vCPU's write also passes through KVM twice.
 const ANSWERS_PER_S: f64 = 50_000.0;
-/// So many answers say how long one takes.
+/// Number of answers after which the measured time per answer is used.
 const ENOUGH_ANSWERS: u64 = 1000;
-/// Writes a second of one vCPU that does nothing but wait for answers: 25 µs each, with the wake-ups of handler and vCPU.
+/// Writes per second of one vCPU that only waits for answers: 25 µs each, including the wake-ups of
+/// handler and vCPU.
 const VCPU_WRITES_PER_S: f64 = 40_000.0;
-/// Of a core that answers, and of a vCPU that waits for answers, no more than this.
+/// Maximum share of a core that answers, and of a vCPU that waits for answers.
 const BUSY_SHARE: f64 = 0.5;
-/// The quota is left for faults again when so much less is needed than they can answer: what changes to and fro is slowed twice.
+/// Fraction of the faults' capacity below which the quota is replaced by faults again: a guest
+/// between alternating means would be slowed twice.
 const RETURN_SHARE: f64 = 0.5;
 
-/// The means for a guest with `vcpus` that is to be held to so many pages a second, of which each costs an answer: neighbours that an
-/// answer releases along (`ram`'s pacer) are not counted on, as those of a guest that writes at random go dirty for nothing. `now`: the one in use;
-/// `figures`: what faults have done so far.
+/// Returns the means for a guest with `vcpus` that is to be limited to so many pages per second,
+/// each of which costs an answer. Neighbours that an answer releases along (`ram`'s pacer) are not
+/// counted, because those of a guest that writes at random become dirty in vain. `now`: the means
+/// in use; `figures`: what faults have done so far.
 #[must_use]
 pub fn means_for(
     pages_per_s: f64,
@@ -69,25 +75,29 @@ pub fn means_for(
     if pages_per_s > most { ThrottleMeans::Quota } else { ThrottleMeans::Faults }
 }
 
-/// Between two looks at what the guest dirties: the longest period of a quota, so that each look sees a whole one.
+/// Interval between two looks at what the guest dirties: the longest period of a quota, so that
+/// each look covers a whole one.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// The least that vCPUs get, as a share of what they could take: a guest at less is as good as stopped, and its clients would rather have
-/// that over (page-in).
+/// Lowest share of CPU time for vCPUs. With less, a guest is as good as stopped, and page-in serves
+/// its clients better.
 pub const LEAST_SHARE: f64 = 0.01;
-/// What is aimed at, of the limit: it is to be kept to.
+/// Fraction of the limit that the loop aims at, so that the limit is kept.
 const AIM: f64 = 0.9;
-/// As long as it dirties more than this of the limit, nothing is given back: measurements scatter.
+/// While the guest dirties more than this fraction of the limit, nothing is given back, because
+/// measurements scatter.
 const ENOUGH: f64 = 0.7;
-/// The most that is taken at a time: one look may have seen a burst,
+/// Largest factor of a decrease: one look may have seen a burst.
 const MOST_TAKEN: f64 = 4.0;
-/// and the most that is given back: what the guest could dirty may only show when its pages have been sent.
+/// Largest factor of an increase: what the guest could dirty may show only after its pages have
+/// been sent.
 const MOST_GIVEN: f64 = 1.1;
 
-/// The closed loop: what share of CPU time keeps the guest below a limit. Multiplicative, as what a guest dirties goes by the time that it
-/// gets, or by less than that where it writes to the same pages again.
+/// Control loop for the share of CPU time that keeps the guest below a limit. It is multiplicative,
+/// because a guest dirties pages in proportion to its CPU time, or less than that if it writes to
+/// the same pages again.
 ///
-/// Where it does, each step down ends at the aim or above it, so that no more is taken than it needs; each step up is the root of what
-/// proportion would give, and ends below the limit.
+/// In the latter case each step down ends at the aim or above it, so no more is taken than
+/// necessary. Each step up is the square root of the proportional one, and ends below the limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuotaLoop {
     share: f64,
@@ -101,12 +111,13 @@ impl Default for QuotaLoop {
 }
 
 impl QuotaLoop {
-    /// The vCPUs have all again.
+    /// Starts with the full share.
     pub(crate) fn begin(&mut self) {
         self.share = 1.0;
     }
 
-    /// The guest has dirtied so many pages a second at the share so far, and should not dirty more than `limit`: the share from now on.
+    /// Takes the pages per second that the guest has dirtied at the present share, which should not
+    /// exceed `limit`. Returns the share from now on.
     pub fn look(&mut self, dirtied_pages_per_s: f64, limit: f64) -> f64 {
         let (dirtied, limit) = (dirtied_pages_per_s.max(0.0), limit.max(1.0));
         let factor = if dirtied > limit {
@@ -121,13 +132,13 @@ impl QuotaLoop {
         self.share
     }
 
-    /// The share now, 1 being all that the vCPUs could take.
+    /// Returns the present share; 1 is all that the vCPUs could take.
     #[must_use]
     pub fn share(&self) -> f64 {
         self.share
     }
 
-    /// The lowest so far.
+    /// Returns the lowest share so far.
     #[must_use]
     pub fn least(&self) -> f64 {
         self.least
@@ -151,7 +162,7 @@ mod tests {
     #[test]
     fn faults_where_they_can_follow() {
         let means = |pages_per_s, vcpus| means_for(pages_per_s, ThrottleFigures::default(), vcpus, None);
-        // What 1 Gb/s carries 0.3 of, 2.5 Gb/s, 10 and 100.
+        // 0.3 of what 1 Gb/s carries, of 2.5 Gb/s, 10 and 100.
         assert_eq!(means(9_000.0, 1), ThrottleMeans::Faults);
         assert_eq!(means(22_900.0, 2), ThrottleMeans::Faults);
         assert_eq!(means(22_900.0, 1), ThrottleMeans::Quota, "one vCPU would do little but wait");
@@ -185,12 +196,13 @@ mod tests {
         assert_eq!(control.least(), 1.0);
     }
 
-    /// What a guest dirties at a share: in proportion at first, and less where it comes to the same pages again.
+    /// Pages that a guest dirties at a share: proportional at first, and fewer when it writes to
+    /// the same pages again.
     #[derive(Clone, Copy, Debug)]
     struct Guest {
         demand: f64,
         set_pages: f64,
-        /// From this share on it has nothing more to do.
+        /// Share from which on it has nothing more to do.
         needs: f64,
     }
 

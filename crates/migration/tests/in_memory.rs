@@ -1,5 +1,5 @@
-//! Source and destination machines against each other, over a lane, guests and memory that exist in this file alone. Every
-//! migration is replayed with a fault at every single step.
+//! The state machines of source and destination against each other, with a lane, guests and memory
+//! that exist only in this file. Every migration is replayed with a fault at every single step.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
@@ -19,9 +19,9 @@ const PAGES: usize = 400;
 const EPOCH: u64 = 7;
 const LIFE: u128 = 0xfeed;
 const OWNERSHIP: Ownership = Ownership { incarnation: Incarnation::new(LIFE), epoch: EPOCH };
-/// Below what any switchover costs: how much remains decides.
+/// Below what any switchover costs, so the remainder decides.
 const BUDGET: Duration = Duration::from_millis(1);
-/// 4 KiB pages at this rate make rounds long enough that the policy needs several.
+/// At this rate of 4 KiB pages, rounds are long enough that the policy needs several.
 const STEP: Duration = Duration::from_millis(3);
 
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +51,7 @@ enum Fault {
     None,
 }
 
-/// The whole world of one migration.
+/// World of one migration.
 struct World {
     source: Source,
     destination: Destination,
@@ -77,14 +77,14 @@ struct World {
     writes_per_step: usize,
     pages_sent: u64,
     pages_applied: u64,
-    /// Messages that the source has tried to send.
+    /// Number of messages that the source has tried to send.
     said: usize,
-    /// Number of the message that the source's socket does not take, and no message after it.
+    /// Number of the message from which on the source's socket accepts none.
     fails_at: Option<usize>,
     log: Vec<String>,
 }
 
-/// The socket has not taken a message.
+/// The socket has not accepted a message.
 #[derive(Debug)]
 struct NotSent;
 
@@ -211,7 +211,8 @@ impl World {
                     scan: Duration::ZERO,
                 });
             }
-            // On some hosts it can't be done; where it can, the guest writes less from then on.
+            // On some hosts it is impossible; where it is possible, the guest writes less from then
+            // on.
             SourceAction::Throttle { .. } if self.random().is_multiple_of(2) => {
                 self.source_events.push_back(SourceEvent::CannotThrottle);
             }
@@ -296,7 +297,7 @@ impl World {
             DestinationAction::Refuse(failure) => self.send(Word::Refused(failure)),
             DestinationAction::Discard(_) => assert!(!self.destination_runs, "discards a guest that runs"),
             DestinationAction::Promote => assert!(self.destination_runs),
-            // Nobody comes back: it is kept for as long as that takes to be known.
+            // The source does not return: the state is kept until that is known.
             DestinationAction::Finish(Ending::Cut(failure)) => {
                 self.finished = Some(Ending::Discarded(failure));
             }
@@ -304,7 +305,7 @@ impl World {
         }
     }
 
-    /// What a word means to the machine; none: it is the streams' affair.
+    /// Returns what a message means to the state machine; `None`: it concerns only the streams.
     fn word_at_destination(&mut self, word: Word) -> Option<DestinationEvent> {
         Some(match word {
             Word::Begin => DestinationEvent::Begin(Begin {
@@ -337,7 +338,7 @@ impl World {
         })
     }
 
-    /// One event, taken somewhere. False when nothing is left to happen.
+    /// Takes one event from some queue. Returns false if no event is left.
     fn step(&mut self) -> bool {
         self.now += STEP;
         self.guest_works();
@@ -369,7 +370,7 @@ impl World {
         true
     }
 
-    /// The source's pages come by streams of their own, as often as those break.
+    /// Delivers the source's pages, on streams of their own, as often as those break.
     fn serve(&mut self) {
         let ended = match &self.finished {
             Some(Ending::Runs) => {
@@ -404,7 +405,7 @@ impl World {
         }
     }
 
-    /// Cuts the lane. What was in flight has arrived or not.
+    /// Cuts the lane. What was in flight has arrived or has not.
     fn cut_lane(&mut self) {
         self.lane_up = false;
         if self.random().is_multiple_of(2) {
@@ -432,7 +433,8 @@ impl World {
             Fault::LaneCut => self.cut_lane(),
             Fault::SourceFails => self.source_events.push_front(SourceEvent::Failed(failed("source"))),
             Fault::DestinationFails => {
-                // While the guest is being started, a failure is the answer to that: it does not run.
+                // While the guest is being started, a failure is the answer to that: it does not
+                // run.
                 if self.destination_events.contains(&DestinationEvent::GuestRuns) {
                     self.destination_runs = false;
                     self.destination_events.clear();
@@ -445,7 +447,7 @@ impl World {
         }
     }
 
-    /// Runs to the end with a fault before step `at`; returns the number of steps.
+    /// Runs to the end with a fault before step `at`. Returns the number of steps.
     fn run(&mut self, fault: Fault, at: usize) -> usize {
         let mut steps = 0;
         loop {
@@ -530,7 +532,7 @@ fn a_guest_that_lacks_pages_moves_with_every_write_it_made() {
         let mut world = World::with(seed, 40, PageIn::Now);
         world.run(Fault::None, 0);
         world.check(Fault::None, 0);
-        // Where the destination can't do it, a guest that writes so much may stay where it is.
+        // If the destination cannot do it, a guest that writes so much may stay where it is.
         let unable = world.log.iter().any(|line| line.contains("able: false"));
         assert!(unable || world.source.ending().unwrap().0 == Outcome::Completed, "{}", world.log.join("\n"));
         paged_in += usize::from(world.log.iter().any(|line| line.contains("PagingIn")));
@@ -598,7 +600,7 @@ fn what_nobody_knows_is_no_refusal() {
     assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{actions:?}");
     assert_eq!(source.on(second, SourceEvent::CommitSent), []);
     let lost = Failure::new(FailureCode::Internal, "the thread is gone");
-    // Before it is known who runs it: kept in mind until it is.
+    // Before it is known who runs the guest: recorded until it is.
     assert_eq!(source.on(second, SourceEvent::PagedIn(Err(NotServed::Lost(lost)))), []);
     source.on(second, SourceEvent::LaneLost(Failure::new(FailureCode::LaneLost, "cut")));
     let actions = source.on(second, SourceEvent::Verdict(Verdict::Unknown));

@@ -1,4 +1,4 @@
-//! The authority: its own certificate and key in a directory, and the certificates it issues.
+//! The authority: its own certificate and key in a directory, and the certificates that it issues.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -17,65 +17,67 @@ use crate::certificate::{Description, Role, describe, describe_der};
 use crate::revocation::{RevocationList, Serial};
 use crate::{PkiError, check_key, file_error};
 
-/// Clocks of hosts differ: a certificate is good from an hour before it was made.
+/// Allowance for differing clocks of hosts: a certificate is valid from this long before its
+/// creation.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
 const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca.key";
 const LIST: &str = "crl.pem";
 
-/// A directory with an authority.
+/// Authority in a directory.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
     certificate: PathBuf,
     issuer: Issuer<'static, KeyPair>,
-    /// It issues certificates for browsers alone, and the cluster trusts none of them.
+    /// Whether it issues certificates only for browsers. The cluster trusts none of those.
     is_web: bool,
 }
 
-/// What a certificate is to say.
+/// Contents of a certificate to be issued.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// The holder's name: what the other agents' configurations call the host.
+    /// Name of the holder, as other agents' configurations call the host.
     pub name: String,
-    /// What the holder may do.
+    /// Role of the holder.
     pub role: Role,
-    /// Addresses that it also stands for.
+    /// IP addresses that the certificate is valid for.
     pub addresses: Vec<IpAddr>,
-    /// How long it is good for.
+    /// Validity in days.
     pub days: u32,
 }
 
-/// A certificate's files.
+/// Files of an issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// The certificate.
     pub certificate: PathBuf,
-    /// Its key, readable by its owner alone.
+    /// The key, readable only by its owner.
     pub key: PathBuf,
 }
 
-/// A certificate that was signed for somebody else's key.
+/// Certificate signed for a key that another host holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// The certificate, PEM.
+    /// The certificate (PEM).
     pub certificate: String,
-    /// The authority's own, PEM.
+    /// The authority's own certificate (PEM).
     pub authority: String,
-    /// What the certificate says.
+    /// Summary of the certificate.
     pub description: Description,
 }
 
 impl Authority {
-    /// Makes an authority of this name in a directory, which is made if need be.
+    /// Creates an authority with this name in a directory, which is created if necessary.
     ///
     /// # Errors
-    /// [`PkiError::Exists`] where there is one already; nothing is half made.
+    /// [`PkiError::Exists`] if there is one already; no partial result remains.
     pub fn create(dir: &Path, name: &str, days: u32) -> Result<Authority, PkiError> {
         Authority::make(dir, name, days, None)
     }
 
-    /// Makes an authority for what browsers connect to: people import its certificate, and it signs for no host.
+    /// Creates an authority for servers that browsers connect to: people import its certificate,
+    /// and it does not sign for hosts.
     ///
     /// # Errors
     /// Those of [`Authority::create`].
@@ -104,10 +106,11 @@ impl Authority {
         Authority::open(dir)
     }
 
-    /// The authority in a directory.
+    /// Opens the authority in a directory.
     ///
     /// # Errors
-    /// [`PkiError::NoAuthority`], [`PkiError::File`], [`PkiError::OpenKey`], [`PkiError::Unreadable`].
+    /// [`PkiError::NoAuthority`], [`PkiError::File`], [`PkiError::OpenKey`],
+    /// [`PkiError::Unreadable`].
     pub fn open(dir: &Path) -> Result<Authority, PkiError> {
         let (certificate, key) = (dir.join(CERTIFICATE), dir.join(KEY));
         if !certificate.exists() {
@@ -116,7 +119,7 @@ impl Authority {
         Authority::load(&certificate, &key)
     }
 
-    /// The authority of a certificate's file and its key's.
+    /// Loads an authority from the files of its certificate and its key.
     ///
     /// # Errors
     /// [`PkiError::File`], [`PkiError::OpenKey`], [`PkiError::Unreadable`].
@@ -135,13 +138,14 @@ impl Authority {
         Ok(Authority { dir, certificate: certificate.to_owned(), issuer, is_web })
     }
 
-    /// Whether it issues certificates for browsers alone.
+    /// Returns whether it issues certificates only for browsers.
     #[must_use]
     pub fn is_web(&self) -> bool {
         self.is_web
     }
 
-    /// Refuses a role that this kind of authority does not issue: one that browsers trust signs for no host.
+    /// Refuses a role that this kind of authority does not issue: one that browsers trust does not
+    /// sign for hosts.
     fn check_role(&self, role: Role) -> Result<(), PkiError> {
         if (role == Role::Web) == self.is_web {
             return Ok(());
@@ -151,14 +155,15 @@ impl Authority {
         Err(PkiError::OtherAuthority { path: self.certificate.clone(), role, kind })
     }
 
-    /// The authority's own certificate: what every host must know.
+    /// Returns the file of the authority's own certificate, which every host needs.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         self.certificate.clone()
     }
 
-    /// Signs a request (PKCS #10, PEM) whose sender proves by it that the key is theirs. Of the request the public key is taken, and nothing
-    /// else: the certificate says what [`Authority::issue`] would have it say.
+    /// Signs a request (PKCS #10, PEM), which proves that its sender holds the key. Only the public
+    /// key is taken from the request: the certificate has the contents that [`Authority::issue`]
+    /// would give it.
     ///
     /// # Errors
     /// [`PkiError::BadRequest`], [`PkiError::BadName`], [`PkiError::File`].
@@ -176,10 +181,11 @@ impl Authority {
         Ok(Signed { certificate: certificate.pem(), authority, description })
     }
 
-    /// Issues a certificate with a key of its own, as `NAME.pem` and `NAME.key` in the authority's directory.
+    /// Issues a certificate with a new key, as `NAME.pem` and `NAME.key` in the authority's
+    /// directory.
     ///
     /// # Errors
-    /// [`PkiError::Exists`] where that name has one; [`PkiError::BadName`]; nothing is half made.
+    /// [`PkiError::Exists`] if that name has one; [`PkiError::BadName`]; no partial result remains.
     pub fn issue(&self, grant: &Grant) -> Result<Issued, PkiError> {
         let issued = self.files(CheckedName::new(&grant.name)?);
         for path in [&issued.certificate, &issued.key] {
@@ -191,10 +197,10 @@ impl Authority {
         Ok(issued)
     }
 
-    /// Issues anew what a name has, with a new key, good for `days` from now.
+    /// Reissues the certificate of a name, with a new key, valid for `days` from now.
     ///
     /// # Errors
-    /// As [`Authority::issue`]; [`PkiError::File`] where the name has no certificate yet.
+    /// As [`Authority::issue`]; [`PkiError::File`] if the name has no certificate yet.
     pub fn renew(&self, name: &str, days: u32) -> Result<Issued, PkiError> {
         let issued = self.files(CheckedName::new(name)?);
         let old = describe(&issued.certificate)?;
@@ -203,7 +209,8 @@ impl Authority {
         Ok(issued)
     }
 
-    /// Signs a list of revoked certificates with the times, seconds since 1970. Later lists need higher numbers.
+    /// Signs a list of revoked certificates with the times of their revocation, seconds since 1970.
+    /// Later lists need higher numbers.
     ///
     /// # Errors
     /// [`PkiError::BadList`]: it would be too long. [`PkiError::Make`].
@@ -211,13 +218,13 @@ impl Authority {
         RevocationList::sign(&self.issuer, number, revoked)
     }
 
-    /// Where this authority keeps its own list of revoked certificates.
+    /// Returns the file in which this authority keeps its own list of revoked certificates.
     #[must_use]
     pub fn list_file(&self) -> PathBuf {
         self.dir.join(LIST)
     }
 
-    /// Its own list; none: it has revoked nothing.
+    /// Returns its own list, or `None` if it has revoked nothing.
     ///
     /// # Errors
     /// [`PkiError::File`], [`PkiError::BadList`].
@@ -230,10 +237,11 @@ impl Authority {
         }
     }
 
-    /// Adds certificates to its own list and writes it: an empty one too, where there is none yet.
+    /// Adds certificates to its own list and writes it. If there is no list yet, it writes one even
+    /// if it is empty.
     ///
     /// # Errors
-    /// [`PkiError::File`], [`PkiError::BadList`]; the list before stays.
+    /// [`PkiError::File`], [`PkiError::BadList`]; the previous list stays.
     pub fn revoke(&self, serials: impl IntoIterator<Item = Serial>) -> Result<RevocationList, PkiError> {
         let before = self.own_list()?;
         let now = OffsetDateTime::now_utc().unix_timestamp();
@@ -257,7 +265,7 @@ impl Authority {
         }
     }
 
-    /// Each file is written under another name and then takes its place.
+    /// Writes each file under another name, then moves it into place.
     fn write(&self, grant: &Grant, issued: &Issued) -> Result<(), PkiError> {
         self.check_role(grant.role)?;
         let params = contents(grant)?;
@@ -275,7 +283,7 @@ impl Authority {
     }
 }
 
-/// What a certificate says.
+/// Returns the contents of a certificate.
 fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     let mut params = CertificateParams::new(vec![grant.name.clone()])?;
     params.serial_number = Some(Serial::draw()?.number());
@@ -287,7 +295,7 @@ fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     params.extended_key_usages = match grant.role {
         Role::Host | Role::Operator => vec![ClientAuth, ServerAuth],
-        // Who only asks passes for no host, whatever its name.
+        // A holder that only reads must not pass for a host, whatever its name.
         Role::Monitor => vec![ClientAuth],
         Role::Web => vec![ServerAuth],
     };
@@ -295,8 +303,8 @@ fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     Ok(params)
 }
 
-/// The number of the list after this one. Numbers go by time, so that an authority whose list was lost still signs later
-/// ones.
+/// Returns the number of the list after this one. Numbers follow the time, so that an authority
+/// whose list was lost still signs later ones.
 #[must_use]
 pub fn next_list_number(number: u64) -> u64 {
     let now = OffsetDateTime::now_utc().unix_timestamp();
@@ -308,7 +316,8 @@ fn validity(days: u32) -> (OffsetDateTime, OffsetDateTime) {
     (now - CLOCKS_DIFFER, now.saturating_add(Duration::days(days.into())))
 }
 
-/// Refuses what is no DNS label or several (RFC 1123), as TLS compares names so.
+/// Refuses a name that is not a single DNS label (RFC 1123), because TLS compares names in this
+/// form.
 ///
 /// # Errors
 /// [`PkiError::BadName`].
@@ -330,7 +339,7 @@ pub fn check_name(name: &str) -> Result<(), PkiError> {
     Ok(())
 }
 
-/// A name that [`check_name`] has let pass. Files that are named after a host or an operator are named by this type alone.
+/// Name that [`check_name`] has accepted. Only this type names files after a host or an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckedName<'a>(&'a str);
 

@@ -1,4 +1,4 @@
-//! What a certificate says.
+//! Contents of certificates.
 
 use std::fs;
 use std::net::IpAddr;
@@ -13,21 +13,22 @@ use x509_parser::prelude::FromDer;
 use crate::revocation::Serial;
 use crate::{PkiError, file_error};
 
-/// What a certificate's holder may do.
+/// Rights of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A host: hand guests over to other hosts and take them.
+    /// A host: may hand guests over to other hosts and accept them.
     Host,
-    /// An operator: everything.
+    /// An operator: may do everything.
     Operator,
-    /// Who monitors: read the metrics of hosts.
+    /// A monitor: may read the metrics of hosts.
     Monitor,
-    /// A server that browsers connect to: nothing in the cluster. An authority of its own issues it.
+    /// A server for browsers: has no rights in the cluster. An authority of its own issues its
+    /// certificate.
     Web,
 }
 
 impl Role {
-    /// As the subject's organisational unit has it.
+    /// Returns the role as it appears in the subject's organisational unit.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Role::Host => "godwit host",
@@ -42,29 +43,30 @@ impl Role {
     }
 }
 
-/// What a certificate says, in short.
+/// Summary of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// The holder.
+    /// The holder's name.
     pub name: String,
-    /// What it may do. A certificate without a role is a host's.
+    /// The holder's role. A certificate without a role belongs to a host.
     pub role: Role,
-    /// Whether it signs others.
+    /// Whether the certificate may sign others.
     pub is_authority: bool,
-    /// Addresses that it also stands for.
+    /// IP addresses that the certificate is valid for.
     pub addresses: Vec<IpAddr>,
-    /// Its serial number, by which it can be revoked.
+    /// Serial number, by which the certificate can be revoked.
     pub serial: Serial,
-    /// Who issued it.
+    /// Name of the issuer.
     pub issuer: String,
-    /// Good from here on.
+    /// Start of validity.
     pub not_before: OffsetDateTime,
-    /// Good until here.
+    /// End of validity.
     pub not_after: OffsetDateTime,
 }
 
 impl Description {
-    /// What is wrong with it at `now`; none: it is good.
+    /// Returns what is wrong with the validity period at `now`, or `None` if the certificate is
+    /// valid.
     #[must_use]
     pub fn out_of_date(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.not_after {
@@ -78,7 +80,7 @@ fn day(time: OffsetDateTime) -> String {
     format!("{}", time.date())
 }
 
-/// Reads a certificate's file (PEM).
+/// Reads a certificate from a file (PEM).
 ///
 /// # Errors
 /// [`PkiError::File`], [`PkiError::Unreadable`].
@@ -90,7 +92,7 @@ pub fn describe(path: &Path) -> Result<Description, PkiError> {
     describe_der(&pem.contents).ok_or_else(|| unreadable("it is no certificate".to_owned()))
 }
 
-/// Reads a certificate as TLS shows it; none: it is none that this crate issued.
+/// Reads a certificate as TLS presents it. Returns `None` if this crate did not issue it.
 #[must_use]
 pub fn describe_der(der: &[u8]) -> Option<Description> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
@@ -119,7 +121,7 @@ pub fn describe_der(der: &[u8]) -> Option<Description> {
     })
 }
 
-/// Whether a certificate carries this authority's signature.
+/// Returns whether this authority signed the certificate.
 pub(crate) fn is_signed_by(certificate: &[u8], authority: &[u8]) -> bool {
     let read = |der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate);
     read(certificate)

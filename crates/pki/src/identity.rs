@@ -22,7 +22,7 @@ use crate::revocation::{Revocations, Serial};
 use crate::verify::{AuthorityKnown, Clients, Servers, by_roots};
 use crate::{Fingerprint, PkiError, check_key};
 
-/// What a host shows, and what it expects to be shown.
+/// Certificate that a host presents, and the certificates that it accepts.
 #[derive(Clone, Debug)]
 pub struct Identity {
     name: String,
@@ -35,19 +35,19 @@ pub struct Identity {
     users: Arc<ServerConfig>,
 }
 
-/// Who is at the other end of a connection.
+/// Peer of a connection, as its certificate identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The holder of its certificate.
+    /// The holder's name.
     pub name: String,
-    /// What it may do.
+    /// The holder's role.
     pub role: Role,
-    /// The serial number of its certificate.
+    /// The serial number of the certificate.
     pub serial: Serial,
 }
 
 impl Peer {
-    /// By the certificates that TLS has checked.
+    /// Reads the peer from the certificates that TLS has verified.
     #[must_use]
     pub fn of(certificates: Option<&[CertificateDer<'_>]>) -> Option<Peer> {
         let description = describe_der(certificates?.first()?)?;
@@ -56,15 +56,17 @@ impl Peer {
 }
 
 impl Identity {
-    /// Reads an authority's certificate, a certificate that it issued, and its key.
+    /// Loads an authority's certificate, a certificate that it issued, and its key.
     ///
     /// # Errors
-    /// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`], [`PkiError::OpenKey`], [`PkiError::Mismatch`].
+    /// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`],
+    /// [`PkiError::OpenKey`], [`PkiError::Mismatch`].
     pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, PkiError> {
         Identity::load_with(authority, certificate, key, &Revocations::default())
     }
 
-    /// Reads the same, and refuses certificates that are on one of these lists at the time of a handshake.
+    /// Loads an identity that refuses certificates which are on one of these lists at the time of a
+    /// handshake.
     ///
     /// # Errors
     /// Those of [`Identity::load`].
@@ -86,7 +88,8 @@ impl Identity {
             roots.add(root.clone()).map_err(|error| mismatch(error.to_string()))?;
         }
         let chain = certificates(certificate)?;
-        // Who joins knows the authority by its fingerprint alone, and has to see it.
+        // A host that joins knows the authority only by its fingerprint, so the server presents the
+        // authority too.
         let chain_for_users = [chain.clone(), authorities].concat();
         let key_der = PrivateKeyDer::from_pem_file(key)
             .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
@@ -140,8 +143,8 @@ impl Identity {
         })
     }
 
-    /// The same, which judges others' certificates by another clock than the host's: the time since 1970 as `now` tells it. Tests
-    /// have one of their own.
+    /// Replaces the clock by which peers' certificates are judged. `now` returns the time
+    /// since 1970. Tests use their own clock.
     #[must_use]
     pub fn with_clock(self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Identity {
         let clock: Arc<dyn TimeProvider> = Arc::new(Clock(now));
@@ -164,64 +167,66 @@ impl Identity {
         }
     }
 
-    /// The holder's own name.
+    /// Returns the holder's own name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The serial number of its certificate.
+    /// Returns the serial number of the own certificate.
     #[must_use]
     pub fn serial(&self) -> &Serial {
         &self.serial
     }
 
-    /// The lists of revoked certificates that its handshakes read.
+    /// Returns the revocation lists that handshakes read.
     #[must_use]
     pub fn revocations(&self) -> &Revocations {
         &self.revocations
     }
 
-    /// Addresses that its certificate stands for.
+    /// Returns the addresses that the own certificate is valid for.
     #[must_use]
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 
-    /// For connections to others.
+    /// Returns the TLS configuration for connections to others.
     #[must_use]
     pub fn client(&self) -> &Arc<ClientConfig> {
         &self.client
     }
 
-    /// For connections to managers: a host's certificate is refused, whatever its name and addresses.
+    /// Returns the TLS configuration for connections to managers. It refuses a host's certificate,
+    /// whatever its name and addresses.
     #[must_use]
     pub fn client_of_managers(&self) -> &Arc<ClientConfig> {
         &self.managers_client
     }
 
-    /// For connections from others.
+    /// Returns the TLS configuration for connections from others.
     #[must_use]
     pub fn server(&self) -> &Arc<ServerConfig> {
         &self.server
     }
 
-    /// For connections from those who need show no certificate: people, and hosts that have none yet. Who shows one shows a good one.
+    /// Returns the TLS configuration for connections from clients that need no certificate: people,
+    /// and hosts that have none yet. A certificate that a client does present must be valid.
     #[must_use]
     pub fn server_for_users(&self) -> &Arc<ServerConfig> {
         &self.users
     }
 
-    /// A host's name as TLS checks it.
+    /// Converts a host's name to the form that TLS verifies.
     ///
     /// # Errors
-    /// It can't stand in a certificate.
+    /// The name is not valid in a certificate.
     pub fn server_name(host: &str) -> Result<ServerName<'static>, InvalidDnsNameError> {
         ServerName::try_from(host.to_owned())
     }
 }
 
-/// A client that shows a certificate and checks servers'.
+/// Builds a client configuration that presents a certificate and verifies servers'.
 fn showing(
     verifier: Servers,
     chain: Vec<CertificateDer<'static>>,
@@ -232,12 +237,13 @@ fn showing(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_auth_cert(chain, key)?;
-    // A resumed session is one whose certificates nobody checks: each connection shows its own.
+    // A resumed session skips the verification of certificates, so each connection performs a full
+    // handshake.
     client.resumption = Resumption::disabled();
     Ok(Arc::new(client))
 }
 
-/// Whose certificates are trusted, by who shows none: managers' alone.
+/// Trust of a client without a certificate. It accepts only managers.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<ClientConfig>);
 
@@ -257,10 +263,11 @@ impl Trust {
         Trust::by(AuthorityKnown::Whole(verifier), provider).map_err(|error| tls_mismatch(authority, &error))
     }
 
-    /// Trusts an authority that has this fingerprint and is shown by who asks for trust.
+    /// Trusts an authority with this fingerprint. The server must present the authority's
+    /// certificate.
     ///
     /// # Errors
-    /// [`PkiError::Mismatch`]: TLS can't be had.
+    /// [`PkiError::Mismatch`]: TLS is unavailable.
     pub fn by_fingerprint(fingerprint: Fingerprint) -> Result<Trust, PkiError> {
         let known = AuthorityKnown::ByFingerprint(fingerprint);
         Trust::by(known, Arc::new(provider())).map_err(|error| tls_mismatch(Path::new("TLS"), &error))
@@ -282,15 +289,15 @@ impl Trust {
         Ok(Trust(Arc::new(client)))
     }
 
-    /// For connections to others.
+    /// Returns the TLS configuration for connections to others.
     #[must_use]
     pub fn client(&self) -> &Arc<ClientConfig> {
         &self.0
     }
 }
 
-/// Reads what a server shows to browsers: a certificate that the cluster's authority has not issued, and its key.
-/// Nobody who connects is asked for a certificate.
+/// Loads the certificate that a server presents to browsers, and its key. The cluster's authority
+/// must not have issued it. Clients are not asked for a certificate.
 ///
 /// # Errors
 /// [`PkiError::ClusterAuthority`]: browsers would have to trust the authority that signs for hosts.
@@ -341,8 +348,10 @@ impl<F: Fn() -> Duration + Send + Sync> TimeProvider for Clock<F> {
     }
 }
 
-/// AES-GCM alone, the shorter key first: both are as safe, and it is faster. Ring's: where a CPU has VAES and no AVX-512 it is
-/// twice as fast as AWS-LC's (8.5 against 4.5 GB/s by a core); key exchange and signatures are AWS-LC's.
+/// Returns the cryptography used: AES-GCM only, the shorter key first, because both are equally
+/// safe and it is faster. The ciphers are ring's: on a CPU with VAES and without AVX-512 they are
+/// twice as fast as AWS-LC's (8.5 against 4.5 GB/s per core). Key exchange and signatures are
+/// AWS-LC's.
 fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![cipher_suite::TLS13_AES_128_GCM_SHA256, cipher_suite::TLS13_AES_256_GCM_SHA384],

@@ -1,5 +1,6 @@
-//! How a host that knows nobody yet comes to its certificate: a key that it makes itself, a request that proves that it has it, and a manager
-//! that it knows by the fingerprint of its authority.
+//! How a new host obtains its certificate: it makes a key, and a request that proves possession of
+//! the key, and it sends the request to a manager that it knows by the fingerprint of its
+//! authority.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -16,12 +17,13 @@ use x509_parser::prelude::FromDer;
 
 use crate::{PkiError, check_key, file_error};
 
-/// SHA-256 of a certificate as it is on the wire (DER), or of a public key: `SHA256:` and 64 hexadecimal digits.
+/// SHA-256 of a certificate in its wire form (DER), or of a public key. As text: `SHA256:` and 64
+/// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Of these bytes.
+    /// Computes the fingerprint of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Fingerprint {
         let mut sum = [0; 32];
@@ -29,7 +31,7 @@ impl Fingerprint {
         Fingerprint(sum)
     }
 
-    /// Of the first certificate of a file (PEM).
+    /// Computes the fingerprint of the first certificate in a file (PEM).
     ///
     /// # Errors
     /// [`PkiError::File`], [`PkiError::Unreadable`].
@@ -41,7 +43,7 @@ impl Fingerprint {
         Ok(Fingerprint::of(&pem.contents))
     }
 
-    /// Its 64 hexadecimal digits.
+    /// Returns the 64 hexadecimal digits.
     #[must_use]
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -63,7 +65,8 @@ impl fmt::Debug for Fingerprint {
 impl FromStr for Fingerprint {
     type Err = String;
 
-    /// With or without `SHA256:`, with or without colons between the bytes (as `openssl x509 -fingerprint` prints it).
+    /// Parses a fingerprint with or without `SHA256:`, and with or without colons between the bytes
+    /// (as `openssl x509 -fingerprint` prints it).
     fn from_str(text: &str) -> Result<Fingerprint, String> {
         let wrong = || "a fingerprint is SHA256: and 64 hexadecimal digits".to_owned();
         let prefix = text.get(..7).filter(|prefix| prefix.eq_ignore_ascii_case("sha256:"));
@@ -82,8 +85,9 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// Makes a certificate signing request (PKCS #10, PEM) by the key in a file, which is made where there is none yet, readable by its owner
-/// alone. It names nobody: who signs it knows whom it is for.
+/// Creates a certificate signing request (PKCS #10, PEM) with the key in a file. If the file does
+/// not exist, it is created with a new key, readable only by its owner. The request contains no
+/// name: its signer knows whom it is for.
 ///
 /// # Errors
 /// [`PkiError::File`], [`PkiError::OpenKey`], [`PkiError::Unreadable`], [`PkiError::Make`].
@@ -106,7 +110,8 @@ pub fn request(key: &Path) -> Result<String, PkiError> {
     Ok(params.serialize_request(&pair)?.pem()?)
 }
 
-/// The public key that a request is for, as its fingerprint; none: it is no request.
+/// Returns the fingerprint of the public key in a request, or `None` if the text is not a valid
+/// request.
 #[must_use]
 pub fn requested_key(request: &str) -> Option<Fingerprint> {
     let (_, pem) = parse_x509_pem(request.as_bytes()).ok()?;

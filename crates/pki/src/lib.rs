@@ -1,7 +1,8 @@
-//! Who may talk to whom: a private authority, certificates of hosts and operators, and what TLS makes of them.
+//! Who may connect to whom: a private authority, certificates of hosts and operators, and their use
+//! in TLS.
 //!
-//! Every certificate names its holder (a DNS name in `subjectAltName`) and its role (the subject's organisational unit). Both
-//! ends of a connection show one: TLS 1.3 alone, AES-GCM alone.
+//! Every certificate names its holder (a DNS name in `subjectAltName`) and its role (the subject's
+//! organisational unit). Both ends of a connection present one. Only TLS 1.3 and AES-GCM are used.
 
 mod authority;
 mod certificate;
@@ -20,27 +21,27 @@ pub use join::{Fingerprint, request, requested_key};
 pub use revocation::{MOST_LIST_BYTES, MOST_REVOKED, RevocationList, Revocations, Serial};
 pub use rustls::ServerConfig;
 
-/// What this machine calls itself, without its domain: the name of an agent or a manager that is given none.
+/// Returns this machine's own name without its domain: the default name of an agent or a manager.
 #[must_use]
 pub fn machine_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.split('.').next().unwrap_or_default().to_owned()
 }
 
-/// Why a certificate can't be made, read or used.
+/// Reason why a certificate cannot be made, read or used.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// A file can't be read or written.
+    /// A file cannot be read or written.
     #[error("{path} can't be {action}: {source}")]
     File {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// There is something already.
+    /// The file exists already.
     #[error("{path} is there already (remove it if its hosts are to be cut off, or take another --dir)")]
     Exists {
         /// The file.
@@ -49,10 +50,11 @@ pub enum PkiError {
     /// There is no authority.
     #[error("there is no authority in {dir} (make one with `godwit pki init --dir {dir}`)")]
     NoAuthority {
-        /// Where it should be.
+        /// The directory in which it was expected.
         dir: PathBuf,
     },
-    /// A key that others than its owner may read, and its owner is not this program's user or root.
+    /// Users other than the owner may read the key, or its owner is neither this program's user nor
+    /// root.
     #[error(
         "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit pki renew` if others had it"
     )]
@@ -61,19 +63,19 @@ pub enum PkiError {
         path: PathBuf,
         /// Its mode.
         mode: u32,
-        /// Whose it is.
+        /// Its owner.
         uid: u32,
-        /// Whose it should be.
+        /// The expected owner.
         expected: u32,
     },
-    /// The name can't stand in a certificate.
+    /// The name is not valid in a certificate.
     #[error(
         "\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and hyphens)"
     )]
     BadName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The file holds no certificate or key.
@@ -81,10 +83,10 @@ pub enum PkiError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// It is not valid at this time.
+    /// The certificate is not valid at this time.
     #[error(
         "the certificate {path} {why} (make a new one with `godwit pki renew` where the authority is; a host that joined a manager joins again with a new token)"
     )]
@@ -94,23 +96,23 @@ pub enum PkiError {
         /// Since or from when.
         why: String,
     },
-    /// Certificate, key and authority don't belong together.
+    /// Certificate, key and authority do not belong together.
     #[error("{path} can't be used: {why} (certificate, key and authority must belong together)")]
     Mismatch {
         /// The certificate.
         path: PathBuf,
-        /// What TLS says.
+        /// TLS's error.
         why: String,
     },
-    /// A request that is none, or that does not prove that its sender has the key.
+    /// The request is invalid, or does not prove that its sender has the key.
     #[error(
         "the certificate signing request is refused: {why} (send PKCS #10 as PEM, signed by the key that it is for)"
     )]
     BadRequest {
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A certificate for browsers that the cluster's authority has issued.
+    /// The cluster's authority has issued a certificate for browsers.
     #[error(
         "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that trust that authority trust every host \
         (make an authority for browsers with `godwit pki init --web` and issue the certificate there)"
@@ -119,38 +121,38 @@ pub enum PkiError {
         /// The certificate.
         path: PathBuf,
     },
-    /// An authority is asked for a certificate of a kind that it does not issue.
+    /// The authority does not issue certificates of the requested kind.
     #[error("cannot issue a certificate for {role}: {path} is an authority for {kind} (name another --dir)")]
     OtherAuthority {
         /// The authority's certificate.
         path: PathBuf,
-        /// The role that the certificate was to have.
+        /// The role requested.
         role: &'static str,
-        /// What the authority issues.
+        /// The kind of certificates that the authority issues.
         kind: &'static str,
     },
-    /// A revocation list that cannot be used.
+    /// A revocation list cannot be used.
     #[error(
         "cannot use the revocation list: {why} (take it anew from the manager, or from `godwit pki crl`)"
     )]
     BadList {
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A revocation list that an earlier one is newer than.
+    /// A revocation list is older than the one in force.
     #[error("cannot use the revocation list: its number is {number}, and list {newest} is here already")]
     OldList {
         /// Its number.
         number: u64,
-        /// The number of the list that stays.
+        /// The number of the list that stays in force.
         newest: u64,
     },
-    /// A certificate can't be made.
+    /// A certificate cannot be made.
     #[error("a certificate can't be made: {0}")]
     Make(#[from] rcgen::Error),
 }
 
-/// Refuses a key that anybody but this program's user, or root, may read or replace.
+/// Refuses a key that users other than this program's user and root may read or replace.
 fn check_key(path: &Path) -> Result<(), PkiError> {
     let data = std::fs::metadata(path).map_err(file_error(path, "read"))?;
     let (mode, uid, expected) = (data.mode() & 0o7777, data.uid(), rustix::process::geteuid().as_raw());

@@ -1,8 +1,10 @@
-//! Revoked certificates: lists that an authority signs (X.509 CRLs, RFC 5280), and which of them a host holds.
+//! Revoked certificates: lists that an authority signs (X.509 CRLs, RFC 5280), and the lists that a
+//! host holds.
 //!
-//! A list names certificates by their serial numbers. It counts until a later one of the same authority takes its place:
-//! its number never goes back, and it does not expire, as a host that hears no manager must not forget what it knew.
-//! Handshakes read the newest list, so that one that arrives counts for the next connection.
+//! A list names certificates by their serial numbers. It is in force until a later list of the same
+//! authority replaces it. Its number never decreases. It does not expire, because a host that
+//! cannot reach a manager must not forget what it knew. Handshakes read the newest list, so a list
+//! takes effect from the next connection on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,34 +24,34 @@ use x509_parser::revocation_list::CertificateRevocationList;
 use crate::certificate::Description;
 use crate::{PkiError, file_error};
 
-/// Most certificates on one list.
+/// Maximum certificates on one list.
 pub const MOST_REVOKED: usize = 5000;
-/// Longest list that is read, PEM.
+/// Longest list that is read, in bytes of PEM.
 pub const MOST_LIST_BYTES: usize = 512 << 10;
-/// Longest serial number (RFC 5280, 4.1.2.2).
+/// Longest serial number in bytes (RFC 5280, 4.1.2.2).
 const MOST_SERIAL_BYTES: usize = 20;
-/// Bytes of the serial numbers that are drawn here.
+/// Length of the serial numbers generated here, in bytes.
 const DRAWN_SERIAL_BYTES: usize = 16;
-/// Certificates that are remembered until somebody takes them.
+/// Maximum certificates that are remembered until they are taken.
 const MOST_SEEN: usize = 10_000;
 
-/// The serial number of a certificate: up to 20 bytes, as hexadecimal digits.
+/// Serial number of a certificate: up to 20 bytes, as text hexadecimal digits.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Serial(Vec<u8>);
 
 impl Serial {
-    /// Reads the bytes of an ASN.1 integer; none: no serial number is so long.
+    /// Reads the bytes of an ASN.1 integer. Returns `None` if it is too long for a serial number.
     pub(crate) fn of(bytes: &[u8]) -> Option<Serial> {
         let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
         let bytes = &bytes[zeros.min(bytes.len().saturating_sub(1))..];
         (bytes.len() <= MOST_SERIAL_BYTES).then(|| Serial(bytes.to_vec()))
     }
 
-    /// Draws one that no other certificate has.
+    /// Generates a random serial number.
     pub(crate) fn draw() -> Result<Serial, PkiError> {
         let mut bytes = [0; DRAWN_SERIAL_BYTES];
         SystemRandom::new().fill(&mut bytes).map_err(|_| PkiError::Make(rcgen::Error::RingUnspecified))?;
-        // Positive, and of this length.
+        // Makes the number positive and of fixed length.
         bytes[0] = bytes[0] & 0x7f | 0x40;
         Ok(Serial(bytes.to_vec()))
     }
@@ -74,7 +76,8 @@ impl fmt::Debug for Serial {
 impl FromStr for Serial {
     type Err = String;
 
-    /// Hexadecimal digits, with or without colons between the bytes (as `openssl x509 -serial` prints them).
+    /// Parses hexadecimal digits, with or without colons between the bytes (as `openssl x509
+    /// -serial` prints them).
     fn from_str(text: &str) -> Result<Serial, String> {
         let wrong = || "a serial number is 1 to 20 bytes in hexadecimal digits".to_owned();
         let digits: Vec<u32> = text
@@ -92,11 +95,11 @@ impl FromStr for Serial {
     }
 }
 
-/// A list that an authority has signed.
+/// Revocation list signed by an authority.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RevocationList {
     number: u64,
-    /// When each certificate was revoked, seconds since 1970.
+    /// Time of each certificate's revocation, seconds since 1970.
     revoked: BTreeMap<Serial, i64>,
     pem: String,
 }
@@ -127,7 +130,7 @@ impl RevocationList {
         };
         let params = CertificateRevocationListParams {
             this_update: now,
-            // The field is required; nothing here makes a list end.
+            // The field is required; nothing here lets a list expire.
             next_update: now.saturating_add(Duration::days(3650)),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: None,
@@ -141,8 +144,8 @@ impl RevocationList {
     /// Reads a list (PEM) that one of the authorities in a file has signed.
     ///
     /// # Errors
-    /// [`PkiError::BadList`]: it is none, too long, or nobody's who is trusted. [`PkiError::File`],
-    /// [`PkiError::Unreadable`]: the authorities cannot be read.
+    /// [`PkiError::BadList`]: it is not a list, too long, or not signed by a trusted authority.
+    /// [`PkiError::File`], [`PkiError::Unreadable`]: the authorities cannot be read.
     pub fn read(text: &str, authorities: &Path) -> Result<RevocationList, PkiError> {
         let bad = |why: &str| PkiError::BadList { why: why.to_owned() };
         if text.len() > MOST_LIST_BYTES {
@@ -170,26 +173,26 @@ impl RevocationList {
         Ok(RevocationList { number, revoked, pem: text.to_owned() })
     }
 
-    /// Its number: later lists have higher ones.
+    /// Returns the list's number. Later lists have higher numbers.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// When each certificate was revoked, seconds since 1970.
+    /// Returns the time of each certificate's revocation, seconds since 1970.
     #[must_use]
     pub fn revoked(&self) -> &BTreeMap<Serial, i64> {
         &self.revoked
     }
 
-    /// The list as it is sent and kept, PEM.
+    /// Returns the list in the form in which it is sent and stored (PEM).
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }
 }
 
-/// Whether an authority of a file (PEM) has signed a list.
+/// Returns whether an authority in a file (PEM) signed a list.
 fn is_signed(list: &CertificateRevocationList<'_>, authorities: &Path) -> Result<bool, PkiError> {
     let bytes = fs::read(authorities).map_err(file_error(authorities, "read"))?;
     for pem in Pem::iter_from_buffer(&bytes) {
@@ -207,24 +210,24 @@ fn is_signed(list: &CertificateRevocationList<'_>, authorities: &Path) -> Result
     Ok(false)
 }
 
-/// The lists that count for one host. Clones share them.
+/// Revocation lists in force on one host. Clones share them.
 #[derive(Clone, Default)]
 pub struct Revocations(Arc<RwLock<Held>>);
 
 #[derive(Default)]
 struct Held {
-    /// Of the manager.
+    /// The list from the manager.
     newest: Option<RevocationList>,
-    /// Of a file of the configuration.
+    /// The list from a file named in the configuration.
     configured: Option<RevocationList>,
-    /// Servers' certificates that were good; none: nobody asks for them.
+    /// Valid certificates that servers presented; `None`: they are not recorded.
     seen: Option<Seen>,
 }
 
 #[derive(Default)]
 struct Seen {
     all: BTreeMap<Serial, Description>,
-    /// Those that nobody has taken yet.
+    /// Certificates that have not been taken yet.
     fresh: BTreeSet<Serial>,
 }
 
@@ -236,14 +239,15 @@ impl fmt::Debug for Revocations {
 }
 
 impl Revocations {
-    /// Lists of a manager, which also has to know what certificates its hosts show.
+    /// Creates the lists of a manager, which also records the certificates that its hosts present.
     #[must_use]
     pub fn watching() -> Revocations {
         let held = Held { seen: Some(Seen::default()), ..Held::default() };
         Revocations(Arc::new(RwLock::new(held)))
     }
 
-    /// Checks that a list may take the place of the newest; false: it is the newest already.
+    /// Checks that a list may replace the newest one. Returns false if it is the newest one
+    /// already.
     ///
     /// # Errors
     /// [`PkiError::OldList`].
@@ -258,14 +262,15 @@ impl Revocations {
         }
     }
 
-    /// Takes a list in the place of the newest; false: it is the newest already. It counts for the next handshake.
+    /// Replaces the newest list. It takes effect from the next handshake on. Returns false if it is
+    /// the newest one already.
     ///
     /// # Errors
-    /// [`PkiError::OldList`]: the newest stays.
+    /// [`PkiError::OldList`]: the newest list stays.
     pub fn accept(&self, list: RevocationList) -> Result<bool, PkiError> {
         let is_newer = self.check_newer(&list)?;
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        // Another may have come in between.
+        // Another list may have arrived in between.
         if is_newer && held.newest.as_ref().is_none_or(|newest| newest.number < list.number) {
             held.newest = Some(list);
             return Ok(true);
@@ -273,25 +278,26 @@ impl Revocations {
         Ok(false)
     }
 
-    /// Takes a list of the configuration, beside the newest.
+    /// Sets the list from the configuration, in addition to the newest one.
     pub fn configure(&self, list: Option<RevocationList>) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).configured = list;
     }
 
-    /// The newest list; none: none has come.
+    /// Returns the newest list, or `None` if no list has arrived.
     #[must_use]
     pub fn newest(&self) -> Option<RevocationList> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).newest.clone()
     }
 
-    /// Whether a certificate is on one of the lists.
+    /// Returns whether a certificate is on one of the lists.
     #[must_use]
     pub fn has(&self, serial: &Serial) -> bool {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
         [&held.newest, &held.configured].into_iter().flatten().any(|list| list.revoked.contains_key(serial))
     }
 
-    /// Servers' certificates that were good since the last time, where this watches.
+    /// Returns the valid certificates that servers presented since the last call, if they are
+    /// recorded.
     #[must_use]
     pub fn take_seen(&self) -> Vec<Description> {
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -299,24 +305,24 @@ impl Revocations {
         std::mem::take(fresh).iter().filter_map(|serial| all.get(serial).cloned()).collect()
     }
 
-    /// The holder of a server's certificate that was good, where this watches.
+    /// Returns the holder of a valid certificate that a server presented, if they are recorded.
     #[must_use]
     pub fn holder(&self, serial: &Serial) -> Option<String> {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
         held.seen.as_ref()?.all.get(serial).map(|seen| seen.name.clone())
     }
 
-    /// Notes a server's certificate that is good.
+    /// Records a server's valid certificate.
     pub(crate) fn note_seen(&self, description: Description) {
         let is_noted = |seen: &Seen| seen.all.contains_key(&description.serial);
-        // Most are noted already, or nobody asks.
+        // Most certificates are recorded already, or recording is off.
         if self.0.read().unwrap_or_else(PoisonError::into_inner).seen.as_ref().is_none_or(is_noted) {
             return;
         }
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(seen) = held.seen.as_mut() {
             if seen.all.len() >= MOST_SEEN {
-                // Those that still count are seen again.
+                // Certificates still in use will be presented again.
                 *seen = Seen::default();
             }
             seen.fresh.insert(description.serial.clone());

@@ -1,4 +1,4 @@
-//! Checks of the certificates that servers show.
+//! Verification of certificates that peers present.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::Fingerprint;
 use crate::certificate::{Role, describe_der};
 use crate::revocation::Revocations;
 
-/// A verifier of servers' certificates by these authorities.
+/// Creates a verifier of servers' certificates for these authorities.
 pub(crate) fn by_roots(
     roots: &Arc<RootCertStore>,
     provider: &Arc<CryptoProvider>,
@@ -26,18 +26,18 @@ pub(crate) fn by_roots(
 /// How the authority is known.
 #[derive(Debug)]
 pub(crate) enum AuthorityKnown {
-    /// Its certificate is here.
+    /// By its certificate.
     Whole(Arc<WebPkiServerVerifier>),
-    /// The server has to show the authority's certificate.
+    /// By its fingerprint: the server must present the authority's certificate.
     ByFingerprint(Fingerprint),
 }
 
-/// Checks a server's certificate: its authority, its name and, of a manager, its role. Hosts have certificates of the
-/// same authority, and none of them passes for a manager.
+/// Verifier of a server's certificate: its authority, its name and, for a manager, its role. Hosts
+/// have certificates of the same authority, and must not pass for a manager.
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) known: AuthorityKnown,
-    /// Only a manager passes: an operator's certificate.
+    /// Whether only a manager is accepted, that is, an operator's certificate.
     pub(crate) managers_alone: bool,
     pub(crate) provider: Arc<CryptoProvider>,
     pub(crate) revocations: Revocations,
@@ -105,7 +105,7 @@ impl ServerCertVerifier for Servers {
     }
 }
 
-/// Checks a client's certificate: its authority, and that it is not revoked.
+/// Verifier of a client's certificate: its authority, and that it is not revoked.
 #[derive(Debug)]
 pub(crate) struct Clients {
     pub(crate) inner: Arc<dyn ClientCertVerifier>,

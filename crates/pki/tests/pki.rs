@@ -1,4 +1,4 @@
-//! Certificates are made, renewed and refused.
+//! Certificates are issued, renewed and refused.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
@@ -31,19 +31,20 @@ fn made(dir: &Path) -> (Authority, Identity, Identity) {
     (authority, a, b)
 }
 
-/// Whom each end of a connection sees, or why there is none.
+/// Connects both ends. Returns the peer that each end sees, or the error.
 fn connect(client: &Identity, server: &Identity, expected: &str) -> Result<(Peer, Peer), String> {
     let (seen, served) = connect_by(client.client(), server, expected)?;
     Ok((seen, served.unwrap()))
 }
 
-/// The same by what a client shows and trusts; one that shows no certificate is seen as nobody.
+/// Connects a client with the certificate and the trust that it has. A client without a certificate
+/// has no name.
 fn connect_by(
     client: &Arc<ClientConfig>,
     server: &Identity,
     expected: &str,
 ) -> Result<(Peer, Option<Peer>), String> {
-    // A manager's listener asks for a certificate and does not insist.
+    // A manager's listener requests a certificate but does not require one.
     let asks = if client.client_auth_cert_resolver.has_certs() {
         server.server()
     } else {
@@ -106,7 +107,7 @@ fn no_host_passes_for_a_manager_whatever_its_certificate_names() {
     connect_by(m1.client_of_managers(), &m2, "m2").unwrap();
     std::fs::remove_file(&issued.certificate).unwrap();
     std::fs::remove_file(&issued.key).unwrap();
-    // A host's, by the name of a manager.
+    // A host's certificate with a manager's name.
     let liar = identity(&authority, &authority.issue(&grant("m2")).unwrap());
     connect(&m1, &liar, "m2").unwrap();
     let refused = connect_by(m1.client_of_managers(), &liar, "m2").unwrap_err();
@@ -132,11 +133,12 @@ fn what_browsers_trust_is_of_an_authority_that_signs_no_host() {
     let shown = web.issue(&for_web).unwrap();
     let ca = cluster.certificate();
     web_server(Some(&ca), &shown.certificate, &shown.key).unwrap();
-    // The cluster's authority is none for browsers.
+    // The cluster's authority must not issue certificates for browsers.
     let (certificate, key) = (dir.path().join("root.pem"), dir.path().join("root.key"));
     let refused = web_server(Some(&ca), &certificate, &key).unwrap_err();
     assert!(matches!(refused, PkiError::ClusterAuthority { .. }), "{refused}");
-    // Nor does anybody in the cluster take what it issues, even who trusts its authority by mistake.
+    // The cluster refuses what the web authority issues, even if a peer trusts that authority by
+    // mistake.
     let mistaken = Identity::load(&web.certificate(), &shown.certificate, &shown.key).unwrap();
     connect(&mistaken, &a, "a").unwrap_err();
     let refused = connect_by(mistaken.client_of_managers(), &mistaken, "m1.example").unwrap_err();
@@ -158,11 +160,11 @@ fn a_revoked_certificate_is_refused_in_both_directions_from_the_next_handshake_o
     assert!(connect_by(a.client_of_managers(), &b, "b").is_err());
     let refused = connect(&b, &a, "a").unwrap_err();
     assert!(refused.contains("Revoked") || refused.contains("alert"), "{refused}");
-    // Others go on, also with those that have not heard of the list.
+    // Others still connect, also with peers that do not have the list yet.
     connect(&root, &a, "a").unwrap();
     connect(&a, &root, "root").unwrap();
     connect(&root, &b, "b").unwrap();
-    // The same by a list of the configuration, and people's listeners know it too.
+    // A list from the configuration has the same effect, also at listeners for people.
     let own = authority.revoke([b.serial().clone()]).unwrap();
     root.revocations().configure(Some(own));
     connect(&root, &b, "b").unwrap_err();
@@ -184,7 +186,7 @@ fn an_older_list_or_one_of_somebody_else_takes_no_place() {
         assert!(matches!(refused, PkiError::OldList { newest: 7, .. }), "{refused}");
         assert!(a.revocations().has(a.serial()));
     }
-    // Of an authority of the same name, and of a host that calls itself so.
+    // Lists of another authority with the same name, and of a host with the authority's name.
     let host = Authority::load(&dir.path().join("a.pem"), &dir.path().join("a.key")).unwrap();
     let mut forged = vec![foreign.list(9, BTreeMap::new()).unwrap().pem().to_owned()];
     forged.extend(host.list(9, BTreeMap::new()).ok().map(|list| list.pem().to_owned()));
@@ -216,7 +218,7 @@ fn a_list_that_was_altered_anywhere_or_cut_is_refused() {
         for other in ["A", "b", "7", "/"] {
             let mut altered = body.clone();
             altered.replace_range(at..=at, other);
-            // The signature covers what the list says, and not every byte around it.
+            // The signature covers the list's content, but not every byte around it.
             match read(&altered) {
                 Ok(read) => assert_eq!((read.number(), read.revoked()), (7, list.revoked()), "{at} {other}"),
                 Err(_) => refused += 1,
@@ -330,7 +332,7 @@ fn a_request_gets_what_its_grant_says_and_nothing_that_it_says_itself() {
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let key = dir.path().join("new.key");
     let request = godwit_pki::request(&key).unwrap();
-    // The same key again, which nobody else may read.
+    // The same key again, which only its owner can read.
     let again = godwit_pki::request(&key).unwrap();
     assert_eq!(godwit_pki::requested_key(&request), godwit_pki::requested_key(&again));
     assert!(godwit_pki::requested_key(&request).is_some());
@@ -341,7 +343,7 @@ fn a_request_gets_what_its_grant_says_and_nothing_that_it_says_itself() {
     std::fs::write(&certificate, &signed.certificate).unwrap();
     let said = describe(&certificate).unwrap();
     assert_eq!((said.name.as_str(), said.role, said.addresses), ("c", Role::Host, vec![address]));
-    // It is one for TLS, with that key and this authority.
+    // The certificate works for TLS, with that key and this authority.
     Identity::load(&authority.certificate(), &certificate, &key).unwrap();
     assert_eq!(signed.authority, std::fs::read_to_string(authority.certificate()).unwrap());
 }
@@ -352,7 +354,7 @@ fn a_request_that_proves_nothing_is_refused() {
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let request = godwit_pki::request(&dir.path().join("new.key")).unwrap();
     let grant = Grant { name: "c".into(), role: Role::Host, addresses: vec![], days: 30 };
-    // The signature is the last thing of it: another one there is somebody else's proof.
+    // The signature comes last: with another one there, the proof belongs to another key.
     let mut lines: Vec<String> = request.lines().map(str::to_owned).collect();
     let last = lines.len() - 3;
     lines[last] = lines[last].chars().map(|c| if c == 'A' { 'B' } else { 'A' }).collect();

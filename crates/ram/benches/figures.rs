@@ -1,4 +1,5 @@
-//! The figures that this crate promises: `cargo bench -p godwit-ram`. Medians; the machine's other load shows in them.
+//! Measures the figures that this crate promises: `cargo bench -p godwit-ram`. It prints medians.
+//! Other load on the machine affects them.
 #![allow(unsafe_code, clippy::expect_used, reason = "mount namespaces; a benchmark that cannot run ends")]
 
 #[path = "../tests/support/mod.rs"]
@@ -41,7 +42,8 @@ fn main() {
 }
 
 fn memory(bench: &Bench) {
-    // A virtual machine gets memory that it has never used before from its own host, slowly; that is not the figure.
+    // A virtual machine gets memory that it never used before from its host, slowly. The figure
+    // must not include that.
     remove(&touched(bench, "warm-up").0);
     let (region, allocated, touched) = touched(bench, "memory");
     print("allocate", allocated);
@@ -65,7 +67,7 @@ fn memory(bench: &Bench) {
     remove(&to);
 }
 
-/// A region whose pages were all allocated and then written, and how long either took.
+/// Returns a region whose pages were all allocated and then written, and the time of each step.
 fn touched(bench: &Bench, name: &str) -> (Arc<Region>, f64, f64) {
     let region = bench.region(name, PAGES);
     let allocated = timed(|| region.allocate(region.all_pages()).expect("1 GiB is free"));

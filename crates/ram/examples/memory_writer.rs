@@ -1,10 +1,19 @@
-//! A process that maps RAM files as QEMU does and writes to them on command: what the tests of dirty tracking track.
+//! A process that maps RAM files as QEMU does and writes to them on command. The tests of dirty
+//! tracking track it.
 //!
-//! Arguments: `shared:PATH` or `private:PATH`, each a mapping, numbered from 0. Commands on standard input, a line each:
-//! `write MAPPING PAGE COUNT [STEP]` (every STEPth page of COUNT), `kernel MAPPING PAGE COUNT` (the kernel writes, by read(2)), `read MAPPING PAGE COUNT`,
-//! `discard MAPPING PAGE COUNT` (as a balloon does), `bytes MAPPING PAGE COUNT` (answered with the first byte of each page),
-//! `crowd MAPPING PAGE COUNT THREADS` (the same by several threads, which begin in different places; answered with `torn PAGE` where
-//! one has seen a page whose bytes were not all alike), `environment`. Each is answered with a line when it is done.
+//! Arguments: `shared:PATH` or `private:PATH`, each a mapping, numbered from 0. Each line on
+//! standard input is a command:
+//!
+//! - `write MAPPING PAGE COUNT [STEP]`: writes every STEPth page of COUNT.
+//! - `kernel MAPPING PAGE COUNT`: the kernel writes, with read(2).
+//! - `read MAPPING PAGE COUNT`
+//! - `discard MAPPING PAGE COUNT`: as a balloon does.
+//! - `bytes MAPPING PAGE COUNT`: answers with the first byte of each page.
+//! - `crowd MAPPING PAGE COUNT THREADS`: as `bytes`, by several threads that begin in different
+//!   places. It answers `torn PAGE` if a thread saw a page whose bytes were not all equal.
+//! - `environment`
+//!
+//! Each command is answered with a line when it is done.
 #![allow(unsafe_code, reason = "maps memory and writes single bytes of it, as a hypervisor would")]
 
 use std::error::Error;
@@ -46,7 +55,8 @@ fn map(argument: &str) -> Result<Mapping, Box<dyn Error>> {
     Ok(Mapping { base: base.cast() })
 }
 
-/// The first byte of each page, as all of the threads have seen it; else what one of them saw instead.
+/// Returns the first byte of each page as all threads have seen it, or the deviation that one of
+/// them saw.
 fn crowd(mapping: &Mapping, first: u64, count: u64, threads: u64) -> String {
     let base = mapping.base.expose_provenance();
     let look = |page: u64| {

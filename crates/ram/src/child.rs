@@ -1,9 +1,9 @@
-//! Bounds of a process that this program starts, set in the child before its program begins.
+//! Limits of a process that this program starts, set in the child before its program begins.
 //!
-//! A limit that its parent sets later leaves a gap in which the program runs without it, and nobody
-//! but the child can ask for the parent-death signal. Both need a closure between `fork` and
-//! `exec`, which is unsafe code: that is why this module is in this crate. The closures make system
-//! calls and nothing else (signal-safety(7)): no allocation, no lock.
+//! A limit that the parent sets later leaves a gap in which the program runs without it, and only
+//! the child can request the parent-death signal. Both need a closure between `fork` and `exec`,
+//! which is unsafe code; therefore this module is in this crate. The closures make only system
+//! calls (signal-safety(7)): no allocation, no lock.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -14,20 +14,20 @@ use rustix::process::{
     Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
 };
 
-/// Resource limits of a child (getrlimit(2)), soft and hard alike. `None` leaves a limit as it is
-/// inherited.
+/// Resource limits of a child (getrlimit(2)), soft and hard alike. `None` keeps the inherited
+/// limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChildLimits {
     /// `RLIMIT_AS`: bytes of address space.
     pub address_space_bytes: Option<u64>,
-    /// `RLIMIT_NPROC`: tasks of the child's user, threads included. The kernel does not hold root
-    /// to it.
+    /// `RLIMIT_NPROC`: tasks of the child's user, threads included. The kernel does not apply it to
+    /// root.
     pub tasks: Option<u64>,
-    /// `RLIMIT_NOFILE`: one more than the highest number of a descriptor that the child may open.
+    /// `RLIMIT_NOFILE`: one more than the highest descriptor number that the child may open.
     pub open_files: Option<u64>,
 }
 
-/// Limits the child. A limit that is lower already stays.
+/// Limits the child. A limit that is already lower stays.
 pub fn limit_child(command: &mut Command, limits: ChildLimits) {
     let limits = [
         (Resource::As, limits.address_space_bytes),
@@ -46,16 +46,17 @@ pub fn limit_child(command: &mut Command, limits: ChildLimits) {
     unsafe { command.pre_exec(set) };
 }
 
-/// Has the kernel kill the child when the thread that spawns it ends, and so when this process
-/// ends, by whatever cause. A child whose parent is gone before that is arranged does not start.
+/// Makes the kernel kill the child when the thread that spawns it ends, and therefore when this
+/// process ends, by whatever cause. A child whose parent has ended before that takes effect does
+/// not start.
 ///
-/// The thread counts, not the process (`PR_SET_PDEATHSIG`, prctl(2)): the caller spawns from one
-/// that lives as long as the process.
+/// The thread counts, not the process (`PR_SET_PDEATHSIG`, prctl(2)): the caller must spawn from a
+/// thread that lives as long as the process.
 pub fn end_child_with_parent(command: &mut Command) {
     let parent = getpid();
     let arrange = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have ended before the signal was asked for.
+        // The parent may have ended before the signal was requested.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(Errno::SRCH)) }
     };
     // SAFETY: the closure makes system calls only, on values that it owns.

@@ -1,25 +1,25 @@
-//! What can go wrong with guest RAM, each with its cause and the mend.
+//! Errors of guest RAM, each with its cause and the remedy.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::pages::PageRange;
 
-/// A failure of a RAM block or of the file system that holds it.
+/// Failure of a RAM block or of the file system that holds it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RamError {
-    /// A call to the system failed.
+    /// A system call failed.
     #[error("cannot {what} {path}: {source}", path = path.display())]
     Io {
-        /// What was attempted.
+        /// The action that failed.
         what: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A RAM file of that name is there.
+    /// A RAM file with that name exists already.
     #[error("{path} exists already: another VM of this name runs or has left its RAM behind; stop it, or remove the file",
         path = path.display())]
     Exists {
@@ -41,22 +41,22 @@ pub enum RamError {
     NoSpace {
         /// The file.
         path: PathBuf,
-        /// What was wanted.
+        /// The bytes requested.
         bytes: u64,
     },
-    /// Pages or bytes outside the block.
+    /// The pages or bytes are outside the block.
     #[error("bytes {offset_bytes} to {end_bytes} lie outside {path} of {size_bytes} bytes", path = path.display())]
     OutOfBounds {
         /// The file.
         path: PathBuf,
-        /// The first byte asked for.
+        /// The first byte requested.
         offset_bytes: u64,
         /// The byte after the last.
         end_bytes: u64,
         /// The block's size.
         size_bytes: u64,
     },
-    /// Something else than a tmpfs is mounted where guest RAM should be.
+    /// Another file system than tmpfs is mounted where guest RAM should be.
     #[error("{path} is a mount of another kind than tmpfs: guest RAM can only be tracked on tmpfs; unmount it, or \
         choose another ram_dir", path = path.display())]
     NotTmpfs {
@@ -69,7 +69,7 @@ pub enum RamError {
     Mount {
         /// The directory.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -80,11 +80,11 @@ impl RamError {
     }
 }
 
-/// A failure of dirty tracking.
+/// Failure of dirty tracking.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
-    /// The kernel lacks what tracking is made of.
+    /// The kernel lacks a feature that tracking needs.
     #[error(
         "this kernel ({found}) cannot track dirty pages from outside QEMU ({missing}): boot Linux 6.7 or later, \
         or migrate with --engine qemu"
@@ -92,10 +92,10 @@ pub enum TrackError {
     KernelTooOld {
         /// The running kernel's release.
         found: String,
-        /// What it lacks.
+        /// The missing feature.
         missing: &'static str,
     },
-    /// The kernel's pages are not of 4 KiB.
+    /// The kernel's page size is not 4 KiB.
     #[error(
         "this kernel's pages are of {found} bytes, and Godwit tracks pages of 4096: boot a kernel with 4 KiB pages, \
         or migrate with --engine qemu"
@@ -104,13 +104,13 @@ pub enum TrackError {
         /// The page size, in bytes.
         found: usize,
     },
-    /// No way to a userfaultfd.
+    /// No userfaultfd is available.
     #[error(
         "no userfaultfd to be had: {reason}; run the agent as root, and see that /dev/userfaultfd is there \
         (CONFIG_USERFAULTFD) and not barred by a container's device rules"
     )]
     NoUserfaultfd {
-        /// Who refused it and why.
+        /// What refused it, and why.
         reason: String,
     },
     /// QEMU runs without the tracker library.
@@ -119,17 +119,17 @@ pub enum TrackError {
     LibraryMissing {
         /// The tracker's socket.
         socket: PathBuf,
-        /// What connecting or waiting gave.
+        /// The error of connecting or waiting.
         source: io::Error,
     },
-    /// What answered is no tracker library of this version.
+    /// The answer did not come from a tracker library of this version.
     #[error("the tracker library at {socket} gave an answer that this agent does not understand: it is of another \
         version; restart the VM with this agent's library, or migrate with --engine qemu", socket = socket.display())]
     LibraryVersion {
         /// The tracker's socket.
         socket: PathBuf,
     },
-    /// The library in QEMU is of a version that keeps no userfaultfd.
+    /// The version of the library in QEMU keeps no userfaultfd.
     #[error("the tracker library at {socket} is too old for a guest that runs before its memory is there: an earlier agent \
         started the VM; migrate it with pre-copy alone, or restart it by this agent", socket = socket.display())]
     LibraryTooOld {
@@ -143,7 +143,7 @@ pub enum TrackError {
         /// The tracker's socket.
         socket: PathBuf,
     },
-    /// The userfaultfd is of another process than the one to be tracked.
+    /// The userfaultfd belongs to another process than the one to be tracked.
     #[error(
         "the tracker library that answered does not run in process {pid}: the VM's tracker socket is another VM's; \
         restart the VM by this agent"
@@ -152,7 +152,7 @@ pub enum TrackError {
         /// The process that should have answered.
         pid: i32,
     },
-    /// The RAM file is nowhere in QEMU's address space.
+    /// The RAM file is not in QEMU's address space.
     #[error("process {pid} does not map {path}: the VM's RAM is not in that file; start it with \
         memory-backend-file,share=on,mem-path={path}, or migrate with --engine qemu", path = path.display())]
     NotMapped {
@@ -177,14 +177,14 @@ pub enum TrackError {
         /// The RAM file.
         path: PathBuf,
     },
-    /// Somebody else tracks the same memory.
+    /// Another program tracks the same memory.
     #[error("{path} is being tracked already: another migration of this VM runs, or another tool holds a userfaultfd \
         of its QEMU; let it end first", path = path.display())]
     AlreadyTracked {
         /// The RAM file.
         path: PathBuf,
     },
-    /// The userfaultfd gives away no faults that happen in the kernel.
+    /// The userfaultfd does not deliver faults that occur in the kernel.
     #[error(
         "the guest can't be made to wait, for its writes to be slowed or its memory to come: QEMU may only handle its own \
         faults; run the agent as root with /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1, and start the VM again"
@@ -198,7 +198,8 @@ pub enum TrackError {
         /// QEMU's process.
         pid: i32,
     },
-    /// Each stretch of memory that is waited for is a mapping of its own, and there are as many as the kernel allows.
+    /// Each watched stretch of memory is a mapping of its own, and there are as many as the kernel
+    /// allows.
     #[error(
         "process {pid} has as many mappings as the kernel allows: what is missing of its memory is too scattered; raise \
         vm.max_map_count (sysctl) on this host, or migrate with pre-copy alone"
@@ -207,7 +208,7 @@ pub enum TrackError {
         /// QEMU's process.
         pid: i32,
     },
-    /// QEMU maps a RAM block at more places than a stock QEMU ever does.
+    /// QEMU maps a RAM block in more places than a stock QEMU ever does.
     #[error(
         "cannot track {path}: process {pid} maps it at more than {limit} places; its guest may have broken out of \
         QEMU: stop the VM and start it again", path = path.display()
@@ -217,10 +218,10 @@ pub enum TrackError {
         pid: i32,
         /// The block's file.
         path: PathBuf,
-        /// The most that is read.
+        /// Maximum number that is read.
         limit: usize,
     },
-    /// QEMU's list of mappings is longer than is read.
+    /// QEMU's list of mappings is longer than the maximum that is read.
     #[error(
         "cannot read the mappings of process {pid}: there are more than {limit}, or the path of one is too long; its \
         guest may have broken out of QEMU: stop the VM and start it again"
@@ -228,15 +229,15 @@ pub enum TrackError {
     MapsTooLong {
         /// QEMU's process.
         pid: i32,
-        /// The most that is read.
+        /// Maximum number that is read.
         limit: usize,
     },
-    /// There is no such RAM block, or pages outside it were asked for.
+    /// There is no such RAM block, or the pages are outside it.
     #[error("pages {} to {} of RAM block {block} are not among those tracked", range.first, range.end())]
     OutOfBounds {
         /// The block's index.
         block: usize,
-        /// The pages asked for.
+        /// The pages requested.
         range: PageRange,
     },
     /// QEMU has ended.
@@ -245,14 +246,14 @@ pub enum TrackError {
         /// QEMU's process.
         pid: i32,
     },
-    /// A call to the system failed.
+    /// A system call failed.
     #[error("cannot {what} of process {pid}: {source}")]
     Io {
-        /// What was attempted.
+        /// The action that failed.
         what: &'static str,
         /// QEMU's process.
         pid: i32,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! A RAM file that is only read: nothing of it is mapped, so that it may be cut short or emptied at any time without harm to
-//! who reads it.
+//! A RAM file opened for reading only. It is not mapped, so it may be truncated or emptied at any
+//! time without harm to the reader.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use crate::error::RamError;
 use crate::pages::PAGE_SIZE;
 use crate::region::Region;
 
-/// A RAM file, open. It holds the memory also when its name is gone, until it is dropped or emptied.
+/// Open RAM file. It keeps the memory after its name is removed, until it is dropped or emptied.
 #[derive(Debug)]
 pub struct RamFile {
     file: File,
@@ -22,10 +22,10 @@ pub struct RamFile {
 }
 
 impl RamFile {
-    /// The file of a region, opened once more.
+    /// Opens the file of a region once more.
     ///
     /// # Errors
-    /// [`RamError::Io`] where the process has no more descriptors.
+    /// [`RamError::Io`] if the process has no free descriptors.
     pub fn of(region: &Region) -> Result<RamFile, RamError> {
         let file = region
             .file()
@@ -34,13 +34,13 @@ impl RamFile {
         Ok(RamFile { file, path: region.path().to_owned(), pages: region.pages() })
     }
 
-    /// Its size in pages when it was opened.
+    /// Returns the size in pages at the time of opening.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Memory that it holds now, bytes.
+    /// Returns the memory that the file occupies now, bytes.
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |metadata| metadata.blocks() * 512)
@@ -49,14 +49,15 @@ impl RamFile {
     /// Copies whole pages, from `page` on, into `to`. A hole reads as zeros and stays a hole.
     ///
     /// # Errors
-    /// [`RamError::Io`] where the file has not that much (it has been emptied).
+    /// [`RamError::Io`] if the file is shorter than that (it was emptied).
     pub fn copy_out(&self, page: u64, to: &mut [u8]) -> Result<(), RamError> {
         let at = page.checked_mul(PAGE_SIZE).ok_or(io::ErrorKind::InvalidInput.into());
         at.and_then(|at| self.file.read_exact_at(to, at))
             .map_err(|source| RamError::io("read guest memory in", &self.path, source))
     }
 
-    /// The first page from `page` on that may hold something else than zeros; none where all that follow do not.
+    /// Returns the first page from `page` on that may hold data other than zeros, or `None` if only
+    /// zeros follow.
     ///
     /// # Errors
     /// [`RamError::Io`].
@@ -68,8 +69,9 @@ impl RamFile {
         }
     }
 
-    /// Gives all of its memory back to the kernel, `step_bytes` at a time, whoever else has it open. For files that no
-    /// hypervisor maps any more: one that did would be killed.
+    /// Returns all of the file's memory to the kernel, `step_bytes` at a time, even if other
+    /// processes have the file open. Use it only on files that no hypervisor maps: a hypervisor
+    /// would be killed.
     ///
     /// # Errors
     /// [`RamError::Io`].
@@ -107,13 +109,14 @@ mod tests {
         assert!(file.copy_out(5, &mut page).is_err());
     }
 
-    /// A destination that forgets a shadow empties its files while a reader may still be told of zero pages.
+    /// Checks that a reader survives: a destination that discards a shadow empties its files while
+    /// a reader may still be handling zero pages.
     #[test]
     fn zeros_for_a_file_that_was_emptied_kill_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let region = Region::create(&folder.path().join("ram"), 8 * PAGE_SIZE, None).unwrap();
         region.copy_in(0, &[7; 8 * 4096]).unwrap();
-        // What was data once is taken for data from then on.
+        // A page that held data once counts as data from then on.
         region.data_ranges(region.all_pages(), &mut Vec::new()).unwrap();
         RamFile::of(&region).unwrap().empty(PAGE_SIZE).unwrap();
         let _ = region.zero(region.all_pages());

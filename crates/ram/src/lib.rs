@@ -1,18 +1,19 @@
-//! Guest RAM seen from outside the hypervisor: the files that hold it, transfer between them and sockets, and the
-//! tracking of what the guest dirties.
+//! Guest RAM seen from outside the hypervisor: the files that hold it, transfer between them and
+//! sockets, and the tracking of what the guest dirties.
 //!
-//! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that QEMU maps shared.
-//!   [`RamFile`]: one that is only read.
+//! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that
+//!   QEMU maps shared. [`RamFile`]: one that is only read.
 //! - [`Region::receive`]: from a socket to a region's pages without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
-//! - [`PageIn`]: a guest that runs while pages of its memory are missing; [`page_in`] has the essay.
+//! - [`PageIn`]: a guest that runs while some of its pages are missing; [`page_in`] has the essay.
 //! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
 //! - [`PageRange`] and its lists ([`pages`]).
-//! - [`limit_child`], [`end_child_with_parent`]: bounds of a process that the agent starts; here for their unsafe code alone.
+//! - [`limit_child`], [`end_child_with_parent`]: limits of a process that the agent starts; they
+//!   are here only because of their unsafe code.
 //!
-//! This crate and the tracker library are the only places with unsafe code. It knows neither the migration protocol nor
-//! QEMU's monitor. No `&[u8]` to memory that a guest can change is ever made: such memory is read through raw pointers or
-//! by the kernel.
+//! Only this crate and the tracker library contain unsafe code. The crate knows neither the
+//! migration protocol nor QEMU's monitor. It never makes a `&[u8]` to memory that a guest can
+//! change: such memory is read through raw pointers or by the kernel.
 #![allow(
     unsafe_code,
     reason = "memory shared with another process is mapped and read through raw pointers here, so that nobody else has to"

@@ -1,14 +1,18 @@
-//! Which pages of a guest are missing: a bitmap for each of its RAM blocks, in a file beside the RAM.
+//! The set of a guest's missing pages: a bitmap for each of its RAM blocks, in a file beside the
+//! RAM.
 //!
-//! The file lies on a tmpfs and is mapped shared. So a bit that was cleared is cleared for whoever opens the file next, at once
-//! and without a system call: an agent that died in the middle of a page-in left a true account, as long as the host ran on.
-//! The bits are the only truth there; how many are set is counted anew by whoever opens the file.
+//! The file is on a tmpfs and is mapped shared. A bit that was cleared is therefore cleared for the
+//! next process that opens the file, at once and without a system call. An agent that dies in the
+//! middle of a page-in leaves a correct record as long as the host runs. Only the bits count: a
+//! process that opens the file counts them anew.
 //!
-//! The file: `MAGIC`, the version and the number of blocks as 32-bit numbers, the size of each block in pages as a 64-bit number,
-//! zeros up to a multiple of 4096 bytes; then for each block, in words of 64 bits, a bit for each page, the lowest first. All
-//! numbers are this host's, as no other reads them. The magic is written last: a file that was not finished is none.
+//! File format: `MAGIC`, the version and the number of blocks as 32-bit numbers, the size of each
+//! block in pages as a 64-bit number, and zeros up to a multiple of 4096 bytes. Then follow, for
+//! each block, one bit per page in words of 64 bits, the lowest page first. Numbers are in the
+//! host's byte order, because no other host reads them. The magic is written last, so an unfinished
+//! file is not valid.
 //!
-//! Nothing here knows what is missing or how it comes: it is numbers.
+//! This module knows neither why pages are missing nor how they arrive.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,28 +27,30 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::pages::{PageRange, push_merged};
 
-/// The first bytes of a file.
+/// First bytes of a file.
 const MAGIC: [u8; 8] = *b"GWMISSNG";
-/// The version of the format.
+/// Version of the format.
 const VERSION: u32 = 1;
 /// Magic, version and number of blocks, in bytes.
 const FIXED_BYTES: usize = 16;
-/// The header ends where a page does, for the words behind it to be aligned.
+/// The header ends at a multiple of this, so that the words after it are aligned.
 const HEADER_UNIT_BYTES: usize = 4096;
-/// More blocks than QEMU gives a guest. It keeps a garbled header from being read at length.
+/// More blocks than QEMU gives a guest. It bounds the reading of a corrupt header.
 const MAX_BLOCKS: usize = 1 << 12;
-/// Pages of a word.
+/// Pages per word.
 const WORD_PAGES: u64 = 64;
 
-/// Which pages of which RAM block are missing. Several threads may use it at once; each call on a page is atomic. Blocks are
-/// numbered as their sizes were given. What lies outside the blocks is never missing, and asking for it is no error.
+/// Set of the missing pages of each RAM block. Several threads may use it at once; each call on a
+/// page is atomic. Blocks are numbered in the order of the sizes given. Pages outside the blocks
+/// are never missing, and a query for them is not an error.
 #[derive(Debug)]
 pub struct MissingPages {
     block_pages: Vec<u64>,
-    /// Where each block's words begin.
+    /// Index of each block's first word.
     first_words: Vec<usize>,
     words: Words,
-    /// Raised before bits are set and lowered after they are cleared, so never less than there are.
+    /// Number of missing pages. It is raised before bits are set and lowered after they are
+    /// cleared, so it is never too low.
     count: AtomicU64,
 }
 
@@ -55,12 +61,13 @@ enum Words {
 }
 
 impl MissingPages {
-    /// Creates the file, for blocks of so many pages each, with nothing missing; readable and writable by its owner alone. A file
-    /// of that name is replaced. Its memory is allocated: setting a bit can't fail later.
+    /// Creates the file for blocks of these sizes in pages, with no page missing. Only its owner
+    /// may read and write it. It replaces a file with that name. The file's memory is allocated, so
+    /// setting a bit later cannot fail.
     ///
     /// # Errors
-    /// `InvalidInput` where there are too many blocks or pages, else what the file system answers (`StorageFull`); nothing is left
-    /// behind then.
+    /// `InvalidInput` if there are too many blocks or pages, otherwise the file system's error
+    /// (`StorageFull`). No file remains after an error.
     pub fn create(path: &Path, block_pages: &[u64]) -> io::Result<MissingPages> {
         let layout = Layout::of(block_pages)
             .filter(|_| block_pages.len() <= MAX_BLOCKS)
@@ -78,15 +85,15 @@ impl MissingPages {
             Ok(MissingPages::with(block_pages.to_vec(), layout, Words::OfFile(mapping)))
         };
         finish().inspect_err(|_| {
-            // It was made above; the first error says more.
+            // The file was created above; the first error says more.
             let _ = std::fs::remove_file(path);
         })
     }
 
-    /// Opens a file that [`MissingPages::create`] made, in this process or one that has died.
+    /// Opens a file that [`MissingPages::create`] made, in this process or in one that died.
     ///
     /// # Errors
-    /// `InvalidData` where it is not such a file, or garbled; else what the file system answers.
+    /// `InvalidData` if it is not such a file or is corrupt, otherwise the file system's error.
     pub fn open(path: &Path) -> io::Result<MissingPages> {
         let file = options().open(path)?;
         let metadata = file.metadata()?;
@@ -107,11 +114,12 @@ impl MissingPages {
         Ok(missing)
     }
 
-    /// The same without a file, with nothing missing: gone with this process. The sizes are those of blocks that are there, not
-    /// what a peer says: so many bits are allocated.
+    /// Creates a set without a file, with no page missing. It ends with this process. The sizes
+    /// must be those of existing blocks and not a peer's claim, because so many bits are allocated.
     #[must_use]
     pub fn in_memory(block_pages: &[u64]) -> MissingPages {
-        // What no memory holds ends the process in the next line, as a list of that length would.
+        // A size that no memory holds ends the process in the next line, as a list of that length
+        // would.
         let layout =
             Layout::of(block_pages).unwrap_or_else(|| Layout { words: usize::MAX, ..Layout::default() });
         let words = (0..layout.words).map(|_| AtomicU64::new(0)).collect();
@@ -128,13 +136,13 @@ impl MissingPages {
         missing
     }
 
-    /// The size of each block, in pages.
+    /// Returns the size of each block, in pages.
     #[must_use]
     pub fn block_pages(&self) -> &[u64] {
         &self.block_pages
     }
 
-    /// Makes pages of `block` missing; those outside it are passed over.
+    /// Marks pages of `block` as missing. Pages outside the block are ignored.
     pub fn insert(&self, block: usize, pages: PageRange) {
         for (word, _, mask) in self.parts(block, pages) {
             self.count.fetch_add(mask.count_ones().into(), Ordering::AcqRel);
@@ -143,14 +151,16 @@ impl MissingPages {
         }
     }
 
-    /// Whether the page is missing.
+    /// Returns whether the page is missing.
     #[must_use]
     pub fn contains(&self, block: usize, page: u64) -> bool {
         self.parts(block, PageRange::new(page, 1))
             .any(|(word, _, mask)| word.load(Ordering::Acquire) & mask != 0)
     }
 
-    /// The page is there, its bytes in the file: said before, an agent that dies would lose them. True to exactly one of those who say so at once, and only where it was missing.
+    /// Marks the page as present. Its bytes must already be in the file; otherwise an agent that
+    /// dies would lose them. Returns true to exactly one of concurrent callers, and only if the
+    /// page was missing.
     pub fn remove(&self, block: usize, page: u64) -> bool {
         let removed = self
             .parts(block, PageRange::new(page, 1))
@@ -161,14 +171,15 @@ impl MissingPages {
         removed
     }
 
-    /// How many pages are missing, of all blocks. Costs nothing. While other threads put pages in or take them out it may be
-    /// ahead of them, but is never less than there are: 0 means that none is missing.
+    /// Returns the number of missing pages of all blocks, at no cost. While other threads insert or
+    /// remove pages, the number may be too high, but never too low: 0 means that no page is
+    /// missing.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// How many of the pages of `block` are missing.
+    /// Returns how many of the pages of `block` are missing.
     #[must_use]
     pub fn count_in(&self, block: usize, pages: PageRange) -> u64 {
         self.parts(block, pages)
@@ -176,7 +187,7 @@ impl MissingPages {
             .sum()
     }
 
-    /// The pages of `block` within `within` that are missing, as a normal list.
+    /// Returns the missing pages of `block` within `within`, as a normal list.
     #[must_use]
     pub fn runs(&self, block: usize, within: PageRange) -> Vec<PageRange> {
         let mut runs = Vec::new();
@@ -191,8 +202,8 @@ impl MissingPages {
         runs
     }
 
-    /// The words that have bits of `pages`, which are cut to the block: each with the page of its lowest bit and a mask of those
-    /// asked for.
+    /// Returns the words that contain bits of `pages`, which are cut to the block. Each word comes
+    /// with the page of its lowest bit and a mask of the pages requested.
     fn parts(&self, block: usize, pages: PageRange) -> impl Iterator<Item = (&AtomicU64, u64, u64)> {
         let block_pages = self.block_pages.get(block).copied().unwrap_or(0);
         let pages = pages.intersect(PageRange::new(0, block_pages));
@@ -221,13 +232,13 @@ impl MissingPages {
     }
 }
 
-/// `count` bits from bit `start` on.
+/// Returns a mask of `count` bits from bit `start` on.
 fn bits_of(start: u32, count: u32) -> u64 {
     let ones = u64::MAX.checked_shr(u64::BITS.saturating_sub(count)).unwrap_or(0);
     ones.checked_shl(start).unwrap_or(0)
 }
 
-/// Where things lie in a file.
+/// Layout of a file.
 #[derive(Default)]
 struct Layout {
     first_words: Vec<usize>,
@@ -237,7 +248,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// `None` where it would be larger than anything.
+    /// Returns `None` if the file would exceed the address space.
     fn of(block_pages: &[u64]) -> Option<Layout> {
         let mut layout = Layout {
             header_bytes: header_bytes(block_pages.len()).next_multiple_of(HEADER_UNIT_BYTES),
@@ -248,7 +259,7 @@ impl Layout {
             layout.words = layout.words.checked_add(usize::try_from(pages.div_ceil(WORD_PAGES)).ok()?)?;
         }
         let file_bytes = layout.words.checked_mul(size_of::<u64>())?.checked_add(layout.header_bytes)?;
-        // What a slice may span.
+        // Largest size of a slice.
         isize::try_from(file_bytes).ok()?;
         layout.file_bytes = file_bytes as u64;
         Some(layout)
@@ -260,7 +271,7 @@ fn header_bytes(blocks: usize) -> usize {
 }
 
 fn header(block_pages: &[u64]) -> Vec<u8> {
-    // There are at most MAX_BLOCKS.
+    // There are at most MAX_BLOCKS blocks.
     let blocks = u32::try_from(block_pages.len()).unwrap_or(u32::MAX);
     let mut header = MAGIC.to_vec();
     header.extend(VERSION.to_ne_bytes());
@@ -269,7 +280,7 @@ fn header(block_pages: &[u64]) -> Vec<u8> {
     header
 }
 
-/// The blocks' sizes that a file of so many bytes names.
+/// Reads the blocks' sizes from the header of a file with so many bytes.
 fn read_header(file: &File, file_bytes: u64) -> io::Result<Vec<u64>> {
     if file_bytes < FIXED_BYTES as u64 {
         return Err(garbled("too short"));
@@ -303,7 +314,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// A file, mapped shared. Nobody but agents knows its name, and they never change its length.
+/// File mapped shared. Only agents know its name, and they never change its length.
 #[derive(Debug)]
 struct Mapping {
     base: *mut u8,
@@ -312,15 +323,16 @@ struct Mapping {
     words: usize,
 }
 
-// SAFETY: the mapping is valid until the drop, wherever that happens, and its words are only reached as atomics.
+// SAFETY: the mapping is valid until it is dropped, by whichever thread, and its words are accessed
+// only as atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Of a file that has the length of the layout.
+    /// Maps a file that has the length of the layout.
     fn new(file: &File, layout: &Layout) -> io::Result<Mapping> {
-        // A word without memory behind it would be a signal that ends the agent.
+        // A word without memory behind it would raise a signal that ends the agent.
         loop {
             match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, layout.file_bytes) {
                 Ok(()) => break,
@@ -329,7 +341,7 @@ impl Mapping {
             }
         }
         let len = usize::try_from(layout.file_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a new mapping, at an address of the kernel's choice, replaces nothing.
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces nothing.
         let base = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)
@@ -338,16 +350,16 @@ impl Mapping {
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the words lie within the mapping, behind a header that is a multiple of a page, and so aligned. They are valid
-        // whatever bits they have, other processes write them only as atomics, and they live as long as the mapping, which is
-        // borrowed.
+        // SAFETY: the words lie within the mapping, behind a header that is a multiple of a page,
+        // and are therefore aligned. Every bit pattern is valid. Other processes write the words
+        // only as atomics. The words live as long as the mapping, which is borrowed.
         unsafe { std::slice::from_raw_parts(self.base.wrapping_add(self.header_bytes).cast(), self.words) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length, and what borrowed it has ended.
+        // SAFETY: `new` made the mapping with this length, and all borrows of it have ended.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
 }

@@ -1,4 +1,5 @@
-//! Missing pages against a model, over threads, and over the death of whoever kept them.
+//! Missing pages against a model, across threads, and across the death of the process that kept
+//! them.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -105,7 +106,7 @@ fn it_outlives_who_made_it_and_is_nobody_elses() {
     std::fs::write(&path, "a leftover").unwrap();
     let missing = MissingPages::create(&path, &SIZES).unwrap();
     missing.insert(0, PageRange::new(60, 10));
-    // Another that is open at once sees the same.
+    // Another handle that is open at the same time sees the same.
     let other = MissingPages::open(&path).unwrap();
     assert!(other.remove(0, 63) && !missing.remove(0, 63));
     drop(missing);

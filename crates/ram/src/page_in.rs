@@ -1,46 +1,56 @@
 //! # On page-in
 //!
-//! A guest can run before all of its memory is there: whoever comes to a page that is not waits until it is. The kernel can
-//! do that for a shared mapping by userfaultfd in two ways, and both are registered for. An access to a page that the file does
-//! not hold is a *missing* fault. An access to one that the file holds and that is not mapped at that address yet is a *minor*
-//! fault. QEMU at the destination has mapped next to nothing of the guest's memory before the guest runs. So memory comes
-//! under control without being taken away: what is missing is written into the file, over stale bytes and all, by the agent's
-//! own mapping, and no processor sees a page that is half written, as none has it mapped until the agent says so
-//! ([`PageIn::show`], `UFFDIO_CONTINUE`).
+//! A guest can run before all of its memory has arrived: a thread that accesses a missing page
+//! waits until the page is there. For a shared mapping, userfaultfd offers this in two ways, and
+//! the engine registers for both. An access to a page that the file does not hold is a *missing*
+//! fault. An access to a page that the file holds, but that is not mapped at that address yet, is a
+//! *minor* fault.
 //!
-//! Punching holes for what is stale, the other way, costs a system call a run of pages while the guest stands still, and fails
-//! silently where a huge page can't be split.
+//! QEMU at the destination has mapped almost none of the guest's memory before the guest runs. So
+//! memory comes under control without being removed from the file. The agent writes missing pages
+//! into the file through its own mapping, over stale bytes if there are any. No processor sees a
+//! half-written page, because none has the page mapped until the agent maps it ([`PageIn::show`],
+//! `UFFDIO_CONTINUE`).
 //!
-//! ## Only what must be
+//! The alternative is to punch holes where memory is stale. It costs a system call per run of pages
+//! while the guest is paused, and it fails silently if a huge page cannot be split.
 //!
-//! In memory that is watched each page waits for a first time, there or not, and is mapped by itself. So only those chunks are
-//! watched that have a missing page ([`PageIn::watch`]), and each no longer than it has one ([`PageIn::release`]). The rest of
-//! the guest's memory runs at native speed from the first moment, huge pages and all. Neighbours are one mapping to the
-//! kernel; at the worst, where every other chunk is watched, QEMU has a mapping more a chunk, of `vm.max_map_count` (65530), at
-//! 4 us each.
+//! ## Watch only what is necessary
 //!
-//! ## Who keeps the waiting
+//! In watched memory each page causes a wait at its first access, whether it is missing or not, and
+//! is mapped individually. So the engine watches only chunks that have a missing page
+//! ([`PageIn::watch`]), and each only while it has one ([`PageIn::release`]). The rest of the
+//! guest's memory runs at native speed from the first moment, with huge pages. For the kernel,
+//! neighbouring watched chunks are one mapping. In the worst case, when every other chunk is
+//! watched, QEMU has one more mapping per chunk, out of `vm.max_map_count` (65530), at 4 us each.
 //!
-//! A userfaultfd ends when nobody has it open any more, and then everybody goes on with what the file holds: stale bytes.
-//! An agent that dies must not do that to a guest. So the library keeps a copy inside QEMU. Dropping a [`PageIn`] closes the
-//! agent's copy and nothing else: what is watched stays so, who waits goes on waiting, and who comes begins to.
-//! [`PageIn::attach_again`] gets the copy. The kernel tells an access once, perhaps to an agent that is dead now; so all who wait
-//! are sent to try again, miss their page again, and are told. [`PageIn::end`] has the copy closed; so has the next
-//! [`PageIn::attach`], for which the library keeps another.
+//! ## Who keeps the faults waiting
+//!
+//! A userfaultfd ends when no process has it open any more. All waiting threads then continue with
+//! what the file holds: stale bytes. The death of an agent must not cause that. So the library
+//! keeps a copy of the userfaultfd inside QEMU. Dropping a [`PageIn`] closes only the agent's copy:
+//! watched memory stays watched, waiting threads go on waiting, and new accesses to it wait too.
+//! [`PageIn::attach_again`] obtains the copy. The kernel reports an access once, perhaps to an
+//! agent that has died since. So all waiting threads are made to retry: they fault again, and the
+//! kernel reports them again. [`PageIn::end`] has the copy closed. The next [`PageIn::attach`] does
+//! too, because the library then keeps another one.
 //!
 //! ## The order
 //!
-//! 1. **Watch, then run.** Where a page is missing the chunk is watched before the guest runs. From then on its bytes may come
-//!    into the file at any time.
-//! 2. **Watch, then ask what is mapped.** [`PageIn::mapped`] tells the pages that QEMU has mapped all the same: its firmware was
-//!    copied there, and a huge page is mapped as one. Watching unmaps nothing, but for a huge page that the border of what is
-//!    watched cuts (Linux 6.18). Those of them that are missing must be there before the guest runs: nobody would wait for
-//!    them.
-//! 3. **Write, then show.** A page that is shown is the guest's: it is never written again.
-//! 4. **Show whoever comes, what is there as well.** In watched memory pages that were there from the start wait for a first
-//!    time. So does one that the guest gave up (a balloon), and one that the kernel has unmapped to swap it: shown before or not.
-//! 5. **All there, then release.** Who comes to a page that is being released either is woken or does not begin to wait:
-//!    unregistering keeps out new faults, and waking comes after it.
+//! 1. **Watch, then run.** A chunk with a missing page is watched before the guest runs. From then
+//!    on its bytes may arrive in the file at any time.
+//! 2. **Watch, then query what is mapped.** [`PageIn::mapped`] returns the pages that QEMU has
+//!    mapped already: its firmware was copied there, and a huge page is mapped as a whole. Watching
+//!    unmaps nothing, except a huge page that the boundary of the watched range cuts (Linux 6.18).
+//!    Mapped pages that are missing must arrive before the guest runs, because no access would wait
+//!    for them.
+//! 3. **Write, then show.** A page that was shown belongs to the guest and is never written again.
+//! 4. **Show every page that is accessed, also if it was never missing.** In watched memory the
+//!    first access to a page that was present from the start waits. So does the access to a page
+//!    that the guest gave up (a balloon), and to one that the kernel unmapped to swap it out,
+//!    whether it was shown before or not.
+//! 5. **All present, then release.** An access to a page that is being released is either woken or
+//!    does not begin to wait: unregistering prevents new faults, and waking comes after it.
 //! 6. **Release all, then end.**
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -57,14 +67,15 @@ use crate::tracking::pagemap::{EMPTY_RUN, Pagemap};
 use crate::tracking::uffd::{Fault, Userfaultfd};
 use crate::tracking::{find_blocks, io_or_gone, library, open_pagemap};
 
-/// How many runs of pages one scan may return.
+/// Most runs of pages that one scan may return.
 const RUNS_A_SCAN: usize = 1 << 10;
 
-/// The memory of a QEMU whose guest runs while pages are missing. Blocks are numbered as the regions were given to
-/// [`PageIn::attach`]. Several threads may use it at once.
+/// Memory of a QEMU whose guest runs while pages are missing. Blocks are numbered in the order of
+/// the regions given to [`PageIn::attach`]. Several threads may use it at once.
 ///
-/// Dropping it lets nobody go on: what is watched stays so, by the copy of the userfaultfd that the library in QEMU keeps, until
-/// the next [`PageIn::attach_again`]. [`PageIn::end`] ends it, also where the migration fails before its guest has run.
+/// Dropping it releases no waiting thread. Watched memory stays watched, through the copy of the
+/// userfaultfd that the library in QEMU keeps, until the next [`PageIn::attach_again`]. To end it
+/// call [`PageIn::end`], also if the migration fails before its guest has run.
 pub struct PageIn {
     tracker_socket: PathBuf,
     pid: i32,
@@ -73,40 +84,43 @@ pub struct PageIn {
     blocks: Vec<BlockMappings>,
 }
 
-/// An access that waits for a page.
+/// Access that waits for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// The block that the page is of.
+    /// The page's block.
     pub block: usize,
-    /// The page.
+    /// The page's number in the block.
     pub page: u64,
-    /// The thread that waits.
+    /// ID of the waiting thread.
     pub thread: u32,
 }
 
 impl PageIn {
-    /// Prepares to watch mappings that process `pid` has of `regions`, by the library that listens at `tracker_socket`. Nothing
-    /// is watched yet. The library keeps a copy of the userfaultfd from now on, in place of that of an earlier page-in, whose
-    /// memory is released by that.
+    /// Prepares to watch the mappings of `regions` in process `pid`, with the library that listens
+    /// at `tracker_socket`. Nothing is watched yet. From now on the library keeps a copy of the
+    /// userfaultfd. It replaces the copy of an earlier page-in and thereby releases that one's
+    /// memory.
     ///
     /// # Errors
-    /// As [`crate::DirtyTracker::attach`], [`TrackError::NoKernelFaults`] and [`TrackError::LibraryTooOld`]; QEMU is then as it
-    /// was.
+    /// As [`crate::DirtyTracker::attach`], [`TrackError::NoKernelFaults`] and
+    /// [`TrackError::LibraryTooOld`]. QEMU is then unchanged.
     pub fn attach(tracker_socket: &Path, pid: i32, regions: &[Arc<Region>]) -> Result<PageIn, TrackError> {
         let request = library::request_kept_userfaultfd;
         let (page_in, handles_kernel) = PageIn::find(tracker_socket, pid, regions, request)?;
         page_in.try_out(handles_kernel, regions).inspect_err(|_| {
-            // The first error says more. What is left in QEMU governs nothing.
+            // The first error says more. What remains in QEMU governs nothing.
             let _ = library::drop_kept(tracker_socket);
         })?;
         Ok(page_in)
     }
 
-    /// Goes on where an agent that died, or was started anew, has left off: what is watched still is. Accesses that wait are told
-    /// by [`PageIn::accesses`], those that the other agent was told of included.
+    /// Resumes the page-in of an agent that died or was restarted: watched memory is still watched.
+    /// [`PageIn::accesses`] reports the accesses that wait, including those reported to the other
+    /// agent.
     ///
     /// # Errors
-    /// As [`PageIn::attach`], and [`TrackError::NothingKept`] where the library has no userfaultfd: nothing is watched then.
+    /// As [`PageIn::attach`], and [`TrackError::NothingKept`] if the library has no userfaultfd:
+    /// nothing is watched then.
     pub fn attach_again(
         tracker_socket: &Path,
         pid: i32,
@@ -118,7 +132,7 @@ impl PageIn {
             return Err(TrackError::NoKernelFaults);
         }
         match page_in.userfaultfd.enable_page_in_again() {
-            // The other agent may have died before it did.
+            // The other agent may have died before it enabled the features.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(io_or_gone("enable the userfaultfd", pid, errno)),
         }
@@ -142,7 +156,8 @@ impl PageIn {
         Ok((PageIn { tracker_socket, pid, userfaultfd, pagemap, blocks }, handles_kernel))
     }
 
-    /// Registers everything for a moment: what can't be done shows now, and not when the guest stands still.
+    /// Registers everything for a moment, so that an obstacle shows now and not while the guest is
+    /// paused.
     fn try_out(&self, handles_kernel: bool, regions: &[Arc<Region>]) -> Result<(), TrackError> {
         if !handles_kernel {
             return Err(TrackError::NoKernelFaults);
@@ -163,21 +178,23 @@ impl PageIn {
         Ok(())
     }
 
-    /// Watches pages of `block`: from the return on every access to one that is not mapped yet waits. Those that are watched
-    /// already stay so. Meant for chunks of 2 MiB or more, as many as it takes.
+    /// Watches pages of `block`: from the return on, every access to one that is not mapped yet
+    /// waits. Pages that are watched already stay watched. The call is meant for chunks of 2 MiB or
+    /// more, in any number.
     ///
     /// # Errors
-    /// [`TrackError::TooManyMappings`] where chunks lie too scattered, [`TrackError::ProcessGone`], and others; some of the pages may
-    /// be watched then.
+    /// [`TrackError::TooManyMappings`] if the chunks are too scattered,
+    /// [`TrackError::ProcessGone`], and others. Some of the pages may be watched then.
     pub fn watch(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
         self.each_stretch(block, pages, |address, len_bytes| self.register(address, len_bytes))
     }
 
-    /// Watches pages of `block` no more, and goes on with whoever waits for them: from now on the process has what the file holds.
-    /// Those that are not watched stay so.
+    /// Stops watching pages of `block` and wakes the threads that wait for them: from now on the
+    /// process sees what the file holds. Pages that are not watched stay so.
     ///
-    /// Where a stretch in the middle can't be released, as the kernel allows QEMU no more mappings, it stays watched until
-    /// [`PageIn::end`]: accesses to it are told, and to be shown, as before.
+    /// If a stretch in the middle cannot be released, because the kernel allows QEMU no more
+    /// mappings, it stays watched until [`PageIn::end`]. Accesses to it are reported and must be
+    /// shown as before.
     ///
     /// # Errors
     /// [`TrackError::ProcessGone`], and others.
@@ -188,10 +205,12 @@ impl PageIn {
         })
     }
 
-    /// Releases everything, and has the library close its copy. What could not be released is when this is dropped.
+    /// Releases everything, and has the library close its copy. Dropping the value releases what
+    /// could not be released here.
     ///
     /// # Errors
-    /// [`TrackError::ProcessGone`], and where memory may still be watched, or the library keeps its copy.
+    /// [`TrackError::ProcessGone`], and others if memory may still be watched or the library keeps
+    /// its copy.
     pub fn end(&self) -> Result<(), TrackError> {
         let released = self
             .mappings()
@@ -200,12 +219,13 @@ impl PageIn {
         if let Err(gone @ TrackError::ProcessGone { .. }) = released {
             return Err(gone);
         }
-        // With the last copy closed, which this one is when it is dropped, the kernel releases whatever is left.
+        // This descriptor is closed when the value is dropped. With the last copy closed, the
+        // kernel releases whatever is left.
         library::drop_kept(&self.tracker_socket).map_err(|kept| released.err().unwrap_or(kept))
     }
 
-    /// The pages of `block` within `within` that the process has mapped, as a normal list: accesses to them wait for nothing,
-    /// watched or not.
+    /// Returns the pages of `block` within `within` that the process has mapped, as a normal list.
+    /// Accesses to them never wait, watched or not.
     pub fn mapped(&self, block: usize, within: PageRange) -> Result<Vec<PageRange>, TrackError> {
         let mut runs = vec![EMPTY_RUN; RUNS_A_SCAN];
         let mut mapped = Vec::new();
@@ -226,41 +246,42 @@ impl PageIn {
             }
         }
         normalise(&mut mapped);
-        // One that has ended has nothing mapped. To be asked after the scan.
+        // A process that has ended has nothing mapped, so check this after the scan.
         self.check_alive()?;
         Ok(mapped)
     }
 
-    /// Appends the accesses that have begun to wait since the last call. Returns at once; [`PageIn::as_fd`] is readable when there
-    /// are any.
+    /// Appends the accesses that have begun to wait since the last call. Returns at once;
+    /// [`PageIn::as_fd`] is readable when there are any.
     pub fn accesses(&self, out: &mut Vec<Access>) -> Result<(), TrackError> {
         let mut faults = Vec::new();
         self.userfaultfd
             .read_faults(&mut faults)
             .map_err(|errno| io_or_gone("read the accesses", self.pid, errno))?;
         if faults.is_empty() {
-            // In one that has ended nobody waits.
+            // In a process that has ended no thread waits.
             return self.check_alive();
         }
         out.extend(faults.into_iter().filter_map(|fault| self.access_of(fault)));
         Ok(())
     }
 
-    /// Lets the process have pages whose bytes are there: maps them, wherever it has them, and goes on with whoever waits for
-    /// them. Pages that the file does not hold read as zero. Those that are mapped already stay as they are, and those that are
-    /// not watched (any more) too: whoever comes to them has them.
+    /// Makes pages available to the process whose bytes are in place: maps them wherever the
+    /// process has them, and wakes the threads that wait for them. Pages that the file does not
+    /// hold read as zero. Pages that are already mapped, and pages that are not or no longer
+    /// watched, stay unchanged; they are accessible anyway.
     pub fn show(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
         self.each_stretch(block, pages, |address, len_bytes| {
             self.map(address, len_bytes).map_err(|errno| io_or_gone("map the RAM", self.pid, errno))
         })
     }
 
-    /// Readable when accesses wait.
+    /// Returns the descriptor that is readable when accesses wait.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.userfaultfd.as_fd()
     }
 
-    /// Calls `act` with address and length, in bytes, of all that the process has of the pages.
+    /// Calls `act` with address and length, in bytes, of every mapping of the pages in the process.
     fn each_stretch(
         &self,
         block: usize,
@@ -282,7 +303,8 @@ impl PageIn {
 
     fn register(&self, address: u64, len_bytes: u64) -> Result<(), TrackError> {
         self.userfaultfd.register_page_in(address, len_bytes).map_err(|errno| match errno {
-            // The file is of a kind that can be registered, so what is at this address over there is something else.
+            // This kind of file can be registered, so another kind of mapping is at this address in
+            // the process.
             Errno::INVAL => TrackError::WrongProcess { pid: self.pid },
             errno => self.refused("register the RAM", errno),
         })
@@ -292,12 +314,13 @@ impl PageIn {
         self.userfaultfd
             .unregister(address, len_bytes)
             .map_err(|errno| self.refused("unregister the RAM", errno))?;
-        // Some kernels wake before they unregister, and who begins to wait in between would for ever.
+        // Some kernels wake before they unregister. A thread that begins to wait in between would
+        // wait forever.
         self.wake(address, len_bytes)
     }
 
-    /// What the kernel means by its answer to registering or unregistering: `ENOMEM` as well where the process has ended as where it
-    /// has too many mappings.
+    /// Interprets the kernel's error on registering or unregistering: `ENOMEM` means that the
+    /// process has ended, or that it has too many mappings.
     fn refused(&self, what: &'static str, errno: Errno) -> TrackError {
         match (errno, self.check_alive()) {
             (Errno::NOMEM, Ok(())) => TrackError::TooManyMappings { pid: self.pid },
@@ -312,9 +335,10 @@ impl PageIn {
             .map_err(|errno| io_or_gone("wake who waits for the RAM", self.pid, errno))
     }
 
-    /// Nothing else tells that a process has ended: its memory is unmapped, and nobody comes to it.
+    /// Checks that the process has not ended. Nothing else reports that: its memory is unmapped,
+    /// and no access occurs.
     fn check_alive(&self) -> Result<(), TrackError> {
-        // Write protection is not what any of it is registered for, so the question changes nothing.
+        // None of the memory is registered for write protection, so the request changes nothing.
         let address = self.mappings().map(|mapping| mapping.address).next().unwrap_or(PAGE_SIZE);
         match self.userfaultfd.is_alive(address) {
             Ok(true) => Ok(()),
@@ -329,9 +353,10 @@ impl PageIn {
         while at < end {
             let len_bytes = most_bytes.min(end - at);
             let mapped = match self.userfaultfd.map_held(at, len_bytes) {
-                // Not in the file: a page of zeros, unless it comes into it at this moment.
+                // Not in the file: map a page of zeros, unless the page arrives in the file at this
+                // moment.
                 Err(Errno::FAULT) => match self.userfaultfd.map_zeros(at, PAGE_SIZE) {
-                    // It has come into the file: once more.
+                    // The page has arrived in the file: try again.
                     Err(Errno::EXIST) => Ok(0),
                     other => other,
                 },
@@ -339,13 +364,14 @@ impl PageIn {
             };
             at += match mapped {
                 Ok(bytes) => bytes,
-                // Part of it is not watched, or a mapping of its own: in smaller steps.
+                // Part of the range is not watched, or is another mapping: go on in smaller steps.
                 Err(Errno::NOENT) if len_bytes > PAGE_SIZE => {
                     most_bytes = (len_bytes / PAGE_SIZE).div_ceil(2) * PAGE_SIZE;
                     0
                 }
                 Err(Errno::EXIST | Errno::NOENT) => {
-                    // Whoever came just before it was mapped, or released, waits all the same.
+                    // A thread that accessed the page just before it was mapped or released still
+                    // waits.
                     self.userfaultfd.wake(at, PAGE_SIZE)?;
                     PAGE_SIZE
                 }

@@ -1,69 +1,70 @@
-//! Runs of pages and the arithmetic of lists of them.
+//! Runs of pages, and arithmetic on lists of them.
 //!
-//! A list is a `Vec<PageRange>`; it is *normal* when its ranges are not empty, ascend, and neither overlap nor touch.
-//! Nothing here knows memory: it is numbers.
+//! A list is a `Vec<PageRange>`. It is *normal* if its ranges are not empty, ascend, and neither
+//! overlap nor touch. This module deals with numbers only, not with memory.
 
-/// The unit of tracking and transfer, in bytes: the page size of x86-64 and of the kernels of other machines that
-/// [`crate::check_kernel`] accepts.
+/// Unit of tracking and transfer, in bytes: the page size of x86-64, and of other machines' kernels
+/// that [`crate::check_kernel`] accepts.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// A run of pages inside one RAM block, counted in pages of [`PAGE_SIZE`] from the block's start.
+/// Run of pages inside one RAM block, counted in pages of [`PAGE_SIZE`] from the block's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageRange {
     /// The first page.
     pub first: u64,
-    /// How many pages.
+    /// Number of pages.
     pub count: u64,
 }
 
 impl PageRange {
-    /// The run of `count` pages from `first`.
+    /// Creates the run of `count` pages from `first` on.
     pub const fn new(first: u64, count: u64) -> PageRange {
         PageRange { first, count }
     }
 
-    /// The run from `first` up to, not including, `end`; empty where `end` is not past `first`.
+    /// Creates the run from `first` to `end`, which is excluded. The run is empty if `end` is not
+    /// greater than `first`.
     pub const fn between(first: u64, end: u64) -> PageRange {
         PageRange { first, count: end.saturating_sub(first) }
     }
 
-    /// The page after the last. Saturates, so that a count from a peer cannot wrap.
+    /// Returns the page after the last. It saturates, so that a count from a peer cannot wrap.
     pub const fn end(self) -> u64 {
         self.first.saturating_add(self.count)
     }
 
-    /// Whether there is no page in it.
+    /// Returns whether the run has no page.
     pub const fn is_empty(self) -> bool {
         self.count == 0
     }
 
-    /// Whether `page` is in it.
+    /// Returns whether the run contains `page`.
     pub const fn contains(self, page: u64) -> bool {
         page >= self.first && page < self.end()
     }
 
-    /// Where it starts in the block, in bytes. Saturates.
+    /// Returns the run's offset in the block, in bytes. It saturates.
     pub const fn offset_bytes(self) -> u64 {
         self.first.saturating_mul(PAGE_SIZE)
     }
 
-    /// How long it is, in bytes. Saturates.
+    /// Returns the run's length, in bytes. It saturates.
     pub const fn len_bytes(self) -> u64 {
         self.count.saturating_mul(PAGE_SIZE)
     }
 
-    /// The pages in both; empty where there are none.
+    /// Returns the pages in both runs; empty if there are none.
     pub fn intersect(self, other: PageRange) -> PageRange {
         PageRange::between(self.first.max(other.first), self.end().min(other.end()))
     }
 
-    /// The first `count` pages, or fewer where there are fewer, and the rest.
+    /// Splits the run after `count` pages, or at its end if it is shorter.
     pub fn split(self, count: u64) -> (PageRange, PageRange) {
         let count = count.min(self.count);
         (PageRange::new(self.first, count), PageRange::between(self.first + count, self.end()))
     }
 
-    /// The run cut into pieces of at most `max_pages` (at least one page each).
+    /// Cuts the run into pieces of at most `max_pages` (at least one page each).
     pub fn chunks(self, max_pages: u64) -> impl Iterator<Item = PageRange> {
         let mut rest = self;
         std::iter::from_fn(move || {
@@ -74,12 +75,12 @@ impl PageRange {
     }
 }
 
-/// How many pages a list of disjoint ranges holds.
+/// Returns the number of pages in a list of disjoint ranges.
 pub fn page_count(ranges: &[PageRange]) -> u64 {
     ranges.iter().map(|range| range.count).sum()
 }
 
-/// Sorts a list and merges what overlaps or touches.
+/// Sorts a list and merges ranges that overlap or touch.
 pub fn normalise(ranges: &mut Vec<PageRange>) {
     ranges.retain(|range| !range.is_empty());
     ranges.sort_unstable();
@@ -92,8 +93,8 @@ pub fn normalise(ranges: &mut Vec<PageRange>) {
     });
 }
 
-/// Appends `range` to a list that it lies behind, extending the last entry where they touch. Entries before index
-/// `floor` are left alone, as they may be of another block.
+/// Appends `range` to a list that ends before it, and extends the last entry if they touch. Entries
+/// before index `floor` stay unchanged, as they may belong to another block.
 pub fn push_merged(ranges: &mut Vec<PageRange>, floor: usize, range: PageRange) {
     if range.is_empty() {
         return;
@@ -104,7 +105,8 @@ pub fn push_merged(ranges: &mut Vec<PageRange>, floor: usize, range: PageRange) 
     }
 }
 
-/// The pages of `within` that are in none of `ranges`, a normal list: where `ranges` is what holds data, the zero rest.
+/// Returns the pages of `within` that are in none of `ranges`, a normal list. If `ranges` holds the
+/// data, the result holds the zero pages.
 pub fn gaps(within: PageRange, ranges: &[PageRange]) -> Vec<PageRange> {
     let mut gaps = Vec::new();
     let mut at = within.first;
@@ -119,7 +121,7 @@ pub fn gaps(within: PageRange, ranges: &[PageRange]) -> Vec<PageRange> {
     gaps
 }
 
-/// The pages that are in both of two normal lists, as a normal list.
+/// Returns the pages that are in both of two normal lists, as a normal list.
 pub fn intersection(left: &[PageRange], right: &[PageRange]) -> Vec<PageRange> {
     let mut both = Vec::new();
     let (mut left, mut right) = (left.iter().peekable(), right.iter().peekable());

@@ -1,8 +1,9 @@
 //! The host's own tmpfs for guest RAM.
 //!
-//! Its own, not /dev/shm, so that its huge-page policy, its size and its permissions are Godwit's: `huge=within_size`
-//! gives 2 MiB folios (5.8 GB/s on first touch against 0.36 GB/s) without rounding a small file up, and mode 0700 keeps
-//! everybody out: a QEMU inherits its guest's file open, and reaches no other.
+//! Godwit uses its own tmpfs, not /dev/shm, to control the huge-page policy, the size and the
+//! permissions. `huge=within_size` gives 2 MiB folios (5.8 GB/s on first touch against 0.36 GB/s)
+//! and does not round a small file up. Mode 0700 keeps all other users out: a QEMU inherits its
+//! guest's file open and can reach no other.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,13 +17,14 @@ use rustix::mount::MountFlags;
 
 use crate::error::RamError;
 
-/// The name under which `mount` lists it.
+/// Source name that `mount` lists.
 const SOURCE: &str = "godwit-ram";
 /// `TMPFS_MAGIC` of linux/magic.h.
 pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGE: &str = "huge=within_size";
 
-/// The directory that holds the host's RAM files. It stays mounted when dropped: the VMs outlive the agent.
+/// Directory that holds the host's RAM files. It stays mounted after a drop, because the VMs
+/// outlive the agent.
 #[derive(Debug)]
 pub struct RamDir {
     path: PathBuf,
@@ -30,12 +32,13 @@ pub struct RamDir {
 }
 
 impl RamDir {
-    /// Mounts a tmpfs at `path` (made where it is not there), or takes the one that is mounted there already, by an
-    /// earlier agent or by the operator. Without `huge=within_size` where the kernel does not know it
-    /// (CONFIG_TRANSPARENT_HUGEPAGE).
+    /// Mounts a tmpfs at `path`, which is created if it does not exist. If an earlier agent or the
+    /// operator has mounted a tmpfs there, uses that one. Mounts without `huge=within_size` if the
+    /// kernel does not support it (CONFIG_TRANSPARENT_HUGEPAGE).
     ///
     /// # Errors
-    /// [`RamError::Mount`] without the right to mount, [`RamError::NotTmpfs`] where something else is mounted there.
+    /// [`RamError::Mount`] without the right to mount, [`RamError::NotTmpfs`] if another file
+    /// system is mounted there.
     pub fn open(path: &Path) -> Result<RamDir, RamError> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -56,25 +59,27 @@ impl RamDir {
         Ok(RamDir { path, huge_pages })
     }
 
-    /// Where it is.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the file system gives out huge pages.
+    /// Returns whether the file system uses huge pages.
     pub fn huge_pages(&self) -> bool {
         self.huge_pages
     }
 
-    /// How much more guest RAM the host can hold: the lesser of what the file system has left and what the kernel calls
-    /// available memory; 0 where neither can be read. A file's holes count as free until they are touched.
+    /// Returns how much more guest RAM the host can hold, in bytes: the lesser of the file system's
+    /// free space and the kernel's available memory. Returns 0 if neither can be read. A file's
+    /// holes count as free until they are touched.
     pub fn available_bytes(&self) -> u64 {
         let free = rustix::fs::statvfs(&self.path).map_or(0, |stat: StatVfs| stat.f_bavail * stat.f_frsize);
         free.min(memory_available_bytes().unwrap_or(free))
     }
 }
 
-/// A mount point is on another file system than its parent; bind mounts of the same one are of no concern here.
+/// Returns whether `path` is a mount point, that is, on another file system than its parent. Bind
+/// mounts of the same file system do not matter here.
 fn is_mount_point(path: &Path) -> Result<bool, RamError> {
     let device = |path: &Path| {
         fs::metadata(path)
@@ -108,7 +113,8 @@ fn has_huge_pages(path: &Path) -> Result<bool, RamError> {
     }))
 }
 
-/// The file system's options of what is mounted at `path`, the uppermost where there are several (proc(5)).
+/// Returns the options of the file system mounted at `path`, the uppermost if there are several
+/// (proc(5)).
 fn mount_options<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str> {
     mountinfo
         .lines()
@@ -117,7 +123,7 @@ fn mount_options<'a>(mountinfo: &'a str, path: &Path) -> Option<&'a str> {
         .and_then(|line| line.rsplit(' ').next())
 }
 
-/// Undoes the octal escapes of mountinfo (space, tab, newline, backslash).
+/// Decodes the octal escapes of mountinfo (space, tab, newline, backslash).
 fn unescape(field: &str) -> String {
     field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }

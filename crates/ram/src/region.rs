@@ -1,13 +1,14 @@
-//! One RAM block of a guest: a file on tmpfs that QEMU maps shared and that the agent reads and writes.
+//! One RAM block of a guest: a file on tmpfs that QEMU maps shared and that the agent reads and
+//! writes.
 //!
-//! The bytes belong to the guest, which changes them at any moment. So nothing here hands out a reference to them.
-//! Bytes are copied in and out by the kernel (`pread`, `pwrite`, `recv` into the mapping, `sendmsg` from it), which also
-//! means that a full or truncated file is an error here and not a SIGBUS; only the search for zero pages reads the
-//! mapping itself, and it should be kept to pages that hold data ([`Region::data_ranges`]): reading a hole through a
-//! shared mapping of tmpfs allocates the page.
+//! The bytes belong to the guest, which changes them at any moment. So this module never hands out
+//! a reference to them. The kernel copies bytes in and out (`pread`, `pwrite`, `recv` into the
+//! mapping, `sendmsg` from it). A full or truncated file is therefore an error and not a SIGBUS.
+//! Only the search for zero pages reads the mapping itself. Restrict it to pages that hold data
+//! ([`Region::data_ranges`]): reading a hole through a shared mapping of tmpfs allocates the page.
 //!
-//! The agent's own writes are not seen by the tracker (see [`crate::tracking`]): write only what is not tracked, which is
-//! the destination's RAM.
+//! The tracker does not see the agent's own writes (see [`crate::tracking`]). Write only memory
+//! that is not tracked, which is the destination's RAM.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -26,19 +27,19 @@ use crate::pages::{PAGE_SIZE, PageRange, push_merged};
 use crate::ramdir::TMPFS_MAGIC;
 use crate::zero::is_zero_page;
 
-/// Zeros are written this many bytes at a time.
+/// Zeros are written in pieces of this many bytes.
 const ZERO_BYTES: usize = 64 << 10;
-/// The same in pages.
+/// [`ZERO_BYTES`] in pages.
 const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
 static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
-/// From so many bytes on a copy through the mapping costs no more than one by `pwrite`.
+/// From this size on, a copy through the mapping costs no more than `pwrite`.
 const MAPPED_COPY_BYTES: usize = 64 << 10;
-/// [`PAGE_SIZE`], for places in buffers.
+/// [`PAGE_SIZE`] as a `usize`, for offsets in buffers.
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
 
-/// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process. Dropping it unmaps the file
-/// and leaves it where it is.
+/// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process.
+/// Dropping it unmaps the file, and the file remains.
 #[derive(Debug)]
 pub struct Region {
     file: File,
@@ -47,22 +48,24 @@ pub struct Region {
     len: usize,
     size_bytes: u64,
     file_id: (u64, u64),
-    /// The last run of data that was found: to find its end costs a look at each of its pages.
+    /// The last run of data that was found. Finding its end costs a look at each of its pages.
     data: Mutex<PageRange>,
 }
 
-// SAFETY: the mapping is valid until the drop, wherever that happens, and its bytes are only reached through raw pointers
-// and system calls, which threads may do at once: a torn read of guest memory is possible from one thread as well.
+// SAFETY: the mapping is valid until it is dropped, by whichever thread. Its bytes are accessed
+// only through raw pointers and system calls, which threads may do concurrently: a torn read of
+// guest memory is possible with one thread as well.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Creates the file, of `size_bytes` (a multiple of [`PAGE_SIZE`]), readable and writable by its owner alone
-    /// (`owner`: uid and gid of QEMU, where it is not the agent's). All pages are holes, which read as zero.
+    /// Creates the file with `size_bytes` (a multiple of [`PAGE_SIZE`]). Only its owner may read
+    /// and write it (`owner`: uid and gid of QEMU, if they differ from the agent's). All pages are
+    /// holes, which read as zero.
     ///
     /// # Errors
-    /// [`RamError::Exists`] where the file is there already; nothing is left behind by a failure.
+    /// [`RamError::Exists`] if the file exists already. No file remains after an error.
     pub fn create(path: &Path, size_bytes: u64, owner: Option<(u32, u32)>) -> Result<Region, RamError> {
         check_size(path, size_bytes)?;
         let file = OpenOptions::new()
@@ -77,7 +80,7 @@ impl Region {
                 _ => RamError::io("create the RAM file", path, source),
             })?;
         let undo = |error| {
-            // The file was made above; where it cannot be removed the first error says more.
+            // The file was created above; if it cannot be removed, the first error says more.
             let _ = std::fs::remove_file(path);
             error
         };
@@ -107,7 +110,7 @@ impl Region {
         let failed = |source| RamError::io("map the RAM file", path, source);
         let metadata = file.metadata().map_err(failed)?;
         let len = usize::try_from(size_bytes).map_err(|_| failed(Errno::NOMEM.into()))?;
-        // SAFETY: a new mapping, at an address of the kernel's choice, replaces nothing.
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces nothing.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -120,8 +123,9 @@ impl Region {
         }
         .map_err(|errno| failed(errno.into()))?;
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // Guest memory has no place in a core dump of the agent, nor in its children. Without it all else works.
-            // SAFETY: the range is the mapping just made; neither advice changes what its bytes are.
+            // Guest memory must be neither in a core dump of the agent nor in its children. A
+            // failure of the advice affects nothing else. SAFETY: the range is the mapping just
+            // made; neither advice changes its bytes.
             let _ = unsafe { rustix::mm::madvise(base, len, advice) };
         }
         Ok(Region {
@@ -135,22 +139,22 @@ impl Region {
         })
     }
 
-    /// The block's size.
+    /// Returns the block's size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The block's size in pages.
+    /// Returns the block's size in pages.
     pub fn pages(&self) -> u64 {
         self.size_bytes / PAGE_SIZE
     }
 
-    /// All of it.
+    /// Returns the run of all pages.
     pub fn all_pages(&self) -> PageRange {
         PageRange::new(0, self.pages())
     }
 
-    /// The file.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -159,15 +163,16 @@ impl Region {
         &self.file
     }
 
-    /// The file's device and inode number, as /proc/PID/maps names a mapping of it.
+    /// Returns the file's device and inode number, which identify its mappings in /proc/PID/maps.
     pub fn file_id(&self) -> (u64, u64) {
         self.file_id
     }
 
-    /// Allocates memory for the pages, so that writing them later cannot fail for lack of it, and is faster.
+    /// Allocates memory for the pages, so that writing them later is faster and cannot fail for
+    /// lack of memory.
     ///
     /// # Errors
-    /// [`RamError::NoSpace`] where the host has not enough.
+    /// [`RamError::NoSpace`] if the host has not enough memory.
     pub fn allocate(&self, range: PageRange) -> Result<(), RamError> {
         self.check(range)?;
         if range.is_empty() {
@@ -190,9 +195,10 @@ impl Region {
         }
     }
 
-    /// Appends to `out` the runs of `within` that may hold something else than zeros: what has ever been written. The
-    /// rest, holes and pages that were allocated but never touched, is zero without reading it. A page that the guest
-    /// touches for the first time during the call may be missing, and is then reported dirty by the tracker.
+    /// Appends to `out` the runs of `within` that may hold data other than zeros: everything that
+    /// was ever written. The rest, holes and pages that were allocated but never touched, is known
+    /// to be zero without reading it. A page that the guest touches for the first time during the
+    /// call may be absent from the result; the tracker then reports it as dirty.
     pub fn data_ranges(&self, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), RamError> {
         self.check(within)?;
         let floor = out.len();
@@ -200,16 +206,17 @@ impl Region {
         while at < within.end() {
             let Some(run) = self.data_at_or_after(at, within.end())? else { break };
             push_merged(out, floor, run.intersect(within));
-            // The hole may have been filled since, so make sure to go on.
+            // The hole may have been filled since, so make sure to advance.
             at = run.end().max(at + 1);
         }
         Ok(())
     }
 
-    /// The run of data that `page` lies in, or the next one that begins before `end`.
+    /// Returns the run of data that contains `page`, or the next one that begins before `end`.
     ///
-    /// What was data once is taken for data from then on. The kernel has no bound for its search for a hole, and goes
-    /// through a run page by page: from each 2 MiB of a long run on, that would be quadratic (34 s for 3 GiB).
+    /// A page that held data once counts as data from then on. The kernel has no bound for its
+    /// search for a hole, and goes through a run page by page. Starting it anew at each 2 MiB of a
+    /// long run would be quadratic (34 s for 3 GiB).
     fn data_at_or_after(&self, page: u64, end: u64) -> Result<Option<PageRange>, RamError> {
         let failed = |errno| RamError::io("look for data in", &self.path, errno);
         let known = *self.data.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,7 +230,8 @@ impl Region {
         Ok(Some(run))
     }
 
-    /// The first page from `page` on that is no hole; none: all to the end of the block are.
+    /// Returns the first page from `page` on that is not a hole, or `None` if only holes follow up
+    /// to the end of the block.
     fn next_data(&self, page: u64) -> Result<Option<u64>, RamError> {
         match rustix::fs::seek(&self.file, SeekFrom::Data(page * PAGE_SIZE)) {
             Ok(data) => Ok(Some(data / PAGE_SIZE)),
@@ -233,7 +241,8 @@ impl Region {
         }
     }
 
-    /// Appends to `out` the runs of `within` that hold something else than zeros: [`Region::data_ranges`], read.
+    /// Appends to `out` the runs of `within` that hold data other than zeros. It reads the pages
+    /// that [`Region::data_ranges`] finds.
     pub fn nonzero_ranges(&self, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), RamError> {
         let mut data = Vec::new();
         self.data_ranges(within, &mut data)?;
@@ -246,8 +255,8 @@ impl Region {
         Ok(())
     }
 
-    /// Whether the page holds only zeros at this moment. Allocates the page where it is a hole. A page outside the block
-    /// is not zero.
+    /// Returns whether the page holds only zeros at this moment. A hole is allocated by the read. A
+    /// page outside the block is not zero.
     pub fn is_zero(&self, page: u64) -> bool {
         if page >= self.pages() {
             return false;
@@ -256,12 +265,13 @@ impl Region {
         unsafe { is_zero_page(self.address(page * PAGE_SIZE).cast()) }
     }
 
-    /// Whether all of the pages hold only zeros; see [`Region::is_zero`].
+    /// Returns whether all of the pages hold only zeros; see [`Region::is_zero`].
     pub fn is_range_zero(&self, range: PageRange) -> bool {
         (range.first..range.end()).all(|page| self.is_zero(page))
     }
 
-    /// Copies bytes of the block, from `offset_bytes` on, into `to`. A hole reads as zeros and stays a hole.
+    /// Copies bytes of the block, from `offset_bytes` on, into `to`. A hole reads as zeros and
+    /// stays a hole.
     pub fn copy_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), RamError> {
         self.check_bytes(offset_bytes, to.len() as u64)?;
         self.file
@@ -269,8 +279,8 @@ impl Region {
             .map_err(|source| RamError::io("read guest memory in", &self.path, source))
     }
 
-    /// [`Region::copy_out`] of pages that hold data, in three quarters of the time: no system call. A page that is a hole gets memory, as
-    /// by [`Region::is_zero`].
+    /// Copies pages that hold data as [`Region::copy_out`] does, in three quarters of the time,
+    /// because it makes no system call. A hole is allocated, as by [`Region::is_zero`].
     pub fn copy_data_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), RamError> {
         self.check_bytes(offset_bytes, to.len() as u64)?;
         crate::transfer::copy_from_mapping(self, offset_bytes, to);
@@ -280,7 +290,7 @@ impl Region {
     /// Copies `from` into the block, at `offset_bytes`.
     ///
     /// # Errors
-    /// [`RamError::NoSpace`] where the pages were not allocated and the host has no memory left.
+    /// [`RamError::NoSpace`] if the pages were not allocated and the host has no memory left.
     pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), RamError> {
         self.check_bytes(offset_bytes, from.len() as u64)?;
         let write = || match from.len() {
@@ -295,15 +305,16 @@ impl Region {
         })
     }
 
-    /// Makes the pages read as zero. Holes stay holes, and pages that are zero already are not written. They are looked at
-    /// through the file and not the mapping: a shadow's may be emptied meanwhile.
+    /// Makes the pages read as zero. Holes stay holes, and pages that are already zero are not
+    /// written. The pages are read through the file and not through the mapping, because a shadow's
+    /// file may be emptied meanwhile.
     pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
         self.check(range)?;
         let mut bytes = vec![0; usize::try_from(range.len_bytes()).unwrap_or(ZERO_BYTES).min(ZERO_BYTES)];
         let mut at = range.first;
         while at < range.end() {
-            // A hole is read as fast as it is looked for, unless it is long. Where data ends is not asked: the kernel would go through
-            // all of a run that other threads write to.
+            // Reading a hole is as fast as searching for it, unless it is long. The end of data is
+            // not searched: the kernel would go through all of a run that other threads write to.
             if range.end() - at > ZERO_PAGES {
                 let Some(data) = self.next_data(at)?.filter(|data| *data < range.end()) else { break };
                 at = data;
@@ -318,7 +329,7 @@ impl Region {
         Ok(())
     }
 
-    /// [`Region::zero`] of a few pages, which are read into `bytes`.
+    /// Zeroes a few pages as [`Region::zero`] does; they are read into `bytes`.
     fn zero_piece(&self, piece: PageRange, bytes: &mut [u8]) -> Result<(), RamError> {
         self.copy_out(piece.offset_bytes(), bytes)?;
         if *bytes == ZEROS[..bytes.len()] {
@@ -337,23 +348,25 @@ impl Region {
         Ok(())
     }
 
-    /// Reads exactly the range's bytes from a blocking stream socket, straight into the block.
+    /// Reads exactly the range's bytes from a blocking stream socket, directly into the block.
     ///
     /// # Errors
-    /// `UnexpectedEof` where the stream ends early, `InvalidInput` where the pages lie outside the block, `StorageFull`
-    /// where the kernel could not place the bytes (pages not allocated, and no memory left); otherwise what the socket
-    /// gave, timeouts of its own included. How many bytes were taken is then not known: the stream is of no further use.
+    /// `UnexpectedEof` if the stream ends early, `InvalidInput` if the pages are outside the block,
+    /// `StorageFull` if the kernel could not store the bytes (pages not allocated, and no memory
+    /// left), otherwise the socket's error, including its timeouts. The number of bytes taken is
+    /// then unknown, and the stream is unusable.
     pub fn receive(&self, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
         crate::transfer::receive(self, fd, range)
     }
 
-    /// Whether the file lies on a tmpfs, the only file system besides hugetlbfs whose mappings userfaultfd protects.
+    /// Returns whether the file is on a tmpfs, the only file system besides hugetlbfs whose
+    /// mappings userfaultfd protects.
     pub(crate) fn is_on_tmpfs(&self) -> bool {
         rustix::fs::fstatfs(&self.file).is_ok_and(|stat| stat.f_type.cast_unsigned() == TMPFS_MAGIC)
     }
 
-    /// Where the byte at `offset_bytes` lies in this process. Good for system calls and raw reads, for as long as the
-    /// region lives.
+    /// Returns the address of the byte at `offset_bytes` in this process. It is valid for system
+    /// calls and raw reads while the region lives.
     pub(crate) fn address(&self, offset_bytes: u64) -> *mut u8 {
         debug_assert!(offset_bytes <= self.size_bytes);
         #[allow(
@@ -384,7 +397,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length, and no pointer into it outlives the region.
+        // SAFETY: `map` made the mapping with this length, and no pointer into it outlives the
+        // region.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
 }

@@ -1,4 +1,4 @@
-//! Is a page zero? Asked of every page of a guest, so it has to run at the speed of memory.
+//! Zero-page detection. It runs on every page of a guest, so it must run at memory speed.
 
 use std::ptr;
 
@@ -6,35 +6,37 @@ use crate::pages::PAGE_SIZE;
 
 const PAGE_WORDS: usize = 512;
 const _: () = assert!(size_of::<[u64; PAGE_WORDS]>() as u64 == PAGE_SIZE);
-/// Words folded before a look at the result: a page that is not zero is mostly known after the first 512 bytes.
+/// Words folded before the result is tested: a page that is not zero usually shows within its first
+/// 512 bytes.
 const CHUNK_WORDS: usize = 64;
 
-/// Whether the page holds only zeros.
+/// Returns whether the page holds only zeros.
 ///
-/// Where the page changes meanwhile, the answer is of no single moment: a page that was written after its protection
-/// will be reported dirty, and is judged again.
+/// If the page changes meanwhile, the answer is of no single moment. A page that was written after
+/// its protection is reported as dirty, and is judged again.
 ///
 /// # Safety
-/// `page` points to [`PAGE_SIZE`] mapped, readable bytes and is aligned to 8. Other processes may write them; nobody in
-/// this process holds a reference to them.
+/// `page` points to [`PAGE_SIZE`] mapped, readable bytes and is aligned to 8. Other processes may
+/// write them; no code in this process holds a reference to them.
 pub(crate) unsafe fn is_zero_page(page: *const u64) -> bool {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: as promised by the caller; the processor has AVX2.
+        // SAFETY: the caller upholds the contract; the processor has AVX2.
         return unsafe { is_zero_page_avx2(page) };
     }
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { fold(page) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn is_zero_page_avx2(page: *const u64) -> bool {
-    // SAFETY: as promised by the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { fold(page) }
 }
 
-/// OR-folds chunk after chunk. Each chunk is read once, by value, and the loop over the copy vectorises.
+/// ORs the page together chunk by chunk. Each chunk is read once, by value, and the loop over the
+/// copy vectorises.
 #[inline(always)]
 unsafe fn fold(page: *const u64) -> bool {
     for start in (0..PAGE_WORDS).step_by(CHUNK_WORDS) {

@@ -1,4 +1,4 @@
-//! Everything that can be missing for dirty tracking is one clear error that names the mend.
+//! Every obstacle to dirty tracking is one clear error that names the remedy.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -69,7 +69,7 @@ fn memory_on_a_disk() {
     std::fs::remove_file(&path).expect("ours");
     match error {
         TrackError::NotTrackable { path } => assert_eq!(path, region.path()),
-        // The target directory is on a tmpfs itself.
+        // The target directory is itself on a tmpfs.
         TrackError::NotMapped { .. } => eprintln!("skipped: no disk to try it on"),
         error => panic!("{error}"),
     }
@@ -84,7 +84,7 @@ fn a_socket_of_another_process() {
     writer.socket.clone_from(&other.socket);
     let error = attach(&writer, &regions);
     assert!(matches!(error, TrackError::WrongProcess { .. }), "{error}");
-    // Nothing of the attempt is left behind.
+    // The attempt leaves nothing behind.
     assert!(DirtyTracker::attach(&other.socket, other.pid(), &regions).is_ok());
 }
 

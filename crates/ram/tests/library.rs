@@ -1,4 +1,4 @@
-//! The tracker library as it behaves towards peers that are not this agent.
+//! The tracker library's behaviour towards peers other than this agent.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -49,7 +49,8 @@ fn answers_in_pieces_without_a_device_and_after_nonsense() {
     send(&hung_up, b"GWT");
     drop(hung_up);
 
-    // A process of nobody, and no device sent along: what the system call gives is what it has.
+    // A process of the user nobody, without a device in the request: it has what the system call
+    // gives.
     let pieces = connect(&writer);
     let request = request(Request::New);
     send(&pieces, &request[..3]);
@@ -58,7 +59,7 @@ fn answers_in_pieces_without_a_device_and_after_nonsense() {
     assert!(matches!(origin, Origin::Syscall | Origin::UserModeOnly), "{origin:?}");
     assert_eq!(errno, 0);
 
-    // A peer that says nothing is given up after a while, and the agent has its turn.
+    // The library gives up on a silent peer after a while, and then serves the agent.
     let _silent = connect(&writer);
     let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions);
     assert!(tracker.is_ok(), "{:?}", tracker.err());
@@ -101,14 +102,14 @@ fn one_userfaultfd_is_kept_and_no_descriptor_is_lost() {
     open(before + 1);
     PageIn::attach_again(&writer.socket, writer.pid(), &regions).expect("attaches").end().expect("ends");
     open(before);
-    // What fails leaves none behind.
+    // A failed request leaves no descriptor behind.
     let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
     assert!(PageIn::attach(&writer.socket, writer.pid(), &regions).is_err());
     open(before);
     drop(tracker);
 }
 
-/// A library of the first version compares the version, and no more.
+/// Checks that a library of the first version, which compares only the version, is recognised.
 #[test]
 fn a_library_that_keeps_none_is_told_from_one_that_is_not_understood() {
     let Some(bench) = Bench::tracking() else { return };

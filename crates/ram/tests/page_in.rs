@@ -1,4 +1,4 @@
-//! A process that runs while pages of its memory are missing: it sees each page whole, or waits for it.
+//! A process that runs while pages of its memory are missing sees each page whole, or waits for it.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -19,16 +19,16 @@ use godwit_ram::{
 };
 use support::{Random, TwoBlocks, mappings_of};
 
-/// Two blocks of which neither is a multiple of 2 MiB.
+/// Two blocks, neither of which is a multiple of 2 MiB.
 const PAGES: [u64; 2] = [3 * 512 + 5, 2 * 512 + 77];
 const STALE: u8 = 1;
 
-/// What a page holds once it is there.
+/// Returns the byte that fills a page after it has arrived.
 fn fresh(block: usize, page: u64) -> u8 {
     u8::try_from(2 + (page * 7 + block as u64) % 250).expect("a byte")
 }
 
-/// Every other page holds stale bytes.
+/// Creates memory in which every other page holds stale bytes.
 fn shadow() -> Option<TwoBlocks> {
     TwoBlocks::new(PAGES, |region| {
         for page in (0..region.pages()).step_by(2) {
@@ -54,7 +54,8 @@ fn watch_all(shadow: &TwoBlocks) -> PageIn {
 
 type Pages = BTreeSet<(usize, u64)>;
 
-/// Fetches what is waited for now and neither `present` nor fetched already.
+/// Fetches the pages that threads wait for now and that are neither in `present` nor fetched
+/// already.
 fn fetch(
     page_in: &PageIn,
     regions: &[Arc<Region>],
@@ -71,7 +72,7 @@ fn fetch(
     }
 }
 
-/// The page's bytes come into the file.
+/// Writes the page's bytes into the file.
 fn put(regions: &[Arc<Region>], block: usize, page: u64) {
     regions[block].copy_in(page * PAGE_SIZE, &[fresh(block, page); 4096]).expect("in bounds");
 }
@@ -80,7 +81,7 @@ fn fresh_bytes(block: usize, pages: PageRange) -> Vec<u8> {
     (pages.first..pages.end()).map(|page| fresh(block, page)).collect()
 }
 
-/// Reads accesses, and answers none, until so many threads wait.
+/// Reads accesses without answering them, until so many threads wait.
 fn until_waiting(page_in: &PageIn, threads: usize) -> Vec<Access> {
     let mut accesses: Vec<Access> = Vec::new();
     while accesses.iter().map(|access| access.thread).collect::<BTreeSet<_>>().len() < threads {
@@ -90,7 +91,8 @@ fn until_waiting(page_in: &PageIn, threads: usize) -> Vec<Access> {
     accesses
 }
 
-/// Has `use_memory` run while whatever is waited for is fetched, and gives what was. Pages of `present` are there already.
+/// Runs `use_memory` while fetching the pages that threads wait for, and returns those pages. Pages
+/// of `present` have arrived already.
 fn while_fetching<T: Send>(
     page_in: &PageIn,
     regions: &[Arc<Region>],
@@ -158,7 +160,7 @@ fn what_is_shown_beforehand_is_not_waited_for() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
-    // Of these every other one is a hole, which reads as zero.
+    // Every other one of these pages is a hole, which reads as zero.
     page_in.show(0, PageRange::new(100, 900)).expect("shows");
     page_in.show(0, PageRange::new(200, 10)).expect("again");
     let all_there = |block: usize, page: u64| block == 0 && (100..1000).contains(&page);
@@ -184,7 +186,7 @@ fn what_the_process_has_mapped_is_told() {
     shadow.writer.run("write", 2, 801, 2);
     let page_in = watch_all(&shadow);
     let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("tells");
-    // The kernel may have mapped what lies around as well.
+    // The kernel may have mapped the pages around it as well.
     for page in [700, 801, 802] {
         assert!(mapped.iter().any(|run| run.contains(page)), "{mapped:?}");
     }
@@ -214,7 +216,7 @@ fn the_end_lets_everybody_go_on() {
     drop((regions, bench));
 }
 
-/// Long enough for whoever does not wait to be through.
+/// Long enough for threads that do not wait to finish.
 const A_WHILE: Duration = Duration::from_millis(200);
 
 #[test]
@@ -223,7 +225,7 @@ fn only_what_is_watched_is_waited_for() {
     let page_in = attach(&shadow);
     let chunk = PageRange::new(CHUNK_PAGES, CHUNK_PAGES);
     page_in.watch(0, chunk).expect("watches");
-    // Again, and with what lies around.
+    // Again, together with the pages around them.
     page_in.watch(0, PageRange::new(CHUNK_PAGES - 3, 20)).expect("watches");
     page_in.watch(0, chunk).expect("watches");
     assert!(matches!(page_in.watch(0, PageRange::new(PAGES[0], 1)), Err(TrackError::OutOfBounds { .. })));
@@ -243,7 +245,7 @@ fn only_what_is_watched_is_waited_for() {
     assert_eq!(fetched, (watched.first..watched.end()).map(|page| (0, page)).collect());
     page_in.release(0, watched).expect("releases");
     page_in.release(0, watched).expect("again");
-    // Nobody waits, so there is nothing to go on with.
+    // No thread waits, so there is nothing to wake.
     page_in.show(0, watched).expect("shows");
     assert_eq!(mappings_of(writer.pid(), &path), 2, "they are whole again");
     page_in.end().expect("ends");
@@ -257,11 +259,12 @@ fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
     let TwoBlocks { bench, regions, mut writer } = shadow;
     let (answered, answer) = mpsc::channel();
     std::thread::scope(|scope| {
-        // One of a page that the file holds, one of a hole.
+        // One waits for a page that the file holds, one for a hole.
         for page in [40, 41] {
             put(&regions, 0, page);
         }
-        // Kept until the end, as dropping it kills it, and it may answer before all of its mappings have the pages.
+        // Kept until the end, as dropping it kills it. It may answer before all of its mappings
+        // have the pages.
         let reading = scope.spawn(move || {
             answered.send(writer.crowd(2, 40, 2, 2)).expect("heard");
             writer
@@ -295,14 +298,14 @@ fn an_agent_that_dies_lets_nobody_go_on() {
             while fetched.len() < goal {
                 fetch(&page_in, &regions, &|_, _| false, &mut fetched);
             }
-            // It has been told of some, and dies; others come while there is no agent.
+            // The agent receives some accesses and dies; others occur while there is no agent.
             let told = until_waiting(&page_in, 2);
             drop(page_in);
             assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody went on without an agent");
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
             let told_again = until_waiting(&page_in, 4);
             assert!(told.iter().all(|access| told_again.contains(access)), "{told:?}, {told_again:?}");
-            // What a dead agent was told, the next has not seen.
+            // The next agent has not seen the accesses reported to a dead one.
             drop(page_in);
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
         }
@@ -318,7 +321,7 @@ fn an_agent_that_dies_lets_nobody_go_on() {
     assert_eq!(fetched.len() as u64, PAGES[0]);
     page_in.release(0, all).expect("releases");
     page_in.end().expect("ends");
-    // Of the other block everything was missing, and is what the file holds from now on.
+    // Everything of the other block was missing, and from now on is what the file holds.
     assert_eq!(writer.bytes(1, 0, 2), [STALE, 0]);
     let again = PageIn::attach_again(&socket, pid, &regions);
     assert!(matches!(again.err(), Some(TrackError::NothingKept { .. })));
@@ -371,7 +374,7 @@ fn what_the_guest_gives_up_is_waited_for_again() {
 
 #[test]
 fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
-    // Of whole huge pages: where the file ends inside one, the kernel uses small ones.
+    // Whole huge pages: if a file ends inside one, the kernel uses small pages.
     let pages = [4 * CHUNK_PAGES; 2];
     let prepared = TwoBlocks::new(pages, |region| region.allocate(region.all_pages()).expect("fits"));
     let Some(mut shadow) = prepared else { return };
@@ -385,14 +388,15 @@ fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
     }
     page_in.watch(0, chunk(0)).expect("watches");
     assert_eq!(page_in.mapped(0, chunk(0)).expect("tells"), [chunk(0)], "watching unmaps nothing");
-    // Where the border of what is watched cuts one, the kernel unmaps all of it, and its pages are waited for.
+    // If the boundary of the watched range cuts a huge page, the kernel unmaps all of it, and
+    // accesses to its pages wait.
     let half = PageRange::new(CHUNK_PAGES, CHUNK_PAGES / 2);
     page_in.watch(0, half).expect("watches");
     assert_eq!(page_in.mapped(0, chunk(1)).expect("tells"), []);
-    // What is not watched is mapped as a whole at the first access.
+    // Memory that is not watched is mapped as a whole at the first access.
     shadow.writer.run("write", 0, 3 * CHUNK_PAGES, 1);
     assert_eq!(page_in.mapped(0, chunk(3)).expect("tells"), [chunk(3)]);
-    // What is watched is mapped page by page.
+    // Watched memory is mapped page by page.
     page_in.watch(1, chunk(1)).expect("watches");
     page_in.show(1, PageRange::new(CHUNK_PAGES, 3)).expect("shows");
     assert_eq!(page_in.mapped(1, chunk(1)).expect("tells"), [PageRange::new(CHUNK_PAGES, 3)]);
@@ -408,7 +412,7 @@ fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
     drop((writer, bench));
 }
 
-/// How much the process has mapped by huge pages of a tmpfs.
+/// Returns how much memory the process has mapped with huge pages of a tmpfs.
 fn huge_kib(pid: i32) -> u64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
     let line = rollup.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
@@ -437,7 +441,7 @@ fn more_stretches_than_the_kernel_has_mappings_are_refused() {
     println!("{watched} stretches watched in {:?}", started.elapsed());
     assert!(matches!(refused, TrackError::TooManyMappings { .. }), "{refused}");
     assert!(2 * watched > limit / 2);
-    // It can't be cut out, and so is watched on.
+    // It cannot be cut out, and so stays watched.
     page_in.release(1, PageRange::new(500, 1)).expect("is as if released");
     let started = Instant::now();
     let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
@@ -453,7 +457,7 @@ fn more_stretches_than_the_kernel_has_mappings_are_refused() {
     let started = Instant::now();
     page_in.end().expect("ends");
     println!("ended in {:?}", started.elapsed());
-    // The kernel leaves a cut where it came to the limit in the middle of the second.
+    // When the kernel reaches the limit in the middle of the second, it leaves a cut.
     assert!(mappings_of(pid, shadow.regions[1].path()) <= 2);
 }
 
@@ -495,12 +499,13 @@ fn a_process_that_has_ended_is_told() {
     }
 }
 
-/// An agent as the engine's is: threads that answer and threads that push, a page brought by whoever claims it.
+/// Agent that works like the engine's: threads that answer and threads that push; the thread that
+/// claims a page brings it.
 struct Agent<'a> {
     page_in: PageIn,
     regions: &'a [Arc<Region>],
     missing: MissingPages,
-    /// Missing, and being brought by nobody.
+    /// Missing pages that no thread is bringing.
     unclaimed: MissingPages,
     dies: AtomicBool,
 }
@@ -543,7 +548,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Answers and pushes until so few are missing, or none and `over`.
+    /// Answers and pushes until only so few pages are missing, or until none are and `over` is set.
     fn run_until(&self, few: u64, over: &AtomicBool) {
         let goes_on = || !self.dies.load(Ordering::SeqCst) && !over.load(Ordering::SeqCst);
         std::thread::scope(|scope| {
@@ -580,7 +585,7 @@ fn several_threads_bring_all_of_it_over_the_death_of_agents() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
-            // Whatever comes of it, the agents end.
+            // Whatever happens, the agents end.
             let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 [2, 1, 0].map(|mapping: usize| writer.crowd(mapping, 0, PAGES[mapping % 2], 4))
             }));

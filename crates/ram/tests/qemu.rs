@@ -1,5 +1,5 @@
-//! Stock QEMU, as an unprivileged user, with a bare guest that writes exactly 16,384 pages again and again, tracked over
-//! two RAM blocks.
+//! Stock QEMU, run by an unprivileged user, with a bare guest that writes exactly 16,384 pages
+//! again and again, tracked over two RAM blocks.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -19,42 +19,46 @@ use std::time::{Duration, Instant};
 use godwit_ram::{DirtyTracker, PageRange, Region, tracker_listener};
 use support::{Bench, NOBODY, library, preload, skip, spawn};
 
-/// A 32-bit multiboot guest (the header's flag 16 gives its own addresses): increments the first word of each page from
-/// 16 MiB to 80 MiB, and after every 4 passes sends a dot to the serial port.
+/// 32-bit multiboot guest (the header's flag 16 gives its own addresses). It increments the first
+/// word of each page from 16 MiB to 80 MiB, and after every 4 passes sends a dot to the serial
+/// port.
 #[rustfmt::skip]
 const GUEST: [u8; 71] = [
-    0x02, 0xb0, 0xad, 0x1b, 0x03, 0x00, 0x01, 0x00, 0xfb, 0x4f, 0x51, 0xe4, // magic, flags, checksum
+    // magic, flags, checksum
+    0x02, 0xb0, 0xad, 0x1b, 0x03, 0x00, 0x01, 0x00, 0xfb, 0x4f, 0x51, 0xe4,
     0x00, 0x00, 0x10, 0x00, 0x00, 0x00, 0x10, 0x00, // the header and the image load at 0x100000
-    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x20, 0x00, 0x10, 0x00, // all of the file, no bss, entry
+    // all of the file, no bss, entry
+    0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x20, 0x00, 0x10, 0x00,
     0xbf, 0x00, 0x00, 0x00, 0x01, // 1: mov $0x1000000,%edi
     0xb9, 0x00, 0x40, 0x00, 0x00, // mov $16384,%ecx
     0xff, 0x07, // 2: incl (%edi)
     0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // add $4096,%edi
     0x49, 0x75, 0xf5, // dec %ecx; jnz 2b
     0x45, 0xf7, 0xc5, 0x03, 0x00, 0x00, 0x00, 0x75, 0xe2, // inc %ebp; test $3,%ebp; jnz 1b
-    0x66, 0xba, 0xf8, 0x03, 0xb0, 0x2e, 0xee, 0xeb, 0xd9, // mov $0x3f8,%dx; mov $'.',%al; out %al,(%dx); jmp 1b
+    // mov $0x3f8,%dx; mov $'.',%al; out %al,(%dx); jmp 1b
+    0x66, 0xba, 0xf8, 0x03, 0xb0, 0x2e, 0xee, 0xeb, 0xd9,
 ];
 const FIRST_PAGE: u64 = (16 << 20) / 4096;
 const WRITTEN_PAGES: u64 = 16384;
-/// Together a multiple of 8 KiB, as QEMU wants it, and neither of 2 MiB.
+/// Together a multiple of 8 KiB, as QEMU requires, but neither is a multiple of 2 MiB.
 const BLOCK_KIB: [u64; 2] = [41_076, 61_348];
-/// What libvirt asks for; the library's thread lives in it.
+/// The sandbox that libvirt uses; the library's thread must work in it.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// A machine that is busy with other things boots slowly, too.
+/// Generous, because a busy machine boots slowly.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Qemu(Child);
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // It has either ended or can be killed, and is then waited for.
+        // It has ended or can be killed, and is then waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Qemu {
-    /// Waits for `count` dots that were not there yet; false where the guest does not come to send them.
+    /// Waits for `count` new dots. Returns false if the guest does not send them.
     fn dots(&mut self, count: usize) -> bool {
         let until = Instant::now() + PATIENCE;
         let serial = self.0.stdout.as_mut().expect("piped");
@@ -80,7 +84,7 @@ impl Qemu {
         true
     }
 
-    /// The guest's processors stand still when this returns, and with them every write of theirs is done.
+    /// Stops the guest. After the return its vCPUs are paused and all their writes are complete.
     fn stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("ours");
@@ -96,7 +100,7 @@ fn guest_blocks(bench: &Bench, accel: &str) -> Vec<Arc<Region>> {
         .collect()
 }
 
-/// Starts QEMU as nobody. KVM's device is inherited, as nobody may not open it.
+/// Starts QEMU as nobody. It inherits KVM's device, because nobody may not open it.
 fn start(bench: &Bench, accel: &str, regions: &[Arc<Region>], socket: &std::path::Path) -> Option<Qemu> {
     bench.let_pass();
     let image = bench.dir.path().join("guest");
@@ -158,7 +162,7 @@ fn track_a_guest(accel: &str) {
         vec![PageRange::between(0, FIRST_PAGE + WRITTEN_PAGES - split)],
     ];
     for round in 0..5 {
-        // A dot may have been on its way already; between the second and the third lie 4 passes.
+        // A dot may have been on its way already; 4 passes lie between the second and the third.
         assert!(qemu.dots(3), "the guest runs on while it is tracked");
         assert_eq!(take_all(&mut tracker, &regions), expected, "round {round}");
     }

@@ -20,7 +20,7 @@ use godwit_ram::{PAGE_SIZE, PageRange, RamDir, RamError, Region};
 use proptest::prelude::*;
 use support::{Bench, NOBODY, Random};
 
-/// No multiple of 2 MiB.
+/// Not a multiple of 2 MiB.
 const PAGES: u64 = 3 * 512 + 5;
 
 fn pattern(page: u64) -> Vec<u8> {
@@ -132,7 +132,7 @@ fn more_than_there_is_cannot_be_allocated() {
     rustix::mount::mount_remount(bench.ram.path(), limit, c"size=4m").expect("ours");
     let region = bench.region("a", 2048);
     assert!(matches!(region.allocate(region.all_pages()), Err(RamError::NoSpace { .. })));
-    // Pages that nobody allocated, and no memory for them: an error, not a signal.
+    // Pages that were not allocated, and no memory for them: an error, not a signal.
     let (mut left, right) = UnixStream::pair().expect("a pair");
     let sending = std::thread::spawn(move || {
         let chunk = vec![7u8; 1 << 20];
@@ -258,14 +258,15 @@ fn any_pattern_of_zero_and_data_is_found() {
         .expect("holds");
 }
 
-/// The kernel's words on this process's mapping of a file (proc_pid_smaps(5)): `dd`, left out of a core; `dc`, left out of children.
+/// Checks the kernel's flags of this process's mapping of a file (proc_pid_smaps(5)): `dd`, left
+/// out of core dumps; `dc`, left out of children.
 #[test]
 fn guest_memory_is_in_no_core_and_in_no_child() {
     let Some(bench) = Bench::new() else { return };
     let region = bench.region("block", PAGES);
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("reads");
     let path = region.path().canonicalize().expect("is there");
-    // Before each mapping's flags stands the rest of what is told of it, and behind them the next one's.
+    // Each mapping's other fields come before its flags; the next mapping's come after them.
     let pieces: Vec<&str> = smaps.split("VmFlags:").collect();
     let ours = pieces.windows(2).filter(|pair| pair[0].contains(&*path.to_string_lossy()));
     let flags: Vec<&str> = ours.filter_map(|pair| pair[1].lines().next()).collect();

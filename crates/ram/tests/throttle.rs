@@ -1,4 +1,5 @@
-//! Throttled writers of a real process of another user: no write is lost, whatever changes while it writes.
+//! Throttled writers of a real process of another user: no write is lost, whatever changes during
+//! the write.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -15,11 +16,12 @@ use std::sync::mpsc;
 use godwit_ram::{DirtyTracker, PAGE_SIZE, PageRange, Region};
 use support::{Bench, Random, TwoBlocks, Writer};
 
-/// Two blocks of which neither is a multiple of what changes hands at a time (8 MiB).
+/// Two blocks, neither of which is a multiple of what changes hands at a time (8 MiB).
 const PAGES: [u64; 2] = [5 * 2048 + 3, 2048 + 77];
-/// A limit that no test comes near to: writers wait for the answer alone, and one page is released at a time.
+/// Limit that no test approaches: writers wait only for the answer, and one page is released at a
+/// time.
 const HIGH: f64 = 10_000.0;
-/// A limit at which the second write waits for as long as one may wait.
+/// Limit at which the second write waits for the longest time allowed.
 const LOW: f64 = 1.0;
 
 struct Tracked {
@@ -36,7 +38,7 @@ fn tracked() -> Option<Tracked> {
     Some(Tracked { bench, regions, writer, tracker })
 }
 
-/// Takes all that is dirty in a block, in calls of at most `max_pages`.
+/// Takes all dirty pages of a block, in calls of at most `max_pages`.
 fn take(tracker: &mut DirtyTracker, block: usize, max_pages: u64) -> BTreeSet<u64> {
     let (mut pages, mut next) = (BTreeSet::new(), 0);
     while next < PAGES[block] {
@@ -53,7 +55,8 @@ fn take(tracker: &mut DirtyTracker, block: usize, max_pages: u64) -> BTreeSet<u6
     pages
 }
 
-/// Written with the throttle on and off, by the process and by the kernel, through each mapping: exactly that is dirty.
+/// Checks that pages written with the throttle on and off, by the process and by the kernel,
+/// through each mapping, are exactly the dirty ones.
 #[test]
 fn exactly_the_written_pages_are_dirty_under_a_throttle() {
     let Some(mut tracked) = tracked() else { return };
@@ -68,7 +71,7 @@ fn exactly_the_written_pages_are_dirty_under_a_throttle() {
         for _ in 0..random.below(8) {
             let mapping = usize::try_from(random.below(3)).expect("small");
             let block = mapping % 2;
-            // The first rounds stay in a part, so that the rest changes hands later.
+            // The first rounds stay in one part, so that the rest changes hands later.
             let first = random.below(PAGES[block].min(1500 + 100 * round));
             let count = 1 + random.below((PAGES[block] - first).min(1 + (round % 3) * 60));
             let command = ["write", "kernel"][usize::try_from(random.below(2)).expect("small")];
@@ -88,7 +91,8 @@ fn exactly_the_written_pages_are_dirty_under_a_throttle() {
     assert!(figures.faults > 0 && figures.pages == figures.faults, "{figures:?}");
 }
 
-/// A copy made of what was taken, while the writer writes and memory changes hands, ends as the memory.
+/// Checks that a copy made of the pages taken, while the writer writes and memory changes hands,
+/// ends equal to the memory.
 #[test]
 fn a_change_of_means_loses_no_page() {
     let Some(tracked) = tracked() else { return };
@@ -109,7 +113,7 @@ fn a_change_of_means_loses_no_page() {
         let writing = scope.spawn(move || {
             let mut random = Random(31);
             for burst in 0..1500u16 {
-                // Most writes fall into what changes hands at the moment.
+                // Most writes hit the memory that changes hands at the moment.
                 let part = u64::from(burst / 300) * 2048;
                 let first = (part + random.below(2000)).min(PAGES[0] - 24);
                 writer.run(["write", "kernel"][usize::from(burst % 2)], 0, first, 1 + random.below(24));
@@ -141,7 +145,7 @@ fn a_change_of_means_loses_no_page() {
     drop(bench);
 }
 
-/// Ends the tracking and begins anew.
+/// Ends the tracking and begins it anew.
 fn attach_again(tracked: Tracked) -> Tracked {
     let Tracked { bench, regions, writer, tracker } = tracked;
     drop(tracker);
@@ -150,7 +154,7 @@ fn attach_again(tracked: Tracked) -> Tracked {
     Tracked { bench, regions, writer, tracker }
 }
 
-/// Has block 0 throttled as far as its first chunk goes, with nothing dirty in it.
+/// Throttles block 0 to the end of its first chunk, with no dirty pages in it.
 fn throttle_the_first_chunk(tracked: &mut Tracked, limit: f64) {
     tracked.writer.run("write", 0, 0, 1);
     tracked.tracker.throttle(Some(limit)).expect("throttles");
@@ -164,7 +168,8 @@ fn a_write_that_waits_goes_on_when_the_throttle_ends() {
     for (end, by_itself) in ends.into_iter().zip([true, true, false]) {
         let Some(mut tracked) = tracked() else { return };
         throttle_the_first_chunk(&mut tracked, LOW);
-        // Each of them waits as long as one may: without the end it would take half a minute.
+        // Each of them waits for the longest time allowed: without the end it would take half a
+        // minute.
         let Tracked { mut writer, mut tracker, bench, regions } = tracked;
         std::thread::scope(|scope| {
             let writing = scope.spawn(move || {
@@ -179,7 +184,7 @@ fn a_write_that_waits_goes_on_when_the_throttle_ends() {
             while by_itself && waits() {
                 std::thread::yield_now();
             }
-            // For the last way the tracker itself goes, with writes that wait.
+            // In the last case the tracker itself is dropped while writes wait.
             drop(tracker);
             let _writer = writing.join().expect("writes");
         });
@@ -190,13 +195,13 @@ fn a_write_that_waits_goes_on_when_the_throttle_ends() {
 #[test]
 fn only_the_processors_of_the_guest_wait() {
     let Some(mut tracked) = tracked() else { return };
-    // The writer's thread is of the process, and not the one named.
+    // The writer's thread belongs to the process, but is not the one named.
     tracked.tracker = tracked.tracker.with_vcpus(vec![1]);
     throttle_the_first_chunk(&mut tracked, LOW);
     tracked.writer.run("write", 0, 1, 200);
     let figures = tracked.tracker.throttle_figures();
     assert_eq!((figures.faults, figures.held.as_nanos()), (200, 0));
-    // Named, it waits.
+    // If it is named, it waits.
     let pid = u32::try_from(tracked.writer.pid()).expect("pids are positive");
     let mut tracked = attach_again(tracked);
     tracked.tracker = tracked.tracker.with_vcpus(vec![pid]);
@@ -239,7 +244,7 @@ fn memory_changes_over_only_where_it_may_and_that_is_told() {
 
     tracked.tracker.let_grow(true);
     let mut out = Vec::new();
-    // It begins in the middle of the chunk, of which something was given out before.
+    // It begins in the middle of the chunk, of which something was returned before.
     let middle = PageRange::between(2051, PAGES[0]);
     tracked.tracker.take_dirty(0, middle, u64::MAX, &mut out).expect("takes");
     assert_eq!((out, tracked.tracker.changed_over()), (vec![PageRange::new(2051, 2)], &[][..]));
@@ -248,7 +253,7 @@ fn memory_changes_over_only_where_it_may_and_that_is_told() {
     tracked.writer.run("write", 0, 2050, 3);
     assert_eq!(tracked.tracker.throttle_figures().faults, 3);
 
-    // Nothing changes over any more once the guest is to be stopped.
+    // Nothing changes over any more once the guest is about to be stopped.
     tracked.tracker.let_stop();
     tracked.writer.run("write", 0, 5000, 1);
     assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), BTreeSet::from([2050, 2051, 2052, 5000]));

@@ -1,4 +1,5 @@
-//! Dirty tracking of a real process of another user: exactly the pages that it wrote, no more and no fewer.
+//! Dirty tracking of a real process of another user: exactly the pages that it wrote, no more and
+//! no fewer.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use godwit_ram::{DirtyTracker, PageRange, Region};
 use support::{Bench, Random, TwoBlocks, Writer};
 
-/// Two blocks of which neither is a multiple of 2 MiB.
+/// Two blocks, neither of which is a multiple of 2 MiB.
 const PAGES: [u64; 2] = [9 * 512 + 3, 5 * 512 + 77];
 
 struct Tracked {
@@ -31,7 +32,7 @@ fn tracked() -> Option<Tracked> {
 }
 
 impl Tracked {
-    /// Takes all that is dirty in a block, in calls of at most `max_pages`.
+    /// Takes all dirty pages of a block, in calls of at most `max_pages`.
     fn take(&mut self, block: usize, max_pages: u64) -> BTreeSet<u64> {
         let all = self.regions[block].all_pages();
         let mut pages = BTreeSet::new();
@@ -56,7 +57,7 @@ impl Tracked {
 #[test]
 fn exactly_the_written_pages() {
     let Some(mut tracked) = tracked() else { return };
-    // Written before the start: not dirty afterwards. The rest are holes.
+    // Written before the start, so not dirty afterwards. The rest are holes.
     tracked.writer.run("write", 0, 100, 700);
     tracked.tracker.start().expect("starts");
     assert_eq!(tracked.tracker.count_dirty().expect("counts").pages, 0);
@@ -132,7 +133,7 @@ fn a_discarded_page_is_dirty_once_it_is_written_again() {
 fn writes_during_the_scan_are_never_lost() {
     let Some(mut tracked) = tracked() else { return };
     tracked.tracker.start().expect("starts");
-    // The writer is asked while scans run, so that writes fall into the middle of them.
+    // The writer receives commands while scans run, so that writes occur in the middle of them.
     let mut random = Random(11);
     let Tracked { mut writer, mut tracker, regions, bench } = tracked;
     let all = regions[0].all_pages();
@@ -145,7 +146,7 @@ fn writes_during_the_scan_are_never_lost() {
                 writer.run("write", 0, first, 4);
                 asked.extend(first..first + 4);
             }
-            // The end is told, not guessed: a scan after it sees all that was written.
+            // The end is signalled, not guessed: a scan after it sees all that was written.
             let _ = done.send(());
             (asked, writer)
         });
@@ -188,7 +189,8 @@ fn dropping_ends_the_tracking_and_another_may_attach() {
 #[test]
 fn what_the_tracked_process_starts_inherits_nothing() {
     let Some(mut tracked) = tracked() else { return };
-    // The agent's own variables are no secret; those that load and set up the library must not be passed on.
+    // The agent's own variables are not secret; those that load and set up the library must not be
+    // passed on.
     assert_eq!(tracked.writer.ask("environment"), "environment", "a variable of the tracker's is left");
     let names: Vec<String> = std::fs::read_dir(format!("/proc/{}/task", tracked.writer.pid()))
         .expect("it runs")

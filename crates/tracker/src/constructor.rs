@@ -1,4 +1,5 @@
-//! What happens as QEMU starts, before its `main`: take the settings, clean the environment, start the thread.
+//! Steps at QEMU's start, before its `main`: read the settings, clean the environment, start the
+//! thread.
 
 use std::ffi::{CStr, CString, c_void};
 use std::os::fd::RawFd;
@@ -11,8 +12,9 @@ use crate::serve::{Server, run};
 const STACK_BYTES: usize = 256 << 10;
 
 #[used]
-// SAFETY: the section holds pointers to functions of the C ABI that the loader calls with (argc, argv, envp); one that
-// takes no argument may be called so on every architecture that Linux runs on.
+// SAFETY: the section holds pointers to functions of the C ABI that the loader calls with (argc,
+// argv, envp). A function without arguments may be called this way on every architecture that Linux
+// runs on.
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = construct;
 
@@ -30,7 +32,7 @@ extern "C" fn construct() {
     let Ok(listener) = RawFd::try_from(listener) else {
         return;
     };
-    // SAFETY: fcntl on a number that is no descriptor fails with EBADF and does nothing else.
+    // SAFETY: fcntl on a number that is not a descriptor fails with EBADF and does nothing else.
     if unsafe { libc::fcntl(listener, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return;
     }
@@ -40,8 +42,8 @@ extern "C" fn construct() {
 
 fn number_from_environment(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
-    // SAFETY: the name ends in NUL. The value stays where it is: constructors run before QEMU has a thread that could
-    // change the environment.
+    // SAFETY: the name ends in NUL. The value stays in place: constructors run before QEMU has a
+    // thread that could change the environment.
     let value = unsafe {
         let value = libc::getenv(name.as_ptr());
         if value.is_null() {
@@ -65,12 +67,14 @@ fn open_userfaultfd_device() -> Option<RawFd> {
     (fd >= 0).then_some(fd)
 }
 
-/// Starts the thread with all signals blocked, so that QEMU's signals reach only QEMU's threads. glibc keeps the two
-/// signals it needs itself (cancellation and setuid across threads) out of the mask.
+/// Starts the thread with all signals blocked, so that QEMU's signals reach only QEMU's threads.
+/// glibc excludes from the mask the two signals that it needs itself (cancellation and setuid
+/// across threads).
 fn start_thread(server: Server) {
     let argument = Box::into_raw(Box::new(server)).cast::<c_void>();
-    // SAFETY: the sets, the attributes and the thread's id are initialised by the calls before they are read; `argument`
-    // is owned by the thread once it has started and by this function where it has not.
+    // SAFETY: the calls initialise the sets, the attributes and the thread's ID before these are
+    // read. `argument` belongs to the thread once it has started, and to this function if it has
+    // not.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

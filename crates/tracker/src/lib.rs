@@ -1,19 +1,29 @@
-//! The library preloaded into QEMU: hands out a userfaultfd, keeps a copy of one, nothing else.
+//! The library preloaded into QEMU: it hands out a userfaultfd and keeps a copy of one, nothing
+//! else.
 //!
-//! A userfaultfd belongs to the address space that created it, so QEMU itself has to create the one that tracks QEMU's
-//! memory. The agent starts QEMU with `LD_PRELOAD` naming this library and with a listening unix socket inherited
-//! (`GODWIT_TRACKER_FD`). The constructor takes its variables and `LD_PRELOAD` out of the environment, so that nothing
-//! QEMU starts inherits them, and starts one thread with every signal blocked. The thread answers the one uid it was
-//! told (`GODWIT_TRACKER_PEER_UID`, the process's own where absent): a userfaultfd for each request. Of one it keeps a copy
-//! when it is asked to, until it is asked to close it or for another: what the userfaultfd governs then stays governed when
-//! the agent dies, and the next agent gets the copy.
+//! A userfaultfd belongs to the address space that created it, so QEMU itself has to create the one
+//! that tracks QEMU's memory. The agent starts QEMU with `LD_PRELOAD` naming this library and with
+//! an inherited, listening unix socket (`GODWIT_TRACKER_FD`). The constructor removes its variables
+//! and `LD_PRELOAD` from the environment, so that programs started by QEMU do not inherit them. It
+//! starts one thread with every signal blocked. The thread answers only one uid
+//! (`GODWIT_TRACKER_PEER_UID`, by default the process's own), with one userfaultfd per request.
 //!
-//! It sources the userfaultfd from, in this order: the open /dev/userfaultfd that came with the request, so that an
-//! unprivileged QEMU never holds the device; the device opened by the constructor (`GODWIT_TRACKER_OPEN=1`, for a QEMU
-//! that starts as root and drops its privileges); the system call; the system call for user-mode faults only.
+//! On request the library keeps a copy of a userfaultfd, until a request to close it or to keep
+//! another. The memory that the userfaultfd governs then stays governed if the agent dies, and the
+//! next agent obtains the copy.
 //!
-//! It runs inside somebody else's process: it never panics, never writes to QEMU's standard streams, changes no signal
-//! handler, and on anything unexpected does without. It must not know what the descriptor is used for.
+//! The userfaultfd comes from the first of these sources that works:
+//!
+//! 1. the open /dev/userfaultfd that came with the request, so that an unprivileged QEMU never
+//!    holds the device;
+//! 2. the device opened by the constructor (`GODWIT_TRACKER_OPEN=1`, for a QEMU that starts as root
+//!    and drops its privileges);
+//! 3. the system call;
+//! 4. the system call for user-mode faults only.
+//!
+//! The library runs inside a foreign process. It never panics, never writes to QEMU's standard
+//! streams, changes no signal handler, and does without on anything unexpected. It must not know
+//! what the descriptor is used for.
 #![allow(unsafe_code, reason = "a constructor in a foreign process has system calls to make and little else")]
 
 mod constructor;

@@ -1,64 +1,68 @@
-//! What the agent and the library say to each other: one request, one answer, each of [`MESSAGE_LEN`] bytes.
+//! Protocol between the agent and the library: one request and one answer, each of [`MESSAGE_LEN`]
+//! bytes.
 //!
-//! The file is compiled into both (`crates/ram` includes it by path), so that they cannot drift apart; the library must
-//! not be linked into the agent, whose process it would then serve.
+//! The file is compiled into both (`crates/ram` includes it by path), so that they cannot diverge.
+//! The library must not be linked into the agent, because it would then serve the agent's process.
 //!
-//! Request: [`MAGIC`], a version, what is wanted (see [`Request`]), two bytes of zero; with it, by `SCM_RIGHTS`, at most one
-//! descriptor: an open /dev/userfaultfd. The version is [`VERSION`] for what a library of that version can do, so that an
-//! agent goes on with a QEMU that an earlier one started, and [`KEEPING_VERSION`] for the rest, which such a library refuses
+//! Request: [`MAGIC`], a version, the kind of request (see [`Request`]), two zero bytes. It may
+//! carry one descriptor by `SCM_RIGHTS`: an open /dev/userfaultfd. The version is [`VERSION`] for
+//! requests that a library of that version supports, so that an agent works with a QEMU that an
+//! earlier agent started. It is [`KEEPING_VERSION`] for the others, which such a library refuses
 //! with `EPROTO`.
 //!
-//! Answer: [`MAGIC`], [`VERSION`], the origin of the userfaultfd (see [`Origin`]), and errno as a little-endian 16-bit
-//! number, zero with a descriptor by `SCM_RIGHTS`, else the reason why there is none: `ENOENT` where none was kept. To
-//! [`Request::DropKept`] the answer has neither.
+//! Answer: [`MAGIC`], [`VERSION`], the origin of the userfaultfd (see [`Origin`]), and errno as a
+//! little-endian 16-bit number. The errno is zero if a descriptor comes along by `SCM_RIGHTS`,
+//! otherwise the reason why there is none: `ENOENT` if none was kept. The answer to
+//! [`Request::DropKept`] has neither.
 
-/// Name of the variable with the number of the inherited, listening socket.
+/// Variable with the number of the inherited, listening socket.
 pub const ENV_LISTENER: &str = "GODWIT_TRACKER_FD";
-/// Name of the variable with the only uid that is answered.
+/// Variable with the only uid that is answered.
 pub const ENV_PEER_UID: &str = "GODWIT_TRACKER_PEER_UID";
-/// Name of the variable that, set to `1`, makes the library open /dev/userfaultfd before QEMU drops its privileges.
+/// Variable that, set to `1`, makes the library open /dev/userfaultfd before QEMU drops its
+/// privileges.
 pub const ENV_OPEN: &str = "GODWIT_TRACKER_OPEN";
 
 /// Length of a request and of an answer, in bytes.
 pub const MESSAGE_LEN: usize = 8;
-/// The first four bytes of both.
+/// First four bytes of requests and answers.
 pub const MAGIC: [u8; 4] = *b"GWTK";
-/// The version of answers, and of requests for a new userfaultfd.
+/// Version of answers, and of requests for a new userfaultfd.
 pub const VERSION: u8 = 1;
-/// The version of requests that have to do with a copy that the library keeps.
+/// Version of requests that concern the copy that the library keeps.
 pub const KEEPING_VERSION: u8 = 2;
 
-/// What the agent wants. The library keeps one copy at most: while it has it, memory that the userfaultfd governs stays
-/// governed, whatever becomes of the agent.
+/// Request of the agent. The library keeps at most one copy. While it keeps one, the memory that
+/// the userfaultfd governs stays governed, whatever becomes of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Request {
-    /// A new userfaultfd.
+    /// Create a userfaultfd.
     New = 0,
-    /// A new one, of which the library keeps a copy, in place of the one that it had.
+    /// Create a userfaultfd and keep a copy of it, in place of the previous copy.
     NewKept = 1,
-    /// The one that the library keeps; it goes on keeping it.
+    /// Return the copy that the library keeps; the library goes on keeping it.
     Kept = 2,
-    /// None: the library closes what it keeps, if anything.
+    /// Return no userfaultfd: the library closes its copy, if it has one.
     DropKept = 3,
 }
 
-/// Where a userfaultfd came from.
+/// Origin of a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Origin {
-    /// There is none.
+    /// No userfaultfd.
     None = 0,
     /// /dev/userfaultfd, sent by the agent or opened by the library's constructor.
     Device = 1,
     /// The system call, with the right to handle the kernel's own faults.
     Syscall = 2,
-    /// The system call with `UFFD_USER_MODE_ONLY` (Linux 5.11): enough for dirty tracking, where no fault is ever
-    /// handed to user space; too little for page-in.
+    /// The system call with `UFFD_USER_MODE_ONLY` (Linux 5.11): enough for dirty tracking, where no
+    /// fault is ever delivered to user space; not enough for page-in.
     UserModeOnly = 3,
 }
 
-/// The agent's request.
+/// Encodes the agent's request.
 pub fn request(request: Request) -> [u8; MESSAGE_LEN] {
     let [a, b, c, d] = MAGIC;
     let version = match request {
@@ -68,7 +72,7 @@ pub fn request(request: Request) -> [u8; MESSAGE_LEN] {
     [a, b, c, d, version, request as u8, 0, 0]
 }
 
-/// Reads a request; `None` where it is not one of these versions.
+/// Decodes a request. Returns `None` if it has neither of these versions.
 pub fn parse_request(bytes: &[u8; MESSAGE_LEN]) -> Option<Request> {
     let [a, b, c, d, version, wanted, 0, 0] = *bytes else { return None };
     if [a, b, c, d] != MAGIC {
@@ -83,14 +87,14 @@ pub fn parse_request(bytes: &[u8; MESSAGE_LEN]) -> Option<Request> {
     }
 }
 
-/// The library's answer.
+/// Encodes the library's answer.
 pub fn answer(origin: Origin, errno: u16) -> [u8; MESSAGE_LEN] {
     let [a, b, c, d] = MAGIC;
     let [low, high] = errno.to_le_bytes();
     [a, b, c, d, VERSION, origin as u8, low, high]
 }
 
-/// Reads an answer; `None` where it is not one of this version.
+/// Decodes an answer. Returns `None` if it has another version.
 pub fn parse_answer(bytes: &[u8; MESSAGE_LEN]) -> Option<(Origin, u16)> {
     let [a, b, c, d, version, origin, low, high] = *bytes;
     if [a, b, c, d] != MAGIC || version != VERSION {
@@ -132,7 +136,8 @@ mod tests {
         for wanted in [Request::New, Request::NewKept, Request::Kept, Request::DropKept] {
             assert_eq!(parse_request(&request(wanted)), Some(wanted));
         }
-        // As the first version had it: a library of that version compares nothing but these five bytes.
+        // In the form of the first version: a library of that version compares only these five
+        // bytes.
         assert_eq!(request(Request::New), *b"GWTK\x01\0\0\0");
     }
 

@@ -1,4 +1,4 @@
-//! The thread: one connection at a time, one request and one answer each.
+//! The thread: it serves one connection at a time, with one request and one answer each.
 
 use std::io;
 use std::mem;
@@ -7,9 +7,9 @@ use std::ptr;
 
 use crate::protocol::{MESSAGE_LEN, Origin, Request, answer, parse_request};
 
-/// How long a peer that connected may keep the thread waiting.
+/// Time limit for a connected peer, in seconds.
 const PEER_TIMEOUT_S: libc::time_t = 2;
-/// How long to leave an exhausted process in peace before the next accept.
+/// Pause before the next accept in a process that has exhausted its resources.
 const EXHAUSTED_MS: libc::c_int = 100;
 /// `_IO(0xAA, 0)` of linux/userfaultfd.h, Linux 6.1.
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xAA00;
@@ -18,14 +18,15 @@ const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 /// Room for one descriptor, aligned as a control message must be.
 type ControlBuffer = [u64; 4];
 
-/// What the constructor hands to the thread.
+/// State that the constructor hands to the thread.
 pub(crate) struct Server {
     pub(crate) listener: RawFd,
     pub(crate) device: Option<RawFd>,
     pub(crate) peer_uid: u32,
 }
 
-/// The userfaultfd that was handed out to be kept: it governs what it governs as long as it is open anywhere.
+/// The userfaultfd handed out with the request to keep it. The memory stays governed while any
+/// process has it open.
 type Kept = Option<(OwnedFd, Origin)>;
 
 /// Serves until the listener is gone, which in practice is until QEMU ends.
@@ -42,10 +43,10 @@ pub(crate) fn run(server: &Server) {
 }
 
 fn accept(listener: RawFd) -> Result<OwnedFd, libc::c_int> {
-    // A non-blocking listener would make the thread spin, so wait for it either way.
+    // A non-blocking listener would make the thread spin, so wait explicitly.
     let mut readable = libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd, which lives through the call; accept4 without an address touches no memory; a descriptor it
-    // returns belongs to nobody else.
+    // SAFETY: one pollfd, which lives through the call. accept4 without an address touches no
+    // memory. A descriptor that it returns has no other owner.
     unsafe {
         if libc::poll(&raw mut readable, 1, -1) < 0 {
             return Err(errno());
@@ -81,7 +82,8 @@ fn serve(server: &Server, kept: &mut Kept, connection: &OwnedFd) {
         None => refuse(libc::EPROTO),
         Some(wanted @ (Request::New | Request::NewKept)) => match new_userfaultfd(device) {
             Ok((userfaultfd, origin)) => {
-                // Nobody has one that did not get out: what is kept is then still the last that somebody has.
+                // A userfaultfd that could not be sent belongs to no agent: the copy kept stays the
+                // last one that an agent has.
                 if give(&userfaultfd, origin) && wanted == Request::NewKept {
                     *kept = Some((userfaultfd, origin));
                 }
@@ -101,11 +103,11 @@ fn serve(server: &Server, kept: &mut Kept, connection: &OwnedFd) {
     }
 }
 
-/// A userfaultfd of this process's own address space.
+/// Creates a userfaultfd of this process's own address space.
 fn new_userfaultfd(device: Option<RawFd>) -> Result<(OwnedFd, Origin), libc::c_int> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: neither the ioctl, whose argument is a plain number, nor the system call touches memory; a descriptor they
-    // return belongs to nobody else.
+    // SAFETY: neither the ioctl, whose argument is a plain number, nor the system call touches
+    // memory. A descriptor that they return has no other owner.
     unsafe {
         if let Some(device) = device {
             let fd = libc::ioctl(device, USERFAULTFD_IOC_NEW, flags);
@@ -155,7 +157,7 @@ fn peer_uid(connection: RawFd) -> Option<u32> {
     (failed == 0 && length == length_of::<libc::ucred>()).then_some(peer.uid)
 }
 
-/// One request, however many pieces it comes in, and the descriptor that came with it.
+/// Receives one request, in however many pieces it arrives, and the descriptor that came with it.
 fn receive(connection: RawFd) -> Option<([u8; MESSAGE_LEN], Option<OwnedFd>)> {
     let mut message = [0u8; MESSAGE_LEN];
     let mut filled = 0;
@@ -164,8 +166,8 @@ fn receive(connection: RawFd) -> Option<([u8; MESSAGE_LEN], Option<OwnedFd>)> {
         let rest = message.get_mut(filled..)?;
         let mut part = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
         let mut control: ControlBuffer = [0; 4];
-        // SAFETY: the header describes `rest` and `control`, which live through the call; a descriptor in a control
-        // message that the kernel wrote is new and belongs to nobody else.
+        // SAFETY: the header describes `rest` and `control`, which live through the call. A
+        // descriptor in a control message that the kernel wrote is new and has no other owner.
         let count = unsafe {
             let mut header: libc::msghdr = mem::zeroed();
             header.msg_iov = &raw mut part;
@@ -191,9 +193,10 @@ fn receive(connection: RawFd) -> Option<([u8; MESSAGE_LEN], Option<OwnedFd>)> {
 /// Takes every descriptor that came, so that none leaks into QEMU, and keeps the last.
 ///
 /// # Safety
-/// `header` was filled by a successful recvmsg and its control buffer is alive.
+/// `header` was filled by a successful recvmsg, and its control buffer is alive.
 unsafe fn take_descriptors(header: *const libc::msghdr, keep: &mut Option<OwnedFd>) {
-    // SAFETY: the CMSG walk stays inside the control buffer, as the header says how much of it was filled.
+    // SAFETY: the CMSG walk stays inside the control buffer, as the header says how much of it was
+    // filled.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(header);
         while let Some(message) = control.as_ref() {
@@ -209,13 +212,13 @@ unsafe fn take_descriptors(header: *const libc::msghdr, keep: &mut Option<OwnedF
     }
 }
 
-/// Sends the answer; a peer that has gone is none of QEMU's concern. Whether it was sent.
+/// Sends the answer and returns whether it was sent. A peer that has gone does not matter to QEMU.
 fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&OwnedFd>) -> bool {
     let mut part = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: message.len() };
     let mut control: ControlBuffer = [0; 4];
     let fd_length = length_of::<RawFd>();
-    // SAFETY: the header describes `message` and `control`, which live through the call; the control message that is
-    // written fits into `control` (24 bytes of 32).
+    // SAFETY: the header describes `message` and `control`, which live through the call. The
+    // control message that is written fits into `control` (24 bytes of 32).
     unsafe {
         let mut header: libc::msghdr = mem::zeroed();
         header.msg_iov = &raw mut part;
@@ -273,7 +276,7 @@ mod tests {
         agent.write_all(&wanted).unwrap();
         serve(server, kept, &connection.into());
         let mut answer = [0; MESSAGE_LEN];
-        // The descriptor that comes with it is closed, as nobody asks for it.
+        // The descriptor that comes along is closed, because no test needs it.
         agent.read_exact(&mut answer).ok()?;
         parse_answer(&answer).map(|(origin, errno)| (origin, errno.into()))
     }

@@ -1,4 +1,4 @@
-//! Reading fields from a payload; every read is bounded, and what is left unread is an error.
+//! Bounded reading of payload fields. Bytes left unread are an error.
 
 use crate::{Kind, WireError};
 
@@ -37,7 +37,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// LEB128, at most ten bytes.
+    /// Reads a LEB128 integer of at most ten bytes.
     pub(crate) fn varint(&mut self, what: &'static str) -> Result<u64, WireError> {
         let mut value = 0u64;
         for shift in (0..70).step_by(7) {

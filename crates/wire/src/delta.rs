@@ -1,33 +1,35 @@
-//! Pages told by what differs from what was sent of them before.
+//! Pages sent as their difference from the version that was sent before.
 
 use crate::cursor::Cursor;
 use crate::frame::DELTA_HEADER;
 use crate::{Codec, MAX_BLOCKS, MAX_PAGES_PER_FRAME, PAGE_SIZE, WireError};
 
-/// Pages in a row, each as the bits that differ from what the destination has of it.
+/// Consecutive pages, each given as the bits that differ from the destination's version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delta {
     /// The round that the pages belong to.
     pub round: u32,
-    /// Their block.
+    /// The block's number.
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
-    /// The [`prefix`](crate::prefix) of what the destination should have of each page, 1 to [`MAX_PAGES_PER_FRAME`] of them: a
-    /// page that holds something else there can't be made.
+    /// The [`prefix`](crate::prefix) of each page's version at the destination, 1 to
+    /// [`MAX_PAGES_PER_FRAME`] of them. A page whose version there has another prefix cannot be
+    /// reconstructed.
     pub bases: Vec<u64>,
-    /// Old pages XOR new pages, all in one piece, by [`Codec::Lz4`]: at most half of what the pages have.
+    /// Old pages XOR new pages, compressed in one piece with [`Codec::Lz4`] to at most half of the
+    /// pages' size.
     pub packed: Vec<u8>,
 }
 
 impl Delta {
-    /// How many pages it tells of.
+    /// Returns the number of pages in the delta.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.bases.len() as u64
     }
 
-    /// The most bytes that so many pages may be packed into.
+    /// Largest size, in bytes, that the differences of `pages` pages may be packed into.
     #[must_use]
     pub fn most_packed_bytes(pages: usize) -> usize {
         pages * PAGE_SIZE as usize / 2
@@ -44,7 +46,7 @@ impl Delta {
         out.extend_from_slice(&self.packed);
     }
 
-    /// Reads a payload of so many bytes.
+    /// Reads a payload of `length` bytes.
     pub(crate) fn decode(cursor: &mut Cursor<'_>, length: u32) -> Result<Delta, WireError> {
         let round = cursor.u32("the delta's round")?;
         let block = cursor.u16("the delta's block")?;

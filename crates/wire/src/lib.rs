@@ -1,8 +1,10 @@
-//! The migration protocol of a lane: messages, framing, bounds. No I/O and no memory of a guest.
+//! The migration protocol of a lane: messages, framing and bounds. It does no I/O and touches no
+//! guest memory.
 //!
-//! A lane carries frames in both directions. A frame is a header of [`HEADER_LEN`] bytes (kind, length, checksums) and a
-//! payload whose length is bounded by its kind before anything is allocated. Numbers are little-endian. Nothing of a frame is acted
-//! upon before its checksum was right. The document is docs/protocol.md; `tests/document.rs` holds both together.
+//! A lane carries frames in both directions. A frame consists of a header of [`HEADER_LEN`] bytes
+//! (kind, length, checksums) and a payload. The kind bounds the payload's length before anything is
+//! allocated. Numbers are little-endian. A frame takes effect only after its checksum was verified.
+//! docs/protocol.md specifies the protocol; `tests/document.rs` keeps document and code consistent.
 
 mod cursor;
 mod delta;
@@ -24,36 +26,40 @@ pub use runs::MAX_RUNS_PAYLOAD;
 pub use sum::{Checksum, checksum};
 pub use version::{Incompatible, SUPPORTED, VersionRange, negotiate};
 
-/// The most pages that one frame carries, raw or compressed: 256 KiB, what a sender sums and a receiver unpacks in one go.
+/// Maximum pages of one frame, raw or compressed: 256 KiB. A sender checksums, and a receiver
+/// unpacks, this much in one piece.
 pub const MAX_PAGES_PER_FRAME: u32 = 64;
-/// The most pages that one references frame names.
+/// Maximum pages of one references frame.
 pub const MAX_REFERENCES: u32 = 64;
-/// The most pages that one digests frame tells of.
+/// Maximum pages described by one digests frame.
 pub const MAX_DIGESTS: u32 = 4096;
 /// Guest page size on x86-64, bytes.
 pub const PAGE_SIZE: u32 = 4096;
-/// The most RAM blocks of one VM.
+/// Maximum RAM blocks of one VM.
 pub const MAX_BLOCKS: u16 = 64;
-/// The most data streams of one migration, broken ones included.
+/// Maximum data streams of one migration, broken ones included.
 pub const MAX_STREAMS: u16 = 256;
-/// The number of the stream that carries everything but pages; the others, from 1 on, carry pages.
+/// Number of the stream that carries everything except pages. The other streams, from 1 on, carry
+/// pages.
 pub const CONTROL_STREAM: u16 = 0;
-/// The number of the page-in stream on which pages are asked for, and come that were. Those that follow it carry all others.
+/// Number of the page-in stream that carries requests for pages and the pages requested. The
+/// streams numbered after it carry all other pages.
 pub const PAGE_IN_STREAM: u16 = 1024;
-/// The most page-in streams, that one included.
+/// Maximum page-in streams, [`PAGE_IN_STREAM`] included.
 pub const MAX_PAGE_IN_STREAMS: u16 = 64;
-/// How many classes [`PagedIn::waits`] has.
+/// Number of classes in [`PagedIn::waits`].
 pub const WAIT_CLASSES: usize = 24;
-/// The upper bound of the first of them.
+/// Upper bound of the first class of [`PagedIn::waits`].
 pub const FIRST_WAIT_CLASS_NS: u64 = 16_384;
-/// The most bytes of device state in one frame.
+/// Maximum bytes of device state in one frame.
 pub const MAX_DEVICE_STATE_CHUNK: u32 = 256 * 1024;
-/// The most bytes of padding in one frame.
+/// Maximum bytes of padding in one frame.
 pub const MAX_PADDING: u32 = 1024 * 1024;
-/// The longest text in a refusal, bytes of UTF-8.
+/// Longest text of a refusal, in bytes of UTF-8.
 pub const MAX_DETAIL: u32 = 1024;
 
-/// Identifies one migration: 16 random bytes, given out by the destination's agent and shown by the source's lane.
+/// Identifier of one migration: 16 random bytes. The destination's agent issues it, and the
+/// source's lane presents it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MigrationId(pub [u8; 16]);
 
@@ -86,60 +92,60 @@ impl std::str::FromStr for MigrationId {
     }
 }
 
-/// What is wrong with bytes that a peer sent. Every variant ends the lane: after one bad frame nothing that follows
-/// can be trusted.
+/// Error in bytes that a peer sent. Every variant ends the lane, because nothing after one bad
+/// frame can be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Bytes are not what was sent, or were sent by something else.
+    /// Bytes differ from what was sent, or another program sent them.
     #[error(
         "the checksum of {what} is wrong: its bytes changed on their way (a network card, a switch or a host's memory is at fault), or \
          the peer does not speak this protocol"
     )]
     Corrupted {
-        /// What is summed up.
+        /// What the checksum covers.
         what: &'static str,
     },
-    /// The first bytes are not this protocol's.
+    /// The first bytes do not belong to this protocol.
     #[error(
         "the peer does not speak Godwit's migration protocol: check that the address is an agent's lane port"
     )]
     NotOurs,
-    /// A frame of a kind that this version does not know.
+    /// This version does not know the frame's kind.
     #[error("unknown frame kind {kind}: the peer does not keep to the negotiated version")]
     UnknownKind {
-        /// The kind's code.
+        /// Code of the kind.
         kind: u8,
     },
-    /// A frame longer than its kind may be, or shorter than it must be.
+    /// The frame's length is outside the bounds of its kind.
     #[error("a {kind:?} frame of {length} bytes is out of bounds ({least} to {most})")]
     BadLength {
         /// The frame's kind.
         kind: Kind,
-        /// The length in its header.
+        /// The length stated in the header.
         length: u32,
-        /// The least that the kind allows.
+        /// The smallest length that the kind allows.
         least: u32,
-        /// The most that the kind allows.
+        /// The largest length that the kind allows.
         most: u32,
     },
-    /// The payload ends before its fields do.
+    /// The payload ends before its last field.
     #[error("a frame ends in the middle of {what}")]
     Truncated {
-        /// The field.
+        /// The name of the field.
         what: &'static str,
     },
-    /// The payload goes on after its last field.
+    /// The payload continues after its last field.
     #[error("{unread} bytes are left after the last field of a {kind:?} frame")]
     Unread {
         /// The frame's kind.
         kind: Kind,
-        /// How many bytes.
+        /// Number of bytes left over.
         unread: usize,
     },
-    /// A field has a value that it can't have.
+    /// A field has an invalid value.
     #[error("{what} has a value out of bounds")]
     BadValue {
-        /// The field.
+        /// The name of the field.
         what: &'static str,
     },
 }

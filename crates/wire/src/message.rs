@@ -7,7 +7,8 @@ use crate::{
     PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, checksum, runs,
 };
 
-/// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
+/// First eight bytes of a lane. The line end reveals a lane that passed through a program that
+/// edits text.
 const MAGIC: [u8; 8] = *b"GODWIT\r\n";
 
 /// A run of pages in one RAM block.
@@ -21,73 +22,74 @@ pub struct BlockRun {
     pub count: u64,
 }
 
-/// What precedes the pages of a pages frame, or of a compressed one.
+/// Fields before the pages of a raw or compressed pages frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagesHeader {
-    /// The round that the pages belong to: an older one never overwrites a newer one.
+    /// The round that the pages belong to. Pages of an older round never overwrite those of a newer
+    /// one.
     pub round: u32,
-    /// Which pages.
+    /// The pages in the frame.
     pub run: PageRun,
-    /// What follows the fields.
+    /// Form of the bytes that follow the fields.
     pub encoding: Encoding,
-    /// Its [`checksum`].
+    /// The [`checksum`] of the bytes that follow the fields.
     pub sum: u32,
 }
 
-/// How a frame holds its pages.
+/// Form in which a frame holds its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// As they are: the frame is of kind [`Kind::Pages`].
+    /// Uncompressed: the frame is of kind [`Kind::Pages`].
     Raw,
-    /// Compressed, all of them in one piece: the frame is of kind [`Kind::CompressedPages`].
+    /// Compressed in one piece: the frame is of kind [`Kind::CompressedPages`].
     Compressed {
-        /// By what.
+        /// The compression method.
         codec: Codec,
-        /// Into how many bytes: at least one, and fewer than the pages have.
+        /// Compressed size in bytes: at least one, and less than the size of the pages.
         bytes: u32,
     },
 }
 
-/// What pages are compressed by.
+/// Compression method for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
     /// LZ4's block format.
     Lz4 = 1,
-    /// Zstandard frames, with no dictionary.
+    /// Zstandard frames without a dictionary.
     Zstd = 2,
 }
 
 impl Codec {
-    /// Every codec.
+    /// All codecs.
     pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 
-    /// The codec of a number on the wire, if this version knows it.
+    /// Returns the codec with this number on the wire, or `None` if this version does not know it.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Codec> {
         Codec::ALL.into_iter().find(|codec| *codec as u8 == code)
     }
 }
 
-/// A run of pages as one frame carries it.
+/// Run of pages in one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
     /// The block's number.
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
-    /// 1 to [`MAX_PAGES_PER_FRAME`].
+    /// Number of pages, 1 to [`MAX_PAGES_PER_FRAME`].
     pub count: u32,
 }
 
-/// Bytes on the wire of a pages frame's header and fields, before the pages themselves.
+/// Bytes of a pages frame's header and fields, before the pages.
 pub(crate) const PAGES_PREFIX: usize = HEADER_LEN + PAGES_HEADER as usize;
 
 impl PagesHeader {
     /// Bytes before the pages: frame header and fields.
     pub const LEN: usize = PAGES_PREFIX;
 
-    /// The frame's bytes up to its pages.
+    /// Returns the bytes of the frame that precede its pages.
     #[must_use]
     pub fn to_bytes(self) -> [u8; PAGES_PREFIX] {
         let (content, codec) = match self.encoding {
@@ -116,7 +118,7 @@ impl PagesHeader {
         }
     }
 
-    /// Reads the fields of a frame whose length is within its kind's bounds.
+    /// Reads the fields of a frame whose length is within the bounds of its kind.
     fn decode(cursor: &mut Cursor<'_>, header: FrameHeader) -> Result<PagesHeader, WireError> {
         let round = cursor.u32("the pages' round")?;
         let block = cursor.u16("the pages' block")?;
@@ -154,83 +156,86 @@ impl PagesHeader {
     }
 }
 
-/// What the destination must know before the first page.
+/// Parameters that the destination needs before the first page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// The generation of ownership that the destination gets with the commit.
+    /// Epoch of ownership that the destination receives with the commit.
     pub epoch: u64,
-    /// Which life of the VM it is; 0: the VM is older than incarnations.
+    /// Incarnation of the VM. 0: the VM was created before incarnations existed.
     pub incarnation: u128,
-    /// Whether the guest shall run after the switchover (false: it was paused).
+    /// Whether the guest runs after the switchover (false: it was paused).
     pub run: bool,
-    /// Pages of each RAM block.
+    /// Number of pages of each RAM block.
     pub block_pages: Vec<u64>,
 }
 
-/// Everything that was sent before the device state.
+/// Totals of what was sent before the device state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagesEnd {
-    /// Pages sent in all.
+    /// Total number of pages sent.
     pub pages: u64,
-    /// The units sent by each data stream since its begin, by its number, the first being stream 1.
+    /// Number of units that each data stream has sent since it began, in order of stream number
+    /// from stream 1 on.
     pub units: Vec<u64>,
 }
 
-/// Runs of pages that are all zero.
+/// Runs of pages that contain only zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zeros {
     /// The round that the pages belong to.
     pub round: u32,
-    /// The runs, any order.
+    /// The runs, in any order.
     pub runs: Vec<BlockRun>,
 }
 
-/// When things happened at the destination, by its own clock, in ns.
+/// Times of events at the destination, by its own clock, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// The commit was read.
+    /// When the commit was read.
     pub commit_ns: u64,
-    /// The device state was loaded.
+    /// When the device state was loaded.
     pub loaded_ns: u64,
-    /// The vCPUs ran (or the paused guest was complete).
+    /// When the vCPUs ran (or, for a paused guest, when it was complete).
     pub running_ns: u64,
 }
 
-/// How page-in went, as the destination measured it.
+/// Statistics of a page-in, measured at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagedIn {
     /// Pages that were missing when the guest was handed over.
     pub pages: u64,
-    /// Pages of them that somebody came to before they were there.
+    /// Missing pages that a vCPU or a device accessed before they arrived.
     pub demanded: u64,
-    /// How often the link was cut, or an agent away, meanwhile.
+    /// How often the link was cut or an agent was absent during page-in.
     pub cuts: u64,
-    /// How long those waited who came to a missing page, ns: half of them no longer than this,
+    /// Median wait for a missing page, ns.
     pub median_ns: u64,
-    /// nine of ten,
+    /// 90th percentile of the waits, ns.
     pub p90_ns: u64,
-    /// ninety-nine of a hundred,
+    /// 99th percentile of the waits, ns.
     pub p99_ns: u64,
-    /// and the longest.
+    /// Longest wait, ns.
     pub most_ns: u64,
-    /// The waits by their length: the first counts those below [`FIRST_WAIT_CLASS_NS`], each further one those below twice as
-    /// much as the one before it, the last one all others.
+    /// Histogram of the waits. The first class counts waits below [`FIRST_WAIT_CLASS_NS`]. Each
+    /// further class has twice the upper bound of the one before it. The last class counts all
+    /// longer waits.
     pub waits: [u64; WAIT_CLASSES],
 }
 
-/// Why one side gives up: a code for programs, a line for people. The code's meanings are the migration's, not the wire's.
+/// Reason why one side gives up: a code for programs and a line for people. The migration defines
+/// the meaning of the codes, not the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// A stable code.
+    /// Stable code.
     pub code: u16,
-    /// One line, at most [`MAX_DETAIL`] bytes; never guest data.
+    /// One line of at most [`MAX_DETAIL`] bytes. It never contains guest data.
     pub detail: String,
 }
 
-/// A message. Pages are apart: their frame is [`PagesHeader`] and the pages, raw or compressed, which never pass through a
-/// message.
+/// Message of the protocol. Pages do not pass through a message: their frame consists of a
+/// [`PagesHeader`] and the pages, raw or compressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // each variant's kind documents it
+#[allow(missing_docs)] // the kind of each variant documents it
 pub enum Message {
     Hello { versions: VersionRange, migration: MigrationId, stream: u16 },
     Welcome { version: u16 },
@@ -265,7 +270,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// The frame's kind.
+    /// Returns the kind of the message's frame.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -302,9 +307,12 @@ impl Message {
         }
     }
 
-    /// Appends the whole frame. For [`Message::Pages`] only what precedes the pages. For [`Message::Zeros`],
-    /// [`Message::Missing`], [`Message::Remaining`] and [`Message::Fetch`] as many runs as fit; the number taken is returned, and the caller sends the rest in further frames. All other
-    /// messages fit by construction of their senders; text is cut at [`MAX_DETAIL`].
+    /// Appends the whole frame to `out`.
+    ///
+    /// For [`Message::Pages`] it appends only what precedes the pages. For [`Message::Zeros`],
+    /// [`Message::Missing`], [`Message::Remaining`] and [`Message::Fetch`] it takes as many runs as
+    /// fit and returns their number; the caller sends the rest in further frames. The senders of
+    /// all other messages ensure that they fit. Text is cut at [`MAX_DETAIL`].
     pub fn encode(&self, out: &mut Vec<u8>) -> usize {
         if let Message::Pages(pages) = self {
             out.extend_from_slice(&pages.to_bytes());
@@ -385,11 +393,11 @@ impl Message {
         1
     }
 
-    /// Reads a message from a frame's payload, once its checksum was right; for a pages frame from its first [`PagesHeader::LEN`] −
-    /// [`HEADER_LEN`] bytes.
+    /// Decodes a message from a frame's payload after verifying its checksum. Of a pages frame it
+    /// needs the first [`PagesHeader::LEN`] − [`HEADER_LEN`] bytes.
     ///
     /// # Errors
-    /// [`WireError`]: the payload is not what was sent, or not what its kind says.
+    /// [`WireError`] if the payload was altered or does not match its kind.
     pub fn decode(header: FrameHeader, payload: &[u8]) -> Result<Message, WireError> {
         if checksum(payload) != header.sum {
             return Err(WireError::Corrupted { what: "a frame's payload" });
@@ -478,7 +486,8 @@ fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {
     Ok(Begin { epoch, incarnation: decode_incarnation(cursor)?, run, block_pages })
 }
 
-/// Appends an incarnation. One that is not recorded takes no bytes: its VM may go to an older release, which reads none.
+/// Appends an incarnation. An incarnation that is not recorded takes no bytes: such a VM may move
+/// to an older release, which reads none.
 fn encode_incarnation(incarnation: u128, out: &mut Vec<u8>) {
     if incarnation != 0 {
         out.extend_from_slice(&incarnation.to_le_bytes());
@@ -557,7 +566,7 @@ fn decode_reason(cursor: &mut Cursor<'_>) -> Result<Reason, WireError> {
         return Err(WireError::BadValue { what: "the reason's reserved byte" });
     }
     let text = cursor.rest();
-    // A peer's text ends up in logs and terminals: nothing but printable characters gets there.
+    // A peer's text ends up in logs and terminals, so only printable characters pass.
     let detail =
         String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     Ok(Reason { code, detail })

@@ -1,45 +1,48 @@
-//! Pages told by their content: what a destination has, and which of it a page of the guest is.
+//! Pages sent by reference: what content a destination holds, and which of it a page of the guest
+//! has.
 
 use crate::cursor::Cursor;
 use crate::{MAX_BLOCKS, MAX_DIGESTS, MAX_REFERENCES, WireError};
 
-/// The BLAKE3 hash of a page, all of it.
+/// BLAKE3 hash of a whole page.
 pub type PageHash = [u8; 32];
 
-/// The beginning of a page's hash, by which it is looked for; 0 stands for a page that is not told.
+/// Returns the first bytes of a page's hash, which serve as its search key. 0 marks a page that is
+/// not announced.
 #[must_use]
 pub fn prefix(hash: &PageHash) -> u64 {
     hash.first_chunk().map_or(0, |first| u64::from_le_bytes(*first))
 }
 
-/// Where a page's content is at the destination.
+/// Location of a page's content at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Which memory: 0 is that of the arriving guest itself, others are numbered by the destination.
+    /// The memory: 0 is that of the arriving guest itself; the destination numbers others.
     pub content: u16,
-    /// The RAM block.
+    /// The RAM block's number.
     pub block: u16,
     /// The page's number in the block.
     pub page: u64,
 }
 
-/// Pages whose content the destination should have, all in a row at both places.
+/// Pages whose content the destination is expected to hold, consecutive in both places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct References {
     /// The round that the pages belong to.
     pub round: u32,
-    /// Their block.
+    /// The RAM block's number.
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
-    /// Where the first page's content is.
+    /// Location of the first page's content.
     pub place: Place,
-    /// The hash of each page, 1 to [`MAX_REFERENCES`]: what is found there and has another hash is not it.
+    /// Hash of each page, 1 to [`MAX_REFERENCES`] of them. Content found there with another hash is
+    /// not used.
     pub hashes: Vec<PageHash>,
 }
 
 impl References {
-    /// How many pages it names.
+    /// Returns the number of pages named.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.hashes.len() as u64
@@ -79,12 +82,13 @@ impl References {
     }
 }
 
-/// What a destination has in consecutive pages.
+/// Content that a destination holds in consecutive pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digests {
-    /// The first page.
+    /// Location of the first page.
     pub place: Place,
-    /// The [`prefix`] of each page from there on, 1 to [`MAX_DIGESTS`] of them; 0 where nothing is told.
+    /// The [`prefix`] of each page from there on, 1 to [`MAX_DIGESTS`] of them; 0 for a page that
+    /// is not announced.
     pub prefixes: Vec<u64>,
 }
 

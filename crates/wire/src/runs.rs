@@ -1,15 +1,16 @@
-//! Runs of pages as varints: block, gap to the run before, length. A run of zero pages costs three to a few bytes.
+//! Runs of pages as varints: block, gap to the run before, length. A run of zero pages takes about
+//! three bytes or a few more.
 
 use crate::cursor::{Cursor, put_varint};
 use crate::{BlockRun, MAX_BLOCKS, WireError};
 
-/// The most bytes of runs in one frame.
+/// Maximum bytes of runs in one frame.
 pub const MAX_RUNS_PAYLOAD: u32 = 64 * 1024;
 
-/// The most bytes that one run takes: block (2), gap and length (10 each).
+/// Maximum bytes of one run: block (2), gap and length (10 each).
 const MAX_RUN_BYTES: usize = 22;
 
-/// Appends runs until they end or the frame is full; returns how many were taken.
+/// Appends runs until they end or the frame is full. Returns the number of runs appended.
 pub(crate) fn encode(runs: &[BlockRun], out: &mut Vec<u8>) -> usize {
     let start = out.len();
     let (mut block, mut end) = (0u16, 0u64);
@@ -28,7 +29,7 @@ pub(crate) fn encode(runs: &[BlockRun], out: &mut Vec<u8>) -> usize {
     runs.len()
 }
 
-/// Reads runs until the payload ends. Gaps wrap, so that runs may come in any order.
+/// Reads runs until the payload ends. Gaps wrap around, so runs may come in any order.
 pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Vec<BlockRun>, WireError> {
     let mut runs = Vec::new();
     let (mut block, mut end) = (0u16, 0u64);

@@ -1,4 +1,5 @@
-//! Which version of the protocol two peers speak: pure, so that every pair is tested without a socket.
+//! Negotiation of the protocol version between two peers. It is pure, so tests cover every pair
+//! without a socket.
 //!
 //! Support window: a release speaks its own version and the one before it.
 
@@ -7,13 +8,13 @@ use std::fmt;
 /// A closed range of versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRange {
-    /// The oldest version spoken.
+    /// Oldest version spoken.
     pub oldest: u16,
-    /// The newest version spoken.
+    /// Newest version spoken.
     pub newest: u16,
 }
 
-/// What this build speaks.
+/// Versions that this build speaks.
 pub const SUPPORTED: VersionRange = VersionRange { oldest: 1, newest: 1 };
 
 impl fmt::Display for VersionRange {
@@ -26,20 +27,20 @@ impl fmt::Display for VersionRange {
     }
 }
 
-/// No version that both speak.
+/// Error when no version is spoken by both peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer speaks protocol version {theirs}, this agent {ours}: upgrade the older of the two agents")]
 pub struct Incompatible {
-    /// What this agent speaks.
+    /// Versions that this agent speaks.
     pub ours: VersionRange,
-    /// What the peer speaks.
+    /// Versions that the peer speaks.
     pub theirs: VersionRange,
 }
 
-/// The newest version that both speak.
+/// Returns the newest version that both peers speak.
 ///
 /// # Errors
-/// [`Incompatible`] where the ranges do not meet, or the peer's is upside down.
+/// [`Incompatible`] if the ranges do not overlap, or the peer's range is reversed.
 pub fn negotiate(ours: VersionRange, theirs: VersionRange) -> Result<u16, Incompatible> {
     let newest = ours.newest.min(theirs.newest);
     if theirs.oldest <= theirs.newest && newest >= ours.oldest && newest >= theirs.oldest {

@@ -1,4 +1,4 @@
-//! Every message survives the wire, and no bytes of a peer do harm.
+//! Every message survives encoding and decoding, and no bytes from a peer do harm.
 
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
@@ -18,7 +18,7 @@ fn decode(frame: &[u8]) -> Result<Message, WireError> {
     Message::decode(header_of(frame)?, &frame[HEADER_LEN..])
 }
 
-/// The same of a frame that was changed by its sender: its checksums are right.
+/// Decodes a frame that its sender altered: the checksums are correct.
 fn decode_sealed(frame: &[u8]) -> Result<Message, WireError> {
     let payload = &frame[HEADER_LEN..];
     Message::decode(FrameHeader { sum: checksum(payload), ..header_of(frame)? }, payload)
@@ -171,7 +171,7 @@ proptest! {
         frame[at] ^= bits;
         let decoded = decode(&frame);
         prop_assert!(matches!(decoded, Err(WireError::Corrupted { .. })), "byte {at}: {decoded:?}");
-        // The header is judged by itself: what it says of the payload's length holds before the payload has come.
+        // The header is judged alone: its length field is valid before the payload has arrived.
         prop_assert_eq!(header_of(&frame).is_err(), at < HEADER_LEN);
     }
 
@@ -212,7 +212,7 @@ proptest! {
     }
 }
 
-/// CRC-32C bit by bit, from the least (RFC 3720, appendix B.4).
+/// Computes CRC-32C bit by bit, least significant first (RFC 3720, appendix B.4).
 fn by_the_standard(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |sum, byte| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(sum & 1)))
@@ -225,7 +225,7 @@ fn the_checksum_is_that_of_the_standards_examples() {
     assert_eq!(checksum(&[0; 32]), 0x8a91_36aa);
     assert_eq!(checksum(&[0xff; 32]), 0x62a8_ab43);
     assert_eq!(checksum(&Vec::from_iter(0..32)), 0x46dd_794e);
-    // Long ones take other ways through a processor.
+    // Long inputs use other code paths of the processor.
     let long: Vec<u8> = (0..75_000_u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     for length in [4096, 65_535, 65_536, 262_144, 300_000] {
         assert_eq!(checksum(&long[..length]), by_the_standard(&long[..length]), "{length} bytes");
@@ -256,14 +256,14 @@ fn compressed_pages_that_can_not_be_are_refused() {
     };
     assert!(decode(&header(1, PAGE_SIZE - 1).to_bytes()).is_ok());
     assert!(decode(&header(MAX_PAGES_PER_FRAME, 5).to_bytes()).is_ok());
-    // Not smaller than the pages; no pages; too many; nothing in it.
+    // Not smaller than the pages; no pages; too many pages; no content.
     for (count, bytes) in
         [(1, PAGE_SIZE), (2, 3 * PAGE_SIZE), (0, 1), (MAX_PAGES_PER_FRAME + 1, 9), (u32::MAX, 9), (1, 0)]
     {
         assert!(decode(&header(count, bytes).to_bytes()).is_err(), "{count} pages in {bytes} bytes");
     }
     let known = header(4, 100).to_bytes();
-    // The codec and the reserved byte become what they can't be.
+    // The codec and the reserved byte get invalid values.
     for (place, values) in [(6, [0, 3].as_slice()), (7, [1].as_slice())] {
         for &value in values {
             let mut frame = known;
@@ -303,7 +303,7 @@ fn references_that_can_not_be_are_refused() {
     for references in bad {
         assert!(matches!(decode(&frame(&references)), Err(WireError::BadValue { .. })), "{references:?}");
     }
-    // A count that is another than the hashes'.
+    // A count that differs from the number of hashes.
     let mut frame = frame(&good);
     frame[HEADER_LEN + 28] = 2;
     assert!(matches!(decode_sealed(&frame), Err(WireError::Unread { .. })));

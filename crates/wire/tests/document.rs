@@ -1,4 +1,4 @@
-//! docs/protocol.md and the code say the same.
+//! docs/protocol.md matches the code.
 
 use godwit_wire::{Kind, SUPPORTED};
 
@@ -22,7 +22,7 @@ fn the_table_of_frames_is_the_codes() {
             (format!("{kind:?}"), (kind as u8).to_string(), least.to_string(), most.to_string())
         })
         .collect();
-    // Ready has no payload column text; its row still has all six columns.
+    // Ready has no text in its payload column; its row still has all six columns.
     assert_eq!(documented, coded);
 }
 

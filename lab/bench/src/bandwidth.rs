@@ -1,5 +1,5 @@
-//! How fast guest memory moves where no link is the limit: an idle guest full of random content, the engines and iperf3 taking
-//! turns, in the clear and by TLS.
+//! Speed of moving guest memory when no link is the limit: an idle guest full of random content,
+//! with the engines and iperf3 taking turns, unencrypted and over TLS.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,16 +22,17 @@ use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
 use crate::{results, schedule, warm};
 
-/// Of QEMU's best, at least.
+/// Minimum multiple of QEMU's best rate.
 const TIMES_QEMU: f64 = 3.0;
-/// Of what iperf3 moves with as many streams, at least.
+/// Minimum fraction of what iperf3 moves with as many streams.
 const SHARE_OF_IPERF: f64 = 0.7;
-/// Of what moves in the clear, at least, by TLS.
+/// Minimum fraction of the unencrypted rate over TLS.
 const TLS_SHARE: f64 = 0.8;
-/// What the engine takes of a host's memory at most, beside caches that are configured: so much, and this part of the guest's.
+/// Maximum memory that the engine takes on a host, without configured caches: this much, and a
+/// fraction of the guest's memory.
 const ENGINE_BYTES: u64 = 32 << 20;
 const ENGINE_SHARE: f64 = 0.002;
-/// How long iperf3 sends, after a second that is not counted.
+/// Time for which iperf3 sends, after a second that is not counted.
 const IPERF_TIME: Duration = Duration::from_secs(2);
 
 /// Options of the scenario.
@@ -75,25 +76,25 @@ enum Protection {
     Tls,
 }
 
-/// One move, and what the engine took of memory.
+/// One move, and the engine's memory use.
 struct Moved {
     watched: Watched,
     engine_bytes: Option<u64>,
 }
 
-/// One engine, or iperf3.
+/// Figures of one engine, or of iperf3.
 #[derive(Debug, Serialize)]
 struct Figures {
     name: String,
     failed: usize,
     migration_ms: Option<Spread>,
-    /// The guest's content over the whole time of the migration, MB/s.
+    /// The guest's content divided by the duration of the migration, MB/s.
     guest_mb_per_s: Option<Spread>,
-    /// What round 0 sent over its time, MB/s; iperf3's own figure.
+    /// Bytes of round 0 divided by its duration, MB/s; for iperf3 its own figure.
     wire_mb_per_s: Option<Spread>,
-    /// Data streams of the last move.
+    /// Number of data streams of the last move.
     streams: Option<u32>,
-    /// Anonymous memory of the agent that took most, beyond what it had before, MiB.
+    /// Growth of the anonymous memory of the agent that took most, MiB.
     engine_mib: Option<Spread>,
     runs: Vec<Watched>,
 }
@@ -104,7 +105,7 @@ struct Part {
     figures: Vec<Figures>,
 }
 
-/// What is promised.
+/// Promise and result.
 #[derive(Debug, Serialize)]
 struct Goal {
     what: String,
@@ -113,14 +114,14 @@ struct Goal {
     met: bool,
 }
 
-/// What the JSON file has of it.
+/// Contents of the JSON file.
 #[derive(Serialize)]
 struct Measured<'a> {
     parts: &'a [Part],
     goals: &'a [Goal],
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let mut parts = Vec::new();
@@ -138,7 +139,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
 
-/// One lab, one guest, all engines in turns.
+/// Measures all engines in turns, in one lab with one guest.
 fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
     let insecure = protection == Protection::Clear;
     let options = LabOptions { insecure, ..LabOptions::default() };
@@ -159,7 +160,7 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
         trial.vm("a", "bench")?.accel,
         if insecure { "all in the clear" } else { "Godwit by TLS, QEMU and iperf3 in the clear" },
     );
-    // What is sealed and what is not differ in Godwit alone.
+    // Encryption makes a difference only for Godwit.
     let engines: Vec<Engine> =
         (settings.engines.iter().copied()).filter(|engine| insecure || *engine == Engine::Godwit).collect();
     let with_streams = |request: MigrationRequest| match request.engine {
@@ -212,7 +213,7 @@ fn streams_of(report: &Report) -> u32 {
     report.lanes.iter().map(|lane| lane.streams).sum::<u32>().max(1)
 }
 
-/// MB/s of iperf3 between the two hosts.
+/// Measures iperf3 between the two hosts, MB/s.
 fn iperf_with(trial: &Trial, streams: u32) -> Result<f64> {
     let info = trial.ask(trial.agent("b").host())?;
     let address = *info.migration_addresses.first().context("host b has no migration address")?;
@@ -239,7 +240,7 @@ fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Moved>>) -> Figures
     let engine_mib = Spread::of(engine.into_iter().flatten().map(|bytes| bytes as f64 / f64::from(1 << 20)));
     let completed =
         || runs.iter().map(|run| &run.report).filter(|report| report.outcome == Outcome::Completed);
-    // Bytes a millisecond are kB/s.
+    // Bytes per millisecond are kB/s.
     let guest = |report: &Report| fill_bytes as f64 / report.migration_time_ms / 1e3;
     let round_0 = |report: &Report| {
         let first = report.rounds.first().filter(|round| round.duration_ms > 0.0)?;

@@ -1,5 +1,5 @@
-//! Migrations that end before the commit, because an operator cancels them or because the socket to the
-//! destination breaks: what the guest's users feel of it.
+//! Migrations that end before the commit, because an operator cancels them or because the socket to
+//! the destination breaks: their effect on the guest's users.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,13 +22,14 @@ use crate::results::{self, as_text};
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Moment {
     phase: Phase,
-    /// The point of the source at which the migration waits until it is ended; none: it is ended as soon as
-    /// the phase has begun. A switchover takes milliseconds, and most are over before a cancel comes.
+    /// Point of the source at which the migration waits until it is ended; `None`: it is ended as
+    /// soon as the phase has begun. A switchover takes milliseconds, and is usually over before a
+    /// cancel arrives.
     held: Option<&'static str>,
     by: EndedBy,
 }
 
-/// What ends a migration.
+/// Cause of a migration's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum EndedBy {
@@ -41,16 +42,16 @@ const MOMENTS: [Moment; 5] = [
     Moment { phase: Phase::PreCopy, held: None, by: EndedBy::Cancel },
     Moment { phase: Phase::Convergence, held: None, by: EndedBy::Cancel },
     Moment { phase: Phase::Switchover, held: None, by: EndedBy::Cancel },
-    // The guest stands still, its last pages are on their way, and the commit is not.
+    // The guest is paused, its last pages are on their way, and the commit is not.
     Moment { phase: Phase::Switchover, held: Some("source.write-device-state"), by: EndedBy::Cancel },
-    // All is written but the end of the pages, the device state and the commit.
+    // Everything is written except the end of the pages, the device state and the commit.
     Moment { phase: Phase::Switchover, held: Some("source.end-pages"), by: EndedBy::SocketError },
 ];
-/// Migrations that are ended by a socket error.
+/// Number of migrations that a socket error ends.
 const SOCKET_ERRORS: u32 = 20;
-/// What a cancelled guest may be silent for at most.
+/// Longest silence allowed for a cancelled guest, ms.
 const PROMISED_MS: f64 = 100.0;
-/// Migrations begun for each one that is to be cancelled, at most.
+/// Maximum migrations begun for each one that is to be cancelled.
 const MOST_TRIES: u32 = 4;
 
 /// Options of the scenario.
@@ -89,29 +90,31 @@ pub(crate) struct Settings {
 /// One migration that was ended.
 #[derive(Debug, Clone, Serialize)]
 struct Run {
-    /// From the command's start until the migration was over; where a point was held, from when it was let go.
+    /// Time from the command's start until the migration was over; with a held point, from its
+    /// release.
     over_ms: f64,
-    /// The guest's longest silence, from a second before the migration until it was over; where a point was held, from when it was let go.
+    /// The guest's longest silence, from a second before the migration until it was over; with a
+    /// held point, from its release.
     silence_ms: f64,
-    /// How long its vCPUs stood still, where they did, a held point's time included.
+    /// Pause of the vCPUs, if they were paused, including the time at a held point.
     stood_still_ms: Option<f64>,
 }
 
-/// One moment's.
+/// Results of one moment.
 #[derive(Debug, Serialize)]
 struct Part {
     #[serde(flatten)]
     moment: Moment,
-    /// Migrations that were over before they could be cancelled.
+    /// Number of migrations that were over before they could be cancelled.
     too_late: u32,
     runs: Vec<Run>,
     silence_ms: Option<Spread>,
     over_ms: Option<Spread>,
-    /// None: nothing could be cancelled in time.
+    /// `None`: no migration could be cancelled in time.
     met: Option<bool>,
 }
 
-/// Measures, prints, writes. False where the goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if the goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -164,7 +167,7 @@ fn text(spread: Option<Spread>) -> String {
 }
 
 impl EndedBy {
-    /// How a migration ends that is ended so.
+    /// Returns the outcome of a migration that is ended this way.
     fn outcome(self) -> Outcome {
         match self {
             EndedBy::Cancel => Outcome::Cancelled,
@@ -209,20 +212,22 @@ fn measure(settings: &Settings, trial: &Trial, guest: &mut Guest, moment: Moment
     Ok(Part { moment, too_late, runs, silence_ms, over_ms, met })
 }
 
-/// One migration that is cancelled as soon as that phase is told; none: it was over by then.
+/// Runs one migration and cancels it as soon as it reports the phase. Returns `None` if it was over
+/// by then.
 fn cancel_in(trial: &Trial, guest: &mut Guest, moment: Phase) -> Result<Option<Run>> {
     let request = request_to(&guest.to_other_host().to, EngineKind::Godwit);
     let since_ns = guest.watch()?;
     let mut migration = trial.begin_migration(&guest.name, &guest.host, &request)?;
     migration.until(|progress| progress.phase >= moment && progress.sent_bytes > 0)?;
     let asked = Instant::now();
-    // Refused where it is over by now.
+    // Refused if it is over by now.
     trial.godwit(&["migration", "cancel", &migration.id])?;
     let report = migration.report()?;
     felt(guest, &request.to, &report, EndedBy::Cancel, since_ns, millis(asked.elapsed()))
 }
 
-/// One migration that waits at a point until it is ended; none: it completed all the same.
+/// Runs one migration that waits at a point until it is ended. Returns `None` if it completed
+/// nevertheless.
 fn end_at(trial: &Trial, guest: &mut Guest, point: &str, by: EndedBy) -> Result<Option<Run>> {
     let request = request_to(&guest.to_other_host().to, EngineKind::Godwit);
     let held = trial.hold(&guest.host, point)?;
@@ -248,7 +253,8 @@ fn end_at(trial: &Trial, guest: &mut Guest, point: &str, by: EndedBy) -> Result<
     Ok(run.map(|run| Run { silence_ms: run.silence_ms.max(millis_between(let_go_ns, answered_ns)), ..run }))
 }
 
-/// What the guest's users felt of a migration that is over; none where it completed.
+/// Measures what the guest's users noticed of a migration that is over. Returns `None` if it
+/// completed.
 fn felt(
     guest: &mut Guest,
     to: &str,

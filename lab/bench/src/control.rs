@@ -1,4 +1,5 @@
-//! The manager, measured over simulated agents: a real `godwit control run`, its real API, and a stand-in for QEMU.
+//! Benchmarks of the manager with simulated agents: a real `godwit control run`, its real API, and
+//! a simulated QEMU.
 
 pub(crate) mod drain;
 pub(crate) mod liar;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Answers' times, milliseconds.
+/// Response times, milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Answers {
     pub(crate) what: String,
@@ -18,16 +19,16 @@ pub(crate) struct Answers {
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) max_ms: f64,
-    /// Of the last answer.
+    /// Size of the last answer.
     pub(crate) bytes: usize,
 }
 
 impl Answers {
-    /// None of none.
+    /// Summarises response times. Returns `None` without any.
     pub(crate) fn of(what: &str, times: &[Duration], bytes: usize) -> Option<Answers> {
         let mut ms: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1000.0).collect();
         ms.sort_by(f64::total_cmp);
-        // The nearest rank: that many of a hundred were no longer.
+        // The nearest rank: this many of a hundred took no longer.
         let rank = |percent: usize| (ms.len() * percent).div_ceil(100).saturating_sub(1);
         Some(Answers {
             what: what.to_owned(),

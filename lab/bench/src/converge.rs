@@ -1,5 +1,5 @@
-//! What it takes to move a guest that rewrites its memory faster than the link carries it, and what that costs the guest: the
-//! engines taking turns on the same guest and link.
+//! Moves of a guest that rewrites its memory faster than the link carries it: their duration and
+//! the cost for the guest, with the engines taking turns on the same guest and link.
 
 mod cases;
 mod measure;
@@ -33,7 +33,7 @@ use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
 use crate::{results, schedule, svg};
 
-/// Where in the documentation pictures lie.
+/// Folder of pictures in the documentation.
 const FIGURES: &str = "figures";
 
 /// Options of the scenario.
@@ -89,11 +89,12 @@ fn all_as_text<S: serde::Serializer>(rates: &[BitRate], serializer: S) -> Result
 struct Measured<'a> {
     cases: &'a [CaseFigures],
     goals: &'a [Goal],
-    /// Godwit's time over the slower link of the case `links` by that over the faster one.
+    /// Godwit's time over the slower link of the case `links`, divided by its time over the faster
+    /// one.
     slower_by_faster: Option<f64>,
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -156,7 +157,7 @@ fn one_case(settings: &Settings, subject: &mut Subject<'_>, case: &Case) -> Resu
     })
 }
 
-/// What the guest's kernel has handed out.
+/// Returns the memory in use according to the guest's kernel.
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 2^53")]
 fn in_use_bytes(guest: &Guest) -> Result<f64> {
     let memory = guest.status()?.memory.context("the guest tells nothing of its memory")?;
@@ -170,7 +171,7 @@ struct Told<'a> {
     runs: Vec<&'a Series>,
 }
 
-/// The picture of a case, of each engine the median move; the series of all moves beside it.
+/// Draws a case, with the median move of each engine, and writes the series of all moves beside it.
 fn draw(settings: &Settings, figures: &CaseFigures) -> Result<()> {
     let columns: Vec<Column<'_>> = (figures.rows.iter())
         .filter_map(|row| {

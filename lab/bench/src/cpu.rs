@@ -1,6 +1,7 @@
-//! The CPU time that a move takes: of both agents and of both QEMUs, whoever moves, since QEMU's engine is in the one and
-//! Godwit's in the other. What the idle guest would have taken meanwhile is measured apart and taken off. The kernel's own
-//! threads, which serve all processes, are not in it.
+//! CPU time of a move: of both agents and both QEMUs, for every engine, because QEMU's engine is in
+//! the one and Godwit's in the other. The time that the idle guest would have taken meanwhile is
+//! measured separately and subtracted. The kernel's own threads, which serve all processes, are not
+//! included.
 
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
@@ -10,15 +11,15 @@ use anyhow::{Context, Result};
 use godwit_lab::trial::Trial;
 use serde::Serialize;
 
-/// How often the source's QEMU is looked at: when it ends, what it took since the last look is lost.
+/// Poll interval of the source's QEMU: when it ends, its CPU time since the last look is lost.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// What a move took.
+/// CPU time of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct CpuUse {
     /// Agent and QEMU at the source, seconds.
     pub(crate) source_s: f64,
-    /// Agent and QEMU at the destination.
+    /// Agent and QEMU at the destination, seconds.
     pub(crate) destination_s: f64,
 }
 
@@ -28,7 +29,7 @@ impl CpuUse {
     }
 }
 
-/// Looks at a move from before its request until it is asked.
+/// Measurement of a move from before its request until [`CpuWatch::end`].
 pub(crate) struct CpuWatch<'a> {
     trial: &'a Trial,
     vm: String,
@@ -40,7 +41,7 @@ pub(crate) struct CpuWatch<'a> {
 }
 
 impl<'a> CpuWatch<'a> {
-    /// Begins to look at the VM that will be moved.
+    /// Begins to observe the VM that will be moved.
     pub(crate) fn begin(trial: &'a Trial, vm: &str, from: &str, to: &str) -> Result<CpuWatch<'a>> {
         let hosts = [from, to].map(str::to_owned);
         let hypervisor = trial.vm(from, vm)?.pid.context("the VM has no process")?;
@@ -58,11 +59,11 @@ impl<'a> CpuWatch<'a> {
         Ok(CpuWatch { trial, vm, hosts, agents_before, hypervisor_before, stop, looking })
     }
 
-    /// What has been taken since.
+    /// Returns the CPU time since the start.
     pub(crate) fn end(self) -> Result<CpuUse> {
         drop(self.stop);
         let [source, destination] = agents(self.trial, &self.hosts)?;
-        // A move that came to nothing has none there.
+        // After a failed move there is none.
         let arrived = self.trial.vm(&self.hosts[1], &self.vm).ok().and_then(|vm| cpu_time(vm.pid?));
         let left = self.looking.join().ok().context("looking at the source's QEMU panicked")?;
         let [source_before, destination_before] = self.agents_before;
@@ -75,7 +76,7 @@ impl<'a> CpuWatch<'a> {
     }
 }
 
-/// Cores that agents and guest keep busy when nothing is moved.
+/// Returns how many cores agents and guest keep busy when nothing is moved.
 pub(crate) fn idle_cores(trial: &Trial, vm: &str, host: &str, over: Duration) -> Result<f64> {
     let hosts = ["a", "b"].map(str::to_owned);
     let hypervisor = trial.vm(host, vm)?.pid.context("the VM has no process")?;
@@ -97,14 +98,15 @@ fn agents(trial: &Trial, hosts: &[String; 2]) -> Result<[Duration; 2]> {
     Ok([time(&hosts[0])?, time(&hosts[1])?])
 }
 
-/// User and system time of a process, with its threads that have ended; none where it is gone.
+/// Returns the user and system time of a process, with its threads that have ended, or `None` if it
+/// is gone.
 fn cpu_time(pid: i32) -> Option<Duration> {
     let ticks = ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     let per_s = rustix::param::clock_ticks_per_second();
     Some(Duration::from_millis(ticks * 1000 / per_s))
 }
 
-/// utime and stime of proc(5). The command's name may hold blanks and brackets.
+/// Parses utime and stime of proc(5). The command's name may contain blanks and brackets.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let user: u64 = fields.nth(11)?.parse().ok()?;

@@ -1,4 +1,5 @@
-//! What a CPU baseline costs a guest: the same computations with the baseline, and with all that the host has.
+//! Cost of a CPU baseline for a guest: the same computations with the baseline, and with all
+//! features of the host.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,17 +37,17 @@ pub(crate) struct Settings {
     out: PathBuf,
 }
 
-/// One guest's.
+/// Results of one guest.
 #[derive(Debug, Clone, Serialize)]
 struct Run {
-    /// Of what the computations use, what the guest found in its CPU.
+    /// Extensions used by the computations that the guest found in its CPU.
     extensions: Vec<String>,
     vector_per_s: f64,
     crypto_per_s: f64,
     integer_per_s: f64,
 }
 
-/// All guests with one CPU.
+/// Results of all guests with one CPU.
 #[derive(Debug, Serialize)]
 struct Part {
     what: &'static str,
@@ -92,7 +93,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     );
     let mut parts = parts(&settings.baseline, &cpu)?;
     for _ in 0..settings.runs {
-        // By turns, so that what else the machine does meets both alike.
+        // In turns, so that other load on the machine affects both alike.
         for part in &mut parts {
             part.runs.push(measure(settings, &trial, &part.cpu_model)?);
         }
@@ -110,7 +111,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(true)
 }
 
-/// The host's CPU, once its agent has asked.
+/// Returns the host's CPU, once its agent has determined it.
 fn asked(trial: &Trial) -> Result<HostCpuInfo> {
     let agent = trial.agent("a");
     until("the host knows what CPU its guests can have", LIMIT, || Ok(trial.ask(agent.host())?.cpu))

@@ -1,6 +1,6 @@
-//! A guest as people have them: the distribution's own user space booted by systemd, most of its memory page cache, moved over a
-//! shaped link, the engines taking turns. What counts is how fast guest memory gets there beside what the link alone would
-//! carry, and the CPU time that it costs.
+//! A realistic guest: the distribution's own user space booted by systemd, with page cache in most
+//! of its memory, moved over a shaped link, the engines taking turns. The figures are the speed at
+//! which guest memory arrives, relative to the link, and the CPU time that it costs.
 
 mod table;
 
@@ -28,11 +28,11 @@ use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
 use crate::{plot, results, schedule, warm};
 
-/// Guest memory in use by time, of the link's rate, at least.
+/// Minimum rate of guest memory in use, as a multiple of the link's rate.
 const TIMES_LINK: f64 = 3.0;
-/// Cores that the whole of it keeps busy, at most.
+/// Maximum number of cores kept busy in total.
 const CORES: f64 = 1.5;
-/// How long the idle guest is looked at before each move.
+/// Time for which the idle guest is observed before each move.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 /// An emulated CPU takes a minute or two to boot and to read its disk.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
@@ -83,28 +83,29 @@ enum References {
 /// One move.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Run {
-    /// Guest memory that was not zero before it.
+    /// Guest memory that was not zero before the move.
     in_use_bytes: u64,
-    /// Cores busy before it, with nothing moved.
+    /// Cores busy before the move.
     idle_cores: f64,
     cpu: CpuUse,
-    /// What the source's NIC sent meanwhile: QEMU before 8.1 counts what it has compressed as if it had not.
+    /// Bytes that the source's NIC sent meanwhile: QEMU before 8.1 counts compressed pages at their
+    /// full size.
     sent_bytes: u64,
     report: Report,
 }
 
-/// One engine.
+/// Figures of one engine.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figures {
     #[serde(rename = "name")]
     engine: Engine,
     failed: usize,
     migration_ms: Option<Spread>,
-    /// Memory in use by the time of the migration, of the link's rate.
+    /// Memory in use divided by the duration of the migration, relative to the link's rate.
     in_use_of_link: Option<Spread>,
-    /// The same of all memory, zero pages among it.
+    /// The same ratio for all memory, zero pages included.
     all_of_link: Option<Spread>,
-    /// Both hosts together, without what the idle guest takes.
+    /// CPU time of both hosts, without that of the idle guest.
     cpu_s: Option<Spread>,
     cores: Option<Spread>,
     source_cpu_s: Option<Spread>,
@@ -113,7 +114,7 @@ pub(crate) struct Figures {
     runs: Vec<Run>,
 }
 
-/// What is promised.
+/// Promise and result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Goal {
     what: String,
@@ -121,18 +122,18 @@ pub(crate) struct Goal {
     met: bool,
 }
 
-/// What the JSON file has of it.
+/// Contents of the JSON file.
 #[derive(Serialize)]
 struct Measured<'a> {
     accel: &'a str,
     user_space: &'a image::DebianContent,
-    /// The least that was seen of it with nothing moved: taken off all CPU figures.
+    /// Lowest idle load observed; it is subtracted from all CPU figures.
     idle_cores: f64,
     engines: &'a [Figures],
     goals: &'a [Goal],
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let debian = image::build_debian(&image::default_dir())?;
@@ -168,7 +169,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
 
-/// Bandwidth over time of each engine's median move. Of what QEMU compresses it does not tell how much is sent.
+/// Plots bandwidth over time of each engine's median move. QEMU does not report how many compressed
+/// bytes it sends.
 fn plot(settings: &Settings, figures: &[Figures]) -> Result<()> {
     let told = figures.iter().filter(|row| !row.engine.is_compressed_qemu());
     let lines: Vec<Line> = told
@@ -213,7 +215,7 @@ fn described(settings: &Settings, debian: &Debian, accel: &str, guest: &Guest) -
     ))
 }
 
-/// One move by one engine; none: the guest was lost.
+/// Moves the guest once with one engine. Returns `None` if the guest was lost.
 fn measure(
     settings: &Settings,
     trial: &Trial,
@@ -240,12 +242,12 @@ fn measure(
     Ok(moved.map(|(report, (cpu, sent_bytes))| Run { in_use_bytes, idle_cores, cpu, sent_bytes, report }))
 }
 
-/// What a host has sent to the other, in all.
+/// Returns the total number of bytes that a host has sent to the other.
 fn sent_bytes(trial: &Trial, host: &str) -> Result<u64> {
     Ok(trial.lane_sent_bytes(host)?.iter().sum())
 }
 
-/// How much of a guest's memory is not zero.
+/// Returns how much of a guest's memory is not zero.
 fn in_use_bytes(trial: &Trial, host: &str, vm: &str) -> Result<u64> {
     let path = trial.paths().host(host).join("ram").join(format!("{vm}.0.ram"));
     let count = || -> std::io::Result<u64> {
@@ -253,7 +255,7 @@ fn in_use_bytes(trial: &Trial, host: &str, vm: &str) -> Result<u64> {
         let mut piece = vec![0; 1 << 20];
         let mut pages = 0;
         loop {
-            // A file in memory gives whole pages.
+            // A file in memory returns whole pages.
             let bytes = file.read(&mut piece)?;
             if bytes == 0 {
                 return Ok(pages * PAGE_BYTES as u64);
@@ -269,7 +271,7 @@ fn used_pages(bytes: &[u8]) -> u64 {
     bytes.chunks(PAGE_BYTES).filter(|page| **page != zero[..page.len()]).count() as u64
 }
 
-/// The least that was seen: what is taken off more would flatter.
+/// Returns the lowest idle load: subtracting more would flatter the figures.
 fn least_idle(runs: &[Vec<Option<Run>>]) -> f64 {
     let seen = runs.iter().flatten().flatten().map(|run| run.idle_cores);
     seen.min_by(f64::total_cmp).unwrap_or(0.0)
@@ -299,7 +301,7 @@ fn figures_of(engine: Engine, moves: Vec<Option<Run>>, link: BitRate, idle_cores
     }
 }
 
-/// What is promised of Godwit, as far as it was measured.
+/// Returns the promises about Godwit, as far as they were measured.
 fn goals(figures: &[Figures]) -> Vec<Goal> {
     let Some(ours) = figures.iter().find(|row| row.engine == Engine::Godwit) else { return Vec::new() };
     let median = |of: Option<Spread>| of.map(|spread| spread.median);
@@ -319,7 +321,7 @@ fn goals(figures: &[Figures]) -> Vec<Goal> {
             found <= CORES
         }),
     ];
-    // Faster than the fastest of them, and with less than the thriftiest takes.
+    // Faster than the fastest of them, and with less CPU time than the most economical.
     let best = |of: fn(&Figures) -> Option<Spread>| {
         let theirs = figures.iter().filter(|row| row.engine.is_compressed_qemu());
         theirs.filter_map(|row| Some(of(row)?.median)).min_by(f64::total_cmp)
@@ -339,7 +341,7 @@ fn goals(figures: &[Figures]) -> Vec<Goal> {
 pub(crate) mod tests {
     use super::*;
 
-    /// An engine's figures, each the same in all runs.
+    /// Returns an engine's figures, with the same values in all runs.
     pub(crate) fn figures(engine: Engine, migration_ms: f64, cpu_s: f64) -> Figures {
         let of = |value| Spread::of([value]);
         Figures {

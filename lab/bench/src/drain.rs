@@ -1,5 +1,5 @@
-//! A host with clones of one guest is emptied by the manager, the engines taking turns; QEMU's own by the settings and the number of moves at
-//! once that are best for it here.
+//! The manager drains a host with clones of one guest, the engines taking turns. QEMU's own engine
+//! runs with the settings and the number of simultaneous moves that are best for it here.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use crate::results::as_text;
 use crate::switchover::ODD_BYTES;
 use crate::{results, warm};
 
-/// How many times as fast as QEMU's own engine a drain is to be.
+/// Minimum speed of a drain, as a multiple of QEMU's own engine.
 const GOAL: f64 = 3.0;
-/// Numbers of addresses that the lab has for guests begin here.
+/// First of the address numbers that the lab has for guests.
 const FIRST_NUMBER: u8 = 21;
-/// A drain takes no longer.
+/// Time limit of a drain.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// Options of the scenario.
@@ -60,22 +60,22 @@ pub(crate) struct Settings {
     check: bool,
 }
 
-/// By whom a host is emptied, and how.
+/// Engine and settings of a drain.
 #[derive(Debug, Clone, Serialize)]
 struct Way {
     name: String,
     engine: EngineKind,
     qemu: QemuEngineOptions,
-    /// Moves at once; none: the manager's own limit for the link.
+    /// Simultaneous moves; `None`: the manager's own limit for the link.
     at_once: Option<u32>,
 }
 
 /// One drain.
 #[derive(Debug, Clone, Serialize)]
 struct Run {
-    /// From the request to the last guest at the other host.
+    /// Time from the request until the last guest is at the other host.
     seconds: f64,
-    /// Until the request was answered, with a target for every guest.
+    /// Time until the request was answered, with a target for every guest.
     planned_ms: f64,
     wire_mb: f64,
 }
@@ -86,13 +86,13 @@ struct Measured {
     godwit: Vec<Run>,
     qemu_way: Way,
     qemu: Vec<Run>,
-    /// Seconds by QEMU's engine to seconds by Godwit's, of medians.
+    /// Median seconds of QEMU's engine divided by those of Godwit's.
     times_as_fast: f64,
     goal: f64,
     met: bool,
 }
 
-/// Measures, prints, writes. False where the goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if the goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -117,7 +117,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 struct Lab {
     trial: Trial,
     manager: ManagerClient,
-    /// The memory of all guests.
+    /// Memory of all guests.
     guests_bytes: u64,
 }
 
@@ -182,7 +182,7 @@ impl Lab {
         booted.collect()
     }
 
-    /// Empties the host that has the guests, and looks whether all are whole.
+    /// Drains the host that has the guests, and checks that all are intact.
     fn drain(&self, guests: &mut [Guest], way: &Way) -> Result<Run> {
         let from = guests.first().context("no guests")?.host.clone();
         let to = other_host(&from);
@@ -193,7 +193,7 @@ impl Lab {
         for host in [from.as_str(), to] {
             let change = UpdateHost {
                 maintenance: Some(false),
-                // As many as the way wants; none: the link's own limit.
+                // The simultaneous moves of this way; `None`: the link's own limit.
                 most_moves: Some(way.at_once),
                 ..UpdateHost::default()
             };
@@ -224,7 +224,7 @@ impl Lab {
         Ok(Run { seconds: Duration::from_millis(milliseconds).as_secs_f64(), planned_ms, wire_mb })
     }
 
-    /// What its moves have sent, once all have gone.
+    /// Returns what its moves have sent, once all have completed.
     fn wire_mb(&self, drain: &Drain) -> Result<f64> {
         let mut bytes = 0;
         for vm in &drain.vms {

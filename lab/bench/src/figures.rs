@@ -1,11 +1,11 @@
-//! Many measurements as a few figures. Pure.
+//! Summary of many measurements in a few figures. Pure.
 
 use serde::Serialize;
 
-/// The spread of some measurements.
+/// Spread of several measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
-    /// How many.
+    /// Number of measurements.
     pub(crate) count: usize,
     pub(crate) min: f64,
     pub(crate) lower_quartile: f64,
@@ -15,14 +15,14 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of these values; `None` of none.
+    /// Computes the spread of these values. Returns `None` without values.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let (min, max) = (*sorted.first()?, *sorted.last()?);
         let at = |quarter: usize| {
-            // Between the two values beside the place (the usual linear rule), so that the median of an even number
-            // is the mean of the middle two.
+            // Interpolates linearly between the two neighbouring values, so that the median of an
+            // even number is the mean of the middle two.
             let place = quarter * (sorted.len() - 1);
             let (low, rest) = (place / 4, place % 4);
             let high = (low + 1).min(sorted.len() - 1);

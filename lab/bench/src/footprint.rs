@@ -1,5 +1,6 @@
-//! What the engine itself takes of a host's memory while it moves a guest: anonymous memory of the agents, of which the guest's
-//! RAM is none (a shared file). What the kernel keeps in sockets is not in it.
+//! Memory that the engine itself takes on a host while it moves a guest: anonymous memory of the
+//! agents, which does not include the guest's RAM (a shared file). The kernel's socket buffers are
+//! not included.
 
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
@@ -8,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use godwit_lab::trial::Trial;
 
-/// How often it is looked at.
+/// Poll interval.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Looks at the agents until it is asked.
+/// Measurement of the agents' memory until [`Footprint::end`].
 pub(crate) struct Footprint {
     stop: SyncSender<()>,
     looking: JoinHandle<Vec<u64>>,
@@ -19,7 +20,7 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    /// Begins to look at all agents of a lab.
+    /// Begins to observe all agents of a lab.
     pub(crate) fn begin(trial: &Trial) -> Result<Footprint> {
         let hosts = trial.hosts();
         let pids = hosts.iter().map(|host| Ok(trial.agent_process(host)?.pid)).collect::<Result<Vec<_>>>()?;
@@ -37,7 +38,7 @@ impl Footprint {
         Ok(Footprint { stop, looking, before })
     }
 
-    /// What an agent took beyond what it had at the beginning: that of the one which took most.
+    /// Returns the growth of the agent that took most, compared with the beginning.
     pub(crate) fn end(self) -> Option<u64> {
         drop(self.stop);
         let most = self.looking.join().ok()?;
@@ -45,7 +46,7 @@ impl Footprint {
     }
 }
 
-/// `RssAnon` of proc(5).
+/// Reads `RssAnon` of proc(5).
 fn anonymous_bytes(pid: impl std::fmt::Display) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;

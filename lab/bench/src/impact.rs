@@ -1,5 +1,5 @@
-//! What a guest loses of its own work while it is moved over a link that is otherwise idle: a guest that computes all the time, the
-//! engines taking turns.
+//! Loss of a guest's own work while it is moved over an otherwise idle link: a guest that computes
+//! all the time, with the engines taking turns.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
 use crate::{results, schedule};
 
-/// How long the guest's undisturbed work is measured before each move.
+/// Time for which the guest's undisturbed work is measured before each move.
 const UNDISTURBED: Duration = Duration::from_secs(3);
 
 /// Options of the scenario.
@@ -51,15 +51,16 @@ pub(crate) struct Settings {
 /// One move.
 #[derive(Debug, Serialize)]
 struct Run {
-    /// Rounds of its computation a second, without a migration.
+    /// Rounds of its computation per second without a migration.
     undisturbed_per_s: f64,
-    /// The same from the migration's request to the first answer after its report.
+    /// Rounds of its computation per second from the migration's request to the first answer after
+    /// its report.
     moving_per_s: f64,
     took_ms: f64,
 }
 
 impl Run {
-    /// The part of the work that was not done.
+    /// Returns the fraction of the work that was lost.
     fn lost(&self) -> f64 {
         1.0 - self.moving_per_s / self.undisturbed_per_s
     }
@@ -116,7 +117,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(true)
 }
 
-/// One move by one engine; none: it failed.
+/// Moves the guest once with one engine. Returns `None` if it failed.
 fn measure(subject: &mut Subject<'_>, engine: Engine) -> Result<Option<Run>> {
     // Its client probes it during the move, which is work for it as well.
     subject.guest.watch()?;
@@ -134,7 +135,7 @@ fn measure(subject: &mut Subject<'_>, engine: Engine) -> Result<Option<Run>> {
     Ok(completed.then_some(Run { undisturbed_per_s, moving_per_s, took_ms }))
 }
 
-/// What the guest did a second meanwhile.
+/// Returns the guest's work per second meanwhile.
 fn work_during(guest: &Guest, meanwhile: impl FnOnce() -> Result<()>) -> Result<f64> {
     let (begun, before) = (Instant::now(), guest.status()?.iterations);
     meanwhile()?;

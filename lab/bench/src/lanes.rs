@@ -1,5 +1,5 @@
-//! Lanes and streams: an idle guest of random pages moves over shaped links, and the wire rate of its first round is
-//! held against what iperf3 gets out of the same links by turns.
+//! Lanes and streams: an idle guest of random pages moves over shaped links. The wire rate of its
+//! first round is compared with what iperf3 achieves on the same links, in turns.
 
 mod cases;
 mod table;
@@ -25,7 +25,7 @@ use crate::plot::Line;
 use crate::results::as_text;
 use crate::{plot, results, schedule};
 
-/// Nothing that a clever encoding could make smaller: the link alone is measured.
+/// Content that no encoding can make smaller, so that only the link is measured.
 const MIX: &str = "zero=0,compressible=0";
 
 /// Options of the scenario.
@@ -74,15 +74,15 @@ pub(crate) struct Run {
     report: Report,
 }
 
-/// A case's figures.
+/// Figures of a case.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CaseFigures {
     pub(crate) case: Case,
-    /// Moves that did not complete: they are not among the figures.
+    /// Number of moves that did not complete: they are not part of the figures.
     pub(crate) failed: usize,
-    /// Round 0: bytes on the wire by its duration.
+    /// Round 0: bytes on the wire divided by its duration.
     pub(crate) wire_bits_per_s: Option<Spread>,
-    /// What iperf3's receivers counted.
+    /// Rate that iperf3's receivers counted.
     pub(crate) carried_bits_per_s: Option<Spread>,
     pub(crate) migration_ms: Option<Spread>,
     pub(crate) runs: Vec<Run>,
@@ -101,26 +101,26 @@ impl CaseFigures {
         }
     }
 
-    /// The median wire rate as a part of what the links carry: of the best that iperf3 got out of them, since a machine
-    /// with other things to do shows a link smaller than it is, never larger.
+    /// Returns the median wire rate as a fraction of what the links carry, taken as iperf3's best
+    /// result: a machine with other load shows a link smaller than it is, never larger.
     pub(crate) fn share(&self) -> Option<f64> {
         Some(self.wire_bits_per_s?.median / self.carried_bits_per_s?.max)
     }
 
-    /// The median wire rate as a part of what the sizes of headers leave of the links.
+    /// Returns the median wire rate as a fraction of the links' rate without headers.
     pub(crate) fn share_on_paper(&self) -> Option<f64> {
         Some(self.wire_bits_per_s?.median / self.case.links.on_paper())
     }
 }
 
-/// The first round's rate on the wire.
+/// Returns the first round's rate on the wire.
 #[expect(clippy::cast_precision_loss, reason = "below 8 PiB")]
 fn wire_bits_per_s(report: &Report) -> Option<f64> {
     let round = report.rounds.iter().find(|round| round.round == 0)?;
     (round.duration_ms > 0.0).then(|| round.bytes as f64 * 8e3 / round.duration_ms)
 }
 
-/// What the JSON file has of it.
+/// Contents of the JSON file.
 #[derive(Debug, Serialize)]
 struct Measured<'a> {
     accel: &'a str,
@@ -128,7 +128,7 @@ struct Measured<'a> {
     goals: &'a [Goal],
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -157,7 +157,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
 
-/// Bandwidth over time of the base's median move, where it was measured.
+/// Plots bandwidth over time of the base's median move, if it was measured.
 fn plot(settings: &Settings, base: Option<&CaseFigures>) -> Result<()> {
     let Some(base) = base else { return Ok(()) };
     let lines: Vec<Line> =
@@ -168,7 +168,7 @@ fn plot(settings: &Settings, base: Option<&CaseFigures>) -> Result<()> {
     plot::write(&settings.out, "lanes", &title, link_gbit, &lines)
 }
 
-/// One lab, one guest, the cases by turns; gives what the guest ran on.
+/// Measures the cases in turns, in one lab with one guest. Returns what the guest ran on.
 fn measure_links(settings: &Settings, cases: &[Case], figures: &mut Vec<CaseFigures>) -> Result<String> {
     let links = &cases.first().context("no case")?.links;
     let trial = Trial::begin_with("bench", lab_of(settings, links))?.context("no lab can be had here")?;
@@ -200,7 +200,7 @@ fn lab_of(settings: &Settings, links: &Links) -> LabOptions {
     LabOptions { lanes, family, rtt, flow_cap, insecure: !settings.tls, ..LabOptions::default() }
 }
 
-/// What the links carry towards the other host, then a move there.
+/// Measures what the links carry towards the other host, then a move there.
 fn measure(settings: &Settings, trial: &Trial, guest: &mut Guest, case: &Case) -> Result<Run> {
     let to = other_host(&guest.host);
     let iperf = Iperf {
@@ -225,7 +225,8 @@ fn measure(settings: &Settings, trial: &Trial, guest: &mut Guest, case: &Case) -
     Ok(Run { carried_bits_per_s, report })
 }
 
-/// Moves the guest to the other host, with nobody probing it meanwhile: that costs an emulated guest a core.
+/// Moves the guest to the other host without probing it meanwhile: probes cost an emulated guest a
+/// core.
 fn move_guest(trial: &Trial, guest: &mut Guest, streams: Option<u32>) -> Result<Report> {
     let request = MigrationRequest { streams, ..guest.to_other_host() };
     let report = trial.begin_migration(&guest.name, &guest.host, &request)?.report()?;

@@ -1,4 +1,4 @@
-//! On what the figures were measured.
+//! Description of the machine on which the figures were measured.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use godwit_lab::trial::{Needs, missing};
 use serde::Serialize;
 
-/// The machine, as far as figures depend on it.
+/// Properties of the machine on which figures depend.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpu: String,
@@ -16,15 +16,15 @@ pub(crate) struct Machine {
     pub(crate) memory_mib: u64,
     pub(crate) kernel: String,
     pub(crate) qemu: String,
-    /// Processes that wanted to run in the minute before: anything but 0 disturbs the figures.
+    /// Load in the minute before, in runnable processes: any value except 0 disturbs the figures.
     pub(crate) load_before: String,
 }
 
 impl Machine {
-    /// The machine that a scenario begins on, printed.
+    /// Returns the machine on which a scenario begins, and prints it.
     ///
     /// # Errors
-    /// No lab can be had on it.
+    /// No lab can run on it.
     pub(crate) fn ready() -> Result<Machine> {
         if let Some(reason) = missing(&Needs::lab()) {
             bail!("nothing can be measured here: {reason}");
@@ -34,7 +34,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Looks at the machine; what can't be read is told as such.
+    /// Examines the machine; properties that cannot be read are reported as such.
     pub(crate) fn look(qemu: &Path) -> Machine {
         let unknown = || "unknown".to_owned();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

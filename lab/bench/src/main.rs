@@ -1,5 +1,6 @@
-//! `godwit-bench`: the promises' figures, measured on this machine in labs of its own. A scenario a subcommand; each
-//! prints the machine, all settings and a table, and writes everything it measured as JSON.
+//! `godwit-bench`: measures the promised figures on this machine, in labs of its own. Each
+//! subcommand is a scenario, which prints the machine, all settings and a table, and writes
+//! everything measured as JSON.
 
 mod bandwidth;
 mod cancel;

@@ -1,4 +1,4 @@
-//! Bandwidth over time as a picture, beside the rate of the link.
+//! Plot of bandwidth over time, compared with the rate of the link.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,27 +11,27 @@ use crate::svg::{self, COLOURS, Frame, Svg, short};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 380.0;
-/// The frame of the axes: left, top, right, bottom.
+/// Edges of the plot area: left, top, right, bottom.
 const LEFT: f64 = 64.0;
 const TOP: f64 = 44.0;
 const RIGHT: f64 = WIDTH - 20.0;
 const BOTTOM: f64 = HEIGHT - 52.0;
-/// What is sent within less is a matter of buffers.
+/// Minimum length of a step: what is sent in less time depends on buffers.
 const LEAST_STEP_MS: f64 = 200.0;
-/// The most steps of a line.
+/// Maximum steps of a line.
 const MOST_STEPS: f64 = 120.0;
-/// The most marks of an axis.
+/// Maximum marks of an axis.
 const MOST_MARKS: f64 = 9.0;
 
 /// One migration's line.
 pub(crate) struct Line {
     pub(crate) name: String,
-    /// Time since the request, s, and what was sent from the point before to this, Gb/s.
+    /// Time since the request in s, and the rate from the previous point to this one in Gb/s.
     steps: Vec<(f64, f64)>,
 }
 
 impl Line {
-    /// Of the run whose migration took the median time; none where none has points.
+    /// Returns the line of the run with the median migration time, or `None` if no run has points.
     pub(crate) fn of_median<'a>(name: &str, reports: impl Iterator<Item = &'a Report>) -> Option<Line> {
         let mut reports: Vec<&Report> = reports
             .filter(|report| report.outcome == Outcome::Completed && !report.bandwidth.is_empty())
@@ -42,7 +42,8 @@ impl Line {
     }
 }
 
-/// Rates from point to point, over no less than what buffers blur.
+/// Returns the rates from point to point, over steps that are long enough to exclude the effect of
+/// buffers.
 #[expect(clippy::cast_precision_loss, reason = "below 8 PiB")]
 pub(crate) fn steps(points: &[BandwidthPoint]) -> Vec<(f64, f64)> {
     let end_ms = points.last().map_or(0.0, |point| point.ms);
@@ -59,20 +60,20 @@ pub(crate) fn steps(points: &[BandwidthPoint]) -> Vec<(f64, f64)> {
     steps
 }
 
-/// Gb/s of a link.
+/// Returns the rate of a link in Gb/s.
 #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53 bit/s")]
 pub(crate) fn gbit(link: BitRate) -> f64 {
     link.bits_per_second() as f64 / 1e9
 }
 
-/// Writes the picture and says where it is.
+/// Writes the picture and prints its path.
 pub(crate) fn write(folder: &Path, name: &str, title: &str, link_gbit: f64, lines: &[Line]) -> Result<()> {
     let path = svg::write(folder, name, &render(title, link_gbit, lines))?;
     println!("bandwidth over time: {}", path.display());
     Ok(())
 }
 
-/// The picture.
+/// Renders the picture.
 fn render(title: &str, link_gbit: f64, lines: &[Line]) -> String {
     let all = || lines.iter().flat_map(|line| &line.steps);
     let frame = Frame {
@@ -104,11 +105,11 @@ fn render(title: &str, link_gbit: f64, lines: &[Line]) -> String {
     svg.finish()
 }
 
-/// Steps, not slopes: each rate holds from the point before on.
+/// Returns the path as steps, not slopes: each rate holds from the previous point on.
 fn path_of(steps: &[(f64, f64)], frame: &Frame) -> String {
     let begin = format!("M{:.1} {:.1}", frame.x(0.0), frame.y(0.0));
     let mut path = steps.iter().skip(1).fold(begin, |mut path, (at_s, gbit)| {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = write!(path, "V{:.1}H{:.1}", frame.y(*gbit), frame.x(*at_s));
         path
     });

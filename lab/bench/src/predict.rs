@@ -1,5 +1,5 @@
-//! What a dry run foretells, beside what the move that follows is: guests that write little and much, over links fast and slow, near
-//! and far, with and without a limit.
+//! Predictions of dry runs compared with the moves that follow: guests that write little and much,
+//! over links that are fast and slow, near and far, with and without a limit.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use crate::results::as_text;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
 
-/// How long the guest does something else before it is looked at.
+/// Time for which the guest runs a new workload before it is observed.
 const SETTLE: Duration = Duration::from_secs(1);
-/// A prediction that is off by no more than this is taken for right.
+/// A prediction that deviates by no more than this counts as right.
 const CLOSE: f64 = 0.2;
-/// Of all cases, those that are to be right.
+/// Fraction of all cases that must be right.
 const MOST_RIGHT: f64 = 0.9;
 
 /// Options of the scenario.
@@ -48,18 +48,18 @@ pub(crate) struct Settings {
     check: bool,
 }
 
-/// A link, and what is tried on it.
+/// Link, and the cases on it.
 struct Link {
     name: &'static str,
-    /// None: as fast as the machine.
+    /// `None`: as fast as the machine.
     rate: Option<&'static str>,
     rtt: &'static str,
     cases: &'static [Case],
 }
 
-/// A guest that does something, and a request.
+/// Guest with a workload, and a request.
 struct Case {
-    /// What it does, in the guest's own words.
+    /// The workload, as text for the guest.
     workload: &'static str,
     limit: Option<&'static str>,
     policy: Intent,
@@ -118,19 +118,20 @@ const LINKS: [Link; 5] = [
     Link { name: "1gbit-40ms", rate: Some("1gbit"), rtt: "40ms", cases: &[case(LITTLE), case(MUCH)] },
 ];
 
-/// One case, foretold and measured.
+/// One case, predicted and measured.
 #[derive(Debug, Serialize)]
 struct Figures {
     link: &'static str,
     workload: &'static str,
     limit: Option<&'static str>,
     policy: Intent,
-    /// Measured by predicted time; none: it did not move, or nothing was foretold.
+    /// Measured time divided by predicted time; `None`: the guest did not move, or there was no
+    /// prediction.
     ratio: Option<f64>,
     time_is_close: bool,
     means_are_right: bool,
     dry_run: DryRun,
-    /// None: the guest was lost.
+    /// `None`: the guest was lost.
     report: Option<Report>,
 }
 
@@ -141,7 +142,7 @@ struct Measured<'a> {
     cases: &'a [Figures],
 }
 
-/// Measures, prints, writes. False where too few are right and that was to be checked.
+/// Measures, prints, writes. Returns false if too few are right and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -190,7 +191,7 @@ fn foretell_and_move(trial: &Trial, subject: &mut Subject<'_>, link: &Link, case
     subject.work(workload)?;
     let bandwidth_limit = limit.map(str::parse).transpose()?;
     let change = |request| MigrationRequest { bandwidth_limit, policy: *policy, ..request };
-    // Probed as it will be while it moves: to answer is work too.
+    // Probed as during its move, because answering is work too.
     subject.guest.watch()?;
     #[expect(clippy::disallowed_methods, reason = "the guest is to do this for a while")]
     std::thread::sleep(SETTLE);
@@ -287,7 +288,7 @@ fn row(case: &Figures) -> Vec<String> {
     ]
 }
 
-/// `20000/s of 64M`, with the policy where it is not the default.
+/// Formats the guest as `20000/s of 64M`, with the policy if it is not the default.
 fn guest_text(workload: &str, policy: Intent) -> String {
     let word = |key: &str| workload.split([':', ',']).find_map(|word| word.strip_prefix(key));
     let guest = match (word("rate="), word("ws=")) {

@@ -1,5 +1,6 @@
-//! What references save: the way back of a guest that has changed little, and clones of one guest that are drained to one host.
-//! Bytes on the wire count, and whether the guests are whole.
+//! Savings by references: the return of a guest that has changed little, and clones of one guest
+//! that are drained to one host. It measures the bytes on the wire, and checks that the guests are
+//! intact.
 
 use std::path::PathBuf;
 
@@ -18,11 +19,11 @@ use crate::machine::Machine;
 use crate::results;
 use crate::results::as_text;
 
-/// Bytes of the way back, of those of the way there, at most.
+/// Maximum bytes of the return, as a fraction of the outbound move's.
 const WAY_BACK_SHARE: f64 = 0.1;
-/// Bytes of the clones, of those without references, at most.
+/// Maximum bytes of the clones, as a fraction of those without references.
 const CLONES_SHARE: f64 = 0.3;
-/// Numbers of addresses that the lab has for guests begin here.
+/// First of the address numbers that the lab has for guests.
 const FIRST_NUMBER: u8 = 21;
 
 /// Options of the scenario.
@@ -78,7 +79,7 @@ enum Case {
     Clones,
 }
 
-/// One comparison: what went without anything to refer to, and with.
+/// One comparison: bytes without anything to refer to, and with it.
 #[derive(Debug, Serialize)]
 struct Run {
     plain: Vec<Report>,
@@ -90,7 +91,7 @@ struct Figures {
     case: Case,
     plain_mb: Option<Spread>,
     referring_mb: Option<Spread>,
-    /// Of the first, by bytes.
+    /// Bytes with references as a fraction of those without.
     share: Option<Spread>,
     plain_ms: Option<Spread>,
     referring_ms: Option<Spread>,
@@ -104,7 +105,7 @@ struct Measured<'a> {
     cases: &'a [Figures],
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -130,7 +131,7 @@ fn measure(settings: &Settings, case: Case) -> Result<Figures> {
     let guests = boot(settings, case, &trial)?;
     let mut runs = Vec::new();
     for _ in 0..settings.runs {
-        // What an earlier run has left counts for nothing: agents that end free it.
+        // Remains of an earlier run must not count: agents that end free them.
         for host in ["a", "b"] {
             trial.end_agent(host, Signal::TERM)?;
         }
@@ -171,24 +172,24 @@ fn boot(settings: &Settings, case: Case, trial: &Trial) -> Result<Vec<Guest>> {
     }
 }
 
-/// There, with nothing to refer to, and back.
+/// Moves there, with nothing to refer to, and back.
 fn way_back(trial: &Trial, guests: &[Guest]) -> Result<Run> {
     let plain = move_all(trial, guests, "a", ReferenceUse::All)?;
     let referring = move_all(trial, guests, "b", ReferenceUse::All)?;
     Ok(Run { plain, referring })
 }
 
-/// All to one host without references, back, and once more with them.
+/// Moves all guests to one host without references, back, and once more with them.
 fn drain(trial: &Trial, guests: &[Guest]) -> Result<Run> {
     let plain = move_all(trial, guests, "a", ReferenceUse::None)?;
     move_all(trial, guests, "b", ReferenceUse::None)?;
     let referring = move_all(trial, guests, "a", ReferenceUse::All)?;
-    // Nothing is kept of the way back: the next run begins as this one did.
+    // Nothing is kept of the return, so the next run begins as this one did.
     move_all(trial, guests, "b", ReferenceUse::None)?;
     Ok(Run { plain, referring })
 }
 
-/// Moves guests one after the other to the other host, and looks whether they are whole.
+/// Moves guests one after the other to the other host, and checks that they are intact.
 fn move_all(trial: &Trial, guests: &[Guest], from: &str, references: ReferenceUse) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for guest in guests {

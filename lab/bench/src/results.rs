@@ -1,4 +1,4 @@
-//! What a scenario leaves behind: one JSON file with the machine, the settings and everything that was measured.
+//! Output of a scenario: one JSON file with the machine, the settings and all measurements.
 
 use std::fmt::Display;
 use std::fs;
@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 use crate::machine::Machine;
 
-/// The file's head; what was measured stands beside it.
+/// Head of the file, followed by the measurements.
 #[derive(Serialize)]
 struct Results<'a, S, M> {
     scenario: &'a str,
@@ -21,7 +21,7 @@ struct Results<'a, S, M> {
     measured: &'a M,
 }
 
-/// Writes the file and says where it is.
+/// Writes the file and prints its path.
 pub(crate) fn write(
     folder: &Path,
     scenario: &str,
@@ -39,7 +39,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Settings in the file read as they were typed.
+/// Serialises a setting as the text that was typed.
 pub(crate) fn as_text<T: Display, S: Serializer>(
     value: &T,
     serializer: S,

@@ -1,7 +1,7 @@
-//! In which order the engines take turns. Pure.
+//! Order in which the engines take turns. Pure.
 
-/// Spreads each engine's runs evenly over the whole time, so that what changes on the machine meanwhile meets all of
-/// them alike. Gives the places of the engines in `runs`, in order.
+/// Spreads each engine's runs evenly over the whole time, so that changes on the machine affect all
+/// of them alike. Returns the engines' indices in `runs`, in order.
 pub(crate) fn turns(runs: &[u32]) -> Vec<usize> {
     let mut turns: Vec<(f64, usize)> = Vec::new();
     for (engine, count) in runs.iter().enumerate() {

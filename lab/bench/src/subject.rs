@@ -1,4 +1,4 @@
-//! Who is moved, and by whom: the guest of a benchmark, which engines move in turns.
+//! The guest of a benchmark, and the engines that move it in turns.
 
 use std::time::Duration;
 
@@ -63,21 +63,21 @@ impl Engine {
         }
     }
 
-    /// Whether it is Godwit's.
+    /// Returns whether the engine is Godwit's.
     pub(crate) fn is_ours(self) -> bool {
         matches!(self, Engine::Godwit | Engine::GodwitPageIn)
     }
 
-    /// Whether it is QEMU's own with its pages compressed.
+    /// Returns whether the engine is QEMU's own with compression.
     pub(crate) fn is_compressed_qemu(self) -> bool {
         matches!(self, Engine::Multifd2Zstd | Engine::Multifd4Zstd)
     }
 
-    /// Its request, made of the one that the lab's guest gives.
+    /// Returns the engine's request, derived from the one for the lab's guest.
     pub(crate) fn request(self, request: MigrationRequest) -> MigrationRequest {
         let by_qemu = |multifd_channels, compression: Option<&str>| MigrationRequest {
             engine: EngineKind::Qemu,
-            // The peer at its best: no word of ours between its two sides.
+            // The competitor at its best: without our agent's confirmation between its two sides.
             qemu: QemuEngineOptions {
                 multifd_channels,
                 compression: compression.map(str::to_owned),
@@ -106,7 +106,7 @@ impl Engine {
     }
 }
 
-/// A guest that is there again when an engine has lost it.
+/// Guest that is replaced if an engine has lost it.
 pub(crate) struct Subject<'a> {
     trial: &'a Trial,
     plan: GuestPlan,
@@ -114,27 +114,27 @@ pub(crate) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// Boots it.
+    /// Boots the guest.
     pub(crate) fn new(trial: &'a Trial, plan: GuestPlan) -> Result<Subject<'a>> {
         let guest = trial.guest("a", &plan)?;
         Ok(Subject { trial, plan, guest })
     }
 
-    /// Has it do something else, now and when it is made anew.
+    /// Changes the guest's workload, also for later replacements.
     pub(crate) fn work(&mut self, workload: &str) -> Result<()> {
         workload.clone_into(&mut self.plan.workload);
         self.guest.workload(workload)
     }
 
-    /// Has the other host's memory touched, as much of it as the guest will take there.
+    /// Touches the other host's memory, as much of it as the guest will take there.
     pub(crate) fn warm_destination(&self) -> Result<()> {
         let bytes = self.plan.memory.iter().map(|block| block.bytes()).sum();
         warm::memory(self.trial, other_host(&self.guest.host), bytes)
     }
 
-    /// Moves it to the other host. A move that does not complete is a result: the guest runs on at the source. A guest
-    /// that does not answer any more is one as well, `None`: it is made anew, and the others go on.
-    /// `change` has the last word on the request.
+    /// Moves the guest to the other host. A move that does not complete is a result: the guest runs
+    /// on at the source. A guest that no longer answers is a result too, `None`: it is replaced,
+    /// and the other engines go on. `change` makes the final changes to the request.
     pub(crate) fn move_by(
         &mut self,
         engine: Engine,
@@ -145,7 +145,8 @@ impl<'a> Subject<'a> {
         self.or_anew(engine, &request, watched, |watched| &watched.report)
     }
 
-    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    /// Moves the guest as [`Subject::move_by`] does, with a time limit. `seen` receives its
+    /// progress.
     pub(crate) fn move_followed_by(
         &mut self,
         engine: Engine,
@@ -157,8 +158,8 @@ impl<'a> Subject<'a> {
         self.or_anew(engine, &request, watched, |watched| &watched.report)
     }
 
-    /// The first with nobody probing it meanwhile: that costs an emulated guest a core. `at_end` looks at the machine as soon as
-    /// the report is there.
+    /// Moves the guest without probing it meanwhile: probes cost an emulated guest a core. `at_end`
+    /// runs as soon as the report arrives.
     pub(crate) fn move_unwatched_by<T>(
         &mut self,
         engine: Engine,
@@ -181,12 +182,12 @@ impl<'a> Subject<'a> {
         if report.outcome == Outcome::Completed {
             self.guest.host.clone_from(&request.to);
         }
-        // Of a guest that nobody watches nothing is known yet.
+        // The status of a guest that was not probed is still unknown.
         self.guest.status()?;
         Ok((report, looked))
     }
 
-    /// What a move gave, and a new guest where the old one is lost.
+    /// Returns the result of a move, and replaces the guest if it is lost.
     fn or_anew<T>(
         &mut self,
         engine: Engine,

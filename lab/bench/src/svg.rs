@@ -1,4 +1,5 @@
-//! What pictures are drawn with: SVG, readable on light and on dark ground. Knows nothing of migrations.
+//! SVG drawing for pictures that are readable on light and dark backgrounds. It knows nothing of
+//! migrations.
 
 use std::fmt::Write;
 use std::fs;
@@ -6,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Lines of the axes and text, then of what was measured: none is lost on white or on black.
+/// Colours of axes and text, then of measurements: all are visible on white and on black.
 pub(crate) const NEUTRAL: &str = "#808080";
 pub(crate) const COLOURS: [&str; 5] = ["#2f7fd1", "#d9822b", "#4d9a4d", "#b05cc6", "#c4504f"];
 
-/// A picture under way.
+/// Picture under construction.
 pub(crate) struct Svg {
     text: String,
 }
 
 impl Svg {
-    /// An empty one of this size.
+    /// Creates an empty picture of this size.
     pub(crate) fn new(width: f64, height: f64) -> Svg {
         let text = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
@@ -25,13 +26,13 @@ impl Svg {
         Svg { text }
     }
 
-    /// A line along a path.
+    /// Draws a line along a path.
     pub(crate) fn stroke(&mut self, path: &str, colour: &str, more: &str) {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.text, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" {more}/>");
     }
 
-    /// A rectangle without a border, from its left upper corner.
+    /// Draws a rectangle without a border, from its upper left corner.
     pub(crate) fn fill(
         &mut self,
         (x, y): (f64, f64),
@@ -45,7 +46,7 @@ impl Svg {
         );
     }
 
-    /// Text; `anchor` is what of it stands at that place.
+    /// Draws text; `anchor` is the part of it at that position.
     pub(crate) fn text(&mut self, x: f64, y: f64, anchor: &str, content: &str) {
         let _ = writeln!(
             self.text,
@@ -54,13 +55,13 @@ impl Svg {
         );
     }
 
-    /// The same, bold.
+    /// Draws text in bold.
     pub(crate) fn title(&mut self, x: f64, y: f64, content: &str) {
         let content = escaped(content);
         let _ = writeln!(self.text, "<text x=\"{x:.1}\" y=\"{y:.1}\" font-weight=\"bold\">{content}</text>");
     }
 
-    /// Text from below to above, its middle there.
+    /// Draws text from bottom to top, centred there.
     pub(crate) fn upright(&mut self, x: f64, y: f64, content: &str) {
         let content = escaped(content);
         let _ = writeln!(
@@ -74,7 +75,7 @@ impl Svg {
     }
 }
 
-/// Where on the picture a diagram is, and what its axes reach, both from 0 on.
+/// Position of a diagram on the picture, and the ranges of its axes, both from 0 on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame {
     pub(crate) left: f64,
@@ -94,13 +95,13 @@ impl Frame {
         self.bottom - value / self.most_y * (self.bottom - self.top)
     }
 
-    /// The axes' lines.
+    /// Draws the axes' lines.
     pub(crate) fn border(&self, svg: &mut Svg) {
         let Frame { left, top, right, bottom, .. } = self;
         svg.stroke(&format!("M{left} {top}V{bottom}H{right}"), NEUTRAL, "");
     }
 
-    /// Marks below, at most so many.
+    /// Draws at most so many marks below.
     pub(crate) fn marks_x(&self, svg: &mut Svg, most_marks: f64) {
         for mark in marks(self.most_x, most_marks) {
             let at = self.x(mark);
@@ -109,7 +110,8 @@ impl Frame {
         }
     }
 
-    /// Lines across at round values, at most so many; their values at the left where `named`.
+    /// Draws at most so many horizontal lines at round values, with their values at the left if
+    /// `named`.
     pub(crate) fn marks_y(&self, svg: &mut Svg, most_marks: f64, named: bool) {
         for mark in marks(self.most_y, most_marks) {
             let at = self.y(mark);
@@ -120,14 +122,14 @@ impl Frame {
         }
     }
 
-    /// A dashed line across.
+    /// Draws a dashed horizontal line.
     pub(crate) fn level(&self, svg: &mut Svg, value: f64) {
         let path = format!("M{} {:.1}H{}", self.left, self.y(value), self.right);
         svg.stroke(&path, NEUTRAL, "stroke-width=\"1.5\" stroke-dasharray=\"6 4\"");
     }
 }
 
-/// Writes a picture and gives where it is.
+/// Writes a picture and returns its path.
 pub(crate) fn write(folder: &Path, name: &str, svg: &str) -> Result<PathBuf> {
     fs::create_dir_all(folder)?;
     let path = folder.join(format!("{name}.svg"));
@@ -135,7 +137,8 @@ pub(crate) fn write(folder: &Path, name: &str, svg: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Marks of an axis from 0 on: 1, 2 or 5 of a power of ten apart, at most so many beside the 0.
+/// Returns the marks of an axis from 0 on: 1, 2 or 5 of a power of ten apart, at most so many in
+/// addition to 0.
 fn marks(most: f64, most_marks: f64) -> Vec<f64> {
     let power = 10f64.powf((most / most_marks).log10().floor());
     let apart = [1.0, 2.0, 5.0, 10.0].into_iter().map(|step| step * power);
@@ -143,7 +146,7 @@ fn marks(most: f64, most_marks: f64) -> Vec<f64> {
     (0..=10u8).map(|number| f64::from(number) * apart).filter(|mark| *mark <= most).collect()
 }
 
-/// A number without zeros at its end.
+/// Formats a number without trailing zeros.
 pub(crate) fn short(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,5 +1,5 @@
-//! Switchover and blackout: one guest moves back and forth, the engines taking turns, idle and dirtying memory, with
-//! and without delay on the link.
+//! Switchover and blackout: one guest moves back and forth, with the engines taking turns, idle and
+//! dirtying memory, with and without delay on the link.
 
 use std::path::PathBuf;
 
@@ -18,8 +18,8 @@ use crate::results::as_text;
 use crate::subject::{Engine, Subject};
 use crate::{results, schedule, table};
 
-/// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of 256 KiB
-/// (docs/engines.md): all engines move this much more.
+/// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of
+/// 256 KiB (docs/engines.md): all engines move this much more.
 pub(crate) const ODD_BYTES: u64 = 64 << 10;
 
 /// Options of the scenario.
@@ -73,7 +73,7 @@ enum WorkloadKind {
 }
 
 impl WorkloadKind {
-    /// As the guest is told.
+    /// Returns the workload as text for the guest.
     fn spec(self) -> &'static str {
         match self {
             WorkloadKind::Idle => "idle",
@@ -89,11 +89,11 @@ impl WorkloadKind {
     }
 }
 
-/// What an engine did in one part.
+/// Results of an engine in one part.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EngineFigures {
     pub(crate) name: String,
-    /// Moves that did not complete: their times are not among the figures.
+    /// Moves that did not complete: their times are not part of the figures.
     pub(crate) failed: usize,
     /// Moves after which the guest did not answer any more.
     pub(crate) lost: usize,
@@ -101,8 +101,8 @@ pub(crate) struct EngineFigures {
     pub(crate) switchover_ms: Option<Spread>,
     pub(crate) blackout_ms: Option<Spread>,
     pub(crate) wire_mib: Option<Spread>,
-    /// Moves in which the client itself was kept from probing for longer than half of the blackout: the machine had
-    /// too much to do, and the blackout tells that as well.
+    /// Moves in which the client itself could not probe for longer than half of the blackout: the
+    /// machine was overloaded, and the blackout includes that.
     pub(crate) prober_held_up: usize,
     /// Moves whose longest silence began in another phase than the switchover.
     pub(crate) blackout_elsewhere: usize,
@@ -119,7 +119,7 @@ impl EngineFigures {
         let is_held_up = |run: &&Watched| {
             run.probes.longest_gap_ns.is_some_and(|gap_ns| run.probes.longest_send_gap_ns * 2 > gap_ns)
         };
-        // It begins with the last answer before the vCPUs stop: the phase before is as good.
+        // It begins with the last answer before the vCPUs stop, so the phase before counts too.
         let is_elsewhere =
             |run: &&Watched| !matches!(run.phase_of_blackout(), Some(Phase::Convergence | Phase::Switchover));
         EngineFigures {
@@ -153,7 +153,7 @@ pub(crate) struct Part {
     pub(crate) goals: Vec<Goal>,
 }
 
-/// A promise about Godwit's engine, and whether it is kept.
+/// Promise about Godwit's engine, and whether it is kept.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -162,14 +162,14 @@ pub(crate) struct Goal {
     pub(crate) met: bool,
 }
 
-/// What the JSON file has of it.
+/// Contents of the JSON file.
 #[derive(Debug, Serialize)]
 struct Measured<'a> {
     accel: String,
     parts: &'a [Part],
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let mut parts = Vec::new();
@@ -183,7 +183,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(all_met || !settings.check)
 }
 
-/// One lab, one guest, all workloads; gives what the guest ran on.
+/// Measures all workloads in one lab with one guest. Returns what the guest ran on.
 fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<String> {
     let options = LabOptions { link: settings.link, rtt, insecure: !settings.tls, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
@@ -251,7 +251,7 @@ fn measure_part(
     Ok(Part { workload: workload.spec().to_owned(), workload_text, rtt: rtt.to_string(), engines, goals })
 }
 
-/// What is promised of Godwit's engine for this round trip, with the guest of the promise.
+/// Returns the promises about Godwit's engine for this round trip, with the guest of the promise.
 fn goals(settings: &Settings, rtt: Rtt, engines: &[EngineFigures]) -> Vec<Goal> {
     let promised = match rtt.duration().as_millis() {
         0 => (20.0, 30.0),

@@ -1,11 +1,11 @@
-//! What people read: a row an engine, then what was promised.
+//! Tables for people: a row per engine, then the promises.
 
 use std::fmt::Write;
 
 use crate::figures::Spread;
 use crate::switchover::{EngineFigures, Goal, Part};
 
-/// The table of one workload on one link.
+/// Renders the table of one workload on one link.
 pub(crate) fn render(part: &Part) -> String {
     let mut text = format!("\n{}, round trip {}: medians (least to most)\n", part.workload_text, part.rtt);
     let header = [
@@ -45,7 +45,7 @@ pub(crate) fn render(part: &Part) -> String {
     text
 }
 
-/// What the figures do not say by themselves.
+/// Renders notes that qualify the figures.
 pub(crate) fn render_notes(part: &Part) -> String {
     let sum = |of: fn(&EngineFigures) -> usize| part.engines.iter().map(of).sum::<usize>();
     let mut text = String::new();
@@ -61,7 +61,7 @@ pub(crate) fn render_notes(part: &Part) -> String {
         ),
     ] {
         if moves > 0 {
-            // Writing to a string can't fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "  note  in {moves} moves {what}");
         }
     }
@@ -70,7 +70,7 @@ pub(crate) fn render_notes(part: &Part) -> String {
 
 fn row(text: &mut String, cells: &[String; 8]) {
     let [engine, runs, rest @ ..] = cells;
-    // Writing to a string can't fail.
+    // Writing to a string cannot fail.
     let _ = write!(text, "  {engine:<12} {runs:>5}");
     for (cell, width) in rest.iter().zip([22, 20, 20, 15, 7, 10]) {
         let _ = write!(text, " {cell:>width$}");
@@ -93,7 +93,7 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// A promise and whether it is kept.
+/// Formats a promise and whether it is kept.
 fn render_goal(goal: &Goal) -> String {
     let Goal { what, at_most_ms, median_ms, met } = goal;
     let verdict = if *met { "pass" } else { "FAIL" };

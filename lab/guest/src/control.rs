@@ -1,9 +1,9 @@
-//! The guest's control protocol: TCP port 7000, one JSON object a line in each direction.
+//! The guest's control protocol: TCP port 7000, with one JSON object per line in each direction.
 //!
-//! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`, `{"cmd":"kernels","millis":2000}`,
-//! `{"cmd":"poweroff"}`.
-//! Every answer carries `ok`; where it is false, `error` says why. `verify` answers `ok: false` also when a page
-//! or a count is wrong, so that a careless caller notices.
+//! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`,
+//! `{"cmd":"kernels","millis":2000}`, `{"cmd":"poweroff"}`. Every answer carries `ok`; if it is
+//! false, `error` gives the reason. `verify` also answers `ok: false` if a page or a count is
+//! wrong, so that a careless caller notices.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 
@@ -15,94 +15,95 @@ use crate::kernels::KernelRates;
 pub const CONTROL_PORT: u16 = 7000;
 /// UDP port of the echo.
 pub const ECHO_PORT: u16 = 7;
-/// Longest line that either side takes.
+/// Longest line that either side accepts.
 pub const LINE_BYTES: u64 = 64 << 10;
 
-/// What the guest can be asked.
+/// Request to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// How is it going?
+    /// Report the state.
     Status {},
-    /// Do this from now on.
+    /// Change the workload.
     Workload {
         /// Text of a [`crate::workload::Workload`].
         spec: String,
     },
-    /// Check every page and every count; takes as long as it takes.
+    /// Check every page and every count, however long it takes.
     Verify {},
-    /// Compute for so long each, beside the workload, and tell how fast that is.
+    /// Run each kernel for a while, beside the workload, and report its speed.
     Kernels {
-        /// Of each of [`crate::kernels`], at most [`crate::kernels::MOST_MILLIS`].
+        /// Time for each of [`crate::kernels`], at most [`crate::kernels::MOST_MILLIS`].
         millis: u64,
     },
-    /// Switch the machine off.
+    /// Power the machine off.
     Poweroff {},
 }
 
-/// The guest's answer; fields that the request does not concern are left out.
+/// The guest's answer. Fields that do not concern the request are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// The request was carried out and nothing was found wrong.
+    /// Whether the request was carried out and nothing was found wrong.
     pub ok: bool,
-    /// Why not.
+    /// Reason if not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The first fill of the memory is done.
+    /// Whether the first fill of the memory is complete.
     pub ready: bool,
-    /// The current workload.
+    /// Text of the current workload.
     pub workload: String,
-    /// Pages of checked memory; in the answer to `verify`: pages checked.
+    /// Pages of checked memory; in the answer to `verify`, pages checked.
     pub pages: u64,
-    /// Writes of pages since boot, the first fill included.
+    /// Page writes since boot, the first fill included.
     pub writes: u64,
-    /// Writes a second over the last whole second.
+    /// Page writes per second over the last whole second.
     pub writes_per_s: u64,
     /// Rounds of the computing workload since boot.
     pub iterations: u64,
-    /// Rounds a second over the last whole second.
+    /// Rounds per second over the last whole second.
     pub iterations_per_s: u64,
     /// Seconds since boot by the guest's clock.
     pub uptime_s: f64,
-    /// Writes that found their page not holding what it must.
+    /// Writes that found unexpected content in their page.
     pub stale_on_write: u64,
-    /// What the guest's memory is used for.
+    /// Use of the guest's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUse>,
-    /// What went wrong in the guest since boot: bad options, modules that did not load, threads that panicked.
+    /// Problems in the guest since boot: bad options, modules that did not load, threads that
+    /// panicked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Answer to `verify`: pages that do not hold what they must.
+    /// Answer to `verify`: pages with wrong content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong: Option<u64>,
     /// The first wrong page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_wrong: Option<WrongPage>,
-    /// Answer to `kernels`: how fast they are.
+    /// Answer to `kernels`: their speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<KernelRates>,
-    /// Answer to `kernels`: what of the CPU they use.
+    /// Answer to `kernels`: the CPU extensions that they use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<String>,
-    /// How long the check took.
+    /// Duration of the check.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
 }
 
-/// What the guest's kernel says of its memory.
+/// Memory use as the guest's kernel reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
-    /// All that the kernel hands out.
+    /// All memory that the kernel manages.
     pub total_bytes: u64,
-    /// Not used for anything.
+    /// Unused memory.
     pub free_bytes: u64,
-    /// Contents of files, and what the kernel keeps of their names.
+    /// Contents of files, and the kernel's caches of their names.
     pub cached_bytes: u64,
 }
 
 impl MemoryUse {
-    /// Reads /proc/meminfo; none where it lacks a line.
+    /// Parses /proc/meminfo. Returns `None` if a line is missing.
     pub fn parse(meminfo: &str) -> Option<MemoryUse> {
         let bytes = |name| Some(meminfo_kib(meminfo, name)? << 10);
         let cached = ["Buffers", "Cached", "SReclaimable"].map(bytes);
@@ -113,34 +114,35 @@ impl MemoryUse {
         })
     }
 
-    /// The rest: programs and the kernel.
+    /// Returns the rest: programs and the kernel.
     pub fn used_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.free_bytes).saturating_sub(self.cached_bytes)
     }
 }
 
-/// A line of /proc/meminfo.
+/// Returns the value of a line of /proc/meminfo, in KiB.
 pub fn meminfo_kib(meminfo: &str, name: &str) -> Option<u64> {
     let value = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.trim().trim_end_matches(" kB").parse().ok()
 }
 
-/// A page that does not hold what it must.
+/// Page with wrong content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrongPage {
     /// Its index in the checked memory.
     pub page: u64,
-    /// What is wrong with it.
+    /// Description of the error.
     pub why: String,
 }
 
-/// Asks the guest over an open connection (give it time limits first; `verify` of a gigabyte takes seconds).
+/// Sends a request to the guest over an open connection. Set time limits on it first; `verify` of a
+/// gigabyte takes seconds.
 pub fn ask<S: Read + Write>(connection: &mut S, request: &Request) -> io::Result<Answer> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     connection.write_all(&line)?;
     let mut answer = String::new();
-    // One answer follows one request, so that nothing is lost in the buffer.
+    // One answer follows one request, so nothing is lost in the buffer.
     BufReader::new(Read::by_ref(connection).take(LINE_BYTES)).read_line(&mut answer)?;
     if !answer.ends_with('\n') {
         return Err(io::Error::new(
@@ -155,7 +157,7 @@ pub fn ask<S: Read + Write>(connection: &mut S, request: &Request) -> io::Result
 mod tests {
     use super::*;
 
-    /// A peer that answers with a fixed text.
+    /// Peer that answers with a fixed text.
     struct Canned {
         answer: io::Cursor<Vec<u8>>,
         asked: Vec<u8>,

@@ -1,9 +1,14 @@
-//! Three small computations that gain or lose by what the CPU has: vectors, AES, whole numbers. For the cost of a CPU baseline.
+//! Three small computations whose speed depends on the CPU's features: vectors, AES, integers. They
+//! measure the cost of a CPU baseline.
 //!
-//! Each comes from a library that asks CPUID and takes the widest that there is, as programs in guests do:
-//! - vector: BLAKE3 over 256 KiB, which the `blake3` crate does by AVX-512, AVX2, SSE4.1 or SSE2, many lanes at once;
-//! - crypto: AES-256-GCM over 16 KiB, which `ring` does by VAES or AES-NI with carry-less multiplication, else without either;
-//! - integer: sorting 65,536 numbers, for which no extension is of much use: the yardstick for the other two.
+//! Each comes from a library that queries CPUID and uses the widest instructions available, as
+//! programs in guests do:
+//! - vector: BLAKE3 over 256 KiB, which the `blake3` crate computes with AVX-512, AVX2, SSE4.1 or
+//!   SSE2, many lanes at once;
+//! - crypto: AES-256-GCM over 16 KiB, which `ring` computes with VAES or AES-NI and carry-less
+//!   multiplication, or without either;
+//! - integer: sorting 65,536 numbers, for which no extension is of much use: the yardstick for the
+//!   other two.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -13,35 +18,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::pattern::mix;
 
-/// What one operation hashes.
+/// Bytes that one operation hashes.
 pub const VECTOR_BYTES: usize = 256 << 10;
-/// What one operation encrypts: the longest record of TLS.
+/// Bytes that one operation encrypts: the longest record of TLS.
 pub const CRYPTO_BYTES: usize = 16 << 10;
-/// What one operation sorts.
+/// Numbers that one operation sorts.
 pub const INTEGER_NUMBERS: usize = 1 << 16;
-/// The longest that each may be asked to run, in milliseconds.
+/// Longest run of each kernel that may be requested, in milliseconds.
 pub const MOST_MILLIS: u64 = 20_000;
 
-/// Operations a second of each.
+/// Operations per second of each kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KernelRates {
-    /// [`VECTOR_BYTES`] hashed.
+    /// Rate of hashing [`VECTOR_BYTES`].
     pub vector_per_s: f64,
-    /// [`CRYPTO_BYTES`] encrypted.
+    /// Rate of encrypting [`CRYPTO_BYTES`].
     pub crypto_per_s: f64,
-    /// [`INTEGER_NUMBERS`] sorted.
+    /// Rate of sorting [`INTEGER_NUMBERS`].
     pub integer_per_s: f64,
 }
 
-/// Runs one after the other, each for about that long, on one vCPU.
+/// Runs the kernels one after the other, each for about that long, on one vCPU.
 ///
 /// # Errors
-/// The library refuses to encrypt, which it has no reason for.
+/// The library refuses to encrypt, which is not expected.
 pub fn measure(each: Duration) -> anyhow::Result<KernelRates> {
     let mut hashed = numbers(VECTOR_BYTES / 8).flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
     let vector_per_s = rate(each, || {
         let digest = blake3::hash(black_box(&hashed));
-        // The next one depends on this one: nothing of it can be left out.
+        // The next input depends on this result, so no part can be optimised away.
         hashed[0] = digest.as_bytes()[0];
         Ok(())
     })?;
@@ -74,9 +79,9 @@ fn crypto(each: Duration) -> anyhow::Result<f64> {
     })
 }
 
-/// How often a second it can be done.
+/// Returns how often per second `once` can run.
 fn rate(each: Duration, mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
-    // Caches and the translations of an emulated CPU are warm after one.
+    // One run warms caches and the translations of an emulated CPU.
     once()?;
     let begun = Instant::now();
     let mut done: u32 = 0;
@@ -87,12 +92,12 @@ fn rate(each: Duration, mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow:
     Ok(f64::from(done) / begun.elapsed().as_secs_f64())
 }
 
-/// Numbers without an order.
+/// Returns numbers in no order.
 fn numbers(count: usize) -> impl Iterator<Item = u64> {
     (0_u64..).map(mix).take(count)
 }
 
-/// Which of what these kernels use the CPU has, from the flags in /proc/cpuinfo.
+/// Returns which extensions used by these kernels the CPU has, from the flags in /proc/cpuinfo.
 #[must_use]
 pub fn extensions(cpuinfo: &str) -> Vec<String> {
     const USED: [&str; 8] = ["sse2", "sse4_1", "avx", "avx2", "avx512f", "aes", "pclmulqdq", "vaes"];

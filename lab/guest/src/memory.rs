@@ -1,8 +1,8 @@
-//! The memory that a workload dirties and that a check goes over while the workload goes on.
+//! Memory that a workload dirties and that can be checked while the workload runs.
 //!
-//! Pages lie in chunks behind locks, so that writer and checker share them page by page. The table of what each
-//! page must hold is another allocation, and the counts of writes are kept a third time: per chunk and globally.
-//! A migration that loses any page of the three is found.
+//! Pages are in chunks behind locks, so that writer and checker share them page by page. The table
+//! of each page's expected content is another allocation, and the counts of writes are kept a third
+//! time: per chunk and globally. A migration that loses a page of any of the three is detected.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -14,10 +14,11 @@ use crate::{
     workload::{Mix, Touch},
 };
 
-/// Pages under one lock: 256 KiB, a check of which takes about a millisecond under TCG.
+/// Pages under one lock: 256 KiB, which take about a millisecond to check under TCG.
 const CHUNK_PAGES: usize = 64;
 
-/// A run of pages with what they must hold. The slices are leaked: the guest's memory lives as long as the guest.
+/// Run of pages with their expected content. The slices are leaked: the guest's memory lives as
+/// long as the guest.
 struct Chunk {
     pages: &'static mut [Page],
     table: &'static mut [Entry],
@@ -34,26 +35,28 @@ pub struct Memory {
     first_stale: Mutex<Option<u64>>,
 }
 
-/// What a check of all pages found.
+/// Result of a check of all pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Pages looked at.
+    /// Pages examined.
     pub pages: u64,
-    /// Pages that do not hold what they must.
+    /// Pages with wrong content.
     pub wrong: u64,
-    /// The first of them, and what is wrong with it.
+    /// The first of them, and its error.
     pub first_wrong: Option<(u64, String)>,
-    /// Counts that disagree, in words.
+    /// Counts that disagree, as text.
     pub wrong_counts: Option<String>,
 }
 
 impl Memory {
-    /// Memory of `bytes` (rounded down to whole pages, at least one), untouched until [`Memory::fill`].
+    /// Allocates `bytes` of memory (rounded down to whole pages, at least one), untouched until
+    /// [`Memory::fill`].
     pub fn new(bytes: u64, seed: u64) -> Memory {
         let pages = usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_BYTES;
         let pages = pages.max(1);
-        // Zeroed, so that the allocator asks the kernel for fresh memory and touches none of it; one page more,
-        // so that it can be cut at the machine's page boundary: a page here is then one page to whoever tracks it.
+        // Zeroed, so that the allocator requests fresh memory from the kernel and touches none of
+        // it. One page more, so that it can be aligned to the machine's page boundary: a page here
+        // is then one page to the tracker.
         let words = vec![0u64; (pages + 1) * PAGE_WORDS].leak();
         let misaligned = words.as_ptr().addr() % PAGE_BYTES;
         let skip = (PAGE_BYTES - misaligned) % PAGE_BYTES / size_of::<u64>();
@@ -70,22 +73,22 @@ impl Memory {
         }
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Writes of pages so far, the first fill included.
+    /// Returns the page writes so far, the first fill included.
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// Pages that a write found not to hold what they must, before it overwrote them.
+    /// Returns how many pages a write found with wrong content before it overwrote them.
     pub fn stale_on_write(&self) -> u64 {
         self.stale_on_write.load(Ordering::Relaxed)
     }
 
-    /// Writes every page for the first time, with kinds of the given shares.
+    /// Writes every page for the first time, with kinds in the given shares.
     pub fn fill(&self, mix: Mix) {
         for index in 0..self.pages {
             let kind = mix.pick(pattern::mix(self.seed ^ index.wrapping_mul(3)));
@@ -93,8 +96,8 @@ impl Memory {
         }
     }
 
-    /// Writes page `index` (below [`Memory::pages`]). A touch of single words keeps the page's kind and becomes
-    /// a whole write where the page is zero or shall be.
+    /// Writes page `index` (below [`Memory::pages`]). A touch of single words keeps the page's
+    /// kind. It becomes a whole write if the page is zero or must become so.
     pub fn write(&self, index: u64, kind: Kind, touch: Touch) {
         let (mut chunk, at) = self.chunk_of(index);
         let Chunk { pages, table, writes } = &mut *chunk;
@@ -118,7 +121,7 @@ impl Memory {
         self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Checks every page and every count, while writes go on.
+    /// Checks every page and every count while writes continue.
     pub fn verify(&self) -> Verdict {
         let mut verdict = Verdict::default();
         let mut scratch = Box::new([0u64; PAGE_WORDS]);
@@ -143,7 +146,8 @@ impl Memory {
         verdict
     }
 
-    /// What writes found before this check counts as well: the page was wrong, though it no longer is.
+    /// Adds errors that writes found before this check: the page was wrong, even if it no longer
+    /// is.
     fn add_stale(&self, verdict: &mut Verdict) {
         verdict.wrong += self.stale_on_write();
         if let Some(index) = *lock(&self.first_stale) {
@@ -153,7 +157,7 @@ impl Memory {
         }
     }
 
-    /// Compares the global count with the chunks' counts; holds every lock for that moment.
+    /// Compares the global count with the chunks' counts, holding every lock for that moment.
     fn wrong_total(&self) -> Option<String> {
         let chunks: Vec<_> = self.chunks.iter().map(lock).collect();
         let counted = chunks.iter().fold(0u64, |sum, chunk| sum.wrapping_add(chunk.writes));
@@ -167,7 +171,8 @@ impl Memory {
     }
 }
 
-/// Locks also what a panicking thread left behind: the check tells whether it is whole.
+/// Locks the mutex also after a thread panicked while holding it: the check shows whether the data
+/// is whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -237,7 +242,7 @@ mod tests {
             memory.write(index, Kind::Random, Touch::Whole);
             damage(&memory, index, |page, _| *page = old);
             prop_assert_eq!(memory.verify().wrong, 1);
-            // It stays known when the workload overwrites it before anyone checks.
+            // The error stays recorded if the workload overwrites the page before it is checked.
             memory.write(index, Kind::Random, Touch::Whole);
             let verdict = memory.verify();
             prop_assert_eq!((verdict.wrong, verdict.first_wrong.map(|found| found.0)), (1, Some(index)));

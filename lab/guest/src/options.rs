@@ -1,6 +1,7 @@
 //! The guest's options on the kernel command line: `godwit.ip=10.88.0.21/24 godwit.fill=512M …`.
 //!
-//! A guest that does not boot tells nothing, so a bad option is reported and left out, never fatal.
+//! A guest that does not boot gives no explanation, so a bad option is reported and ignored, and
+//! never fatal.
 
 use std::{
     fmt,
@@ -13,30 +14,34 @@ use crate::{
     workload::{Dirty, Mix, ParseError, Workload, parse_bytes},
 };
 
-/// What the guest was told at boot.
+/// Options of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// `godwit.ip=ADDRESS/PREFIX`: IPv4 address of eth0.
     pub ip: Option<Cidr<Ipv4Addr>>,
     /// `godwit.ip6=ADDRESS/PREFIX`: IPv6 address of eth0.
     pub ip6: Option<Cidr<Ipv6Addr>>,
-    /// `godwit.fill=SIZE`: bytes of memory that hold the pattern; `None` is half of what is free.
+    /// `godwit.fill=SIZE`: bytes of memory that hold the pattern; `None` is half of the free
+    /// memory.
     pub fill_bytes: Option<u64>,
-    /// `godwit.mix=zero=P,compressible=P`: shares of kinds in the first fill; `None` is the workload's.
+    /// `godwit.mix=zero=P,compressible=P`: shares of kinds in the first fill; `None` uses the
+    /// workload's.
     pub mix: Option<Mix>,
-    /// `godwit.seed=NUMBER`: makes the content of two guests differ, or agree; `None` comes from the addresses.
+    /// `godwit.seed=NUMBER`: makes the content of two guests differ, or agree; `None` derives it
+    /// from the addresses.
     pub seed: Option<u64>,
-    /// `godwit.workload=SPEC`: what to do once the memory is filled.
+    /// `godwit.workload=SPEC`: workload after the memory is filled.
     pub workload: Workload,
-    /// `godwit.root=DEVICE`: a disk with a user space of its own, which is booted; the guest's program is a service in it.
+    /// `godwit.root=DEVICE`: disk with a user space, which is booted; the guest's program is a
+    /// service in it.
     pub root: Option<String>,
-    /// `godwit.read=FOLDER`: before the guest is ready, once the user space has booted, the files below are read until most
-    /// of the memory is in use.
+    /// `godwit.read=FOLDER`: once the user space has booted and before the guest is ready, the
+    /// files below the folder are read until most of the memory is in use.
     pub read: Option<String>,
 }
 
 impl Options {
-    /// Reads a kernel command line; the second part is what could not be read.
+    /// Parses a kernel command line. The second part of the result lists what could not be parsed.
     pub fn parse(command_line: &str) -> (Options, Vec<ParseError>) {
         let mut options = Options::default();
         let words = command_line.split_ascii_whitespace();
@@ -47,7 +52,7 @@ impl Options {
         (options, problems)
     }
 
-    /// Shares of page kinds in the first fill.
+    /// Returns the shares of page kinds in the first fill.
     pub fn fill_mix(&self) -> Mix {
         self.mix.unwrap_or(match self.workload {
             Workload::Dirty(Dirty { mix, .. }) => mix,
@@ -55,7 +60,7 @@ impl Options {
         })
     }
 
-    /// The seed of the pattern.
+    /// Returns the seed of the pattern.
     pub fn seed(&self) -> u64 {
         let v4 = self.ip.map_or(0, |cidr| u64::from(u32::from(cidr.address)));
         let groups = self.ip6.map_or([0; 8], |cidr| cidr.address.segments());
@@ -86,12 +91,12 @@ fn absolute(path: &str) -> Result<String, ParseError> {
     if path.starts_with('/') { Ok(path.to_owned()) } else { Err(ParseError::new(path, "an absolute path")) }
 }
 
-/// An address and the length of its network's prefix.
+/// Address and the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr<A> {
     /// The address.
     pub address: A,
-    /// Bits of the network's prefix.
+    /// Length of the network's prefix in bits.
     pub prefix_bits: u8,
 }
 

@@ -1,23 +1,25 @@
-//! What a page of the guest's memory holds, as a pure function of a few numbers, so that it can be checked later.
+//! Content of a guest's page as a pure function of a few numbers, so that it can be checked later.
 //!
-//! A page is zero, or a header of eight words and a body generated from (seed, page index, version, kind).
-//! The [`Entry`] that says which version a page must hold lives in a table elsewhere in memory: a page that
-//! travelled too early, a page that never travelled, a page in the wrong place and a torn page all differ from
-//! what the table says, and so does a table page that is stale itself.
+//! A page is zero, or consists of a header of eight words and a body generated from (seed, page
+//! index, version, kind). The [`Entry`] with the version that a page must hold is in a table
+//! elsewhere in memory. A page that was sent too early, a page that was never sent, a page in the
+//! wrong place and a torn page all differ from the table, and so does a table page that is itself
+//! stale.
 //!
-//! A page is either rewritten whole, or a few of its words are (`touch`), which is what delta encodings live on.
-//! Touched words are as deterministic as whole pages: the table tells when the page was last rewritten whole,
-//! and every touch since then wrote words that follow from its version.
+//! A write either rewrites a page whole or changes a few of its words (`touch`), which is the case
+//! that delta encodings exploit. Touched words are as deterministic as whole pages: the table
+//! records when the page was last rewritten whole, and every touch since then wrote words that
+//! follow from its version.
 
 use std::fmt;
 
-/// Bytes of a page.
+/// Bytes per page.
 pub const PAGE_BYTES: usize = 4096;
-/// 64-bit words of a page.
+/// 64-bit words per page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 /// Words of the header: magic, index, version, base version, kind and touch width, seed, two sums.
 pub const HEADER_WORDS: usize = 8;
-/// Words of the body; also the most words that one touch writes.
+/// Words of the body, and the most words that one touch writes.
 pub const BODY_WORDS: usize = PAGE_WORDS - HEADER_WORDS;
 /// First word of every page that is not zero: "godwit" and a format number.
 pub const MAGIC: u64 = 0x676f_6477_6974_0001;
@@ -28,49 +30,49 @@ const SHAPE: usize = 4;
 const SUM: usize = 6;
 const WEIGHTED_SUM: usize = 7;
 
-/// Touches spread over the page: slot `s` is word `s * STRIDE mod BODY_WORDS`, a permutation since the two
-/// share no factor (275 = 5²·11, 504 = 2³·3²·7).
+/// Spreads touches over the page: slot `s` is word `s * STRIDE mod BODY_WORDS`, a permutation
+/// because the two share no factor (275 = 5²·11, 504 = 2³·3²·7).
 const STRIDE: usize = 275;
 
 /// One page as words.
 pub type Page = [u64; PAGE_WORDS];
 
-/// What a page's content looks like to whoever has to move it.
+/// Kind of a page's content, from the point of view of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// All bytes zero, no header.
+    /// All bytes are zero, and there is no header.
     Zero,
-    /// One word in four is random, the rest repeats: LZ4 makes about a third of it.
+    /// One word in four is random, and the rest repeats: LZ4 compresses it to about a third.
     Compressible,
-    /// No compressor gains anything.
+    /// Incompressible.
     Random,
 }
 
-/// What the table says of one page. `version` counts the writes of the page from 1 on.
+/// Table entry of one page. `version` counts the writes of the page from 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Number of writes that this page has seen.
+    /// Number of writes to the page.
     pub version: u64,
     /// The version at which the page was last rewritten whole.
     pub base: u64,
     /// Kind since then.
     pub kind: Kind,
-    /// Words that each touch since then wrote; 0 while there was none.
+    /// Words that each touch since then wrote; 0 if there was none.
     pub touch_words: u16,
 }
 
 impl Entry {
-    /// The entry of a page that nobody wrote yet.
+    /// Entry of a page that was never written.
     pub const UNWRITTEN: Entry = Entry { version: 0, base: 0, kind: Kind::Zero, touch_words: 0 };
 
-    /// The entry after one more write of the whole page.
+    /// Returns the entry after one more write of the whole page.
     pub fn rewritten(self, kind: Kind) -> Entry {
         let version = self.version.wrapping_add(1);
         Entry { version, base: version, kind, touch_words: 0 }
     }
 
-    /// The entry after one more touch of `words` words, or `None` where only a whole write can follow: the page
-    /// is zero (no header to touch) or was touched with another width.
+    /// Returns the entry after one more touch of `words` words. Returns `None` if only a whole
+    /// write can follow: the page is zero (no header to touch) or was touched with another width.
     pub fn touched(self, words: u16) -> Option<Entry> {
         let fits = self.kind != Kind::Zero && (self.touch_words == 0 || self.touch_words == words);
         fits.then_some(Entry { version: self.version.wrapping_add(1), touch_words: words, ..self })
@@ -81,8 +83,8 @@ impl Entry {
     }
 }
 
-/// The pseudo-random words of one write: a 64-bit linear congruential state (Knuth's MMIX multiplier), its high
-/// half folded into the low one. Serial on purpose: vector code is slow under TCG.
+/// Pseudo-random words of one write: a 64-bit linear congruential state (Knuth's MMIX multiplier),
+/// with its high half folded into the low one. Deliberately serial: vector code is slow under TCG.
 struct Words(u64);
 
 impl Words {
@@ -98,20 +100,21 @@ impl Words {
     }
 }
 
-/// A bijection that spreads every bit over the word (the finaliser of SplitMix64).
+/// Maps a number bijectively so that every bit affects the whole word (the finaliser of
+/// SplitMix64).
 pub fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// A number below `limit` from one drawn evenly from all of `u64`.
+/// Derives a number below `limit` from one drawn uniformly from all of `u64`.
 #[allow(clippy::cast_possible_truncation, reason = "the product's high half is less than 2^64")]
 pub fn below(limit: u64, draw: u64) -> u64 {
     ((u128::from(draw) * u128::from(limit)) >> 64) as u64
 }
 
-/// Rewrites the whole page as `entry` (just made by [`Entry::rewritten`]) says.
+/// Rewrites the whole page to match `entry` (just made by [`Entry::rewritten`]).
 pub fn write_whole(page: &mut Page, seed: u64, index: u64, entry: Entry) {
     let mut words = Words::of(seed, index, entry.base, entry.kind);
     let (head, body) = page.split_at_mut(HEADER_WORDS);
@@ -139,7 +142,7 @@ pub fn write_whole(page: &mut Page, seed: u64, index: u64, entry: Entry) {
     head.copy_from_slice(&[MAGIC, index, entry.version, entry.base, entry.shape(), seed, sum, weighted]);
 }
 
-/// Writes the words that belong to `entry`'s latest touch (made by [`Entry::touched`]), and the header.
+/// Writes the words of `entry`'s latest touch (made by [`Entry::touched`]), and the header.
 pub fn write_touch(page: &mut Page, seed: u64, index: u64, entry: Entry) {
     let mut words = Words::of(seed, index, entry.version, entry.kind);
     let width = usize::from(entry.touch_words);
@@ -158,7 +161,7 @@ pub fn write_touch(page: &mut Page, seed: u64, index: u64, entry: Entry) {
     page[SHAPE] = entry.shape();
 }
 
-/// Makes in `page` exactly what `entry` says the page holds.
+/// Writes to `page` exactly the content that `entry` describes.
 pub fn expect(page: &mut Page, seed: u64, index: u64, entry: Entry) {
     let whole = Entry { version: entry.base, touch_words: 0, ..entry };
     write_whole(page, seed, index, whole);
@@ -174,8 +177,8 @@ pub fn expect(page: &mut Page, seed: u64, index: u64, entry: Entry) {
     }
 }
 
-/// Whether the page's header is the one that `entry` says: cheap enough to look before each write, so that a
-/// stale page is found even when the workload overwrites it before the next check.
+/// Returns whether the page's header matches `entry`. It is cheap enough to run before each write,
+/// so that a stale page is detected even if the workload overwrites it before the next check.
 pub fn header_matches(page: &Page, index: u64, entry: Entry) -> bool {
     match entry.kind {
         Kind::Zero => page[0] == 0 && page[VERSION] == 0,
@@ -183,13 +186,13 @@ pub fn header_matches(page: &Page, index: u64, entry: Entry) -> bool {
     }
 }
 
-/// Compares the whole page with what `entry` says. `scratch` is overwritten.
+/// Compares the whole page with `entry`. `scratch` is overwritten.
 pub fn check(page: &Page, seed: u64, index: u64, entry: Entry, scratch: &mut Page) -> Result<(), Fault> {
     expect(scratch, seed, index, entry);
     if page == scratch { Ok(()) } else { Err(diagnose(page, index, entry, scratch)) }
 }
 
-/// What is wrong with a page, as far as its content tells.
+/// Error of a page, as far as its content shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The page reads as zero but should not: it never arrived.
@@ -198,24 +201,25 @@ pub enum Fault {
     NotZero,
     /// The page holds another page's content.
     Misplaced {
-        /// Index that its header gives.
+        /// Index in its header.
         holds: u64,
     },
-    /// The page is whole but of another version; an older one is a lost write, a newer one a stale table.
+    /// The page is intact but of another version. An older one is a lost write, a newer one a stale
+    /// table.
     Version {
-        /// Version that its header gives.
+        /// Version in its header.
         holds: u64,
-        /// Version that the table gives.
+        /// Version in the table.
         expected: u64,
     },
-    /// The page's own sums do not fit its content: torn or damaged.
+    /// The page's own sums do not match its content: it is torn or damaged.
     Torn {
-        /// First word that differs from what is expected.
+        /// First word that differs from the expected content.
         word: usize,
     },
-    /// Header and sums fit each other, the content is not what was written.
+    /// Header and sums match each other, but the content is not what was written.
     Content {
-        /// First word that differs from what is expected.
+        /// First word that differs from the expected content.
         word: usize,
     },
 }
@@ -273,7 +277,8 @@ mod tests {
         prop_oneof![Just(Kind::Zero), Just(Kind::Compressible), Just(Kind::Random)]
     }
 
-    /// A page after the writes: `None` rewrites it whole, `Some(words)` touches it where it can.
+    /// Returns a page after the writes: `None` rewrites it whole, `Some(words)` touches it if
+    /// possible.
     fn play(index: u64, writes: &[(Kind, Option<u16>)]) -> (Box<Page>, Entry) {
         let mut page = Box::new([0u64; PAGE_WORDS]);
         let mut entry = Entry::UNWRITTEN;

@@ -1,18 +1,19 @@
-//! What the guest can be told to do, as text: `idle`, `compute`, `dirty:rate=5000,ws=256M,order=random,…`.
+//! Workloads of the guest, as text: `idle`, `compute`, `dirty:rate=5000,ws=256M,order=random,…`.
 //!
-//! Every part of `dirty` has a default; `Display` writes the text that parses back to the same workload.
+//! Every part of `dirty` has a default. `Display` writes a text that parses back to the same
+//! workload.
 
 use std::{fmt, str::FromStr};
 
 use crate::pattern::{BODY_WORDS, Kind, below};
 
-/// What the guest does with its vCPUs.
+/// Use of the guest's vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Workload {
     /// Nothing.
     #[default]
     Idle,
-    /// Integer arithmetic that touches no memory to speak of; counts iterations.
+    /// Integer arithmetic that touches almost no memory; counts iterations.
     Compute,
     /// Writes pages.
     Dirty(Dirty),
@@ -21,17 +22,17 @@ pub enum Workload {
 /// How pages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dirty {
-    /// Pages a second; `None` as many as the vCPU manages.
+    /// Pages per second; `None`: as many as the vCPU manages.
     pub rate_pages_per_s: Option<u64>,
-    /// Working set in bytes, from the start of the memory; `None` all of it.
+    /// Working set in bytes, from the start of the memory; `None`: all of it.
     pub working_set_bytes: Option<u64>,
-    /// Which page is next.
+    /// Order of the pages.
     pub order: Order,
-    /// What is written.
+    /// Content that is written.
     pub mix: Mix,
-    /// How much of a page is written.
+    /// Extent of each write.
     pub touch: Touch,
-    /// Whether another thread computes beside it.
+    /// Whether another thread computes meanwhile.
     pub computes: bool,
 }
 
@@ -48,12 +49,12 @@ impl Default for Dirty {
     }
 }
 
-/// The order in which pages of the working set are written.
+/// Order in which pages of the working set are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Each page as likely as any other.
+    /// Uniformly random.
     Random,
-    /// One after the other, over and over.
+    /// Sequentially, over and over.
     Sequential,
 }
 
@@ -71,7 +72,7 @@ impl Default for Mix {
 }
 
 impl Mix {
-    /// Shares in percent; their sum is at most 100.
+    /// Creates shares in percent. Their sum may be at most 100.
     pub fn new(zero_percent: u8, compressible_percent: u8) -> Result<Mix, ParseError> {
         if u16::from(zero_percent) + u16::from(compressible_percent) > 100 {
             let found = format!("zero={zero_percent},compressible={compressible_percent}");
@@ -80,7 +81,7 @@ impl Mix {
         Ok(Mix { zero_percent, compressible_percent })
     }
 
-    /// The kind for a number drawn evenly from all of `u64`.
+    /// Returns the kind for a number drawn uniformly from all of `u64`.
     pub fn pick(self, draw: u64) -> Kind {
         let percent = below(100, draw);
         if percent < u64::from(self.zero_percent) {
@@ -96,7 +97,7 @@ impl Mix {
 impl FromStr for Mix {
     type Err = ParseError;
 
-    /// `zero=10,compressible=40`; what is left out is 0.
+    /// Parses `zero=10,compressible=40`; an omitted share is 0.
     fn from_str(text: &str) -> Result<Mix, ParseError> {
         let (mut zero, mut compressible) = (0, 0);
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -110,16 +111,16 @@ impl FromStr for Mix {
     }
 }
 
-/// How much of a page one write changes.
+/// Extent of one write to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// All of it.
+    /// The whole page.
     Whole,
     /// The header and this many words of the body.
     Words(u16),
 }
 
-/// A text that could not be read.
+/// Error for a text that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     found: String,
@@ -218,7 +219,8 @@ fn parse_touch(text: &str) -> Result<Touch, ParseError> {
         .ok_or_else(|| ParseError::new(text, "full or words:N with N from 1 to 504"))
 }
 
-/// Bytes: a number with an optional unit of powers of 1024 (`K`, `M`, `G`, also as `MiB` or `MB`).
+/// Parses bytes: a number with an optional unit of powers of 1024 (`K`, `M`, `G`, also as `MiB` or
+/// `MB`).
 pub fn parse_bytes(text: &str) -> Result<u64, ParseError> {
     const WANTED: &str = "a size such as 512M, 1GiB or 4096";
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -312,7 +314,7 @@ mod tests {
         assert_eq!("dirty".parse(), Ok(Workload::Dirty(Dirty::default())));
         let unlimited: Dirty = "rate=max".parse().unwrap();
         assert_eq!(unlimited.rate_pages_per_s, None);
-        // Shares that fit only together are taken in any order.
+        // Shares that are valid only together are accepted in any order.
         let all_zero: Dirty = "zero=100,compressible=0".parse().unwrap();
         assert_eq!(all_zero.mix, Mix { zero_percent: 100, compressible_percent: 0 });
     }

@@ -1,17 +1,18 @@
-//! The agents: their steps, their starts, and what they do about doubt.
+//! The agents: their steps, their starts, and how they resolve doubt.
 
 use godwit_migration::handover::{Found, OfDestination, OfSource, Ownership, Recovery, Role};
 use godwit_migration::source::Action;
 
 use crate::world::{Answer, HostId, Letter, Process, Record, Stage, Step, Word, Work, World};
 
-/// The life of another VM that has the same name and uuid.
+/// Life of another VM with the same name and uuid.
 const STRANGER: u32 = 1_000;
-/// Later than any offer of the guest's first moves.
+/// Epoch that is later than any offer of the guest's first moves.
 const STRANGERS_EPOCH: u64 = 9;
 
 impl World {
-    /// Does at once what nobody outside this host could see a difference in, up to the next step that matters.
+    /// Performs at once the steps whose timing is not visible outside this host, up to the next
+    /// step that matters.
     pub(crate) fn goes_on(&mut self, host: HostId) {
         while let Some(Step::Source(action)) = self.hosts[host].steps.front() {
             let is_light = matches!(
@@ -30,7 +31,7 @@ impl World {
         }
     }
 
-    /// Carries an agent's next step out.
+    /// Carries out an agent's next step.
     pub(crate) fn step(&mut self, host: HostId) {
         let Some(step) = self.hosts[host].steps.pop_front() else { return };
         match step {
@@ -55,7 +56,7 @@ impl World {
             }
             Step::RemoveDeleted => self.deleted |= self.remove_record(host, Step::RemoveDeleted),
             Step::LetGo => {
-                // One that has ended meanwhile can be started anew.
+                // If it has ended meanwhile, it can be started again.
                 let _ = self.let_go(host);
             }
             Step::SaveOwner(ownership) => self.hosts[host].save_owner(ownership),
@@ -64,7 +65,8 @@ impl World {
         }
     }
 
-    /// Notes that the guest is gone from here. Where that fails nothing of it goes: a deletion is refused, and a source asks again.
+    /// Records that the guest is gone from here. If that fails, nothing is removed: a deletion is
+    /// refused, and a source asks again.
     fn note_gone(&mut self, host: HostId) {
         let heeds = self.options.rules.heeds_failed_writes;
         let here = &mut self.hosts[host];
@@ -78,7 +80,8 @@ impl World {
         }
     }
 
-    /// Removes the record; where that fails, as `again` later. Returns whether it is gone.
+    /// Removes the record. If that fails, retries as `again` later. Returns whether the record is
+    /// gone.
     fn remove_record(&mut self, host: HostId, again: Step) -> bool {
         let heeds = self.options.rules.heeds_failed_writes;
         let here = &mut self.hosts[host];
@@ -92,12 +95,13 @@ impl World {
         removed
     }
 
-    /// An operator deletes the VM where it is.
+    /// Has an operator delete the VM where it is.
     pub(crate) fn delete(&mut self, host: HostId) {
         self.hosts[host].steps.extend([Step::NoteGone, Step::EndGuest, Step::RemoveDeleted]);
     }
 
-    /// An operator creates it again, by the same specification: another guest under the same name and uuid.
+    /// Has an operator create the VM again with the same specification: another guest with the same
+    /// name and uuid.
     pub(crate) fn create(&mut self, host: HostId) {
         let here = &mut self.hosts[host];
         if !here.disk.writes() {
@@ -113,14 +117,15 @@ impl World {
         (self.deleted, self.dead) = (false, false);
     }
 
-    /// Another VM of the same name and uuid comes to a host that has neither, after a life of its own elsewhere.
+    /// Brings another VM of the same name and uuid to a host that has neither, after a life of its
+    /// own elsewhere.
     pub(crate) fn occupy(&mut self, host: HostId) {
         let incarnation = self.options.rules.incarnation(STRANGER);
         let disk = &mut self.hosts[host].disk;
         disk.stranger = disk.writes().then_some(Ownership { incarnation, epoch: STRANGERS_EPOCH });
     }
 
-    /// It leaves again.
+    /// Removes that VM from the host.
     pub(crate) fn vacate(&mut self, host: HostId) {
         let disk = &mut self.hosts[host].disk;
         let Some(Ownership { incarnation, epoch }) = disk.stranger else { return };
@@ -130,12 +135,12 @@ impl World {
         }
     }
 
-    /// An agent starts.
+    /// Starts an agent.
     pub(crate) fn start(&mut self, host: HostId) {
         let here = &mut self.hosts[host];
         here.work = Work::Idle;
         let Some(record) = here.disk.record.clone() else {
-            // Nobody's process is ended.
+            // A process without a record is ended.
             return self.kill(host, false);
         };
         here.ownership = record.standing.ownership;
@@ -161,7 +166,8 @@ impl World {
         }
     }
 
-    /// The host that is asked, by one that waits for a word, and what it had offered, or was.
+    /// Returns the host to which a waiting host sends its question, and the ownership that was
+    /// offered.
     pub(crate) fn asks(&self, host: HostId) -> Option<(HostId, Ownership)> {
         let here = &self.hosts[host];
         match &here.work {
@@ -195,7 +201,7 @@ impl World {
         self.say(host, to, attempt, Word::Ask { offered });
     }
 
-    /// A question, or its answer, is lost: it is asked again.
+    /// Loses a question or its answer: it is asked again.
     pub(crate) fn is_unheard(&mut self, asker: HostId) {
         match &mut self.hosts[asker].work {
             Work::Doubt { asked } => *asked = false,
@@ -204,12 +210,12 @@ impl World {
         }
     }
 
-    /// A letter arrives.
+    /// Delivers a letter.
     pub(crate) fn deliver(&mut self, letter: Letter) {
         let Letter { from, to, attempt, word, .. } = letter;
         if !self.hosts[to].is_up() {
             if matches!(word, Word::Ask { .. }) {
-                // Nobody listens: whoever asked knows, and asks again.
+                // No agent listens: the one that asked knows, and asks again.
                 self.is_unheard(from);
             }
             return;
@@ -276,8 +282,8 @@ impl World {
         }
     }
 
-    /// An operator has powered the destination off, or looked at it, and takes the guest back: as it was, where it certainly never ran
-    /// there, and else to be started anew.
+    /// Has an operator, who has powered the destination off or inspected it, take the guest back:
+    /// unchanged if it certainly never ran there, and otherwise to be started anew.
     pub(crate) fn resolve(&mut self, host: HostId) {
         if !self.is_true(host) {
             self.kill(host, true);
@@ -290,16 +296,16 @@ impl World {
         }
     }
 
-    /// What QEMU does by itself when its agent is gone in the middle of a migration.
+    /// Simulates what QEMU does by itself when its agent is gone in the middle of a migration.
     pub(crate) fn qemu_is_left(&mut self, host: HostId, does: bool) {
         let Some(process) = &mut self.hosts[host].process else { return };
         match process.stage {
-            // Its migration has failed: it lets the guest go on.
+            // Its migration has failed: it resumes the guest.
             Stage::Stopped if does => {
                 process.stage = Stage::Plain;
                 self.runs(host);
             }
-            // A stream that ends before its time ends it.
+            // A stream that ends early ends it.
             Stage::Shadow if does => self.kill(host, true),
             _ => {}
         }

@@ -1,29 +1,29 @@
-//! What may happen next.
+//! Events that may happen next.
 
 use godwit_migration::source::{Event, State, Verdict};
 
 use crate::world::{HostId, Limits, Word, Work, World};
 
-/// One thing that happens.
+/// One event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
-    /// An agent carries its next step out.
+    /// An agent carries out its next step.
     Step(HostId),
-    /// A letter arrives, by its place.
+    /// A letter arrives, given by its position.
     Deliver(usize),
-    /// A destination's record is durable, or the disk is full.
+    /// A destination's record becomes durable, or the disk is full.
     Noted(HostId),
-    /// What a disk did not take is written.
+    /// A record that a disk refused is written.
     Save(HostId),
-    /// An agent asks the other host of a doubt.
+    /// An agent in doubt asks the other host.
     Ask(HostId),
-    /// A source's pages come to the guest that lacks them.
+    /// A source's pages arrive at the guest that lacks them.
     Serve(HostId),
     /// An agent notices that its lane is dead.
     Notice(HostId),
     /// A source whose lane was cut reaches its destination again.
     Resume(HostId),
-    /// One end of a lane that was cut gives the other up.
+    /// One end of a lane that was cut gives up the other end.
     Expire(HostId),
     /// The guest writes a page.
     Work(HostId, usize),
@@ -31,42 +31,45 @@ pub enum Choice {
     Migrate(HostId, HostId),
     /// An agent starts.
     Start(HostId),
-    /// A source gives up asking, for now.
+    /// A source stops asking for now.
     GiveUp(HostId),
-    /// A fault: an agent is killed. The record under way is written or not; its QEMU goes on by itself or not.
+    /// A fault: an agent is killed. The flags: whether the record in progress is written, and
+    /// whether its QEMU continues by itself.
     CrashAgent(HostId, bool, bool),
-    /// A host loses power. The record under way is written or not.
+    /// A fault: a host loses power. The flag: whether the record in progress is written.
     CrashHost(HostId, bool),
-    /// A hypervisor is killed.
+    /// A fault: a hypervisor is killed.
     CrashQemu(HostId),
-    /// A lane is cut: what is on its way to the destination, or to the source, is lost or not.
+    /// A fault: a lane is cut. The flags: whether what is on its way to the destination, and to the
+    /// source, is lost.
     Cut(u32, bool, bool),
-    /// The source's socket takes nothing more: its next send fails. What is on its way is lost or not.
+    /// A fault: the source's socket accepts nothing more, so its next send fails. The flag: whether
+    /// what is on its way is lost.
     Break(u32, bool),
-    /// A letter is lost that is no part of a lane.
+    /// A letter outside any lane is lost.
     Lose(usize),
-    /// It arrives twice.
+    /// A letter outside any lane arrives twice.
     Double(usize),
-    /// A disk becomes full, or has room again.
+    /// A disk becomes full.
     FillDisk(HostId),
-    /// Room again.
+    /// A disk has room again.
     ClearDisk(HostId),
-    /// Somebody cancels.
+    /// A user cancels.
     Cancel(HostId),
     /// An operator deletes the VM.
     Delete(HostId),
-    /// An operator creates it again, under the same name and uuid.
+    /// An operator creates the VM again, with the same name and uuid.
     Create(HostId),
     /// Another VM of the same name and uuid comes to a host.
     Occupy(HostId),
-    /// It leaves.
+    /// The other VM leaves.
     Vacate(HostId),
     /// A fault: a host's next write fails.
     FailWrite(HostId),
 }
 
 impl Choice {
-    /// Whether nobody is to blame for it but fate.
+    /// Returns whether the event is a fault.
     #[must_use]
     pub fn is_fault(&self) -> bool {
         matches!(
@@ -85,7 +88,7 @@ impl Choice {
         )
     }
 
-    /// Whether a random life has it as seldom as a fault.
+    /// Returns whether a random life contains the event as rarely as a fault.
     #[must_use]
     pub fn is_rare(&self) -> bool {
         self.is_fault() || matches!(self, Choice::Delete(..) | Choice::Occupy(..))
@@ -93,7 +96,7 @@ impl Choice {
 }
 
 impl World {
-    /// All that may happen next.
+    /// Returns all events that may happen next.
     #[must_use]
     pub fn choices(&self) -> Vec<Choice> {
         let mut all = Vec::new();
@@ -233,7 +236,7 @@ impl World {
         from != to && whole && here.work == Work::Idle && there.is_free() && !there.disk.full
     }
 
-    /// The migrations whose lane carries something, or may.
+    /// Returns the migrations whose lane carries messages, or may.
     fn lanes(&self) -> Vec<u32> {
         let of = |host: &crate::world::Host| match &host.work {
             Work::Sending(sending) => Some(sending.attempt),
@@ -247,7 +250,7 @@ impl World {
         all
     }
 
-    /// A lane that was cut, or whose other end is not there any more.
+    /// Returns whether the host's lane was cut or has lost its other end.
     fn lane_is_dead(&self, host: HostId) -> bool {
         let (attempt, other) = match &self.hosts[host].work {
             Work::Sending(sending) => {
@@ -268,7 +271,7 @@ impl World {
             Work::Receiving(receiving) => Some(receiving.attempt),
             _ => None,
         };
-        // What was said before the end arrives first.
+        // Messages sent before the end arrive first.
         let on_its_way = self
             .letters
             .iter()
@@ -288,7 +291,7 @@ impl World {
         })
     }
 
-    /// Has it happen.
+    /// Applies an event.
     pub fn apply(&mut self, choice: Choice) {
         match choice {
             Choice::Step(host) => self.step(host),
@@ -330,7 +333,7 @@ impl World {
         }
     }
 
-    /// A choice, in words.
+    /// Describes an event as text.
     pub(crate) fn tells(&self, choice: Choice) -> String {
         match choice {
             Choice::Deliver(place) | Choice::Lose(place) | Choice::Double(place) => {
@@ -342,7 +345,7 @@ impl World {
         }
     }
 
-    /// Takes all faults away that are yet to come.
+    /// Removes all faults that are yet to come.
     pub(crate) fn be_fair(&mut self) {
         self.limits = Limits::default();
         for host in &mut self.hosts {

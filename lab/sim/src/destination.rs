@@ -1,4 +1,4 @@
-//! What the destination's driver and hypervisor do with the machine's decisions.
+//! What the destination's driver and hypervisor do with the state machine's decisions.
 
 use godwit_migration::destination::{Action, Ending, Event};
 use godwit_migration::handover::Role;
@@ -7,7 +7,7 @@ use godwit_wire::Begin;
 use crate::source::failure;
 use crate::world::{Fate, HostId, Stage, Step, Word, Work, World};
 
-/// The device state's length.
+/// Length of the device state.
 const STATE_BYTES: u64 = 100;
 
 impl World {
@@ -64,7 +64,7 @@ impl World {
             Action::SendRunning => self.tell_source(host, Word::Running),
             Action::Refuse(_) => self.tell_source(host, Word::Refused),
             Action::Discard(_) => {
-                // What is being written down is waited for.
+                // Wait for the record in progress.
                 self.noted(host, false);
                 [Step::RemoveRecord, Step::Kill].into_iter().for_each(|step| {
                     self.hosts[host].steps.push_front(step);
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// What was being written down is, or can't be.
+    /// Completes the record in progress, or fails it.
     pub(crate) fn noted(&mut self, host: HostId, tells: bool) {
         let here = &mut self.hosts[host];
         let Work::Receiving(receiving) = &mut here.work else { return };
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// A word of the source.
+    /// Handles a message of the source.
     pub(crate) fn destination_hears(&mut self, host: HostId, word: Word) {
         let pages = self.options.pages as u64;
         let Work::Receiving(receiving) = &mut self.hosts[host].work else { return };

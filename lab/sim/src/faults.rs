@@ -1,4 +1,4 @@
-//! Faults, and what is noticed of them.
+//! Faults, and how they are noticed.
 
 use godwit_migration::{destination, source};
 
@@ -57,7 +57,7 @@ impl World {
             Choice::Lose(place) => {
                 limits.losses -= 1;
                 let letter = self.letters.remove(place);
-                // Whoever asked asks again when no answer comes.
+                // The asking host asks again when no answer comes.
                 let asker = if matches!(letter.word, crate::world::Word::Ask { .. }) {
                     letter.from
                 } else {
@@ -87,7 +87,8 @@ impl World {
         }
     }
 
-    /// The limit has passed, or the other end is known not to wait: the source's guest stays where it is, the shadow goes.
+    /// Gives up at a limit, or if the other end is known not to wait: the source's guest stays
+    /// where it is, and the shadow is discarded.
     pub(crate) fn expire(&mut self, host: HostId) {
         let here = &mut self.hosts[host];
         match here.work {
@@ -115,7 +116,7 @@ impl World {
         here.steps.clear();
         here.fates.clear();
         here.unsaved = None;
-        // A question of another host dies with the connection that it came by.
+        // A question of another host dies with the connection that carried it.
         let unheard: Vec<HostId> = (0..self.hosts.len())
             .filter(|&other| {
                 self.letters

@@ -1,5 +1,5 @@
-//! Whether there is a way out of every state: with no more faults, and agents that are started, the hosts come to an end by
-//! themselves, or by an operator's word where only that can decide.
+//! Checks that every state has a way out: with no more faults, and with all agents started, the
+//! hosts finish by themselves, or by an operator's decision if only that can decide.
 
 use godwit_migration::handover::Role;
 
@@ -8,11 +8,11 @@ use crate::world::{Work, World};
 
 /// More steps than any migration takes.
 const MOST_STEPS: usize = 5_000;
-/// Questions after which nobody is going to know more.
+/// Number of questions after which no host will learn more.
 const MOST_QUESTIONS: usize = 12;
 
 impl World {
-    /// Plays on without faults until nothing is left to do, and says what is wrong then.
+    /// Continues without faults until nothing is left to do, and returns what is wrong then.
     ///
     /// # Errors
     /// The guest is nowhere, or in two places, or something is left over.
@@ -55,9 +55,9 @@ impl World {
         }
     }
 
-    /// Both ends are in doubt, and neither can know: an operator has a look.
+    /// Has an operator decide if both ends are in doubt and cannot know.
     fn decide(&mut self) -> Result<(), String> {
-        // A source's engine asks no longer than for a while; after that its agent does.
+        // A source's engine asks only for a while; after that its agent does.
         let asking = (0..self.hosts.len())
             .find(|&host| matches!(&self.hosts[host].work, Work::Sending(sending) if sending.asks.is_some()));
         if let Some(host) = asking {

@@ -1,10 +1,12 @@
-//! Hosts that hand a guest to each other, with everything around the production state machines simulated: network, clock, disks,
-//! hypervisors and the guest's memory. `godwit_migration`'s [`Source`](godwit_migration::source::Source),
-//! [`Destination`](godwit_migration::destination::Destination) and [`handover`](godwit_migration::handover) decide; what a
-//! [`World`] adds is what drivers and agents do with their decisions, one step at a time, so that a fault can come between any two.
+//! Hosts that hand a guest to each other. Everything around the production state machines is
+//! simulated: network, clock, disks, hypervisors and the guest's memory. `godwit_migration`'s
+//! [`Source`](godwit_migration::source::Source),
+//! [`Destination`](godwit_migration::destination::Destination) and
+//! [`handover`](godwit_migration::handover) decide. A [`World`] adds what drivers and agents do
+//! with their decisions, one step at a time, so that a fault can occur between any two.
 //!
-//! Two things drive it: `tests/handover_model.rs` tries every order of steps and faults (stateright), [`simulate`] long random ones by
-//! seed.
+//! It is used in two ways: `tests/handover_model.rs` checks every order of steps and faults
+//! (stateright), and [`simulate`] runs long random ones by seed.
 
 mod agent;
 mod choices;

@@ -1,4 +1,4 @@
-//! `godwit-sim`: lives of a guest by seed, until something is wrong.
+//! `godwit-sim`: simulates lives of a guest by seed, until something is wrong.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

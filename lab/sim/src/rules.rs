@@ -1,30 +1,32 @@
-//! The decisions that a test may replace by wrong ones, to see that they are found.
+//! Decisions that a test may replace by wrong ones, to check that they are detected.
 
 use godwit_migration::handover::{
     self, Found, Incarnation, Known, OfDestination, OfSource, Ownership, Recovery, Role,
 };
 
-/// What agents decide by.
+/// Decisions of agents.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// What a started agent does with a VM.
+    /// What a restarted agent does with a VM.
     pub recover: fn(Role, Found) -> Recovery,
-    /// What a source concludes from its destination's word.
+    /// What a source concludes from its destination's answer.
     pub of_destination: fn(Known, Ownership) -> OfDestination,
-    /// What a destination concludes from its source's.
+    /// What a destination concludes from its source's answer.
     pub of_source: fn(Known, Ownership) -> OfSource,
-    /// That the guest may run at the destination is durable before it does.
+    /// Whether the destination durably records that the guest may run there before it runs.
     pub notes_take_over: bool,
-    /// That it may run at the destination is durable at the source before it is stopped.
+    /// Whether the source durably records that the guest may run at the destination before it is
+    /// stopped.
     pub notes_hand_over: bool,
-    /// Each life of a VM has an incarnation of its own; else a uuid alone says whose record it is.
+    /// Whether each life of a VM has its own incarnation. If not, a record is identified only by
+    /// the uuid.
     pub incarnations: bool,
-    /// What depends on a write that failed does not happen; else it does.
+    /// Whether actions that depend on a failed write are left out.
     pub heeds_failed_writes: bool,
 }
 
 impl Rules {
-    /// The incarnation of a life of the VM.
+    /// Returns the incarnation of a life of the VM.
     pub(crate) fn incarnation(&self, life: u32) -> Incarnation {
         if self.incarnations { Incarnation::new(u128::from(life) + 1) } else { Incarnation::UNRECORDED }
     }

@@ -1,4 +1,4 @@
-//! Lives of a VM that were found on running systems, step by step.
+//! Lives of a VM that occurred on running systems, step by step.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -7,7 +7,7 @@ use godwit_migration::destination::Action;
 use crate::world::{Step, World};
 use crate::{Choice, Limits, Options, Rules};
 
-/// Has things happen in their order, without faults, until `is_reached`.
+/// Applies events in order, without faults, until `is_reached`.
 fn until(world: &mut World, what: &str, is_reached: impl Fn(&World) -> bool) {
     for _ in 0..1_000 {
         if is_reached(world) {
@@ -32,7 +32,8 @@ fn migrate(world: &mut World, from: usize, to: usize) {
     });
 }
 
-/// The move of a VM that was created again, to a host that once had its older life and whose agent is killed before the guest is loaded.
+/// Moves a VM that was created again to a host that once had its older life, and whose agent is
+/// killed before the guest is loaded.
 fn moves_after_its_creation(rules: Rules) -> Result<(), String> {
     let limits = Limits { migrations: 3, lives: 1, agent_crashes: 1, ..Limits::default() };
     let mut world = World::new(Options { rules, ..Options::default() }, limits);

@@ -6,42 +6,42 @@ use crate::choices::Choice;
 use crate::rules::Rules;
 use crate::world::{Limits, Options, World};
 
-/// What one run is to be.
+/// Parameters of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Everything that is drawn is drawn by it.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// What agents decide by.
+    /// Decisions of agents.
     pub rules: Rules,
 }
 
-/// What came of it.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// Things that happened.
+    /// Number of events.
     pub steps: u64,
-    /// Faults among them.
+    /// Number of faults among them.
     pub faults: u64,
-    /// Migrations begun.
+    /// Number of migrations begun.
     pub begun: u64,
-    /// Migrations completed.
+    /// Number of migrations completed.
     pub completed: u64,
-    /// Doubts settled without an operator.
+    /// Number of doubts settled without an operator.
     pub settled: u64,
-    /// Cuts after which a migration went on where it was.
+    /// Number of cuts after which a migration continued where it was.
     pub resumed: u64,
-    /// Guests that a fault took with their memory.
+    /// Number of guests lost with their memory in a fault.
     pub dead: u64,
-    /// VMs that were deleted and created again.
+    /// Number of VMs that were deleted and created again.
     pub created: u64,
 }
 
-/// Between two looks at whether there is a way out.
+/// Steps between two checks for a way out.
 const LOOK_EVERY: u64 = 16;
-/// Steps of a run.
+/// Maximum steps of a run.
 const MOST_STEPS: u64 = 6_000;
 
-/// Numbers by seed: SplitMix64 (Steele, Lea, Flood 2014).
+/// Random numbers by seed: SplitMix64 (Steele, Lea, Flood 2014).
 struct Dice(u64);
 
 impl Dice {
@@ -65,7 +65,7 @@ impl Dice {
 /// Lets a guest live through migrations and faults.
 ///
 /// # Errors
-/// What must not be, and all that led to it.
+/// The violation, and all events that led to it.
 pub fn simulate(plan: Plan) -> Result<Figures, String> {
     let mut dice = Dice(plan.seed);
     let page_in = if dice.below(2) == 0 { PageIn::Never } else { PageIn::Now };

@@ -1,4 +1,4 @@
-//! What the source's driver and hypervisor do with the machine's decisions.
+//! What the source's driver and hypervisor do with the state machine's decisions.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,9 +12,10 @@ use crate::world::{
     Answer, Fate, HostId, Machine, Process, Receiving, Record, Sending, Stage, Step, Word, Work, World,
 };
 
-/// What an event takes of the machine's clock: rounds become long enough that the policy needs several.
+/// Time that an event takes on the state machine's clock: rounds become long enough that the policy
+/// needs several.
 const EVENT_TIME: Duration = Duration::from_millis(3);
-/// What a sweep sends beside its pages, so that a rate can be told.
+/// Bytes that a sweep sends in addition to its pages, so that a rate can be computed.
 const SWEEP_BYTES: u64 = 2_000_000;
 
 pub(crate) fn failure(what: &str) -> Failure {
@@ -26,11 +27,11 @@ pub(crate) fn lost() -> Failure {
 }
 
 impl World {
-    /// The destination has made a shadow, and the lane is up.
+    /// Connects the lane after the destination has made a shadow.
     pub(crate) fn begin(&mut self, from: HostId, to: HostId) {
         let (ownership, life) = (self.hosts[from].ownership.offered(), self.life);
         let pages = self.options.pages;
-        // That it may be there is noted here first.
+        // Each host first records that the guest may be there.
         if !self.hosts[from].disk.writes() || !self.hosts[to].disk.writes() {
             return;
         }
@@ -42,7 +43,8 @@ impl World {
         self.open_lane(from, to, ownership, None);
     }
 
-    /// The lane is up, the first one or one in place of another that was cut; then the destination lacks what is `unsent`.
+    /// Connects a lane: the first one, or one in place of a lane that was cut. In the latter case
+    /// the destination lacks the pages in `unsent`.
     fn open_lane(&mut self, from: HostId, to: HostId, ownership: Ownership, unsent: Option<BTreeSet<usize>>) {
         self.attempts += 1;
         let (attempt, pages) = (self.attempts, self.options.pages);
@@ -75,7 +77,7 @@ impl World {
         self.source_takes(from, Event::Connected);
     }
 
-    /// The source has reached its destination again.
+    /// Connects the source to its destination again.
     pub(crate) fn resume(&mut self, from: HostId) {
         let Work::Cut { to, unsent, .. } = self.hosts[from].work.clone() else { return };
         self.resumed += 1;
@@ -83,7 +85,7 @@ impl World {
         self.open_lane(from, to, ownership, Some(unsent));
     }
 
-    /// Whether there is something at the other end to go on with.
+    /// Returns whether the other end has state with which to continue.
     pub(crate) fn may_resume(&self, from: HostId) -> bool {
         let Work::Cut { to, attempt, .. } = self.hosts[from].work else { return false };
         let there = &self.hosts[to];
@@ -104,7 +106,7 @@ impl World {
         self.goes_on(host);
     }
 
-    /// Something happens beside the driver, which takes it when it has carried out what it is at.
+    /// Queues an event that occurs beside the driver, which takes it after its present actions.
     pub(crate) fn source_notices(&mut self, host: HostId, event: Event) {
         let steps = &mut self.hosts[host].steps;
         if steps.iter().any(|step| matches!(step, Step::Source(_))) {
@@ -114,7 +116,7 @@ impl World {
         }
     }
 
-    /// Sends what is dirty (or, in round 0, what is not).
+    /// Sends dirty pages (or, in round 0, the others).
     fn sweep(&mut self, host: HostId, untouched: bool) -> Sweep {
         let Some(process) = &mut self.hosts[host].process else { return Sweep::default() };
         let pages: Vec<usize> = if untouched {
@@ -145,7 +147,7 @@ impl World {
         Ok(())
     }
 
-    /// Carries one action out.
+    /// Carries out one action.
     pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) -> Result<(), NotSent> {
         let Work::Sending(sending) = &self.hosts[host].work else { return Ok(()) };
         let (pages_sent, round, resumes) = (sending.pages_sent, sending.machine.0.round(), sending.resumes);
@@ -254,7 +256,7 @@ impl World {
         }
     }
 
-    /// Undoes QEMU's migration and lets the guest run.
+    /// Undoes QEMU's migration and resumes the guest.
     pub(crate) fn let_go(&mut self, host: HostId) -> Result<(), Failure> {
         let Some(process) = &mut self.hosts[host].process else { return Err(failure("QEMU is gone")) };
         process.stage = Stage::Plain;
@@ -265,7 +267,7 @@ impl World {
         Ok(())
     }
 
-    /// What the agent makes of the engine's end.
+    /// Handles the engine's end in the agent.
     fn source_ends(&mut self, host: HostId) {
         let Work::Sending(sending) = &self.hosts[host].work else { return };
         let outcome = sending.machine.0.ending().map_or(Outcome::Failed, |(outcome, _)| outcome);
@@ -298,7 +300,7 @@ impl World {
         }
     }
 
-    /// A word of the destination.
+    /// Handles a message of the destination.
     pub(crate) fn source_hears(&mut self, host: HostId, word: &Word) {
         let event = match *word {
             Word::Ready => Event::PeerReady,
@@ -316,7 +318,7 @@ impl World {
         self.source_notices(host, event);
     }
 
-    /// The destination's answer to the question for a verdict.
+    /// Handles the destination's answer to the query for a verdict.
     pub(crate) fn verdict(&mut self, host: HostId, offered: Ownership, answer: Answer) {
         use godwit_migration::handover::OfDestination;
         let taken = match answer {
@@ -339,7 +341,8 @@ impl World {
         self.source_takes(host, Event::Verdict(verdict));
     }
 
-    /// What becomes of the pages that a source keeps, as far as its destination can say now; none: nothing.
+    /// Returns what becomes of the pages that a source keeps, as far as its destination can say
+    /// now; `None`: nothing yet.
     pub(crate) fn serving(&self, host: HostId) -> Option<Served> {
         let (to, offered) = match &self.hosts[host].work {
             Work::Serving { to } => (*to, self.hosts[host].ownership.offered()),
@@ -370,7 +373,7 @@ impl World {
         let Some(served) = self.serving(host) else { return };
         let is_sending = matches!(self.hosts[host].work, Work::Sending(_));
         match (served, is_sending) {
-            // That they have come is told by a step of its own: a cut may come between.
+            // Their arrival is reported in a separate step: a cut may come between.
             (Served::Pages(to), _) => {
                 let kept = self.hosts[host].process.as_ref().map(|process| process.memory.clone());
                 if let (Some(kept), Some(process)) = (kept, &mut self.hosts[to].process) {
@@ -393,18 +396,18 @@ impl World {
     }
 }
 
-/// The source's socket has not taken a message.
+/// The source's socket has not accepted a message.
 #[derive(Debug)]
 pub(crate) struct NotSent;
 
-/// What becomes of kept pages.
+/// Fate of kept pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Served {
-    /// The guest at that host gets them.
+    /// The guest at that host receives them.
     Pages(HostId),
-    /// It has them all, or has gone on.
+    /// The guest has them all, or has moved on.
     NotNeeded,
-    /// It never ran at the destination.
+    /// The guest never ran at the destination.
     Refused,
 }
 

@@ -1,4 +1,4 @@
-//! Hosts, their disks and hypervisors, and what is on its way between them.
+//! Hosts, their disks and hypervisors, and the messages between them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -12,27 +12,28 @@ use godwit_migration::{PageIn, Policy};
 
 use crate::rules::Rules;
 
-/// A host, by its place.
+/// Host, by its index.
 pub type HostId = usize;
-/// A migration's name.
+/// Name of a migration.
 pub(crate) type Attempt = u32;
 
-/// What a world is made of.
+/// Parameters of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many hosts.
+    /// Number of hosts.
     pub hosts: usize,
     /// Pages of the guest.
     pub pages: usize,
-    /// What is said on a lane arrives in the order in which it was said, as by TCP; else in any, but for pages.
+    /// Whether messages on a lane arrive in the order in which they were sent, as over TCP. If not,
+    /// all except pages may arrive in any order.
     pub ordered: bool,
-    /// Whether the guest may run while pages of it are elsewhere.
+    /// When the guest may run while some of its pages are elsewhere.
     pub page_in: PageIn,
-    /// The generation of ownership with which the first host begins.
+    /// Epoch of ownership with which the first host begins.
     pub first_epoch: u64,
-    /// What the other hosts remember of the guest: that they had it in earlier generations.
+    /// Whether the other hosts have records of having had the guest in earlier epochs.
     pub has_history: bool,
-    /// What agents decide by.
+    /// Decisions of agents.
     pub rules: Rules,
 }
 
@@ -50,7 +51,7 @@ impl Default for Options {
     }
 }
 
-/// How much may still happen that need not.
+/// Number of optional events that may still happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Limits {
     /// Migrations begun.
@@ -63,23 +64,23 @@ pub struct Limits {
     pub qemu_crashes: u32,
     /// Lanes cut.
     pub cuts: u32,
-    /// Letters lost that are no part of a lane, or doubled.
+    /// Letters outside any lane that are lost or duplicated.
     pub losses: u32,
     /// Disks that become full.
     pub full_disks: u32,
     /// Cancels.
     pub cancels: u32,
-    /// Verdicts that are given up.
+    /// Verdicts on which a source gives up.
     pub give_ups: u32,
-    /// Deletions of the VM, each with its creation under the same name and uuid.
+    /// Deletions of the VM, each with its creation with the same name and uuid.
     pub lives: u32,
     /// Other VMs of the same name and uuid that come to a host and leave it.
     pub strangers: u32,
-    /// Writes that fail, of any kind.
+    /// Writes of any kind that fail.
     pub failed_writes: u32,
 }
 
-/// What a host has written down.
+/// Record that a host has written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Record {
     pub(crate) standing: Standing,
@@ -97,53 +98,53 @@ impl Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Disk {
     pub(crate) record: Option<Record>,
-    /// The last epoch in which this host owned each life of the VM that is gone from it.
+    /// Last epoch in which this host owned each life of the VM that is gone from it.
     pub(crate) gone: BTreeMap<Incarnation, u64>,
-    /// Another VM of the same name and uuid that this host has.
+    /// Another VM of the same name and uuid on this host.
     pub(crate) stranger: Option<Ownership>,
     pub(crate) full: bool,
-    /// The next write fails.
+    /// Whether the next write fails.
     pub(crate) fails: bool,
 }
 
 impl Disk {
-    /// Tries to write; returns whether that worked.
+    /// Tries to write. Returns whether that succeeded.
     pub(crate) fn writes(&mut self) -> bool {
         !self.full && self.removes()
     }
 
-    /// Tries to remove something, which a full disk allows; returns whether that worked.
+    /// Tries to remove something, which a full disk permits. Returns whether that succeeded.
     pub(crate) fn removes(&mut self) -> bool {
         !std::mem::take(&mut self.fails)
     }
 }
 
-/// Where a hypervisor is.
+/// State of a hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stage {
-    /// It has the guest, as any.
+    /// It has the guest and no migration.
     Plain,
-    /// It has stopped the guest to hand it over.
+    /// It has stopped the guest for the hand-over.
     Stopped,
     /// It has written the device state.
     Written,
     /// It waits for a guest.
     Shadow,
-    /// It has loaded one.
+    /// It has loaded a guest.
     Loaded,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
-    /// Which life of the VM it has.
+    /// The life of the VM that it has.
     pub(crate) life: u32,
     pub(crate) stage: Stage,
     pub(crate) runs: bool,
     pub(crate) memory: Vec<u64>,
-    /// Written since tracking began, or since it was last looked at.
+    /// Pages written since tracking began, or since they were last taken.
     pub(crate) dirty: BTreeSet<usize>,
     pub(crate) tracked: bool,
-    /// Pages that are at the host it came from.
+    /// Pages that are at the host from which the guest came.
     pub(crate) missing: BTreeSet<usize>,
 }
 
@@ -165,7 +166,7 @@ impl Process {
     }
 }
 
-/// A production machine, compared by all that it is made of.
+/// Production state machine, compared by its whole state.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine<T>(pub(crate) T);
 
@@ -190,66 +191,66 @@ pub(crate) struct Sending {
     pub(crate) to: HostId,
     pub(crate) machine: Machine<Source>,
     pub(crate) pages_sent: u64,
-    /// Sent, and not known to have arrived; before round 0 all.
+    /// Pages sent and not known to have arrived; before round 0, all pages.
     pub(crate) unsent: BTreeSet<usize>,
-    /// An earlier attempt has brought the rest.
+    /// Whether an earlier attempt has brought the rest.
     pub(crate) resumes: bool,
-    /// The destination is asked for its verdict; true: the question is on its way.
+    /// Set while the destination is asked for its verdict; true: the question is on its way.
     pub(crate) asks: Option<bool>,
-    /// Events that it has taken: its clock.
+    /// Number of events taken: its clock.
     pub(crate) events: u32,
 }
 
-/// The destination's.
+/// The destination's end of a migration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Receiving {
     pub(crate) attempt: Attempt,
     pub(crate) from: HostId,
     pub(crate) machine: Machine<Destination>,
     pub(crate) pages_applied: u64,
-    /// It is being written down that the guest may run.
+    /// Whether the record that the guest may run is being written.
     pub(crate) noting: bool,
     pub(crate) missing: BTreeSet<usize>,
 }
 
-/// What an agent is at.
+/// Activity of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Work {
-    /// It does not run.
+    /// The agent does not run.
     Down,
     Idle,
     Sending(Box<Sending>),
     Receiving(Box<Receiving>),
-    /// Its lane was cut while nothing but memory had been sent.
+    /// The lane was cut while only memory had been sent.
     Cut {
         to: HostId,
         attempt: Attempt,
         unsent: BTreeSet<usize>,
     },
-    /// The same at the destination: what has come is kept.
+    /// The lane was cut, at the destination: what has arrived is kept.
     Waiting {
         from: HostId,
         attempt: Attempt,
     },
-    /// It does not know whose the guest is; `asked`: the question is on its way.
+    /// The agent does not know the owner of the guest. `asked`: the question is on its way.
     Doubt {
         asked: bool,
     },
-    /// It keeps pages for the guest at another host.
+    /// The agent keeps pages for the guest at another host.
     Serving {
         to: HostId,
     },
 }
 
-/// What an agent does next, whole or not at all.
+/// Next step of an agent, carried out whole or not.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Source(SourceAction),
-    /// The source's driver takes an event that came while it carried actions out.
+    /// The source's driver takes an event that arrived while it carried out actions.
     SourceTakes(SourceEvent),
     /// QEMU stops the guest.
     StopGuest,
-    /// The source's driver is told that the guest is released.
+    /// The source's driver learns that the guest is released.
     TellReleased,
     Destination(DestinationAction),
     NoteGone,
@@ -257,16 +258,16 @@ pub(crate) enum Step {
     Kill,
     /// An operator's deletion: the guest ends.
     EndGuest,
-    /// Its record goes.
+    /// An operator's deletion: its record is removed.
     RemoveDeleted,
-    /// Undo QEMU's migration and let the guest run.
+    /// Undo QEMU's migration and resume the guest.
     LetGo,
     SaveOwner(Ownership),
     BeIdle,
     BeInDoubt,
 }
 
-/// What an agent has said.
+/// Message of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Word {
     Begin {
@@ -290,7 +291,7 @@ pub(crate) enum Word {
     PageInReady,
     Running,
     Refused,
-    /// Beside the lane: what has become of this attempt, or of what was offered?
+    /// Outside the lane: a query for the fate of this attempt, or of the offer.
     Ask {
         offered: Ownership,
     },
@@ -306,7 +307,7 @@ impl Word {
     }
 }
 
-/// What has become of an incoming migration, as long as the agent remembers it, and after that what is on disk.
+/// Fate of an incoming migration, while the agent remembers it, and after that what is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Fate(Fate),
@@ -325,7 +326,7 @@ pub(crate) struct Letter {
     pub(crate) from: HostId,
     pub(crate) to: HostId,
     pub(crate) attempt: Attempt,
-    /// Its place among those of its attempt and direction; none where order means nothing.
+    /// Position among the messages of its attempt and direction; 0 if order does not matter.
     pub(crate) number: u32,
     pub(crate) word: Word,
 }
@@ -334,13 +335,14 @@ pub(crate) struct Letter {
 pub(crate) struct Host {
     pub(crate) disk: Disk,
     pub(crate) process: Option<Process>,
-    /// What the disk did not take, and is tried again.
+    /// Record that the disk refused and that is retried.
     pub(crate) unsaved: Option<Record>,
-    /// A guest that arrives has been told to run, since the host came up; none: it is not known, as the host has come up since.
+    /// Whether an arriving guest has been started since the host booted; `None`: unknown, because
+    /// the host has booted since.
     pub(crate) told: Option<bool>,
     pub(crate) work: Work,
     pub(crate) steps: VecDeque<Step>,
-    /// What the agent remembers of migrations that arrived since its start.
+    /// The agent's memory of migrations that arrived since its start.
     pub(crate) fates: BTreeMap<Attempt, Fate>,
     /// Its ownership, as its agent knows it.
     pub(crate) ownership: Ownership,
@@ -379,7 +381,7 @@ impl Host {
         self.work != Work::Down
     }
 
-    /// Writes that the guest is this host's, now or as soon as the disk takes it.
+    /// Records that the guest belongs to this host, now or as soon as the disk permits.
     pub(crate) fn save_owner(&mut self, ownership: Ownership) {
         self.ownership = ownership;
         self.unsaved = Some(Record::owner(ownership));
@@ -396,7 +398,7 @@ impl Host {
         self.disk.record.as_ref().map(|record| record.standing.role)
     }
 
-    /// What it has written down of that life of the VM.
+    /// Returns what it has recorded about that life of the VM.
     pub(crate) fn known(&self, incarnation: Incarnation) -> Known {
         let of_guest = self.disk.record.as_ref().map(|record| record.standing);
         let of_stranger = self.disk.stranger.map(|ownership| Standing { role: Role::Owner, ownership });
@@ -408,14 +410,14 @@ impl Host {
         }
     }
 
-    /// Whether nothing of the VM, nor any other of its name, is here, and nothing is under way.
+    /// Returns whether neither the VM, nor another one of its name, nor any activity is here.
     pub(crate) fn is_free(&self) -> bool {
         let has_none = self.disk.record.is_none() && self.disk.stranger.is_none() && self.process.is_none();
         has_none && self.work == Work::Idle && self.steps.is_empty() && self.unsaved.is_none()
     }
 }
 
-/// Everything.
+/// State of the whole simulation.
 #[derive(Clone, Debug)]
 pub struct World {
     pub(crate) options: Options,
@@ -426,25 +428,26 @@ pub struct World {
     pub(crate) cut: BTreeSet<Attempt>,
     /// Those of them whose source learns it from its next send, which fails.
     pub(crate) broken: BTreeSet<Attempt>,
-    /// How many letters have been said on each attempt's lane, by direction.
+    /// Number of messages sent on each attempt's lane, by direction.
     pub(crate) said: BTreeMap<(Attempt, HostId), u32>,
     pub(crate) attempts: Attempt,
-    /// Which life of the VM it is.
+    /// Present life of the VM.
     pub(crate) life: u32,
-    /// It has been deleted, and not been created again.
+    /// Whether the VM has been deleted and not created again.
     pub(crate) deleted: bool,
-    /// The guest's memory, as it is where it ran last.
+    /// The guest's memory where it ran last.
     pub(crate) truth: Vec<u64>,
     pub(crate) writes: u64,
-    /// A fault took the guest with its memory, unless that is just arriving somewhere.
+    /// Whether a fault has destroyed the guest with its memory, unless that is just arriving
+    /// somewhere.
     pub(crate) dead: bool,
-    /// What must not be has happened.
+    /// The first violation.
     pub(crate) violation: Option<String>,
-    /// Migrations that have completed.
+    /// Migrations completed.
     pub(crate) completed: u32,
-    /// Doubts that were settled without an operator.
+    /// Doubts settled without an operator.
     pub(crate) settled: u32,
-    /// Cuts after which a migration went on where it was.
+    /// Cuts after which a migration continued where it was.
     pub(crate) resumed: u32,
 }
 
@@ -473,7 +476,7 @@ impl World {
         )
     }
 
-    /// The guest runs on the first host; nothing is under way.
+    /// Creates a world in which the guest runs on the first host, without activity.
     #[must_use]
     pub fn new(options: Options, limits: Limits) -> World {
         let incarnation = options.rules.incarnation(0);
@@ -514,25 +517,25 @@ impl World {
         }
     }
 
-    /// What must not be, where it has happened.
+    /// Returns the violation, if there is one.
     #[must_use]
     pub fn violation(&self) -> Option<&str> {
         self.violation.as_deref()
     }
 
-    /// Migrations that have completed.
+    /// Returns the number of migrations completed.
     #[must_use]
     pub fn completed(&self) -> u32 {
         self.completed
     }
 
-    /// Doubts that were settled without an operator.
+    /// Returns the number of doubts settled without an operator.
     #[must_use]
     pub fn settled(&self) -> u32 {
         self.settled
     }
 
-    /// Cuts after which a migration went on where it was.
+    /// Returns the number of cuts after which a migration continued where it was.
     #[must_use]
     pub fn resumed(&self) -> u32 {
         self.resumed
@@ -541,7 +544,7 @@ impl World {
     pub(crate) fn policy(&self) -> Policy {
         Policy {
             page_in: self.options.page_in,
-            // Below what any switchover costs: how much remains decides.
+            // Below what any switchover costs, so the remainder decides.
             switchover_budget: Duration::from_millis(1),
             ..Policy::default()
         }
@@ -556,7 +559,7 @@ impl World {
             return;
         }
         if !self.options.ordered && matches!(word, Word::Pages(_) | Word::Remaining(_)) {
-            // Which of two writes of a page counts is the board's affair, and tried there.
+            // Which of two writes of a page counts is decided by the board, and tested there.
             return self.deliver(Letter { from, to, attempt, number: 0, word });
         }
         let number = if word.is_of_lane() && self.options.ordered {
@@ -569,7 +572,7 @@ impl World {
         self.letters.push(Letter { from, to, attempt, number, word });
     }
 
-    /// The guest writes a page where it runs.
+    /// Writes a page of the guest where it runs.
     pub(crate) fn writes(&mut self, host: HostId, page: usize) {
         self.writes += 1;
         let value = self.writes;
@@ -584,7 +587,8 @@ impl World {
         self.truth[page] = value;
     }
 
-    /// Whether the guest's memory as it is now is in this process, or will be when its missing pages have come.
+    /// Returns whether this process has the guest's present memory, or will have it when its
+    /// missing pages have arrived.
     pub(crate) fn is_true(&self, host: HostId) -> bool {
         let Some(process) = &self.hosts[host].process else { return false };
         if process.life != self.life {
@@ -609,7 +613,7 @@ impl World {
         })
     }
 
-    /// A guest begins to run, or goes on.
+    /// Starts or resumes a guest.
     pub(crate) fn runs(&mut self, host: HostId) {
         if self.deleted {
             self.violates(format!("the guest runs on host {host} although it was deleted"));
@@ -625,7 +629,7 @@ impl World {
         if process.stage == Stage::Loaded || process.stage == Stage::Shadow {
             process.stage = Stage::Plain;
         }
-        // From its first moment on it is another than it was.
+        // From its first moment on it differs from before.
         let first = (0..self.options.pages).find(|page| !process.missing.contains(page));
         if let Some(page) = first {
             self.writes(host, page);
@@ -644,11 +648,12 @@ impl World {
         self.hosts[host].process.as_ref().is_some_and(|process| process.runs)
     }
 
-    /// Ends a process; `by_fault`: nobody decided it. One that waits for a guest is nobody's copy yet.
+    /// Ends a process. `by_fault`: no host decided it. A process that waits for a guest holds no
+    /// copy of it yet.
     pub(crate) fn kill(&mut self, host: HostId, by_fault: bool) {
         let Some(process) = self.hosts[host].process.take() else { return };
         if process.life != self.life {
-            // What is left of a life that was deleted is nobody's copy.
+            // What is left of a deleted life is not a copy of the guest.
             return;
         }
         let is_copy = |stage: Stage| !matches!(stage, Stage::Shadow | Stage::Loaded);

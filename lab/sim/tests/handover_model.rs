@@ -1,5 +1,6 @@
-//! Every order of steps, crashes, losses and delays of one or two migrations, tried by stateright on the production state machines: the
-//! guest runs on one host at most, with its newest memory, and from every state there is a way out.
+//! Every order of steps, crashes, losses and delays of one or two migrations, checked by stateright
+//! on the production state machines: the guest runs on at most one host, with its newest memory,
+//! and every state has a way out.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -10,7 +11,7 @@ use godwit_migration::handover::{self, OfDestination, Ownership, Recovery};
 use godwit_sim::{Choice, Limits, Options, Rules, World};
 use stateright::{Checker, Model, Property};
 
-/// States that were looked at, unlike each other within their case.
+/// Number of states examined in all cases; states are distinct within a case.
 static ALL: AtomicUsize = AtomicUsize::new(0);
 
 /// The world as stateright sees it.
@@ -53,7 +54,7 @@ fn check(options: Options, limits: Limits) -> impl Checker<HandOver> {
     HandOver { options, limits }.checker().threads(2).spawn_bfs().join()
 }
 
-/// What holds in every state; says how many there were.
+/// Checks the properties in every state, and prints the number of states.
 fn holds(what: &str, options: Options, limits: Limits) {
     let checker = check(options, limits);
     let (states, unlike) = (checker.state_count(), checker.unique_state_count());
@@ -149,7 +150,7 @@ fn any_write_fails() {
     holds("a write, page-in", options, Limits { failed_writes: 1, agent_crashes: 1, ..one() });
 }
 
-/// The properties that a wrong rule breaks.
+/// Checks that a wrong rule breaks a property.
 fn finds(what: &str, rules: Rules, options: Options, limits: Limits) {
     let checker = check(Options { rules, ..options }, limits);
     let found = ["one guest, with its newest memory", "a way out"]
@@ -164,7 +165,7 @@ fn planted_faults_are_found() {
     let history = Options { first_epoch: 3, has_history: true, ..Options::default() };
     let faults = Limits { cuts: 1, agent_crashes: 1, ..one() };
 
-    // Whatever the destination has ever had is taken for the guest that was offered to it.
+    // Takes whatever the destination has ever had for the guest that was offered to it.
     let no_epoch: fn(_, _) -> OfDestination =
         |known, offered| handover::of_destination(known, Ownership { epoch: 0, ..offered });
     let rules = Rules { of_destination: no_epoch, ..Rules::default() };
@@ -180,7 +181,7 @@ fn planted_faults_are_found() {
     let rules = Rules { notes_hand_over: false, ..Rules::default() };
     finds("a hand-over that is not written down", rules, Options::default(), faults);
 
-    // What a host has recorded of a VM that was deleted is taken for the one that was created after it.
+    // Takes a host's record of a deleted VM for the VM that was created after it.
     let rules = Rules { incarnations: false, ..Rules::default() };
     let lives = Limits { migrations: 2, lives: 1, agent_crashes: 1, ..Limits::default() };
     finds("incarnations ignored", rules, history, lives);

@@ -1,4 +1,4 @@
-//! A few hundred lives of a guest; `make sim` has thousands, `make soak` hours of them.
+//! A few hundred lives of a guest; `make sim` runs thousands, and `make soak` hours of them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

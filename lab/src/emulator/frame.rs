@@ -1,9 +1,12 @@
-//! What the emulator reads of a frame: who it is for, which TCP flow it is of, and how many bytes it takes on the wire.
+//! Fields of a frame that the emulator reads: its destination, its TCP flow, and its number of
+//! bytes on the wire.
 //!
-//! Frames come from TAP devices with offloads on, so each is led by a `virtio_net_hdr` and may be a train of
-//! up to 64 KiB that the kernel would cut into packets of the MTU on a real NIC. Knows no I/O.
+//! Frames come from TAP devices with offloads on. So a `virtio_net_hdr` precedes each frame, and a
+//! frame may be a train of up to 64 KiB that the kernel would cut into packets of the MTU on a real
+//! NIC. No I/O.
 
-/// Length of `struct virtio_net_hdr` (Linux uapi/linux/virtio_net.h) before each frame of a device with `IFF_VNET_HDR`.
+/// Length of `struct virtio_net_hdr` (Linux uapi/linux/virtio_net.h) before each frame of a device
+/// with `IFF_VNET_HDR`.
 pub const VNET_HEADER_BYTES: usize = 10;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: `csum_start` points at the transport header.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -13,15 +16,15 @@ const CHECKSUM_START: usize = 6;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
-/// Set beside a TCP type where the packets carry ECN's CWR.
+/// Set in addition to a TCP type if the packets carry ECN's CWR.
 const GSO_ECN: u8 = 0x80;
 const ETHERNET_HEADER_BYTES: usize = 14;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const PROTOCOL_TCP: u8 = 6;
-/// Where the checksum is in a TCP header.
+/// Offset of the checksum in a TCP header.
 const TCP_CHECKSUM: usize = 16;
-/// The offset in IPv4's fragment field: but for the first, a fragment has no ports.
+/// Offset bits of IPv4's fragment field: only the first fragment has ports.
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 /// An Ethernet address.
@@ -30,28 +33,29 @@ pub type Mac = [u8; 6];
 /// One direction of a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// Source and destination address; those of IPv4 fill the first 8 bytes.
+    /// Source and destination addresses; those of IPv4 fill the first 8 bytes.
     addresses: [u8; 32],
-    /// Source and destination port.
+    /// Source and destination ports.
     ports: [u8; 4],
 }
 
-/// What the switch needs to know of a frame.
+/// Fields of a frame that the switch needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Whom it is for.
+    /// Destination address.
     pub destination: Mac,
-    /// Who sent it.
+    /// Source address.
     pub source: Mac,
-    /// The TCP flow that it is of; `None` for everything else.
+    /// TCP flow of the frame; `None` for all others.
     pub flow: Option<Flow>,
-    /// Bytes on the wire, all packets of a train counted with their headers.
+    /// Bytes on the wire, with the headers of all packets of a train.
     pub wire_bytes: u64,
 }
 
-/// Reads the header of `bytes` as a TAP device gives them; `None` when it is too short to be a frame.
+/// Parses the header of `bytes` as a TAP device delivers them. Returns `None` if it is too short
+/// for a frame.
 ///
-/// `vnet_header`: whether a `virtio_net_hdr` leads.
+/// `vnet_header`: whether a `virtio_net_hdr` comes first.
 #[must_use]
 pub fn parse(bytes: &[u8], vnet_header: bool) -> Option<FrameHeader> {
     let (vnet, frame) =
@@ -64,7 +68,8 @@ pub fn parse(bytes: &[u8], vnet_header: bool) -> Option<FrameHeader> {
     Some(FrameHeader { destination, source, flow: flow(frame), wire_bytes: wire_bytes(vnet, frame) })
 }
 
-/// The TCP flow of an Ethernet frame. IPv6 with extension headers, which hosts put before no TCP, is of none.
+/// Returns the TCP flow of an Ethernet frame. IPv6 with extension headers, which hosts do not put
+/// before TCP, has none.
 fn flow(frame: &[u8]) -> Option<Flow> {
     let packet = frame.get(ETHERNET_HEADER_BYTES..)?;
     let mut addresses = [0; 32];
@@ -87,22 +92,22 @@ fn flow(frame: &[u8]) -> Option<Flow> {
     Some(Flow { addresses, ports })
 }
 
-/// Changes a byte in the middle of the payload of a TCP frame that has at least `least` bytes of it, and the checksum with it. False where
-/// the frame is no such.
+/// Changes a byte in the middle of the payload of a TCP frame with at least `least` bytes of
+/// payload, and adapts the checksum. Returns false if the frame is not such a frame.
 pub fn corrupt(bytes: &mut [u8], vnet_header: bool, least: usize) -> bool {
     let start = if vnet_header { VNET_HEADER_BYTES } else { 0 };
-    // The kernel that gave the frame away has left the checksum to whoever needs one: nobody checks it.
+    // The kernel that sent the frame has left the checksum to a later stage: it is not verified.
     let is_checked = !vnet_header || bytes.first().is_none_or(|flags| flags & NEEDS_CHECKSUM == 0);
     let Some(frame) = bytes.get_mut(start..) else { return false };
     let Some((transport, payload)) = tcp_parts(frame) else { return false };
     if frame.len() < payload + least.max(2) {
         return false;
     }
-    // Its word is one that the checksum sums, counted from the transport header.
+    // The byte's word is one that the checksum covers, counted from the transport header.
     let middle = payload + (frame.len() - payload) / 2;
     let word = middle - (middle - transport) % 2;
     let checksum = transport + TCP_CHECKSUM;
-    // A header that claims less than TCP's own is none.
+    // A header that claims to be shorter than TCP's is invalid.
     if payload < transport + 20 {
         return false;
     }
@@ -119,7 +124,7 @@ pub fn corrupt(bytes: &mut [u8], vnet_header: bool, least: usize) -> bool {
     true
 }
 
-/// A sum of 16-bit words in ones' complement.
+/// Folds a sum of 16-bit words in ones' complement.
 fn folded(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -127,7 +132,8 @@ fn folded(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
-/// Where the TCP header and its payload begin in an Ethernet frame; none: it has none.
+/// Returns the offsets of the TCP header and its payload in an Ethernet frame, or `None` without
+/// TCP.
 fn tcp_parts(frame: &[u8]) -> Option<(usize, usize)> {
     flow(frame)?;
     let is_ipv4 = frame.get(12..14)? == ETHERTYPE_IPV4;
@@ -136,15 +142,16 @@ fn tcp_parts(frame: &[u8]) -> Option<(usize, usize)> {
     Some((transport, transport + usize::from(frame.get(transport + 12)? >> 4) * 4))
 }
 
-/// Whether the address is of a group: broadcast or multicast.
+/// Returns whether the address is a group address: broadcast or multicast.
 #[must_use]
 pub fn is_group(mac: Mac) -> bool {
     mac[0] & 1 == 1
 }
 
-/// Bytes on the wire of `frame`, as the kernel's `qdisc_pkt_len_init` counts them.
+/// Returns the bytes on the wire of `frame`, counted as the kernel's `qdisc_pkt_len_init` does.
 ///
-/// The headers' length comes from the transport header itself: the header's own `hdr_len` is only a hint.
+/// The headers' length comes from the transport header itself: the virtio header's `hdr_len` is
+/// only a hint.
 fn wire_bytes(vnet: &[u8], frame: &[u8]) -> u64 {
     let plain = frame.len() as u64;
     let Some(headers) = train_header_bytes(vnet, frame) else {
@@ -160,7 +167,8 @@ fn wire_bytes(vnet: &[u8], frame: &[u8]) -> u64 {
     plain + (payload.div_ceil(segment) - 1) * headers
 }
 
-/// Length of the headers that each packet of a train repeats; `None` where the frame is no train.
+/// Returns the length of the headers that each packet of a train repeats, or `None` if the frame is
+/// not a train.
 fn train_header_bytes(vnet: &[u8], frame: &[u8]) -> Option<u64> {
     let kind = *vnet.get(GSO_TYPE)? & !GSO_ECN;
     if vnet.first()? & NEEDS_CHECKSUM == 0 {
@@ -175,7 +183,8 @@ fn train_header_bytes(vnet: &[u8], frame: &[u8]) -> Option<u64> {
     Some((transport + transport_bytes) as u64)
 }
 
-/// The header is in the host's byte order (no `TUNSETVNETBE`, and x86 and ARM hosts are little-endian).
+/// Reads a number in the host's byte order, which the header has (no `TUNSETVNETBE`, and x86 and
+/// ARM hosts are little-endian).
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     match bytes.get(at..at + 2) {
         Some(&[low, high]) => u16::from_ne_bytes([low, high]),
@@ -189,13 +198,14 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     impl Flow {
-        /// Some flow, another for each number.
+        /// Returns a flow, a different one for each number.
         pub(crate) fn numbered(number: u8) -> Flow {
             Flow { addresses: [0; 32], ports: [0, number, 0, 7] }
         }
     }
 
-    /// A frame of `payload` bytes of TCP over IPv4 with timestamps, as a train of `segment` bytes a packet.
+    /// Returns a frame of `payload` bytes of TCP over IPv4 with timestamps, as a train of `segment`
+    /// bytes per packet.
     pub(crate) fn tcp_train(payload: usize, segment: u16) -> Vec<u8> {
         let mut bytes = vec![0; VNET_HEADER_BYTES + 66 + payload];
         bytes[0] = NEEDS_CHECKSUM;
@@ -218,7 +228,8 @@ pub(crate) mod tests {
         assert_eq!(header.wire_bytes, 1514 * 2 + 67);
     }
 
-    /// A packet of TCP over IPv4 or IPv6 between fixed addresses, from port `from` to port 7.
+    /// Returns a packet of TCP over IPv4 or IPv6 between fixed addresses, from port `from` to
+    /// port 7.
     fn tcp_packet(ipv6: bool, from: u16) -> Vec<u8> {
         let mut bytes = vec![0; if ipv6 { 14 + 40 + 20 } else { 14 + 20 + 20 }];
         let transport = if ipv6 { 54 } else { 34 };
@@ -263,7 +274,7 @@ pub(crate) mod tests {
         assert_eq!(parse(&bytes[..20], true), None);
     }
 
-    /// The sum of all words from the transport header on; that of the pseudo header is a constant beside it.
+    /// Sums all words from the transport header on; the pseudo header adds a constant.
     fn sum_of_words(frame: &[u8], transport: usize) -> u16 {
         let words = frame[transport..]
             .chunks(2)
@@ -287,7 +298,8 @@ pub(crate) mod tests {
             assert_eq!(payload.len(), 1);
             assert_eq!(sum_of_words(&frame, transport), sum_of_words(&before, transport));
         }
-        // Left to the receiver's kernel, which checks nothing: the frame's own checksum stays as it is.
+        // Left to the receiver's kernel, which does not verify it: the frame's own checksum stays
+        // unchanged.
         let mut train = tcp_train(3000, 1448);
         train[VNET_HEADER_BYTES + 12..VNET_HEADER_BYTES + 15].copy_from_slice(&[8, 0, 0x45]);
         train[VNET_HEADER_BYTES + 23] = PROTOCOL_TCP;

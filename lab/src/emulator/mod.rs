@@ -1,12 +1,13 @@
-//! The link emulator: a switch in user space for each of the lab's migration networks that gives it delay, rate and loss
-//! on a kernel without netem, and each TCP flow no more than a cap.
+//! The link emulator: a switch in user space for each of the lab's migration networks. It provides
+//! delay, rate and loss on a kernel without netem, and limits each TCP flow to a cap.
 //!
-//! Each host's migration NICs are TAP devices in that host's namespace; this process holds the other end of all
-//! of them. Frames pass as trains of up to 64 KiB (TSO, USO) with their `virtio_net_hdr`, so one system call
-//! moves what 45 packets would otherwise need. Where packets shall be lost, offloads are off: a loss must hit
-//! one packet, not a train.
+//! Each host's migration NICs are TAP devices in that host's namespace; this process holds the
+//! other end of all of them. Frames pass as trains of up to 64 KiB (TSO, USO) with their
+//! `virtio_net_hdr`, so one system call moves what would otherwise need 45 packets. With loss,
+//! offloads are off: a loss must hit one packet, not a train.
 //!
-//! [`switch`] holds the model and is pure; this file is the thin shell that reads, waits and writes.
+//! [`switch`] holds the model and is pure; this file is the thin shell that reads, waits and
+//! writes.
 
 pub mod frame;
 mod orders;
@@ -33,22 +34,23 @@ use crate::units::{BitRate, Loss, Rtt};
 
 pub use orders::{Order, give};
 
-/// A whole train: 64 KiB of IP packet, Ethernet and virtio header, rounded up.
+/// Size of a whole train: 64 KiB of IP packet, Ethernet and virtio header, rounded up.
 const BUFFER_BYTES: usize = 66 << 10;
-/// Frames above this keep the buffer they were read into; smaller ones are copied out of it.
+/// Frames above this size keep the buffer that they were read into; smaller ones are copied.
 const COPY_BELOW_BYTES: usize = 16 << 10;
-/// Spare buffers kept for trains; 64 MiB at most.
+/// Maximum spare buffers for trains: 64 MiB.
 const MAX_SPARE_BUFFERS: usize = 1000;
 /// Frames read from one port before due ones are sent: about 100 µs of copying.
 const READ_BATCH: usize = 8;
-/// Frames the kernel keeps for us while we are not scheduled: of trains, and of single packets.
+/// Frames that the kernel queues while this process is not scheduled: for trains, and for single
+/// packets.
 const DEVICE_QUEUE_TRAINS: u32 = 2000;
 const DEVICE_QUEUE_PACKETS: u32 = 8000;
 
 /// Real-time priority: links stay as fast while hosts are busy, but the prober goes first.
 const PRIORITY: u8 = PROBER_PRIORITY - 1;
 
-/// What the emulator's process is told.
+/// Configuration of the emulator's process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmulatorConfig {
     /// The migration networks, each with a switch of its own.
@@ -57,11 +59,11 @@ pub struct EmulatorConfig {
     pub rtt: Rtt,
     /// Loss of each direction.
     pub loss: Loss,
-    /// The most that each TCP flow gets.
+    /// Maximum rate of each TCP flow.
     pub flow_cap: Option<BitRate>,
-    /// Unix socket on which the counters are told.
+    /// Unix socket on which the counters are reported.
     pub socket: PathBuf,
-    /// Unix socket for datagrams on which [`Order`]s are taken.
+    /// Unix datagram socket on which [`Order`]s are accepted.
     pub orders: PathBuf,
 }
 
@@ -83,7 +85,7 @@ pub struct PortConfig {
     pub device: String,
     /// Its address.
     pub mac: Mac,
-    /// Its MTU, bytes.
+    /// Its MTU in bytes.
     pub mtu: u16,
 }
 
@@ -96,20 +98,21 @@ pub struct LinkCounters {
     pub device: String,
     /// Frames (or trains) delivered.
     pub frames: u64,
-    /// Bytes delivered, as on the wire.
+    /// Bytes delivered, counted as on the wire.
     pub wire_bytes: u64,
-    /// Frames dropped as the queue was full.
+    /// Frames dropped because the queue was full.
     pub dropped: u64,
-    /// Frames lost on purpose.
+    /// Frames lost deliberately.
     pub lost: u64,
     /// Frames that the host's kernel refused.
     pub refused: u64,
 }
 
-/// Makes the TAP devices, calls `ready`, then switches frames until a device goes away with its namespace.
+/// Creates the TAP devices, calls `ready`, then switches frames until a device disappears with its
+/// namespace.
 ///
 /// # Errors
-/// A device can't be made (no /dev/net/tun, no rights, name taken), or reading fails.
+/// A device cannot be created (no /dev/net/tun, no rights, name taken), or reading fails.
 pub fn run(config: &EmulatorConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let offload = config.loss.is_none();
     let lane = |lane| LaneSwitch::new(lane, config, offload);
@@ -130,10 +133,10 @@ pub fn run(config: &EmulatorConfig, ready: impl FnOnce() -> Result<()>) -> Resul
     emulator.switch_frames()
 }
 
-/// Asks the emulator that listens on `socket` for its counters.
+/// Queries the counters of the emulator that listens on `socket`.
 ///
 /// # Errors
-/// It does not run, or answers something else.
+/// It does not run, or its answer is invalid.
 pub fn counters(socket: &Path) -> Result<Vec<LinkCounters>> {
     let mut stream = UnixStream::connect(socket)
         .with_context(|| format!("the link emulator does not answer on {}", socket.display()))?;
@@ -145,7 +148,7 @@ pub fn counters(socket: &Path) -> Result<Vec<LinkCounters>> {
 
 fn open_port(port: &PortConfig, offload: bool) -> Result<SyncDevice> {
     let queue = if offload { DEVICE_QUEUE_TRAINS } else { DEVICE_QUEUE_PACKETS };
-    // A TAP device is born in the namespace of the thread that opens /dev/net/tun.
+    // A TAP device is created in the namespace of the thread that opens /dev/net/tun.
     let device = in_namespace(&port.namespace, || {
         DeviceBuilder::new()
             .name(&port.device)
@@ -191,13 +194,13 @@ fn listen(socket: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// A frame in its buffer, `virtio_net_hdr` included where offloads are on.
+/// Frame in its buffer, including `virtio_net_hdr` if offloads are on.
 struct Buffer {
     bytes: Vec<u8>,
     length: usize,
 }
 
-/// The switch of a migration network with its devices, in the order of its ports.
+/// Switch of a migration network with its devices, in the order of its ports.
 struct LaneSwitch<'a> {
     config: &'a LaneConfig,
     devices: Vec<SyncDevice>,
@@ -233,7 +236,7 @@ struct Emulator<'a> {
     lanes: Vec<LaneSwitch<'a>>,
     listener: UnixListener,
     orders: UnixDatagram,
-    /// Whose next train is to be changed, and how much payload it must have.
+    /// Host whose next train is to be changed, and the payload that it must have.
     corrupting: Option<(String, usize)>,
     offload: bool,
     spare: Vec<Vec<u8>>,
@@ -242,7 +245,7 @@ struct Emulator<'a> {
 
 impl Emulator<'_> {
     fn switch_frames(&mut self) -> Result<()> {
-        // Every port, by its lane and its place there: in the order in which `wait` asks for them.
+        // Every port, by its lane and its position there, in the order of `wait`'s result.
         let lanes = self.lanes.iter().enumerate();
         let places: Vec<(usize, usize)> =
             lanes.flat_map(|(lane, of)| (0..of.devices.len()).map(move |port| (lane, port))).collect();
@@ -267,7 +270,8 @@ impl Emulator<'_> {
         }
     }
 
-    /// Waits for frames or for the next one that is due; tells which of listener and devices are readable.
+    /// Waits for frames or until the next one is due. Returns which of listener and devices are
+    /// readable.
     fn wait(&self) -> Result<Vec<bool>> {
         let next_due_ns = self.lanes.iter().filter_map(|lane| lane.switch.next_due_ns()).min();
         let timeout = next_due_ns.map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
@@ -283,7 +287,7 @@ impl Emulator<'_> {
         }
     }
 
-    /// Reads a batch from one device; false when the device is gone.
+    /// Reads a batch from one device. Returns false if the device is gone.
     fn read_port(&mut self, lane: usize, port: usize) -> Result<bool> {
         for _ in 0..READ_BATCH {
             let length = match self.lanes[lane].devices[port].recv(&mut self.scratch) {
@@ -308,7 +312,7 @@ impl Emulator<'_> {
         Ok(true)
     }
 
-    /// Changes the frame just read, where that was ordered and it is one.
+    /// Changes the frame just read, if that was ordered and the frame matches.
     fn corrupt(&mut self, lane: usize, port: usize, length: usize) {
         let sender = &self.lanes[lane].config.ports[port].namespace;
         let Some((_, least)) = self.corrupting.as_ref().filter(|(namespace, _)| namespace == sender) else {
@@ -320,7 +324,7 @@ impl Emulator<'_> {
         }
     }
 
-    /// The frame just read: a train takes the buffer along, a small one is copied.
+    /// Takes the frame just read: a train takes the buffer along, a small one is copied.
     fn take_frame(&mut self, length: usize) -> Buffer {
         if length < COPY_BELOW_BYTES {
             return Buffer { bytes: self.scratch[..length].to_vec(), length };
@@ -332,7 +336,8 @@ impl Emulator<'_> {
     fn send_due(&mut self) {
         for lane in &mut self.lanes {
             while let Some((port, frame)) = lane.switch.take_due(clock::monotonic_ns()) {
-                // A host that is down refuses its frames, as a cable to a host that is off would lose them.
+                // A host that is down refuses its frames, as a cable to a host that is off would
+                // lose them.
                 if lane.devices[port].send(&frame.bytes[..frame.length]).is_err() {
                     lane.refused[port] += 1;
                 }
@@ -354,14 +359,14 @@ impl Emulator<'_> {
         let Ok(text) = serde_json::to_vec(&links) else {
             return;
         };
-        // A few hundred bytes fit the socket's buffer; one who asks and hangs up is no concern of ours.
+        // A few hundred bytes fit the socket's buffer; a client that hangs up does not matter.
         if stream.set_nonblocking(true).is_ok() {
             drop(stream.write_all(&text));
         }
     }
 }
 
-/// EBADFD or ENODEV: what reading a TAP gives once its namespace is gone.
+/// Tests for EBADFD or ENODEV, the errors of reading a TAP device whose namespace is gone.
 fn device_is_gone(error: &io::Error) -> bool {
     [Errno::BADFD, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

@@ -1,4 +1,4 @@
-//! What the emulator is told to do while it runs: a datagram each, as JSON, on a socket of its own.
+//! Orders to the running emulator: one datagram each, as JSON, on a socket of its own.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -9,24 +9,25 @@ use serde::{Deserialize, Serialize};
 /// Longest order.
 const ORDER_BYTES: usize = 4096;
 
-/// Something to do once.
+/// Action to perform once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// Changes a byte in the next train of TCP packets that a host sends with at least so many bytes of payload, in its middle; TCP's
-    /// checksum is made to fit, so that nobody below the application notices.
+    /// Changes a byte in the middle of the next train of TCP packets that a host sends with at
+    /// least so many bytes of payload. TCP's checksum is adapted, so that only the application can
+    /// notice.
     CorruptNext {
         /// The host's network namespace.
         namespace: String,
-        /// The least payload.
+        /// The minimum payload.
         payload_bytes: usize,
     },
 }
 
-/// Gives an order to the emulator that listens on `socket`.
+/// Sends an order to the emulator that listens on `socket`.
 ///
 /// # Errors
-/// None does.
+/// No emulator listens.
 pub fn give(socket: &Path, order: &Order) -> Result<()> {
     let ours = UnixDatagram::unbound()?;
     ours.send_to(&serde_json::to_vec(order)?, socket)
@@ -34,7 +35,7 @@ pub fn give(socket: &Path, order: &Order) -> Result<()> {
     Ok(())
 }
 
-/// Takes the next order; none: there is none, or none that can be read.
+/// Takes the next order. Returns `None` if there is none, or none that is readable.
 pub(super) fn take(orders: &UnixDatagram) -> Option<Order> {
     let mut bytes = [0; ORDER_BYTES];
     let length = orders.recv(&mut bytes).ok()?;

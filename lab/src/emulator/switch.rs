@@ -1,23 +1,27 @@
-//! The emulator's switch: frame in at a time, frame out at a later time. A pure state machine, no I/O, no clock.
+//! The emulator's switch: a frame enters at one time and leaves at a later time. A pure state
+//! machine, no I/O, no clock.
 //!
 //! # The model
-//! Each host hangs on one port. A frame that a host sends
-//! 1. waits, where flows have a cap, until those of its TCP flow before it have left at the rate of the cap,
-//! 2. may be lost (each frame for itself),
-//! 3. spends the one-way delay on the way,
+//! Each host is connected to one port. A frame that a host sends
+//! 1. waits, if flows have a cap, until the earlier frames of its TCP flow have left at the rate of
+//!    the cap,
+//! 2. may be lost (each frame independently),
+//! 3. takes the one-way delay,
 //! 4. then waits in the queue of its output port and is sent from there at the port's rate.
 //!
-//! A host's own sending rate is not shaped here but by its NIC's queueing discipline (HTB), as on a real host:
-//! there the kernel holds a socket back (TCP small queues) before it drops, which a switch can't do. Such a
-//! discipline lets a train of packets go at once and then waits, so a train's first bit arrives after the delay
-//! alone and its last one after delay and serialisation, as on a wire.
+//! A host's own sending rate is not shaped here but by its NIC's queueing discipline (HTB), as on a
+//! real host: there the kernel throttles a socket (TCP small queues) before it drops, which a
+//! switch cannot do. Such a discipline passes a train of packets at once and then waits. So a
+//! train's first bit arrives after the delay alone, and its last one after delay and serialisation,
+//! as on a wire.
 //!
 //! # The queues
-//! A flow's and a port's are alike. Drop-tail, bounded in time: a frame that would wait for its first bit longer than the queue's limit is
-//! dropped. The limit is one round-trip time and 50 ms at the port's rate: a bandwidth-delay product, which a
-//! loss-based congestion control needs to keep the link full after it halves its window, and on top what an
-//! ordinary switch has for bursts. Bytes on the way (the delay) occupy no queue. A port without a rate has no
-//! queue, and what is on the way is bounded in bytes instead.
+//! The queues of flows and ports work alike: drop-tail, bounded in time. A frame whose first bit
+//! would wait longer than the queue's limit is dropped. The limit is one round-trip time and 50 ms
+//! at the port's rate: a bandwidth-delay product, which a loss-based congestion control needs to
+//! keep the link full after it halves its window, and in addition what an ordinary switch has for
+//! bursts. Bytes in flight (the delay) occupy no queue. A port without a rate has no queue, and its
+//! bytes in flight are bounded in bytes instead.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
@@ -27,30 +31,32 @@ use crate::emulator::frame::{Flow, FrameHeader, Mac, is_group};
 use crate::random::Random;
 use crate::units::{BitRate, Loss, Rtt};
 
-/// What a queue holds above one bandwidth-delay product.
+/// Capacity of a queue above one bandwidth-delay product.
 pub const QUEUE_ABOVE_RTT: Duration = Duration::from_millis(50);
-/// What may be on the way to one port: 10 Gb/s for 200 ms. Only memory is guarded by it.
+/// Maximum bytes in flight to one port: 10 Gb/s for 200 ms. It only limits memory use.
 const MAX_BYTES_TO_PORT: u64 = 256 << 20;
-/// Addresses learnt; a lab has a few per host. Past it frames are flooded.
+/// Maximum addresses learned; a lab has a few per host. Beyond it frames are flooded.
 const MAX_ADDRESSES: usize = 4096;
-/// Flows known at a time; a lab has some hundreds. Past it frames of further flows wait for nothing.
+/// Maximum flows known at a time; a lab has some hundreds. Beyond it frames of further flows do not
+/// wait.
 const MAX_FLOWS: usize = 4096;
 
-/// How the links behave.
+/// Behaviour of the links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkModel {
-    /// Rate of each output port; `None` is as fast as the machine.
+    /// Rate of each output port; `None`: as fast as the machine.
     pub rate: Option<BitRate>,
-    /// Round-trip time between two hosts: each direction takes half of it.
+    /// Round-trip time between two hosts; each direction takes half of it.
     pub rtt: Rtt,
     /// Loss of each direction.
     pub loss: Loss,
-    /// The most that each TCP flow gets; `None` is all of the link.
+    /// Maximum rate of each TCP flow; `None`: all of the link.
     pub flow_cap: Option<BitRate>,
 }
 
 impl LinkModel {
-    /// The longest that a frame may wait in the queue of its flow, and again in that of its output port.
+    /// Returns the longest time that a frame may wait in the queue of its flow, and again in that
+    /// of its output port.
     #[must_use]
     pub fn queue_limit(&self) -> Duration {
         self.rtt.duration() + QUEUE_ABOVE_RTT
@@ -64,9 +70,9 @@ pub struct PortCounters {
     pub frames: u64,
     /// Their bytes on the wire.
     pub wire_bytes: u64,
-    /// Frames dropped as the queue was full.
+    /// Frames dropped because the queue was full.
     pub dropped: u64,
-    /// Frames lost on purpose.
+    /// Frames lost deliberately.
     pub lost: u64,
 }
 
@@ -77,36 +83,38 @@ struct InFlight<F> {
 }
 
 struct Port<F> {
-    /// Ordered by due time: the delay is the same for all, and a port sends one after the other.
+    /// Ordered by due time: the delay is the same for all, and a port sends one frame after the
+    /// other.
     in_flight: VecDeque<InFlight<F>>,
     bytes_in_flight: u64,
-    /// Until when the port is busy with what it has accepted.
+    /// Time until which the port is busy with the frames that it has accepted.
     busy_until_ns: u64,
     counters: PortCounters,
 }
 
-/// A frame in the queue of its flow.
+/// Frame in the queue of its flow.
 struct Held<F> {
     from: usize,
     header: FrameHeader,
     frame: F,
 }
 
-/// The switch. `F` is whatever carries a frame; a flooded one is shared by its ports.
+/// Switch. `F` is the carrier of a frame; its ports share a flooded one.
 pub struct Switch<F> {
     model: LinkModel,
     ports: Vec<Port<F>>,
     addresses: HashMap<Mac, usize>,
-    /// Until when each flow is busy with what it has sent.
+    /// Time until which each flow is busy with the frames that it has sent.
     flows: HashMap<Flow, u64>,
-    /// What waits in the queues of the flows, by when it leaves there (nanoseconds) and its number.
+    /// Frames in the queues of the flows, by the time when they leave the queue (nanoseconds) and
+    /// their number.
     held: BTreeMap<(u64, u64), Held<F>>,
     held_so_far: u64,
     random: Random,
 }
 
 impl<F> Switch<F> {
-    /// A switch of `ports` ports; `seed` decides which frames are lost.
+    /// Creates a switch of `ports` ports; `seed` determines which frames are lost.
     #[must_use]
     pub fn new(ports: usize, model: LinkModel, seed: u64) -> Switch<F> {
         let port = || Port {
@@ -126,7 +134,7 @@ impl<F> Switch<F> {
         }
     }
 
-    /// Takes a frame that came in at port `from` at `now_ns`. Times must not run backwards.
+    /// Accepts a frame that arrived at port `from` at `now_ns`. Times must not run backwards.
     pub fn accept(&mut self, now_ns: u64, from: usize, header: &FrameHeader, frame: F) {
         self.release(now_ns);
         self.learn(header.source, from);
@@ -138,7 +146,8 @@ impl<F> Switch<F> {
         }
     }
 
-    /// Whether the flow is known or can be; those that have nothing to wait for are forgotten for it.
+    /// Returns whether the flow is known or can be. To make room, flows without waiting frames are
+    /// forgotten.
     fn has_room_for(&mut self, now_ns: u64, flow: Flow) -> bool {
         if self.flows.len() >= MAX_FLOWS && !self.flows.contains_key(&flow) {
             self.flows.retain(|_, busy_until_ns| *busy_until_ns > now_ns);
@@ -161,7 +170,8 @@ impl<F> Switch<F> {
         self.held_so_far += 1;
     }
 
-    /// Forwards what has left the queues of the flows until now: before anything newer, so ports see times in order.
+    /// Forwards the frames that have left the queues of the flows by now. It comes before anything
+    /// newer, so ports see times in order.
     fn release(&mut self, now_ns: u64) {
         while let Some(first) = self.held.first_entry()
             && first.key().0 <= now_ns
@@ -171,7 +181,7 @@ impl<F> Switch<F> {
         }
     }
 
-    /// Where a frame to `destination` leaves; `None`: on all ports.
+    /// Returns the port through which a frame to `destination` leaves; `None`: all ports.
     fn port_of(&self, destination: Mac) -> Option<usize> {
         self.addresses.get(&destination).copied().filter(|_| !is_group(destination))
     }
@@ -189,7 +199,7 @@ impl<F> Switch<F> {
         }
     }
 
-    /// When the next frame is due to leave or to go on inside, if one is on the way.
+    /// Returns when the next frame is due to leave or to move on inside, if one is in flight.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
         let leaving = self.ports.iter().filter_map(|port| port.in_flight.front()).map(|first| first.due_ns);
@@ -197,7 +207,8 @@ impl<F> Switch<F> {
         leaving.chain(held).min()
     }
 
-    /// The next frame that is due at `now_ns`, with the port it leaves from. Frames of a port come in order.
+    /// Returns the next frame that is due at `now_ns`, with the port that it leaves from. Frames of
+    /// a port come in order.
     pub fn take_due(&mut self, now_ns: u64) -> Option<(usize, Rc<F>)> {
         self.release(now_ns);
         let is_due = |port: &Port<F>| port.in_flight.front().is_some_and(|first| first.due_ns <= now_ns);
@@ -210,7 +221,7 @@ impl<F> Switch<F> {
         Some((index, first.frame))
     }
 
-    /// Counters of each output port, in the order of the ports.
+    /// Returns the counters of each output port, in the order of the ports.
     #[must_use]
     pub fn counters(&self) -> Vec<PortCounters> {
         self.ports.iter().map(|port| port.counters).collect()
@@ -250,7 +261,8 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether a frame is lost: a few operations a frame, and the same losses for the same seed.
+/// Returns whether a frame is lost: a few operations per frame, and the same losses for the same
+/// seed.
 fn is_lost(random: &mut Random, loss: Loss) -> bool {
     !loss.is_none() && random.next() % 1_000_000 < u64::from(loss.parts_per_million())
 }
@@ -278,12 +290,12 @@ mod tests {
         FrameHeader { destination, source, flow: None, wire_bytes }
     }
 
-    /// The header of a frame from A to B of the TCP flow of that number.
+    /// Returns the header of a frame from A to B of the TCP flow with that number.
     fn of_flow(number: u8, wire_bytes: u64) -> FrameHeader {
         FrameHeader { flow: Some(Flow::numbered(number)), ..header(A, B, wire_bytes) }
     }
 
-    /// Two hosts whose addresses are known to the switch.
+    /// Returns a switch with two hosts whose addresses it knows.
     fn two_hosts(model: LinkModel) -> Switch<u64> {
         let mut switch = Switch::new(2, model, 1);
         switch.learn(A, 0);
@@ -353,7 +365,8 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_at_the_tail_and_recovers() {
-        // 8 ms a frame, 10 + 50 ms of queue: the first waits for nothing, the eighth for 56 ms.
+        // 8 ms per frame, 10 + 50 ms of queue: the first frame does not wait, and the eighth waits
+        // 56 ms.
         let mut switch = two_hosts(model(Some("1mbit"), "10ms", "0"));
         for frame in 0..20 {
             switch.accept(0, 0, &header(A, B, 1000), frame);
@@ -372,7 +385,8 @@ mod tests {
             switch.accept(0, 0, &of_flow(flow, 1000), frame);
         }
         switch.accept(0, 0, &header(A, B, 1000), 3);
-        // What is of no flow waits for nothing; 1000 bytes of a flow take 8 ms, then all spend 5 ms on the way.
+        // Frames without a flow do not wait; 1000 bytes of a flow take 8 ms, then all take the
+        // delay of 5 ms.
         assert_eq!(drain(&mut switch), [(5 * MS, 1, 3), (13 * MS, 1, 0), (13 * MS, 1, 2), (21 * MS, 1, 1)]);
     }
 
@@ -413,8 +427,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in: order is kept, nothing arrives early, the rate is never exceeded, the queue is
-        /// bounded, and every frame is accounted for.
+        /// Checks for any input: order is kept, no frame arrives early, the rate is never exceeded,
+        /// the queue is bounded, and every frame is accounted for.
         #[test]
         fn the_link_keeps_its_promises(
             frames in prop::collection::vec((0_u64..2 * MS, 60_u64..68_000), 1..400),
@@ -451,8 +465,8 @@ mod tests {
             }
         }
 
-        /// Whatever comes in: each flow's order is kept, none gets more than its cap, no frame waits for longer than two
-        /// full queues, and every frame is accounted for.
+        /// Checks for any input: each flow's order is kept, none exceeds its cap, no frame waits
+        /// longer than two full queues, and every frame is accounted for.
         #[test]
         fn flows_keep_to_their_cap(
             frames in prop::collection::vec((0_u64..2 * MS, 0_u8..4, 60_u64..68_000), 1..400),
@@ -467,7 +481,7 @@ mod tests {
             let (mut now, mut sent, mut out) = (0, Vec::new(), Vec::new());
             for (index, (pause, flow, bytes)) in frames.iter().enumerate() {
                 now += pause;
-                // Part of it leaves while more comes in.
+                // Part of it leaves while more arrives.
                 while let Some(due) = switch.next_due_ns().filter(|due| *due <= now) {
                     out.extend(switch.take_due(due).map(|(_, frame)| (due, *frame)));
                 }
@@ -481,7 +495,8 @@ mod tests {
             let one_way = nanoseconds(rtt.one_way());
             let longest = one_way + 2 * nanoseconds(link.queue_limit())
                 + rate.serialisation_ns(68_000) + cap.serialisation_ns(68_000);
-            // Of each flow: the last frame, and the earliest that its next bit can have left its queue.
+            // For each flow: the last frame, and the earliest time when its next bit can have left
+            // its queue.
             let mut flows: HashMap<u8, (u64, u64)> = HashMap::new();
             for (due, index) in out {
                 let (at, flow, bytes) = sent[usize::try_from(index).unwrap()];

@@ -1,4 +1,4 @@
-//! The bare guest: a flat 32-bit multiboot kernel for a KVM that can't run a 64-bit Linux.
+//! The bare guest: a flat 32-bit multiboot kernel for a KVM that cannot run a 64-bit Linux.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +11,8 @@ use super::{lock, run, write_if_changed};
 
 const SOURCE: &str = include_str!("bare.S");
 
-/// Assembles the bare guest in `out_dir` and gives its path, for QEMU's `-kernel`. It needs 96 MiB of memory.
+/// Assembles the bare guest in `out_dir` and returns its path, for QEMU's `-kernel`. The guest
+/// needs 96 MiB of memory.
 pub fn build_bare(out_dir: &Path) -> anyhow::Result<PathBuf> {
     let _lock = lock(out_dir)?;
     let source = out_dir.join("bare.S");

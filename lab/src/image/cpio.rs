@@ -1,7 +1,7 @@
 //! Writes the "newc" cpio archive that the kernel unpacks as its initramfs.
 //!
-//! Format: Documentation/driver-api/early-userspace/buffer-format.rst of the kernel. Times and inode numbers are
-//! fixed, so that the same content gives the same bytes.
+//! Format: Documentation/driver-api/early-userspace/buffer-format.rst of the kernel. Times and
+//! inode numbers are fixed, so that the same content gives the same bytes.
 
 use anyhow::Context;
 
@@ -10,7 +10,7 @@ const PROGRAM: u32 = 0o100_755;
 const FOLDER: u32 = 0o040_755;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// An archive under construction.
+/// Archive under construction.
 pub(super) struct Archive {
     bytes: Vec<u8>,
     entries: u32,
@@ -37,7 +37,7 @@ impl Archive {
         self.entry(path, CHARACTER_DEVICE, (major, minor), &[])
     }
 
-    /// The archive with its trailer.
+    /// Returns the archive with its trailer.
     pub(super) fn finish(mut self) -> anyhow::Result<Vec<u8>> {
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;
         Ok(self.bytes)
@@ -48,7 +48,8 @@ impl Archive {
         let size = u32::try_from(content.len())
             .with_context(|| format!("{path} is too large for a newc archive"))?;
         let name_bytes = u32::try_from(path.len() + 1)?;
-        // ino, mode, uid, gid, nlink, mtime, filesize, device of the file, device it stands for, namesize, check
+        // ino, mode, uid, gid, nlink, mtime, filesize, device of the file, device it stands for,
+        // namesize, check
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {

@@ -1,5 +1,5 @@
-//! A user space of this machine's own distribution, made of its packages by mmdebstrap, as a disk for guests. It is made once
-//! and read only from then on; another list of packages makes it anew.
+//! A user space of this machine's own distribution, made from its packages by mmdebstrap, as a disk
+//! for guests. It is made once and is read-only from then on; another list of packages rebuilds it.
 
 use std::{
     fs,
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{GuestImage, USER_SPACE_MODULES, build_with, lock, run};
 
-/// A server on which people also build: what is wanted beside the packages that every system has. Names that all releases know.
+/// Packages for a server that is also used for builds, in addition to those of every system. All
+/// releases have packages of these names.
 const PACKAGES: [&str; 33] = [
     "build-essential",
     "ca-certificates",
@@ -51,7 +52,8 @@ const PACKAGES: [&str; 33] = [
     "vim",
 ];
 
-/// Units that would wake up in the middle of a measurement, or wait for a network that the guest's program sets up.
+/// Units that would wake up in the middle of a measurement, or wait for a network that the guest's
+/// program sets up.
 const MASKED: [&str; 9] = [
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -64,30 +66,30 @@ const MASKED: [&str; 9] = [
     "systemd-tmpfiles-clean.timer",
 ];
 
-/// Room on the disk beside the files, for the file system's own tables: a quarter.
+/// Fraction of additional room on the disk for the file system's own tables: a quarter.
 const ROOM_PART: u64 = 4;
 
-/// A user space, ready to be booted.
+/// User space, ready to be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Debian {
-    /// The kernel and the initramfs that boots the disk (`godwit.root=/dev/vda`).
+    /// Kernel, and the initramfs that boots the disk (`godwit.root=/dev/vda`).
     pub image: GuestImage,
-    /// The disk: ext4, as it is, without partitions.
+    /// The disk: a plain ext4 file system without partitions.
     pub disk: PathBuf,
-    /// What is on it.
+    /// Content of the disk.
     pub content: Content,
 }
 
-/// What is on the disk.
+/// Content of the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// The distribution's own name for itself.
     pub name: String,
     /// Packages installed.
     pub packages: u64,
-    /// Bytes of all files.
+    /// Total bytes of the files.
     pub file_bytes: u64,
-    /// What it was made of: another list makes it anew.
+    /// The list that it was made from; another list rebuilds it.
     made_of: Vec<String>,
 }
 
@@ -97,11 +99,11 @@ impl std::fmt::Display for Content {
     }
 }
 
-/// Makes the disk in `out_dir`, where it is not there yet, and what boots it. Needs root, mmdebstrap and the distribution's
-/// archive the first time, and takes some minutes.
+/// Creates the disk in `out_dir` if it does not exist, and the image that boots it. The first time
+/// it needs root, mmdebstrap and the distribution's archive, and takes some minutes.
 ///
 /// # Errors
-/// What is missing, or what mmdebstrap said.
+/// The missing requirement, or mmdebstrap's error.
 pub fn build_debian(out_dir: &Path) -> anyhow::Result<Debian> {
     let _lock = lock(out_dir)?;
     let image = build_with(out_dir, "debian-initrd.img", &USER_SPACE_MODULES)?;
@@ -120,7 +122,7 @@ pub fn build_debian(out_dir: &Path) -> anyhow::Result<Debian> {
     let made = fill(&tree, &disk, wanted);
     remove(&tree)?;
     let content = made?;
-    // Last: it stands for a disk that is whole.
+    // Written last: it marks a complete disk.
     fs::write(&description, serde_json::to_vec_pretty(&content)?)?;
     Ok(Debian { image, disk, content })
 }
@@ -130,14 +132,14 @@ fn fill(tree: &Path, disk: &Path, made_of: Vec<String>) -> anyhow::Result<Conten
     let sources = sources()?;
     let release = fs::read_to_string("/etc/os-release").context("reading /etc/os-release")?;
     let suite = release_field(&release, "VERSION_CODENAME").context("/etc/os-release names no release")?;
-    // Proxies and the like that this machine's apt was told of hold for the download as well.
+    // Proxies and other settings of this machine's apt also apply to the download.
     let options = tree.with_extension("apt.conf");
     fs::write(&options, acquire_options(&run(Command::new("apt-config").arg("dump")).unwrap_or_default()))?;
     let mut make = Command::new("mmdebstrap");
     make.args(["--mode=root", "--format=directory", "--variant=important", "--quiet"])
         .arg(format!("--include={}", PACKAGES.join(",")))
         .arg(format!("--aptopt={}", options.display()))
-        // No daemon is started while it is installed, and the guest has a name and a clock of its own.
+        // No daemon is started during installation, and the guest has its own name and clock.
         .arg("--essential-hook=printf '#!/bin/sh\\nexit 101\\n' > \"$1/usr/sbin/policy-rc.d\"; chmod 755 \"$1/usr/sbin/policy-rc.d\"")
         .arg("--customize-hook=rm \"$1/usr/sbin/policy-rc.d\"; echo guest > \"$1/etc/hostname\"; : > \"$1/etc/fstab\"")
         .arg(format!("--customize-hook=chroot \"$1\" systemctl mask {}", MASKED.join(" ")))
@@ -163,7 +165,7 @@ fn write_disk(tree: &Path, disk: &Path, file_bytes: u64) -> anyhow::Result<()> {
     let staged = disk.with_extension("staged");
     let bytes = (file_bytes + file_bytes / ROOM_PART + (64 << 20)).next_multiple_of(1 << 20);
     fs::File::create(&staged)?.set_len(bytes).with_context(|| format!("making {}", staged.display()))?;
-    // No journal and no place reserved: nobody writes to it any more.
+    // Without a journal and reserved blocks: the disk is never written again.
     run(Command::new("mke2fs")
         .args(["-q", "-t", "ext4", "-F", "-m", "0", "-O", "^has_journal", "-E", "root_owner=0:0", "-d"])
         .args([tree, &staged]))
@@ -171,7 +173,7 @@ fn write_disk(tree: &Path, disk: &Path, file_bytes: u64) -> anyhow::Result<()> {
     fs::rename(&staged, disk).with_context(|| format!("replacing {}", disk.display()))
 }
 
-/// Where this machine's own apt finds the distribution, and nothing else that it may know.
+/// Returns the sources list from which this machine's own apt gets the distribution, and no others.
 fn sources() -> anyhow::Result<PathBuf> {
     const PLACES: [&str; 3] = [
         "/etc/apt/sources.list.d/debian.sources",
@@ -185,7 +187,7 @@ fn sources() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// What `apt-config dump` says of how files are acquired.
+/// Returns the settings of `apt-config dump` about acquiring files.
 fn acquire_options(dump: &[u8]) -> String {
     let dump = String::from_utf8_lossy(dump);
     dump.lines()
@@ -193,18 +195,19 @@ fn acquire_options(dump: &[u8]) -> String {
         .fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// A field of an os-release file.
+/// Returns a field of an os-release file.
 fn release_field(text: &str, name: &str) -> Option<String> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
     Some(value.trim_matches('"').to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Packages that are installed, by dpkg's own list.
+/// Returns the number of installed packages, from dpkg's own list.
 fn installed(status: &str) -> u64 {
     status.lines().filter(|line| *line == "Status: install ok installed").count() as u64
 }
 
-/// What the files take on a disk, each rounded up to whole blocks, and names shared by several counted once each.
+/// Returns the size of the files on a disk, each rounded up to whole blocks, with files of several
+/// names counted once.
 fn bytes_below(folder: &Path) -> anyhow::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
@@ -215,7 +218,7 @@ fn bytes_below(folder: &Path) -> anyhow::Result<u64> {
     Ok(bytes)
 }
 
-/// Removes a tree, if it is there.
+/// Removes a tree, if it exists.
 fn remove(tree: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(tree) {
         Err(error) if error.kind() != ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! A kernel for guests, from the distribution's package, downloaded and unpacked but not installed.
+//! A kernel for guests from the distribution's package, downloaded and unpacked but not installed.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ const META_PACKAGES: [&str; 2] = ["linux-image-cloud-amd64", "linux-image-amd64"
 pub(super) struct Kernel {
     /// The bzImage.
     pub(super) image: PathBuf,
-    /// Files of all modules by their names (`-` as `_`).
+    /// Files of all modules by name (`-` as `_`).
     module_files: BTreeMap<String, PathBuf>,
 }
 
@@ -29,7 +29,8 @@ pub(super) struct Module {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The kernel unpacked in `dir`, fetched first where there is none. Remove the folder to get a newer one.
+/// Returns the kernel unpacked in `dir`, and fetches it first if there is none. Remove the folder
+/// to get a newer one.
 pub(super) fn obtain(dir: &Path) -> anyhow::Result<Kernel> {
     let tree = dir.join("tree");
     if !tree.is_dir() {
@@ -41,7 +42,7 @@ pub(super) fn obtain(dir: &Path) -> anyhow::Result<Kernel> {
     Kernel::at(&tree)
 }
 
-/// Downloads the package and unpacks it beside `tree`, which appears only when it is whole.
+/// Downloads the package and unpacks it beside `tree`, which appears only when it is complete.
 fn fetch(dir: &Path, tree: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     let package = newest_package()?;
@@ -51,7 +52,8 @@ fn fetch(dir: &Path, tree: &Path) -> anyhow::Result<()> {
         fs::remove_dir_all(&staged)?;
     }
     fs::create_dir(&staged)?;
-    // As root apt-get drops to the user _apt for the download, unless told otherwise; that user can't write here.
+    // As root, apt-get drops to the user _apt for the download by default; that user cannot write
+    // here.
     run(Command::new("apt-get").current_dir(&staged).args([
         "-o",
         "APT::Sandbox::User=root",
@@ -76,7 +78,7 @@ fn newest_package() -> anyhow::Result<String> {
     bail!("apt-cache knows neither {}: run `apt-get update`", META_PACKAGES.join(" nor "))
 }
 
-/// The kernel in what `apt-cache depends` prints of a meta package.
+/// Returns the kernel named in `apt-cache depends`' output for a meta package.
 fn kernel_package(listing: &str) -> Option<String> {
     let dependencies = listing.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     dependencies.map(str::trim).find(|name| name.starts_with("linux-image-")).map(str::to_owned)
@@ -96,7 +98,7 @@ impl Kernel {
         Ok(Kernel { image, module_files })
     }
 
-    /// The wanted modules and those they depend on; what this kernel has built in is left out.
+    /// Returns the wanted modules and their dependencies, without those built into this kernel.
     pub(super) fn modules(&self, wanted: &[&str]) -> anyhow::Result<Vec<Module>> {
         let mut found = BTreeMap::new();
         let mut waiting: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
@@ -135,7 +137,7 @@ fn collect_modules(dir: &Path, into: &mut BTreeMap<String, PathBuf>) -> anyhow::
     Ok(())
 }
 
-/// Reads a module; init takes them uncompressed, whatever the guest's kernel could unpack.
+/// Reads a module. Init takes modules uncompressed, whatever the guest's kernel could unpack.
 fn read_module(path: &Path) -> anyhow::Result<Vec<u8>> {
     let tool = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
@@ -146,7 +148,8 @@ fn read_module(path: &Path) -> anyhow::Result<Vec<u8>> {
     run(Command::new(tool).arg("-dc").arg(path))
 }
 
-/// Modules that a module names in its `.modinfo` section, a list of `key=value` texts each ended by a zero byte.
+/// Returns the modules named in a module's `.modinfo` section, a list of `key=value` texts that
+/// each end with a zero byte.
 fn dependencies(module: &[u8]) -> Vec<String> {
     let texts = module.split(|byte| *byte == 0);
     let Some(names) = texts.filter_map(|text| text.strip_prefix(b"depends=")).next() else {

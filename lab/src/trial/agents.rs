@@ -1,4 +1,4 @@
-//! The hosts' agents as processes: ended hard, started again, configured otherwise.
+//! The hosts' agents as processes: ended hard, restarted, reconfigured.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::trial::{LIMIT, Trial};
 use crate::{agents as files, status};
 
 impl Trial {
-    /// The process of a host's agent.
+    /// Returns the process of a host's agent.
     ///
     /// # Errors
     /// It does not run.
@@ -21,8 +21,8 @@ impl Trial {
         agent.with_context(|| format!("the agent of host {host} does not run"))
     }
 
-    /// Ends a host's agent as a crash would, or with SIGTERM as systemd would, and waits until it is gone.
-    /// [`Trial::start_missing`] starts it again.
+    /// Ends a host's agent as a crash would, or with SIGTERM as systemd would, and waits until it
+    /// is gone. [`Trial::start_missing`] starts it again.
     ///
     /// # Errors
     /// It does not run, or does not end.
@@ -41,10 +41,10 @@ impl Trial {
         Ok(pidfd_send_signal(&pidfd, signal)?)
     }
 
-    /// The QEMUs in a host's namespace, whatever its agent knows of them.
+    /// Returns the QEMUs in a host's namespace, whether or not its agent knows them.
     ///
     /// # Errors
-    /// The host can't be looked at.
+    /// The host cannot be examined.
     pub fn hypervisors(&self, host: &str) -> Result<Vec<ProcessId>> {
         let is_qemu = |pid: &i32| {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -54,7 +54,7 @@ impl Trial {
         Ok(pids.into_iter().filter(is_qemu).filter_map(ProcessId::of).collect())
     }
 
-    /// Ends every QEMU of a host as a crash would, whatever its agent knows of them.
+    /// Ends every QEMU of a host as a crash would, whether or not its agent knows them.
     ///
     /// # Errors
     /// There is none, or one does not end.
@@ -67,16 +67,16 @@ impl Trial {
     /// Ends the hypervisor of a VM on a host as a crash would.
     ///
     /// # Errors
-    /// It has none, or that does not end.
+    /// The VM has none, or it does not end.
     pub fn kill_hypervisor(&self, host: &str, vm: &str) -> Result<()> {
         let pid = self.vm(host, vm)?.pid.with_context(|| format!("VM {vm} has no process on host {host}"))?;
         end(ProcessId::of(pid).context("it has ended by itself")?, Signal::KILL)
     }
 
-    /// Changes the configuration of a host's agent and starts it again.
+    /// Changes the configuration of a host's agent and restarts it.
     ///
     /// # Errors
-    /// The agent does not take the new configuration.
+    /// The agent refuses the new configuration.
     pub fn reconfigure(&self, host: &str, change: impl FnOnce(&mut toml::Table)) -> Result<()> {
         let path = files::config(&self.paths, host);
         let mut config: toml::Table = std::fs::read_to_string(&path)?.parse()?;
@@ -86,7 +86,7 @@ impl Trial {
         self.start_missing()
     }
 
-    /// How many files a host's agent has open: what it loses track of adds up.
+    /// Returns how many files a host's agent has open: leaked ones accumulate.
     ///
     /// # Errors
     /// The agent does not run.
@@ -99,7 +99,7 @@ impl Trial {
 fn end(id: ProcessId, signal: Signal) -> Result<()> {
     let pid = Pid::from_raw(id.pid).context("no pid")?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    // The pid may have been given to another since it was looked up.
+    // The pid may have been reused since it was looked up.
     ensure!(id.is_alive(), "process {} has ended by itself", id.pid);
     pidfd_send_signal(&pidfd, signal)?;
     ensure!(wait_readable(&pidfd, Instant::now() + LIMIT), "process {} does not end", id.pid);

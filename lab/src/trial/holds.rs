@@ -1,4 +1,5 @@
-//! Hold points of the hosts' agents (`godwit_migration::hold`), for labs that were asked for with them.
+//! Hold points of the hosts' agents (`godwit_migration::hold`), for labs that were created with
+//! them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::agents::holds;
 use crate::trial::{Trial, until};
 
-/// A point at which a host's agent waits for as long as this is there.
+/// Point at which a host's agent waits while this value exists.
 #[derive(Debug)]
 pub struct Held {
     point: String,
@@ -17,7 +18,8 @@ pub struct Held {
 }
 
 impl Trial {
-    /// Has the agent of a host wait when it comes to a point from now on; that it came there before is forgotten.
+    /// Makes the agent of a host wait when it reaches a point from now on. Earlier arrivals at the
+    /// point are forgotten.
     ///
     /// # Errors
     /// The lab has no hold points ([`crate::Hooks::holds`]).
@@ -34,7 +36,7 @@ impl Trial {
         Ok(held)
     }
 
-    /// A point at which nobody waits, to be told when it is reached from now on.
+    /// Observes a point without holding it: the result reports when it is reached from now on.
     ///
     /// # Errors
     /// The lab has no hold points.
@@ -46,23 +48,23 @@ impl Trial {
 }
 
 impl Held {
-    /// Waits until somebody has come to the point.
+    /// Waits until the point is reached.
     ///
     /// # Errors
-    /// Nobody has within the limit.
+    /// It is not reached within the limit.
     pub fn reached(&self, limit: Duration) -> Result<()> {
         until(&format!("{} is reached", self.point), limit, || Ok(self.is_reached().then_some(())))
     }
 
-    /// Whether somebody has come to the point.
+    /// Returns whether the point has been reached.
     #[must_use]
     pub fn is_reached(&self) -> bool {
         self.reached.exists()
     }
 
-    /// Nobody waits here any more.
+    /// Releases the point.
     pub fn open(&self) {
-        // Gone already, or the lab is.
+        // The file, or the lab, may be gone already.
         let _ = std::fs::remove_file(&self.held);
     }
 

@@ -1,4 +1,4 @@
-//! The lanes of a trial's lab, from outside: their addresses, what their NICs have carried, and cuts.
+//! The lanes of a trial's lab, from outside: their addresses, the traffic of their NICs, and cuts.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::trial::Trial;
 use crate::units::BitRate;
 
 impl Trial {
-    /// A host's addresses on the lanes, one each: IPv4 where there is one.
+    /// Returns a host's addresses on the lanes, one each: IPv4 if there is one.
     ///
     /// # Errors
     /// There is no such host.
@@ -26,10 +26,10 @@ impl Trial {
             .collect())
     }
 
-    /// Bytes that each lane's NIC of a host has sent since the lab came up.
+    /// Returns the bytes that each lane's NIC of a host has sent since the lab came up.
     ///
     /// # Errors
-    /// The host can't be looked at, or lacks a NIC.
+    /// The host cannot be examined, or lacks a NIC.
     pub fn lane_sent_bytes(&self, host: &str) -> Result<Vec<u64>> {
         let read = || std::fs::read_to_string("/proc/thread-self/net/dev");
         let table = in_namespace(&self.namespace(host), read)??;
@@ -38,8 +38,9 @@ impl Trial {
         self.options.lanes().iter().map(|lane| sent(&lane.nic())).collect()
     }
 
-    /// Takes a host off the migration networks, or puts it back. Nobody is told, as where a switch in between is cut off: its NICs
-    /// keep their carriers and addresses, and what is sent vanishes.
+    /// Disconnects a host from the migration networks, or reconnects it, without a signal to the
+    /// hosts, as when a switch in between is cut off: its NICs keep their carriers and addresses,
+    /// and what is sent vanishes.
     ///
     /// # Errors
     /// There is no such host, or the lab's switch is not the kernel's.
@@ -57,7 +58,8 @@ impl Trial {
         batch.run()
     }
 
-    /// Whether a host is off all migration networks, by what the kernel says of the switch's ports.
+    /// Returns whether a host is disconnected from all migration networks, from the kernel's state
+    /// of the switch's ports.
     ///
     /// # Errors
     /// There is no such host, or the kernel knows no such ports.
@@ -77,7 +79,7 @@ impl Trial {
 }
 
 impl Trial {
-    /// Gives the lab's link emulator an order.
+    /// Sends an order to the lab's link emulator.
     ///
     /// # Errors
     /// The lab has none.
@@ -85,7 +87,8 @@ impl Trial {
         give(&self.paths.emulator_orders(), order)
     }
 
-    /// Changes the rate at which a host sends on all lanes, which the lab was given one for.
+    /// Changes the rate at which a host sends on all lanes. The lab must have been created with a
+    /// rate.
     ///
     /// # Errors
     /// There is no such host, or its links have no rate.
@@ -97,7 +100,7 @@ impl Trial {
         batch.run()
     }
 
-    /// The rates at which the kernel lets a host send on the lanes.
+    /// Returns the rates at which the kernel lets a host send on the lanes.
     ///
     /// # Errors
     /// There is no such host, or its links have no rate.
@@ -114,7 +117,8 @@ impl Trial {
     }
 }
 
-/// Of /proc/net/dev: a NIC, a colon, eight counters of what it received, eight of what it sent, bytes first.
+/// Reads the bytes sent from /proc/net/dev: a NIC, a colon, eight counters of what it received,
+/// eight of what it sent, bytes first.
 fn sent_bytes(table: &str, nic: &str) -> Option<u64> {
     let counters = table.lines().find_map(|line| line.trim().strip_prefix(nic)?.strip_prefix(':'))?;
     counters.split_ascii_whitespace().nth(8)?.parse().ok()

@@ -1,4 +1,5 @@
-//! Migrations in a trial: begun through the agent's API, followed, cancelled, reported with what the client saw.
+//! Migrations in a trial: begun through the agent's API, followed, cancelled, and reported together
+//! with the client's measurements.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -14,25 +15,27 @@ use serde::Serialize;
 
 use crate::trial::{Guest, LIMIT, Trial, until};
 
-/// A migration of a guest that was probed all the time.
+/// Migration of a guest that was probed all the time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Watched {
     /// Its report, with the blackout.
     pub report: Report,
-    /// What became of the probes from before its request until the guest answered after its report.
+    /// Results of the probes from before its request until the guest answered after its report.
     pub probes: Gaps,
-    /// When it was asked for; `CLOCK_MONOTONIC` nanoseconds, as the probes' times.
+    /// Time of its request, in `CLOCK_MONOTONIC` nanoseconds as the probes' times.
     pub begun_ns: u64,
 }
 
 impl Watched {
-    /// The phase in which the longest silence began; `None` where there was none. Where it is not the switchover, the
-    /// silence has another cause: the machine had no CPU time for the guest, or for the client.
+    /// Returns the phase in which the longest silence began, or `None` if there was none. If it is
+    /// not the switchover, the silence has another cause: the machine had no CPU time for the
+    /// guest, or for the client.
     #[must_use]
     pub fn phase_of_blackout(&self) -> Option<Phase> {
         let mut left_ms =
             millis(Duration::from_nanos(self.probes.gap_start_ns?.saturating_sub(self.begun_ns)));
-        // Pre-copy and convergence take turns and are told as sums: before the switchover they are one.
+        // Pre-copy and convergence alternate and are reported as sums: before the switchover they
+        // count as one.
         for phase in &self.report.phases {
             if left_ms <= phase.duration_ms {
                 return Some(phase.phase);
@@ -43,17 +46,18 @@ impl Watched {
     }
 }
 
-/// How long a migration may take. Those of tests and benchmarks take seconds; what does not converge never ends.
+/// Time limit of a migration. Those of tests and benchmarks take seconds; one that does not
+/// converge never ends.
 pub const MOVE_LIMIT: Duration = Duration::from_secs(180);
 
-/// A migration under way.
+/// Migration in progress.
 #[derive(Debug)]
 pub struct Migration<'a> {
     trial: &'a Trial,
     agent: Client,
     events: MigrationEvents,
     report: Option<Report>,
-    /// Its name.
+    /// Its ID.
     pub id: String,
 }
 
@@ -61,7 +65,7 @@ impl Trial {
     /// Begins a migration of a VM from a host.
     ///
     /// # Errors
-    /// The agent says no.
+    /// The agent refuses.
     pub fn begin_migration(
         &self,
         vm: &str,
@@ -76,16 +80,18 @@ impl Trial {
         Ok(Migration { trial: self, agent, events, report: None, id })
     }
 
-    /// Migrates a guest that answers, whatever comes of it; the report has the blackout, and the probes of the
-    /// time are told beside it. The guest's host is the destination afterwards if it was moved.
+    /// Migrates a guest that answers, whatever the outcome. The report contains the blackout, and
+    /// the results of the probes are returned beside it. If the guest was moved, its host is the
+    /// destination afterwards.
     ///
     /// # Errors
-    /// The agent says no, or the guest does not answer before or after.
+    /// The agent refuses, or the guest does not answer before or after.
     pub fn migrate(&self, guest: &mut Guest, request: &MigrationRequest) -> Result<Watched> {
         self.migrate_followed(guest, request, MOVE_LIMIT, |_| {})
     }
 
-    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    /// Migrates a guest as [`Trial::migrate`] does, with a time limit. `seen` receives its
+    /// progress.
     ///
     /// # Errors
     /// As [`Trial::migrate`].
@@ -118,7 +124,7 @@ impl Trial {
     /// Waits until a host knows the digests of all memory that it offers to arriving guests.
     ///
     /// # Errors
-    /// It has not got that far within the limit.
+    /// It does not finish within the limit.
     pub fn wait_digested(&self, host: &str) -> Result<()> {
         until(&format!("host {host} knows its digests"), LIMIT, || {
             let known = self.ask(self.agent(host).host())?.references;
@@ -126,7 +132,7 @@ impl Trial {
         })
     }
 
-    /// Moves a guest to another host; anything but success is an error.
+    /// Moves a guest to another host. Any outcome except success is an error.
     ///
     /// # Errors
     /// The migration did not complete.
@@ -138,7 +144,7 @@ impl Trial {
         Ok(watched)
     }
 
-    /// Moves a VM that nobody can talk to.
+    /// Moves a VM that does not answer probes.
     ///
     /// # Errors
     /// The migration did not complete.
@@ -155,7 +161,8 @@ impl Trial {
 }
 
 impl Migration<'_> {
-    /// Follows it until `is_there` likes its progress; `None` if its report came before.
+    /// Follows the migration until `is_there` accepts its progress. Returns `None` if its report
+    /// came first.
     ///
     /// # Errors
     /// The agent is gone.
@@ -171,7 +178,8 @@ impl Migration<'_> {
         Ok(None)
     }
 
-    /// Asks it to roll back. Whether it did, its report tells; that it is over already is no error.
+    /// Requests a rollback. The report shows whether it happened; a migration that is already over
+    /// is not an error.
     ///
     /// # Errors
     /// The agent is gone.
@@ -184,15 +192,16 @@ impl Migration<'_> {
         }
     }
 
-    /// Follows it to its end. One that takes longer than [`MOVE_LIMIT`] is cancelled.
+    /// Follows the migration to its end. One that takes longer than [`MOVE_LIMIT`] is cancelled.
     ///
     /// # Errors
-    /// The agent is gone, or it does not end though it was cancelled.
+    /// The agent is gone, or the migration does not end although it was cancelled.
     pub fn report(self) -> Result<Report> {
         self.report_within(MOVE_LIMIT, |_| {})
     }
 
-    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    /// Follows the migration to its end as [`Migration::report`] does, with a time limit. `seen`
+    /// receives its progress.
     ///
     /// # Errors
     /// As [`Migration::report`].
@@ -200,14 +209,16 @@ impl Migration<'_> {
         if !self.ends_by(Instant::now() + limit, &mut seen)? {
             eprintln!("migration {} is not over within {limit:?}: cancelled", self.id);
             self.cancel()?;
-            // One whose guest runs at the destination already can't be cancelled: it ends or it does not.
+            // A migration whose guest already runs at the destination cannot be cancelled: it ends
+            // or it does not.
             let ends = self.ends_by(Instant::now() + LIMIT, &mut seen)?;
             ensure!(ends, "migration {} does not end, though it was cancelled {LIMIT:?} ago", self.id);
         }
         self.report.take().context("no report came")
     }
 
-    /// Follows it until its report is there, or the deadline past, also where nothing is told any more.
+    /// Follows the migration until its report arrives or the deadline passes, also if nothing is
+    /// reported any more.
     fn ends_by(&mut self, deadline: Instant, seen: &mut impl FnMut(&Progress)) -> Result<bool> {
         while self.report.is_none() {
             let next = async { tokio::time::timeout_at(deadline.into(), self.events.next()).await };
@@ -215,7 +226,7 @@ impl Migration<'_> {
             match event? {
                 Some(MigrationEvent::Progress(progress)) => {
                     seen(&progress);
-                    // Words that come all the time would leave no time to be late in.
+                    // Continuous reports would otherwise leave no time to check the deadline.
                     if Instant::now() >= deadline {
                         return Ok(false);
                     }
@@ -228,28 +239,29 @@ impl Migration<'_> {
     }
 }
 
-/// The other host of a lab of two.
+/// Returns the other host of a lab of two.
 #[must_use]
 pub fn other_host(host: &str) -> &'static str {
     if host == "a" { "b" } else { "a" }
 }
 
 impl Guest {
-    /// The address that users know.
+    /// Returns the address that users know.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.ipv4.into()
     }
 
-    /// The request that moves it to the other host of a lab of two.
+    /// Returns the request that moves it to the other host of a lab of two.
     #[must_use]
     pub fn to_other_host(&self) -> MigrationRequest {
         request_to(other_host(&self.host), EngineKind::Godwit)
     }
 }
 
-/// A request for a move to `host`. A lab protects what its hosts say; where QEMU moves the guest it is allowed not to. Nothing is
-/// told by what a host has of an earlier move, and nothing kept: who tries that asks for it.
+/// Returns a request for a move to `host`. Traffic between a lab's hosts is encrypted, but QEMU's
+/// own engine may send plaintext. References are off for Godwit's engine, and no content of earlier
+/// moves is kept; tests of references request them.
 #[must_use]
 pub fn request_to(host: &str, engine: EngineKind) -> MigrationRequest {
     let qemu = QemuEngineOptions { plaintext: true, ..QemuEngineOptions::default() };

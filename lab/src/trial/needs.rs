@@ -1,4 +1,4 @@
-//! What a trial needs of the machine, and what is said where it is missing.
+//! Requirements of a trial on the machine, and the message if one is missing.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -8,31 +8,31 @@ use anyhow::{Result, bail};
 use crate::image;
 use crate::programs::Programs;
 
-/// Set to anything, a test that can't run is a failure: for machines on which all must run.
+/// If this variable is set, a test that cannot run fails: for machines on which all tests must run.
 const REQUIRED: &str = "GODWIT_REQUIRE_TRIALS";
 
-/// What a trial needs.
+/// Requirements of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// `/dev/kvm`, whatever guests it runs.
+    /// `/dev/kvm`, whatever guests it can run.
     pub kvm: bool,
 }
 
 impl Needs {
-    /// Root, iproute2, QEMU, the built binaries and the guest's image.
+    /// Requires root, iproute2, QEMU, the built binaries and the guest's image.
     #[must_use]
     pub fn lab() -> Needs {
         Needs { kvm: false }
     }
 
-    /// And KVM.
+    /// Requires KVM in addition.
     #[must_use]
     pub fn kvm() -> Needs {
         Needs { kvm: true }
     }
 }
 
-/// The first thing that is missing here; `None` where a trial can run.
+/// Returns the first missing requirement, or `None` if a trial can run.
 #[must_use]
 pub fn missing(needs: &Needs) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
@@ -59,16 +59,16 @@ pub fn missing(needs: &Needs) -> Option<String> {
     None
 }
 
-/// Whether a test has to be skipped; the reason is printed.
-///
-/// # Errors
-/// Whether somebody demands that all runs.
+/// Returns whether all tests are required to run.
 #[must_use]
 pub fn must_run() -> bool {
     std::env::var_os(REQUIRED).is_some()
 }
 
-/// It has to, and somebody demands that it runs.
+/// Returns whether a test must be skipped, and prints the reason.
+///
+/// # Errors
+/// The test must be skipped although all tests are required to run. Tests that need KVM are exempt.
 pub(crate) fn skip(name: &str, needs: &Needs) -> Result<bool> {
     let Some(reason) = missing(needs) else { return Ok(false) };
     if must_run() && !needs.kvm {
@@ -99,7 +99,7 @@ pub(crate) fn programs() -> Result<Programs> {
     }
 }
 
-/// The folder that the sources lie in.
+/// Returns the folder of the sources.
 pub(crate) fn source_tree() -> PathBuf {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR"));
     lab.parent().unwrap_or(lab).to_path_buf()

@@ -1,4 +1,4 @@
-//! What a VM leaves on a host, and a lab on the machine.
+//! Traces that a VM leaves on a host, and a lab on the machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use crate::namespace;
 use crate::topology::is_lab_namespace;
 use crate::trial::{LIMIT, Trial, until};
 
-/// What of VMs there is on a host.
+/// Traces of VMs on a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traces {
     /// Files, sockets and folders below the agent's state, run and memory folders.
     pub files: BTreeSet<PathBuf>,
-    /// Processes in the host's namespace beside the agent: `PID COMMAND`.
+    /// Processes in the host's namespace, without the agent: `PID COMMAND`.
     pub processes: BTreeSet<String>,
     /// Network links.
     pub links: BTreeSet<String>,
 }
 
 impl Trial {
-    /// What of VMs there is on a host now.
+    /// Returns the traces of VMs that are on a host now.
     ///
     /// # Errors
-    /// The host can't be looked at.
+    /// The host cannot be examined.
     pub fn traces(&self, host: &str) -> Result<Traces> {
         let namespace = self.namespace(host);
         let agent = self.agent_process(host).map(|agent| agent.pid).unwrap_or(-1);
@@ -47,10 +47,11 @@ impl Trial {
         })
     }
 
-    /// Waits until a host has these traces and no others: what a migration lets go of goes beside its report.
+    /// Waits until a host has these traces and no others: a migration's clean-up runs concurrently
+    /// with its report.
     ///
     /// # Errors
-    /// It has others; they are told.
+    /// It has others, which the error lists.
     pub fn expect_traces(&self, host: &str, wanted: &Traces) -> Result<()> {
         until(&format!("nothing is left on host {host}"), LIMIT, || {
             let found = self.traces(host)?;
@@ -60,7 +61,8 @@ impl Trial {
     }
 }
 
-/// What an agent remembers of VMs that have left it is no trace of one: it is there for good (`STATE_DIR/gone/UUID.json`).
+/// Returns whether a file is an agent's permanent memory of a VM that has left it
+/// (`STATE_DIR/gone/UUID.json`), which does not count as a trace.
 fn is_memory(file: &Path) -> bool {
     file.parent().is_some_and(|folder| folder.ends_with("state/gone"))
 }
@@ -73,7 +75,7 @@ fn links(namespace: &str) -> Result<BTreeSet<String>> {
     Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
 }
 
-/// All files and folders below `folder`, without those that go while they are looked for.
+/// Returns all files and folders below `folder`, without those that disappear during the search.
 pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut waiting = vec![folder.to_owned()];
@@ -88,7 +90,7 @@ pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What is left of a lab that is down.
+/// Returns what is left of a lab that is down.
 pub(crate) fn left_on_machine(name: &LabName) -> Result<Vec<String>> {
     let namespaces = namespace::list()?.into_iter().filter(|found| is_lab_namespace(&name.prefix, found));
     let mut left: Vec<String> = namespaces.map(|found| format!("namespace {found}")).collect();

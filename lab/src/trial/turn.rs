@@ -1,8 +1,8 @@
 //! Which trials may run at the same time on this machine.
 //!
-//! A machine has a few places for labs, each a locked file. A trial that measures takes all of them:
-//! another one would disturb its figures. Tests that measure nothing may share the machine: each takes
-//! one place of the first [`SHARED`].
+//! A machine has a few places for labs, each a locked file. A trial that measures takes all of
+//! them, because another one would disturb its figures. Tests that measure nothing may share the
+//! machine: each takes one place of the first [`SHARED`].
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::down::LabName;
 
 /// Number of trials that may run at the same time; 1 if it is not set.
 const SHARED: &str = "GODWIT_TRIALS_AT_ONCE";
-/// Places for labs on a machine.
+/// Number of places for labs on a machine.
 const PLACES: u32 = 4;
-/// First part of the names of trials' labs. The process id follows, and a number.
+/// First part of the names of trials' labs. The process ID follows, and a number.
 const PREFIX: &str = "gwtrial";
 
-/// A place for a lab, held until it is dropped.
+/// Place for a lab, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
     /// Number of the place, from 0.
@@ -74,8 +74,8 @@ fn number() -> u32 {
     NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Returns the prefix of a new lab of this process. It is short because the paths of unix sockets below
-/// the lab's directory have at most 107 bytes.
+/// Returns the prefix of a new lab of this process. It is short because the paths of unix sockets
+/// below the lab's directory have at most 107 bytes.
 pub(super) fn new_prefix() -> String {
     format!("{PREFIX}{}-{}", std::process::id(), number())
 }

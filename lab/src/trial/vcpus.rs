@@ -1,5 +1,6 @@
-//! That never two hosts run the vCPUs of one guest, seen from outside: by whether the vCPU threads of their QEMUs come and go on a CPU.
-//! What agents say is not asked: they may be dead, or wrong.
+//! Checks from outside that two hosts never run the vCPUs of one guest at the same time, by whether
+//! the vCPU threads of their QEMUs are scheduled. The agents' reports are not used: agents may be
+//! dead, or wrong.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,13 @@ use crate::agents::run_dir;
 use crate::process::ProcessId;
 use crate::trial::{LIMIT, Trial, until};
 
-/// How often is looked.
+/// Poll interval.
 const PACE: Duration = Duration::from_millis(20);
-/// In so many looks in a row both must have run: within one interval one may have stopped and the other begun, and one that stands still
-/// is woken when it is made or asked something.
+/// Number of consecutive looks in which both must have run. Within one interval one may have
+/// stopped and the other begun, and a paused one is woken when it is created or queried.
 const LOOKS: u32 = 4;
 
-/// A look at the vCPUs of one guest on all hosts, from its begin to [`VcpuWatch::end`].
+/// Observation of one guest's vCPUs on all hosts, from its start to [`VcpuWatch::end`].
 #[derive(Debug)]
 pub struct VcpuWatch {
     stop: SyncSender<()>,
@@ -28,19 +29,19 @@ pub struct VcpuWatch {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What was seen.
+/// Result of an observation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Looks in which vCPUs of two hosts had run, in a row: the most.
+    /// Most consecutive looks in which vCPUs of two hosts had run.
     pub both_ran: u32,
-    /// Looks in all.
+    /// Total number of looks.
     pub looks: u32,
-    /// In how many of them its vCPUs had run, by host; a host where they never had is left out.
+    /// Number of looks in which its vCPUs had run, by host; hosts without any are left out.
     pub ran: BTreeMap<String, u32>,
 }
 
 impl Trial {
-    /// Watches a guest's vCPUs on all hosts from now on.
+    /// Starts to observe a guest's vCPUs on all hosts.
     #[must_use]
     pub fn watch_vcpus(&self, vm: &str) -> VcpuWatch {
         let mut hosts: Vec<Vcpus> = self
@@ -58,7 +59,7 @@ impl Trial {
         let looking = std::thread::spawn(move || {
             let mut in_a_row = 0;
             while stopped.recv_timeout(PACE) == Err(RecvTimeoutError::Timeout) {
-                // All of them are looked at, not only until the second that runs.
+                // All hosts are examined, also after the second that runs.
                 let ran: Vec<&str> = hosts
                     .iter_mut()
                     .filter_map(|host| host.has_run().then_some(host.host.as_str()))
@@ -81,14 +82,14 @@ impl Seen {
     }
 }
 
-/// What the looking thread left when it panicked is noticed at the watch's end.
+/// Locks the results. A panic of the observing thread is noticed at the end.
 fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl VcpuWatch {
-    /// Waits until the guest has been seen to run on a host, since the watch's begin: a watch that can't see it there could not tell that
-    /// it runs on two.
+    /// Waits until the guest has been seen to run on a host since the start: an observation that
+    /// cannot see it there could not detect that it runs on two.
     ///
     /// # Errors
     /// It is not seen within the limit.
@@ -100,10 +101,10 @@ impl VcpuWatch {
         })
     }
 
-    /// Ends the look.
+    /// Ends the observation.
     ///
     /// # Errors
-    /// Two hosts ran the guest at once.
+    /// Two hosts ran the guest at the same time.
     pub fn end(self) -> Result<Seen> {
         drop(self.stop);
         ensure!(self.looking.join().is_ok(), "nobody watched the vCPUs");
@@ -117,7 +118,7 @@ impl VcpuWatch {
     }
 }
 
-/// The vCPU threads of a guest on one host, also of a QEMU that no file speaks of any more.
+/// vCPU threads of a guest on one host, including those of a QEMU of which no file is left.
 struct Vcpus {
     host: String,
     pid_file: PathBuf,
@@ -125,7 +126,7 @@ struct Vcpus {
 }
 
 impl Vcpus {
-    /// Whether one has run since the last look.
+    /// Returns whether one has run since the last look.
     fn has_run(&mut self) -> bool {
         let named = std::fs::read_to_string(&self.pid_file).ok();
         if let Some(id) = named.and_then(|text| ProcessId::parse(&text))
@@ -144,8 +145,9 @@ impl Vcpus {
     }
 }
 
-/// What changes when vCPU threads run, and does not while they stand still: how often they gave up a CPU (a guest that sleeps now and
-/// then), and their CPU time (one that never does). `schedstat` would say it better, and not every kernel has it.
+/// Counters that change when vCPU threads run, and not while they are paused: how often they gave
+/// up a CPU (for a guest that sleeps now and then), and their CPU time (for one that never does).
+/// `schedstat` would be better, but not every kernel has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Activity {
     switches: u64,
@@ -153,7 +155,7 @@ struct Activity {
 }
 
 impl Activity {
-    /// Of all vCPU threads of a QEMU, which it names `CPU N/…`.
+    /// Sums up all vCPU threads of a QEMU, which it names `CPU N/…`.
     fn of(id: ProcessId) -> Activity {
         let threads = std::fs::read_dir(format!("/proc/{}/task", id.pid)).into_iter().flatten().flatten();
         let read = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
@@ -167,13 +169,14 @@ impl Activity {
     }
 }
 
-/// Of `/proc/PID/task/TID/status`.
+/// Parses the switches in `/proc/PID/task/TID/status`.
 fn switches(status: &str) -> u64 {
     let counts = status.lines().filter_map(|line| line.split_once("_ctxt_switches:"));
     counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
 }
 
-/// Time in user space and in the kernel, of `/proc/PID/task/TID/stat`: fields 14 and 15, the second being the name in brackets.
+/// Parses the time in user space and in the kernel from `/proc/PID/task/TID/stat`: fields 14 and
+/// 15; the second field is the name in brackets.
 fn ticks(stat: &str) -> u64 {
     let Some((_, rest)) = stat.rsplit_once(')') else { return 0 };
     rest.split_ascii_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()

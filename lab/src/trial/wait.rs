@@ -1,4 +1,4 @@
-//! Waiting for what gives no event, with a deadline.
+//! Waiting, with a deadline, for conditions that produce no event.
 
 use std::time::{Duration, Instant};
 
@@ -6,13 +6,13 @@ use anyhow::{Result, bail};
 use godwit_prober::clock;
 use rustix::event::poll;
 
-/// How long anything may take that takes a second or two on an idle machine.
+/// Time limit for an action that takes a second or two on an idle machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// The pace of looking.
+/// Poll interval.
 const PACE: Duration = Duration::from_millis(20);
 
-/// Looks over and over until there is something, and gives it. An error of `look` counts as "not yet" and is told
-/// past the deadline.
+/// Polls until `look` returns a value, and returns it. An error of `look` counts as "not yet" and
+/// is reported past the deadline.
 ///
 /// # Errors
 /// The deadline is past.
@@ -27,7 +27,7 @@ pub fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<Op
             Err(error) if is_over => return Err(error.context(format!("not within {limit:?}: {what}"))),
             Ok(None) | Err(_) => {}
         }
-        // Nothing to wait for: only the time limit ends it.
+        // No descriptor to wait for: only the time limit ends the call.
         let _ = poll(&mut [], Some(&clock::duration_timespec(PACE)));
     }
 }

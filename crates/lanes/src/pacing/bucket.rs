@@ -1,33 +1,36 @@
-//! A token bucket: arithmetic alone. It is told the time and the bytes, and says whether they may go or how long to wait.
+//! A token bucket: arithmetic alone. It receives the time and a number of bytes, and returns
+//! whether they may be sent or how long to wait.
 
 use std::time::Duration;
 
 use crate::rate::BitRate;
 
-/// What is sent in one go takes this part of a second at the limit: 2 ms.
+/// A piece takes this fraction of a second at the limit: 2 ms.
 const PIECES_A_SECOND: u64 = 500;
-/// Less than a few pages at a time costs more calls than smoothness is worth.
+/// Smallest piece. Below a few pages the extra calls cost more than the smoothness is worth.
 pub(super) const LEAST_PIECE_BYTES: u64 = 16 << 10;
-/// More at a time would let one migration keep another waiting.
+/// Largest piece. A larger one would let one migration keep another waiting.
 pub(super) const MOST_PIECE_BYTES: u64 = 256 << 10;
-/// What may be sent at once after a pause takes this part of a second: 5 ms, which a thread that is late makes up for.
+/// The burst after a pause takes this fraction of a second at the limit: 5 ms. It makes up for a
+/// thread that wakes up late.
 const BURSTS_A_SECOND: u64 = 200;
-/// Of a limit, this part is kept for control traffic: 2 %.
+/// This fraction of a limit is reserved for control traffic: 2 %.
 const RESERVE_PART: u64 = 50;
-/// The least that is kept, in bits per second, where that is not more than half of the limit.
+/// Smallest reserve, in bits per second, unless it exceeds half of the limit.
 const LEAST_RESERVE_BITS_PER_S: u64 = 1_000_000;
 
-/// Levels are kept in bytes times this, so that nothing is lost to rounding.
+/// Levels are kept in bytes times this factor, so that rounding loses nothing.
 const SCALE: i128 = 1_000_000_000;
 
-/// What a limit leaves for pages, in bytes a second: control traffic is not paced, and has a part kept for it.
+/// Returns what a limit leaves for pages, in bytes per second. Control traffic is not paced and has
+/// a reserved part.
 pub(super) fn data_bytes_per_s(limit: BitRate) -> u64 {
     let bits = limit.bits_per_second();
     let reserve = (bits / RESERVE_PART).max(LEAST_RESERVE_BITS_PER_S).min(bits / 2);
     ((bits - reserve) / 8).max(1)
 }
 
-/// What is sent in one go at a rate.
+/// Returns the size of a piece at a rate.
 pub(super) fn piece_bytes(bytes_per_s: u64) -> u64 {
     (bytes_per_s / PIECES_A_SECOND).clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES)
 }
@@ -35,20 +38,20 @@ pub(super) fn piece_bytes(bytes_per_s: u64) -> u64 {
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
     bytes_per_s: u64,
-    /// Scaled; below zero after a piece that was larger than the burst.
+    /// Scaled level; negative after a piece that exceeded the burst.
     level: i128,
     at: Duration,
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Creates a full bucket.
     pub(super) fn new(now: Duration, bytes_per_s: u64) -> Self {
         let mut bucket = Bucket { bytes_per_s, level: 0, at: now };
         bucket.level = bucket.burst();
         bucket
     }
 
-    /// The most that goes at once, in bytes.
+    /// Returns the largest burst, in bytes.
     pub(super) fn burst_bytes(&self) -> u64 {
         (self.bytes_per_s / BURSTS_A_SECOND).max(2 * piece_bytes(self.bytes_per_s))
     }
@@ -65,21 +68,21 @@ impl Bucket {
         self.at = self.at.max(now);
     }
 
-    /// Another rate from `now` on.
+    /// Sets another rate from `now` on.
     pub(super) fn set_rate(&mut self, now: Duration, bytes_per_s: u64) {
         self.refill(now);
         self.bytes_per_s = bytes_per_s;
         self.level = self.level.min(self.burst());
     }
 
-    /// Counts bytes that have gone without asking: what comes after waits for them.
+    /// Counts bytes that were sent without a request. Later requests wait for them.
     pub(super) fn charge(&mut self, now: Duration, bytes: u64) {
         self.refill(now);
         self.level -= i128::from(bytes) * SCALE;
     }
 
-    /// Takes the bytes, or says how long it is until they can be taken. More than a burst goes when the bucket is full, and what
-    /// comes after waits for it.
+    /// Takes the bytes, or returns how long it takes until they are available. More than a burst is
+    /// granted when the bucket is full, and later requests wait for it.
     pub(super) fn take(&mut self, now: Duration, bytes: u64) -> Result<(), Duration> {
         self.refill(now);
         let wanted = i128::from(bytes) * SCALE;
@@ -126,7 +129,8 @@ mod tests {
         assert_eq!(bucket.take(Duration::ZERO, burst), Err(Duration::from_micros(2 * burst)));
     }
 
-    /// Someone who sends all the time, and wakes up a little late: (rate, pieces, lateness of each wake-up).
+    /// Generates a sender that sends continuously and wakes up a little late: (rate, pieces,
+    /// lateness of each wake-up).
     fn senders() -> impl Strategy<Value = (u64, Vec<(u64, u64)>)> {
         let rate = 62_500_u64..2_000_000_000;
         rate.prop_flat_map(|rate| {

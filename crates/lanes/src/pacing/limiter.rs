@@ -1,4 +1,5 @@
-//! One limit, shared by the threads of all streams that it holds for: they wait here for their turn and for the bucket.
+//! One limit, shared by the threads of all streams that it applies to. They wait here for their
+//! turn and for the bucket.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,24 +11,24 @@ use super::bucket::{Bucket, data_bytes_per_s, piece_bytes};
 use super::turns::{Ticket, Turns};
 use crate::rate::RateLimit;
 
-/// Who asks.
+/// Request of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asking<'a> {
     pub(super) migration: u64,
-    /// The stream is closed: it waits for nothing any more.
+    /// Set when the stream is closed: it waits no longer.
     pub(super) over: &'a AtomicBool,
-    /// It had to go for a moment, and comes before the others of its migration.
+    /// The stream left its place for a moment and goes before others of its migration.
     pub(super) again: bool,
-    /// No longer than until then.
+    /// Time when the stream stops waiting.
     pub(super) until: Instant,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     /// The bytes may go.
     Granted,
-    /// Not yet, and the stream has waited for as long as it wanted to.
+    /// Not yet: the stream has waited as long as it wanted to.
     Waited,
     /// The stream is closed.
     Ended,
@@ -35,7 +36,7 @@ pub(super) enum Taken {
 
 pub(super) struct Limiter {
     clock: Arc<Clock>,
-    /// Bytes that are sent in one go; 0: there is no limit. Read without the lock by who may send.
+    /// Bytes of a piece; 0: no limit. Senders read it without the lock.
     piece_bytes: AtomicU64,
     state: Mutex<State>,
 }
@@ -43,7 +44,7 @@ pub(super) struct Limiter {
 #[derive(Debug, Default)]
 struct State {
     limit: RateLimit,
-    /// The limit holds no more, whatever it is.
+    /// Whether the limit is lifted, whatever its value.
     suspended: bool,
     bucket: Option<Bucket>,
     turns: Turns<Thread>,
@@ -80,7 +81,7 @@ impl Limiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under it panics half-way.
+        // Nothing panics halfway under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,14 +89,14 @@ impl Limiter {
         self.lock().limit
     }
 
-    /// Another limit from now on; who waits notices at once.
+    /// Sets another limit. Waiting threads see it at once.
     pub(super) fn set(&self, limit: RateLimit) {
         let mut state = self.lock();
         state.limit = limit;
         self.apply(&mut state);
     }
 
-    /// The limit holds no more.
+    /// Lifts the limit.
     pub(super) fn suspend(&self) {
         let mut state = self.lock();
         state.suspended = true;
@@ -113,7 +114,7 @@ impl Limiter {
         state.wake_next();
     }
 
-    /// How many bytes are sent in one go; none: there is no limit.
+    /// Returns how many bytes to send at a time; `None`: no limit.
     pub(super) fn piece_bytes(&self) -> Option<u64> {
         Some(self.piece_bytes.load(Ordering::Acquire)).filter(|bytes| *bytes > 0)
     }
@@ -124,7 +125,7 @@ impl Limiter {
         bucket.is_none_or(|mut bucket| bucket.take((self.clock)(), bytes).is_ok())
     }
 
-    /// Counts bytes that have gone without asking.
+    /// Counts bytes that were sent without a request.
     pub(super) fn charge(&self, bytes: u64) {
         let mut state = self.lock();
         let now = (self.clock)();
@@ -133,7 +134,7 @@ impl Limiter {
         }
     }
 
-    /// Waits until the bytes may go.
+    /// Waits until the bytes may be sent.
     pub(super) fn take(&self, asking: Asking<'_>, bytes: u64) -> Taken {
         if self.piece_bytes().is_none() {
             return Taken::Granted;
@@ -159,7 +160,7 @@ impl Limiter {
                 }
             }
             drop(state);
-            // Woken when it is its turn, when the limit changes and when the stream is closed.
+            // Woken when its turn comes, when the limit changes and when the stream is closed.
             thread::park_timeout(wait);
             state = self.lock();
         }

@@ -1,4 +1,5 @@
-//! Limits as threads meet them, with a clock that stands still until a test moves it: no bucket fills by itself.
+//! Limits as threads meet them, with a clock that only the test moves, so that no bucket fills by
+//! itself.
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
@@ -11,7 +12,7 @@ fn limit(text: &str) -> RateLimit {
     text.parse().unwrap()
 }
 
-/// Pacing, and its clock in milliseconds.
+/// Returns pacing and its clock in milliseconds.
 fn standing_still() -> (Pacing, Arc<AtomicU64>) {
     let clock = Arc::new(AtomicU64::new(0));
     let told = Arc::clone(&clock);
@@ -22,7 +23,7 @@ fn silent() -> Result<(), LaneError> {
     Ok(())
 }
 
-/// Takes pieces until the next one would have to wait.
+/// Takes pieces until the next one would wait.
 fn drain(stream: &StreamPace) {
     let piece = stream.piece_bytes().unwrap();
     let over = &stream.shared.over;
@@ -79,7 +80,8 @@ fn what_holds_is_the_least_that_applies() {
     assert_eq!(pacing.lane_limits(), BTreeMap::from([(LANE, limit("1gbit"))]));
 }
 
-/// Streams that wait for an empty bucket; each tells when it has got its piece, or that it was closed.
+/// Starts streams that wait for an empty bucket. Each reports that it got its piece, or that it was
+/// closed.
 fn waiting(streams: &[StreamPace]) -> (Vec<thread::JoinHandle<()>>, mpsc::Receiver<bool>) {
     let (told, heard) = mpsc::channel();
     let threads = streams.iter().map(|stream| {
@@ -111,7 +113,7 @@ fn a_guest_that_stands_still_waits_for_the_lane_alone() {
     let (threads, heard) = waiting(std::slice::from_ref(&stream));
     migration.let_go();
     assert_eq!(heard.recv(), Ok(true));
-    // What is set then is shown, and holds nothing.
+    // A limit set now is displayed, but does not apply.
     migration.set_limit(limit("2mbit"));
     assert_eq!((migration.limit(), stream.piece_bytes()), (limit("2mbit"), None));
     pacing.limit_lane(LANE, limit("1mbit"));
@@ -161,7 +163,7 @@ fn what_control_streams_send_beside_their_messages_is_paid_for_by_pages() {
     let piece = stream.piece_bytes().unwrap();
     let would_grant = || pacing.shared.host.would_grant(piece);
     assert!(would_grant());
-    // 9 Mbit/s are for pages: this is a tenth of a second, beside the burst.
+    // Pages get 9 Mbit/s: this is a tenth of a second, in addition to the burst.
     migration.charge(LANE, 112_500);
     assert!(!would_grant());
     clock.store(100, Ordering::SeqCst);

@@ -1,19 +1,20 @@
-//! Whose turn it is at a limit. Migrations take turns by the bytes that each has been given, whatever the number of its streams;
-//! within a migration first come, first served. (Start-time fair queueing, with the migrations as its flows.)
+//! Order of turns at a limit. Migrations take turns by the bytes that each has been given, whatever
+//! the number of its streams. Within a migration, the first come is the first served. (This is
+//! start-time fair queueing with the migrations as flows.)
 
 use std::collections::VecDeque;
 
-/// What a migration that had nothing to send for a moment may catch up with.
+/// Bytes that a migration may catch up with after it had nothing to send for a moment.
 const CREDIT_BYTES: u64 = 1 << 20;
 
-/// A place in a line.
+/// Place in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
 #[derive(Debug)]
 struct Line<T> {
     migration: u64,
-    /// Bytes given, counted from where the others were when it came.
+    /// Bytes given, counted from the others' level when the migration arrived.
     served: u64,
     waiting: VecDeque<(Ticket, T)>,
 }
@@ -21,7 +22,7 @@ struct Line<T> {
 #[derive(Debug)]
 pub(super) struct Turns<T> {
     lines: Vec<Line<T>>,
-    /// What the one who was served last had been given before.
+    /// Bytes that the migration served last had been given before.
     clock: u64,
     tickets: u64,
 }
@@ -33,7 +34,8 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Takes a place: the last one of the migration's line, or the first for one who was away for a moment.
+    /// Takes a place: the last one in the migration's queue, or the first one for a stream that was
+    /// away for a moment.
     pub(super) fn join(&mut self, migration: u64, first: bool, who: T) -> Ticket {
         let ticket = Ticket(self.tickets);
         self.tickets += 1;
@@ -62,12 +64,12 @@ impl<T> Turns<T> {
         heads.min().map(|(_, _, place)| place)
     }
 
-    /// Whose turn it is.
+    /// Returns whose turn it is.
     pub(super) fn next(&self) -> Option<(Ticket, &T)> {
         self.lines[self.next_line()?].waiting.front().map(|(ticket, who)| (*ticket, who))
     }
 
-    /// Whose turn it is has been given so many bytes, and leaves.
+    /// Serves the stream whose turn it is with so many bytes, and removes it.
     pub(super) fn serve(&mut self, bytes: u64) {
         let Some(place) = self.next_line() else { return };
         let line = &mut self.lines[place];
@@ -76,7 +78,7 @@ impl<T> Turns<T> {
         line.waiting.pop_front();
     }
 
-    /// Gives a place up.
+    /// Gives up a place.
     pub(super) fn leave(&mut self, ticket: Ticket) {
         for line in &mut self.lines {
             line.waiting.retain(|(known, _)| *known != ticket);
@@ -105,7 +107,7 @@ mod tests {
             let migration = *turns.next().unwrap().1;
             turns.serve(64 << 10);
             *given.entry(migration).or_insert(0_u32) += 1;
-            // It sends, and comes again.
+            // It sends and comes back.
             turns.join(migration, false, migration);
         }
         assert_eq!(given, BTreeMap::from([(1, 500), (2, 500)]));
@@ -128,7 +130,7 @@ mod tests {
             } else {
                 away = 3;
             }
-            // Its bytes are on their way to the socket for as long as another is served.
+            // Its bytes are on their way to the socket while another is served.
             away -= i32::from(away > 0);
             if away == 1 {
                 turns.join(2, false, 2);
@@ -148,7 +150,8 @@ mod tests {
     }
 
     proptest! {
-        /// Migrations that always have something waiting are given the same, to a piece each.
+        /// Checks that migrations that always wait are given the same number of bytes, within one
+        /// piece each.
         #[test]
         fn bytes_are_shared_by_migration(
             streams in prop::collection::vec(1_usize..9, 2..6),
@@ -171,7 +174,7 @@ mod tests {
             prop_assert!(most - least <= 256 << 10, "{given:?}");
         }
 
-        /// Whoever comes and goes, everyone who waits is served in the end.
+        /// Checks that every waiting stream is served eventually, whatever others come and go.
         #[test]
         fn nobody_waits_for_ever(joins in prop::collection::vec((0_u64..4, any::<bool>()), 1..60)) {
             let mut turns = Turns::default();

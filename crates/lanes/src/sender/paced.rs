@@ -1,5 +1,5 @@
-//! Sending as fast as the stream's limits let it: piece by piece, each of whole frames, so that a stream that waits between two
-//! pieces can say that it lives.
+//! Sending as fast as the stream's limits allow: piece by piece, each of whole frames, so that a
+//! stream that waits between two pieces can send padding.
 
 use godwit_ram::PAGE_SIZE;
 use godwit_wire::{MAX_PAGES_PER_FRAME, Message};
@@ -8,11 +8,11 @@ use crate::LaneError;
 use crate::pacing::StreamPace;
 use crate::sender::Output;
 
-/// A stream with its limits, as they are now.
+/// Stream with its present limits.
 pub(super) struct Paced {
     output: Output,
     pace: Option<StreamPace>,
-    /// Bytes sent in one go; none: nothing is paced.
+    /// Bytes sent at a time; `None`: not paced.
     piece_bytes: Option<u64>,
 }
 
@@ -22,18 +22,19 @@ impl Paced {
         Paced { output, pace, piece_bytes }
     }
 
-    /// The most bytes of one frame's payload.
+    /// Returns the largest payload of one frame, bytes.
     pub(super) fn most_bytes(&self, most: u32) -> u32 {
         self.piece_bytes.map_or(most, |piece| u32::try_from(piece).unwrap_or(most).min(most))
     }
 
-    /// The most pages of one frame.
+    /// Returns the most pages of one frame.
     pub(super) fn most_pages(&self) -> u32 {
         let pages = |piece: u64| u32::try_from(piece / PAGE_SIZE).unwrap_or(MAX_PAGES_PER_FRAME);
         self.piece_bytes.map_or(MAX_PAGES_PER_FRAME, |piece| pages(piece).clamp(1, MAX_PAGES_PER_FRAME))
     }
 
-    /// Waits until so many bytes may go. Returns the bytes that were sent meanwhile, so that the peer hears something.
+    /// Waits until so many bytes may be sent. Returns the bytes of padding that were sent meanwhile
+    /// to keep the peer from silence.
     pub(super) fn wait(&self, bytes: u64) -> Result<u64, LaneError> {
         let mut said = 0;
         if let Some(pace) = &self.pace {
@@ -47,7 +48,7 @@ impl Paced {
         Ok(said)
     }
 
-    /// Sends frames, which end at `ends`, ascending. Returns the bytes.
+    /// Sends frames, which end at the ascending offsets `ends`. Returns the bytes sent.
     pub(super) fn send(&self, frames: &[u8], ends: &[usize]) -> Result<u64, LaneError> {
         let Some(piece_bytes) = self.piece_bytes else { return self.output.send(frames) };
         let mut sent = 0;
@@ -59,7 +60,7 @@ impl Paced {
     }
 }
 
-/// Frames put together to pieces of at most so many bytes; a frame that is larger is a piece of its own.
+/// Groups frames into pieces of at most so many bytes. A larger frame is a piece of its own.
 fn pieces<'a>(frames: &'a [u8], ends: &[usize], most_bytes: u64) -> impl Iterator<Item = &'a [u8]> {
     let mut cuts = Vec::new();
     let (mut piece, mut from) = (0, 0);

@@ -1,5 +1,5 @@
-//! The destination's side of references and deltas: pages are made of what this host has already, where that is still what the
-//! source means; what is not is said to be missing.
+//! The destination's side of references and deltas. It reconstructs pages from content that this
+//! host holds, if that still matches what the source expects. Other pages it reports as missing.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,43 +17,44 @@ use super::destination::lock;
 use crate::board::CHUNK_PAGES;
 use crate::reference::{Arrivals, Content, DIGEST_PAGES, PageBits};
 
-/// Pieces of digests that follow each other without a pause: what is said in between, the answers to pings above all, does not
-/// wait longer than these few KiB take.
+/// Pieces of digests sent in a row without a pause. Messages in between, answers to pings above
+/// all, wait no longer than these few KiB take.
 const PIECES_IN_A_ROW: usize = 8;
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often it is looked what has come of guests that arrive at the same time.
+/// Poll interval for the progress of guests that arrive at the same time.
 const ARRIVALS_INTERVAL: Duration = Duration::from_millis(10);
-// A unit of round 0 brings a piece.
+// A unit of round 0 brings one piece.
 const _: () = assert!(CHUNK_PAGES == DIGEST_PAGES);
 
-/// What a destination lets a source refer to, beside the guest's own pages.
+/// Content that a destination offers for references, in addition to the guest's own pages.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {
-    /// Memory that is here, the most promising first.
+    /// Memory on this host, the most promising first.
     pub contents: Vec<Arc<Content>>,
-    /// The source is told of so many pages at most.
+    /// Maximum pages that are announced to the source.
     pub most_pages: u64,
-    /// Of so many before it begins, where that needs no work: the rest is told beside the pages that arrive.
+    /// Maximum pages announced before the source begins, if that needs no work. The rest is
+    /// announced while pages arrive.
     pub first_pages: u64,
-    /// Guests that arrive here at the same time: what has come of them is told as it comes.
+    /// Guests that arrive here at the same time. Their content is announced as it arrives.
     pub beside: Option<Beside>,
 }
 
 /// Guests that arrive at the same time as another one.
 #[derive(Clone, Debug)]
 pub struct Beside {
-    /// The one that this is about: the others' sources are told what has come of it.
+    /// The guest in question. The sources of the others learn what has arrived of it.
     pub own: Arc<Content>,
-    /// Those that were under way before.
+    /// Guests whose arrival began before.
     pub others: Vec<Arc<Content>>,
-    /// Where later ones begin,
+    /// Where later arrivals are registered.
     pub arrivals: Arc<Arrivals>,
-    /// after so many others ([`Arrivals::since`]).
+    /// Number of arrivals registered before this one ([`Arrivals::since`]).
     pub begun: u64,
 }
 
 impl Beside {
-    /// A guest that begins to arrive now.
+    /// Registers a guest whose arrival begins now.
     #[must_use]
     pub fn begin(arrivals: &Arc<Arrivals>, own: Arc<Content>) -> Beside {
         arrivals.begin(&own);
@@ -63,7 +64,7 @@ impl Beside {
         Beside { own, others, arrivals: Arc::clone(arrivals), begun }
     }
 
-    /// Those that have begun since this was last asked.
+    /// Returns the guests whose arrival began since the last call.
     fn more(&mut self) -> Vec<Arc<Content>> {
         let (new, begun) = self.arrivals.since(self.begun);
         self.begun = begun;
@@ -71,7 +72,8 @@ impl Beside {
     }
 }
 
-/// All that a source may refer to, by its number less one. It grows while the migration goes on.
+/// All content that a source may refer to, indexed by its number less one. It grows during the
+/// migration.
 #[derive(Clone, Debug)]
 pub(super) struct Offered(Arc<RwLock<Vec<Arc<Content>>>>);
 
@@ -86,7 +88,7 @@ impl Offered {
         contents.iter().any(|offered| Arc::ptr_eq(offered, content))
     }
 
-    /// The number of a content that was not offered before; none: there are no more numbers.
+    /// Returns the number of a new content, or `None` if all numbers are used.
     fn add(&self, content: Arc<Content>) -> Option<u16> {
         let mut contents = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let number = u16::try_from(contents.len() + 1).ok()?;
@@ -95,14 +97,14 @@ impl Offered {
     }
 }
 
-/// What pages may be made of, and which could not be.
+/// Sources of content for pages, and the pages that could not be reconstructed.
 #[derive(Debug)]
 pub(super) struct Contents {
     offered: Offered,
-    /// The arriving guest's own memory, where others are told of it.
+    /// The arriving guest's own memory, if it is announced to others.
     own: Option<Arc<Content>>,
     lacking: Mutex<PageBits>,
-    /// How many are in there: mostly none.
+    /// Number of missing pages: mostly 0.
     lacks: AtomicU64,
 }
 
@@ -116,27 +118,29 @@ impl Contents {
         }
     }
 
-    /// What a source may refer to, which grows with what others bring.
+    /// Returns the content that a source may refer to. It grows with what other guests bring.
     pub(super) fn offered(&self) -> Offered {
         self.offered.clone()
     }
 
-    /// Pages were written by a later round than 0: what they held is known no more.
+    /// Notes that a round later than 0 has written pages: their earlier content is no longer known.
     pub(super) fn changed(&self, block: u16, pages: PageRange) {
         if let Some(own) = &self.own {
             (pages.first..pages.end()).for_each(|page| own.note(block, page, 0));
         }
     }
 
-    /// A unit of round 0 has brought the piece with that page; `is_told`: by references and zeros alone.
+    /// Notes that a unit of round 0 has brought the piece with that page. `is_told`: by references
+    /// and zeros alone.
     pub(super) fn has_come(&self, block: u16, page: u64, is_told: bool) {
         if let Some(own) = &self.own {
             own.has_come(block, page, is_told);
         }
     }
 
-    /// Makes pages of what they are said to be. What can't be is appended to `missing`. `own`: the arriving guest's memory,
-    /// of which `region` is the block written to; the pages are known to lie within it.
+    /// Reconstructs pages from references. Appends those that cannot be reconstructed to `missing`.
+    /// `own`: the arriving guest's memory; `region`: the block of it that is written. The pages are
+    /// known to lie within it.
     pub(super) fn take(
         &self,
         references: &References,
@@ -157,8 +161,9 @@ impl Contents {
         self.settle(&checked, region, Some(scratch.as_slice()).filter(|_| !in_place), missing)
     }
 
-    /// Makes pages of what they hold and what differs in them. What can't be is appended to `missing`. `differences`: those of
-    /// all its pages, which are known to lie within `region`.
+    /// Reconstructs pages from their present content and a delta. Appends those that cannot be
+    /// reconstructed to `missing`. `differences`: those of all its pages, which are known to lie
+    /// within `region`.
     pub(super) fn change(
         &self,
         delta: &Delta,
@@ -180,7 +185,7 @@ impl Contents {
         self.settle(&checked, region, Some(scratch.as_slice()), missing)
     }
 
-    /// Others may be told by these pages as well, and nobody need hash them again.
+    /// Makes these pages available for further references, so that they need not be hashed again.
     fn note(&self, checked: &Checked, hashes: &[PageHash], content: u16) {
         let Some(own) = &self.own else { return };
         let origin = self.offered.find(content).map_or(0, |origin| own.origin(&origin));
@@ -190,7 +195,8 @@ impl Contents {
         }
     }
 
-    /// Writes the pages that are right, and notes the others. `bytes`: what all of them hold; none where that is there already.
+    /// Writes the pages that match, and records the others as missing. `bytes`: the content of all
+    /// of them; `None` if it is in place already.
     fn settle(
         &self,
         checked: &Checked,
@@ -216,7 +222,7 @@ impl Contents {
         Ok(())
     }
 
-    /// False: there is no such content.
+    /// Reads a page's content. Returns false if it does not exist.
     fn read(&self, place: Place, own: &[Arc<Region>], to: &mut [u8]) -> bool {
         if place.content > 0 {
             return self.offered.find(place.content).is_some_and(|it| it.copy_out(place, to).is_ok());
@@ -234,7 +240,7 @@ impl Contents {
         self.lacks.store(lacking.count(), Ordering::SeqCst);
     }
 
-    /// Pages have come: they are missing no more.
+    /// Notes that pages have arrived: they are no longer missing.
     pub(super) fn written(&self, block: u16, pages: PageRange) {
         if self.lacks() > 0 {
             let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -243,13 +249,13 @@ impl Contents {
         }
     }
 
-    /// Pages that were missing and have not come since.
+    /// Returns the number of pages that were missing and have not arrived since.
     pub(super) fn lacks(&self) -> u64 {
         self.lacks.load(Ordering::SeqCst)
     }
 }
 
-/// Pages in a row, looked at one by one.
+/// Consecutive pages, verified one by one.
 struct Checked {
     block: u16,
     first: u64,
@@ -267,7 +273,7 @@ impl Checked {
     }
 }
 
-/// Says which pages are missing, in as many messages as it takes.
+/// Reports missing pages in as many messages as necessary.
 pub(super) fn say_missing(mut runs: Vec<BlockRun>, say: impl Fn(&Message)) {
     while !runs.is_empty() {
         let mut measure = Vec::new();
@@ -280,17 +286,18 @@ pub(super) fn say_missing(mut runs: Vec<BlockRun>, say: impl Fn(&Message)) {
     }
 }
 
-/// Tells a source what is here, and what comes beside.
+/// Announces to a source what this host holds, and what arrives beside.
 pub(super) struct Teller {
-    /// What was here before, by its number less one.
+    /// Content that was here before, indexed by its number less one.
     contents: Vec<Arc<Content>>,
-    /// Its pieces, from the next one on that was not told before the begin.
+    /// Its pieces, from the first that was not announced before the source began.
     pieces: Box<dyn Iterator<Item = Piece> + Send>,
-    /// Those that were.
+    /// Pieces announced before the source began.
     told_first: HashSet<(u16, u16, u64)>,
     beside: Option<Beside>,
     offered: Offered,
-    /// Guests that arrive beside, by their number, and how many pieces of each have been told.
+    /// Guests that arrive at the same time, by their content's number, and how many pieces of each
+    /// have been announced.
     followed: Vec<(u16, Arc<Content>, usize)>,
     left: u64,
     first: u64,
@@ -309,7 +316,7 @@ impl Piece {
     }
 }
 
-/// All pieces of some contents, which are numbered from 1 on.
+/// Returns all pieces of several contents, which are numbered from 1 on.
 fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
     (1..=u16::MAX).zip(contents).flat_map(|(number, content)| {
         let pieces: Vec<_> = content.pieces().collect();
@@ -319,7 +326,7 @@ fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
 }
 
 impl Teller {
-    /// `offered`: the contents of the offer, to which is added what comes beside.
+    /// Creates a teller. `offered`: the contents of the offer, extended by what arrives beside.
     pub(super) fn new(offer: Offer, offered: Offered) -> Teller {
         let Offer { contents, most_pages, first_pages, beside } = offer;
         let pieces = Box::new(pieces(contents.clone()));
@@ -328,7 +335,7 @@ impl Teller {
         Teller { contents, pieces, told_first, beside, offered, followed, left, first }
     }
 
-    /// Before the source begins: what needs no work, and is not so much that it would have to wait.
+    /// Announces, before the source begins, what needs no work and is small enough not to delay it.
     pub(super) fn begin(&mut self, sender: &Mutex<StreamSender>) {
         let least_left = self.left.saturating_sub(self.first);
         let is_known = |piece: &Piece| piece.content.is_worked_out(piece.block, piece.pages);
@@ -340,7 +347,8 @@ impl Teller {
         }
     }
 
-    /// The rest, and what comes beside, until it is over: `end` is disconnected then, or `is_over` says so.
+    /// Announces the rest, and what arrives beside, until the migration ends: `end` is disconnected
+    /// then, or `is_over` returns true.
     pub(super) fn go_on<T>(
         mut self,
         sender: &Mutex<StreamSender>,
@@ -371,7 +379,7 @@ impl Teller {
         }
     }
 
-    /// What has come of guests that arrive beside this one: a few pieces of each.
+    /// Returns a few new pieces of each guest that arrives beside this one.
     fn come(&mut self) -> Vec<Piece> {
         for content in self.beside.as_mut().map(Beside::more).unwrap_or_default() {
             if let Some(number) = self.offered.add(Arc::clone(&content)) {
@@ -390,10 +398,10 @@ impl Teller {
         come
     }
 
-    /// False: the source hears nothing any more.
+    /// Announces a piece. Returns false if the source is unreachable.
     fn tell(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
         let Piece { number, content, block, pages } = piece;
-        // What can't be read any more is not told.
+        // Content that can no longer be read is not announced.
         let news = content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
         let Some((page, prefixes)) = news else { return true };
         self.left = self.left.saturating_sub(pages.count);

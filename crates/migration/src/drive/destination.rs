@@ -1,5 +1,6 @@
-//! The destination's driver: a thread that does what the machine says, one that reads the control stream, and one for each data
-//! stream, which writes pages into memory ([`super::intake`]).
+//! The destination's driver: a thread that carries out the state machine's actions, one that reads
+//! the control stream, and one for each data stream, which writes pages into memory
+//! ([`super::intake`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -21,24 +22,25 @@ use crate::handover::{Incarnation, Ownership};
 use crate::hold;
 use crate::report::nanos;
 
-/// Everything that a destination's migration needs.
+/// Everything that a migration needs at the destination.
 pub struct DestinationJob<'a, H> {
     /// The control stream from the source.
     pub control: WelcomedStream,
     /// Waits a moment for a data stream from the source.
     pub accept: &'a (dyn Fn() -> Option<WelcomedStream> + Sync),
-    /// The ownership that this host gets.
+    /// The ownership that this host receives.
     pub ownership: Ownership,
     /// The shadow VM's RAM, block by block.
     pub regions: Vec<Arc<Region>>,
-    /// What the source may refer to, beside the guest's own pages.
+    /// Content to which the source may refer, in addition to the guest's own pages.
     pub offer: Offer,
     /// The shadow VM.
     pub hypervisor: &'a mut H,
 }
 
-/// Runs a migration at its destination, to its end, or until its lane is cut ([`Ending::Cut`]): then the shadow VM is as it was, with all
-/// the memory that has come. Where the guest runs here and lacks pages, what brings them is given as well.
+/// Runs a migration at its destination until it ends or its lane is cut ([`Ending::Cut`]). After a
+/// cut the shadow VM is unchanged, with all memory that has arrived. If the guest runs here and
+/// lacks pages, returns the page-in that brings them as well.
 pub fn receive<H: DestinationHypervisor>(
     job: DestinationJob<'_, H>,
     cancel: &Receiver<()>,
@@ -53,7 +55,7 @@ pub fn receive<H: DestinationHypervisor>(
     let sender = Arc::new(Mutex::new(sender));
     let intake = Intake::new(regions.clone(), contents, Arc::clone(&sender), events.clone());
     let begun = Instant::now();
-    // It is handed over once.
+    // The teller is handed over once.
     let (go_on, teller) = mpsc::sync_channel(1);
     let mut driver = Driver {
         machine: Destination::new(block_pages, ownership),
@@ -76,13 +78,14 @@ pub fn receive<H: DestinationHypervisor>(
         let reading = scope.spawn(move || reader.run());
         let intake = &intake;
         scope.spawn(move || {
-            // It never comes where the migration ends before it begins.
+            // It never arrives if the migration ends before it begins.
             if let Ok(rest) = teller.recv() {
                 rest.go_on(&sender, &teller, || intake.is_over());
             }
         });
         scope.spawn(|| {
-            // Longer than data streams are taken: those for page-in may be at the door when the last page has come.
+            // Longer than data streams are accepted: streams for page-in may be waiting when the
+            // last page has arrived.
             while !is_over.load(Ordering::SeqCst) {
                 let Some(stream) = accept() else { continue };
                 if stream.number > MAX_STREAMS {
@@ -100,11 +103,12 @@ pub fn receive<H: DestinationHypervisor>(
         intake.end();
         is_over.store(true, Ordering::SeqCst);
         driver.go_on = None;
-        // What was said last must arrive: closing with unread bytes would reset the connection. So the source closes first.
+        // The last message must arrive: closing with unread bytes would reset the connection. So
+        // the source closes first.
         control.finish_sending();
         let limit = Instant::now() + CLOSE_LIMIT;
         while Instant::now() < limit && !reading.is_finished() {
-            // Whatever it says now is too late.
+            // Any further message of the source is too late.
             let _ = inbox.recv_timeout(CLOSE_INTERVAL);
         }
         control.close();
@@ -114,7 +118,7 @@ pub fn receive<H: DestinationHypervisor>(
         let page_in = place_of(&page_in).page_in.take();
         let has_begun = |page_in: &Arc<PagingIn>| page_in.has_begun();
         if let (Ending::Cut(_), Some(prepared)) = (&ending, &page_in) {
-            // It is prepared anew, if it is asked for again.
+            // It is prepared again if it is requested again.
             prepared.abandon();
             prepared.close();
         }
@@ -122,12 +126,12 @@ pub fn receive<H: DestinationHypervisor>(
     })
 }
 
-/// What brings the pages that the guest lacks.
+/// State of the page-in that brings the pages that the guest lacks.
 #[derive(Default)]
 struct PageInPlace {
-    /// None: it lacks none, as far as is known.
+    /// `None`: the guest lacks no pages, as far as is known.
     page_in: Option<Arc<PagingIn>>,
-    /// Streams that came before the word on the control stream that asks for it.
+    /// Streams that arrived before the message on the control stream that requests page-in.
     early: Vec<WelcomedStream>,
 }
 
@@ -144,7 +148,7 @@ fn admit_page_in(place: &Mutex<PageInPlace>, stream: WelcomedStream) {
     }
 }
 
-/// What the reader tells the driver.
+/// Input from the reader to the driver.
 #[derive(Debug)]
 pub(super) enum Input {
     Event(Event),
@@ -155,25 +159,27 @@ pub(super) enum Input {
     Remaining(Vec<BlockRun>),
 }
 
-/// Messages between reader and driver: a driver that waits for its hypervisor holds the lane back, not memory.
+/// Maximum messages between reader and driver: a driver that waits for its hypervisor delays the
+/// lane and does not use more memory.
 const WAITING_MESSAGES: usize = 64;
-/// How long the source may take to close a control stream that is over.
+/// Time limit for the source to close a control stream that is over.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-/// How often it is looked whether it has.
+/// Poll interval for that close.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
 struct Driver<'a, H> {
     machine: Destination,
-    /// Of its own inbox.
+    /// Sender of the driver's own inbox.
     events: SyncSender<(Instant, Input)>,
     sender: Arc<Mutex<StreamSender>>,
-    /// Tells the source what is here, before it begins.
+    /// Announces this host's content to the source before it begins.
     teller: Option<Teller>,
-    /// Where it goes on with that, as long as this is there.
+    /// Hands the teller over to go on, while the receiver exists.
     go_on: Option<SyncSender<Teller>>,
     intake: &'a Intake,
     page_in: &'a Mutex<PageInPlace>,
-    /// Pages that the guest will lack, a bit each, however they are told; none: nobody is prepared for that.
+    /// Pages that the guest will lack, a bit each, however they are listed; `None`: page-in is not
+    /// prepared.
     remaining: Option<MissingPages>,
     remaining_pages: u64,
     regions: Vec<Arc<Region>>,
@@ -183,7 +189,7 @@ struct Driver<'a, H> {
     ending: Option<Ending>,
 }
 
-/// How often a cancel is looked for while the lane is silent.
+/// Poll interval for a cancel while the lane is silent.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl<H: DestinationHypervisor> Driver<'_, H> {
@@ -232,7 +238,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     return self.take(Event::Failed(failure));
                 }
                 for run in &runs {
-                    // What was told by what is not here need not be sent any more: it will be asked for.
+                    // Pages whose references failed need not be sent again: they will be requested.
                     self.intake.lacks_no_more(run);
                 }
                 if let Some(remaining) = &self.remaining {
@@ -250,7 +256,8 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         }
     }
 
-    /// Asked for, within the guest's memory, and no more than that: a list without end is none.
+    /// Checks that the list was requested, is within the guest's memory, and is not longer than
+    /// that: an endless list is invalid.
     fn check_remaining(&mut self, runs: &[BlockRun]) -> Result<(), Failure> {
         let broken = |detail: &str| Err(Failure::new(FailureCode::ProtocolBroken, detail));
         if place_of(self.page_in).page_in.is_none() {
@@ -268,7 +275,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         Ok(())
     }
 
-    /// Both ends go on without where this end can't.
+    /// Prepares page-in. If that is impossible here, both ends continue without it.
     fn prepare_page_in(&mut self) {
         if place_of(self.page_in).page_in.is_some() {
             let failure = Failure::new(FailureCode::ProtocolBroken, "the source asks for page-in twice");
@@ -296,12 +303,13 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         self.say(&Message::PageInReady { able });
     }
 
-    /// From here on whoever comes to a page that is not here waits for it.
+    /// Makes accesses to missing pages wait from now on.
     fn lack_the_rest(&mut self) -> Result<(), Failure> {
         let page_in = place_of(self.page_in).page_in.clone();
         match (page_in, self.remaining.take()) {
             (Some(page_in), Some(remaining)) => page_in.begin(&remaining),
-            // None is kept back: where nobody is prepared for that, [`Driver::check_remaining`] has refused it.
+            // No page is missing: without preparation [`Driver::check_remaining`] has refused the
+            // list.
             _ => Ok(()),
         }
     }
@@ -315,7 +323,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         }
     }
 
-    /// Carries an action out; some bring an event about.
+    /// Carries out an action. Some actions cause an event.
     fn act(&mut self, action: Action) -> Option<Event> {
         hold::at("destination", action.name());
         match action {
@@ -327,7 +335,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 });
                 self.say(&Message::Ready);
                 if let Some((go_on, teller)) = self.go_on.as_ref().zip(teller) {
-                    // Who takes it is there as long as this.
+                    // The receiver exists as long as this sender.
                     let _ = go_on.send(teller);
                 }
             }
@@ -335,7 +343,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 let (events, at) = (self.events.clone(), Instant::now());
                 self.hypervisor.note_take_over(Box::new(move |noted| {
                     let event = noted.map_or_else(Event::Failed, |()| Event::Noted);
-                    // A driver that is over needs no word any more.
+                    // A driver that has ended needs no answer.
                     let _ = events.send((at, Input::Event(event)));
                 }));
             }
@@ -354,7 +362,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             Action::SendRunning => self.say(&Message::Running(self.running)),
             Action::Refuse(failure) => self.say(&Message::Refused(failure.to_reason())),
             Action::Discard(failure) => {
-                // The memory goes with the shadow: nobody may touch it any more.
+                // The memory goes with the shadow: nothing may touch it any more.
                 self.intake.end();
                 self.intake.until_read();
                 let page_in = place_of(self.page_in).page_in.take();
@@ -370,7 +378,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         None
     }
 
-    /// A lane that breaks by it is noticed by the reader.
+    /// Sends a message. If the lane breaks here, the reader notices.
     fn say(&self, message: &Message) {
         if let Err(error) = lock(&self.sender).send(message) {
             tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
@@ -382,7 +390,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
     }
 }
 
-/// Reads the control stream.
+/// Reader of the control stream.
 struct Reader {
     receiver: StreamReceiver,
     sender: Arc<Mutex<StreamSender>>,
@@ -401,7 +409,7 @@ impl Reader {
         }
     }
 
-    /// Takes one frame. False: nothing that could follow is wanted.
+    /// Reads one frame. Returns false if nothing that could follow is needed.
     fn one(&mut self) -> Result<bool, LaneError> {
         let message = match self.receiver.receive()? {
             Incoming::Pages(_) => return Ok(self.refuse(Kind::Pages)),
@@ -447,7 +455,8 @@ impl Reader {
     }
 }
 
-/// A thread that panicked with the sender leaves a whole frame or a broken lane: both are noticed elsewhere.
+/// Locks the sender. A thread that panicked while holding it leaves a whole frame or a broken lane;
+/// both are noticed elsewhere.
 pub(super) fn lock(sender: &Mutex<StreamSender>) -> MutexGuard<'_, StreamSender> {
     sender.lock().unwrap_or_else(PoisonError::into_inner)
 }

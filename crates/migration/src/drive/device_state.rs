@@ -1,31 +1,31 @@
-//! How much device state a migration carries, and where a source keeps it until the last page has
-//! gone.
+//! Limit on the device state of a migration, and the buffer in which a source keeps it until the
+//! last page has been sent.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::failure::{Failure, FailureCode};
 
-/// Most device state of a guest that a source reads from its hypervisor, or a destination takes
-/// from a source. A usual VM has 0.2 MiB; what has most is the memory of an emulated graphics card.
-/// The source holds all of it while it sends the last pages, so this bounds what a hypervisor that
-/// a guest controls can make its agent hold.
+/// Maximum device state of a guest that a source reads from its hypervisor, or a destination
+/// accepts from a source. A usual VM has 0.2 MiB; the largest part that occurs is the memory of an
+/// emulated graphics card. The source holds all of it while it sends the last pages, so this bounds
+/// the memory that a hypervisor controlled by a guest can make its agent use.
 pub const MOST_DEVICE_STATE_BYTES: u64 = 256 << 20;
 
-/// The failure of a migration whose guest has more.
+/// Returns the failure of a migration whose guest has more.
 fn too_long() -> Failure {
     let most = MOST_DEVICE_STATE_BYTES >> 20;
     let detail = format!("cannot move the device state: the source's hypervisor wrote more than {most} MiB");
     Failure::new(FailureCode::HypervisorFailed, detail)
 }
 
-/// A piece was not added: it is more than [`MOST_DEVICE_STATE_BYTES`].
+/// Refusal of a piece: the total exceeds [`MOST_DEVICE_STATE_BYTES`].
 pub(super) struct Refused {
     pub(super) failure: Failure,
-    /// None was refused before.
+    /// Whether this is the first refusal.
     pub(super) is_first: bool,
 }
 
-/// Device state between the hypervisor and the driver.
+/// Buffer of device state between the hypervisor and the driver.
 #[derive(Debug, Default)]
 pub(super) struct HeldDeviceState {
     held: Mutex<Held>,
@@ -34,17 +34,18 @@ pub(super) struct HeldDeviceState {
 #[derive(Debug, Default)]
 struct Held {
     bytes: Vec<u8>,
-    /// All that has come.
+    /// Total bytes that have arrived.
     total: u64,
-    /// The driver has been notified, and has not taken it since.
+    /// Whether the driver has been notified and has not taken the data since.
     is_notified: bool,
 }
 
 impl HeldDeviceState {
-    /// Adds a piece. True: the driver is to be notified.
+    /// Adds a piece. Returns true if the driver must be notified.
     ///
     /// # Errors
-    /// It is too much. Refuses all that follows, and holds nothing any more.
+    /// The total is too large. The buffer then refuses all further pieces and holds nothing any
+    /// more.
     pub(super) fn add(&self, piece: &[u8]) -> Result<bool, Refused> {
         let mut held = self.lock();
         let is_first = held.total <= MOST_DEVICE_STATE_BYTES;
@@ -64,7 +65,7 @@ impl HeldDeviceState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        // Whole whatever its last holder did.
+        // Consistent whatever its last holder did.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The board of work with a lock around it, and the threads that do the work: one a data stream.
+//! The board of work with a lock around it, and the threads that do the work: one per data stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,45 +20,47 @@ use crate::report::LaneProgress;
 use crate::scaler::LaneSample;
 use crate::source::Event;
 
-/// Units that wait for each stream: enough to keep it busy, few enough that what is sent was scanned just now.
+/// Units queued per stream: enough to keep it busy, and few enough that pages are sent soon after
+/// they were scanned.
 const WAITING_A_STREAM: usize = 2;
-/// How long a stream without work says nothing: well below what its peer takes for the end.
+/// How long a stream without work stays silent: well below its peer's limit on silence.
 const IDLE_LIMIT: Duration = Duration::from_secs(2);
-/// How long a full board is waited for before the caller looks at what else there is to do.
+/// How long to wait for room on a full board before the caller does its other work.
 const ROOM_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long a stream that has enough on its way waits before it is looked at again.
+/// How long a stream with enough data in flight waits before it is examined again.
 const FULL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What a lane's streams take while the guest stands still, so that none of them has the others wait for it.
+/// Limits for a lane's streams while the guest is paused, so that none of them makes the others
+/// wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LanePace {
-    /// The most pages of a unit.
+    /// Maximum pages of a unit.
     pub(crate) chunk_pages: u64,
-    /// A stream takes no unit while more of its bytes are not acknowledged.
+    /// A stream takes no unit while more of its bytes are unacknowledged.
     pub(crate) most_unacked_bytes: u64,
 }
 
-/// Work between the driver, which scans, and the streams, which send.
+/// Work shared by the driver, which scans, and the streams, which send.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatch {
     state: Mutex<State>,
-    /// There is work, or it is over.
+    /// Signals that there is work, or that the migration is over.
     work: Condvar,
-    /// Work was taken.
+    /// Signals that work was taken.
     room: Condvar,
     round: AtomicU32,
     zero_pages: AtomicU64,
     bytes: AtomicU64,
     padding_bytes: AtomicU64,
     encodings: Mutex<Encodings>,
-    /// The guest stands still.
+    /// Whether the guest is paused.
     hurry: AtomicBool,
-    /// Streams are connected under it.
+    /// Interrupts the connecting of streams.
     pub(crate) connecting: Interrupt,
-    /// Pings that were not answered yet.
+    /// Number of pings that were not answered yet.
     pings: AtomicU64,
-    /// Pings whose answers the driver has not taken yet.
+    /// Number of pings whose answers the driver has not taken yet.
     untaken_answers: AtomicU64,
 }
 
@@ -66,42 +68,44 @@ pub(crate) struct Dispatch {
 struct State {
     board: Board,
     over: bool,
-    /// What was sent has been promised to the destination: nothing is given back until there is a next sweep.
+    /// Whether the totals sent have been promised to the destination: no work is given back until
+    /// the next sweep.
     sealed: bool,
     /// Streams closed meanwhile, with the units that were applied.
     closed_meanwhile: Vec<(u16, u64)>,
-    /// By the streams' numbers on the board.
+    /// Lines by the streams' numbers on the board.
     lines: Vec<Line>,
-    /// A stream had nothing to do since this was last asked.
+    /// Whether a stream had nothing to do since the last query.
     starved: bool,
-    /// Work of a stream that broke is done, or was in this round, again: memory is read that was taken before.
+    /// Whether work of a broken stream is being done, or was done in this round, again: memory is
+    /// then read that was taken before.
     gave_back: bool,
 }
 
-/// A data stream as the driver sees it.
+/// Data stream as the driver sees it.
 #[derive(Debug)]
 struct Line {
     lane: usize,
     carries: Carries,
-    /// Once it is connected.
+    /// Set once the stream is connected.
     stream: Option<Stream>,
-    /// The destination has welcomed it.
+    /// Whether the destination has welcomed the stream.
     ready: bool,
-    /// What it has sent and is to send in this round.
+    /// Bytes that it has sent and must send in this round.
     quota: Quota,
-    /// Since when something is on its way and it was not seen to come on; none while nothing is.
+    /// Time since which data is in flight without progress; `None` if nothing is in flight.
     waits: Option<Waits>,
     failure: Option<String>,
-    /// Its packets vanished for their size: the MTU that they kept to.
+    /// MTU that its packets kept to, if they were lost because of their size.
     vanishing_mtu: Option<u32>,
-    /// Takes nothing more while so many bytes of it are not acknowledged.
+    /// The stream takes nothing more while so many of its bytes are unacknowledged.
     most_unacked: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     since: Instant,
-    /// What TCP had carried then, where that was looked at.
+    /// Bytes that TCP had carried at that time, if they were read.
     carried_bytes: Option<u64>,
 }
 
@@ -109,7 +113,7 @@ struct Waits {
 #[derive(Clone, Copy, Debug, Default)]
 struct Quota {
     sent: u64,
-    /// To be reached by padding, where there is not that much work.
+    /// Minimum, reached with padding if there is not that much work.
     least: u64,
 }
 
@@ -120,12 +124,12 @@ impl Quota {
 }
 
 impl Line {
-    /// Handed to the kernel so far, also of a unit under way.
+    /// Returns the bytes handed to the kernel so far, including those of the current unit.
     fn sent_bytes(&self) -> u64 {
         self.stream.as_ref().map_or(0, Stream::sent_bytes)
     }
 
-    /// Whether it has as much on its way as it may.
+    /// Returns whether it has as much data in flight as allowed.
     fn is_full(&self) -> bool {
         let unacked = || self.stream.as_ref().map_or(0, Stream::unacked_bytes);
         self.most_unacked.is_some_and(|most| unacked() > most)
@@ -133,18 +137,18 @@ impl Line {
 }
 
 impl State {
-    /// Everything has been handed to the wire.
+    /// Returns whether everything has been handed to the wire.
     fn is_sent(&self) -> bool {
         let owes = |(stream, line): (usize, &Line)| line.quota.owed() > 0 && !self.board.is_broken(stream);
         self.board.is_sent() && !self.lines.iter().enumerate().any(owes)
     }
 
-    /// The destination has applied everything, padding included.
+    /// Returns whether the destination has applied everything, padding included.
     fn is_applied(&self) -> bool {
         self.is_sent() && self.board.is_applied()
     }
 
-    /// The stream has come on: it begins to be waited for anew, where anything is on its way.
+    /// Notes progress of the stream: its wait begins anew if data is in flight.
     fn came_on(&mut self, stream: usize) {
         let waits = self.board.under_way(stream) > 0;
         self.lines[stream].waits = waits.then(|| Waits { since: Instant::now(), carried_bytes: None });
@@ -160,31 +164,31 @@ impl State {
     }
 }
 
-/// What came of the end of a stream.
+/// Consequence of the end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
-    /// Its work goes to those that are left.
+    /// Its work goes to the remaining streams.
     GivenBack {
-        /// So many.
+        /// Number of remaining streams.
         live: usize,
     },
-    /// Nothing: it was closed before, or all that it had has been promised to the destination.
+    /// None: it was closed before, or everything that it had has been promised to the destination.
     Nothing,
 }
 
-/// What there is to do for a stream.
+/// Work for a stream.
 enum Work {
     Unit(Unit),
-    /// A unit of so many bytes of padding.
+    /// Send a unit of so many bytes of padding.
     Padding(u64),
-    /// Nothing for a while: the peer takes silence for the end.
+    /// Nothing for a while: send a keep-alive, since the peer takes silence for the end.
     Nothing,
     Over,
 }
 
 impl Dispatch {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The board's methods do not panic half-way.
+        // The board's methods do not panic halfway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -205,18 +209,18 @@ impl Dispatch {
         state.board.open()
     }
 
-    /// Streams that were ever added.
+    /// Returns the number of streams that were ever added.
     pub(crate) fn streams(&self) -> usize {
         self.lock().lines.len()
     }
 
-    /// The lane of a stream, and what it is for.
+    /// Returns the lane of a stream, and the stream's purpose.
     pub(crate) fn way_of(&self, stream: usize) -> (usize, Carries) {
         let line = &self.lock().lines[stream];
         (line.lane, line.carries)
     }
 
-    /// The stream is connected: whatever ends the migration closes it.
+    /// Notes that the stream is connected: the end of the migration closes it.
     pub(crate) fn connected(&self, number: usize, stream: &Stream) {
         let mut state = self.lock();
         if state.over {
@@ -225,15 +229,16 @@ impl Dispatch {
         state.lines[number].stream = Some(stream.clone());
     }
 
-    /// The destination has welcomed it.
+    /// Notes that the destination has welcomed the stream.
     pub(crate) fn ready(&self, number: usize) {
         self.lock().lines[number].ready = true;
     }
 
-    /// Streams that have had something on its way for longer than `limit` and did not come on, while another has nothing to
-    /// do. They are broken off. A stream comes on where TCP carries anything at all, or where a limit of bandwidth holds it.
+    /// Breaks and returns streams that have had data in flight for longer than `limit` without
+    /// progress, while another stream has nothing to do. A stream makes progress if TCP carries any
+    /// byte, or if a bandwidth limit holds it.
     pub(crate) fn break_stalled(&self, limit: Duration) -> Vec<usize> {
-        // The kernel is asked without the lock: it may have a sender to wait for.
+        // The kernel is queried without the lock: the query may have to wait for a sender.
         let carried: Vec<_> = self
             .stallable()
             .into_iter()
@@ -254,13 +259,13 @@ impl Dispatch {
         }
         drop(state);
         if !stalled.is_empty() {
-            // Never for nothing: whoever is woken begins to count anew how long it has been silent.
+            // Only with a reason: a woken stream begins anew to count its silence.
             self.work.notify_all();
         }
         stalled
     }
 
-    /// The streams that have something on its way, where another one could do it.
+    /// Returns the streams with data in flight, if another stream could do their work.
     fn stallable(&self) -> Vec<(usize, Stream)> {
         let state = self.lock();
         let State { board, lines, sealed, .. } = &*state;
@@ -272,10 +277,11 @@ impl Dispatch {
         waiting.filter_map(|(stream, line)| Some((stream, line.stream.clone()?))).collect()
     }
 
-    /// What each lane does now, and whether there has always been work since this was last asked.
+    /// Returns the state of each lane, and whether there has been work at every moment since the
+    /// last call.
     pub(crate) fn look(&self, lanes: usize) -> (Vec<LaneSample>, bool) {
         let streams: Vec<_> = self.lock().lines.iter().map(|line| line.stream.clone()).collect();
-        // The kernel is asked without the lock: it may have a sender to wait for.
+        // The kernel is queried without the lock: the query may have to wait for a sender.
         let carried: Vec<_> =
             streams.iter().map(|stream| stream.as_ref().map_or(0, Stream::carried_bytes)).collect();
         let mut state = self.lock();
@@ -291,7 +297,7 @@ impl Dispatch {
         (samples, !std::mem::take(&mut state.starved))
     }
 
-    /// What each lane was.
+    /// Returns the totals of each lane.
     pub(crate) fn lane_figures(&self, lanes: usize) -> Vec<LaneFigures> {
         let state = self.lock();
         let mut figures = vec![LaneFigures::default(); lanes];
@@ -305,7 +311,7 @@ impl Dispatch {
         figures
     }
 
-    /// What each lane carries, as far as it has streams; which addresses it has is not known here.
+    /// Returns the progress of each lane that has streams; its addresses are not known here.
     pub(crate) fn lanes(&self) -> Vec<LaneProgress> {
         let state = self.lock();
         let count = state.lines.iter().map(|line| line.lane + 1).max().unwrap_or(0);
@@ -318,7 +324,7 @@ impl Dispatch {
         lanes
     }
 
-    /// What is sent from here on belongs to this round.
+    /// Sets the round to which everything sent from now on belongs.
     pub(crate) fn set_round(&self, round: u32) {
         self.round.store(round, Ordering::Relaxed);
         let mut state = self.lock();
@@ -326,14 +332,16 @@ impl Dispatch {
         state.gave_back &= !state.board.is_sent();
     }
 
-    /// Whether memory may be read in this round that was taken in an earlier one, or before it was given back.
+    /// Returns whether memory may be read in this round that was taken in an earlier one, or before
+    /// it was given back.
     pub(crate) fn gave_back(&self) -> bool {
         self.lock().gave_back
     }
 
-    /// The guest stands still from here on: nothing is tried out any more. `paces`: how it goes on with the lanes, by their
-    /// numbers; none where one is as good as another. `fullest_chunk_pages`: what a unit would have of a whole chunk at most; many
-    /// units of a page or two would cost more than they bring.
+    /// Notes that the guest is paused from now on: no more trials. `paces`: how it continues on the
+    /// lanes, by their numbers; `None` if lanes do not differ. `fullest_chunk_pages`: maximum pages
+    /// that a unit of a whole chunk would have; many units of a page or two would cost more than
+    /// they gain.
     pub(crate) fn hurry(&self, paces: &[Option<LanePace>], fullest_chunk_pages: u64) {
         self.hurry.store(true, Ordering::Relaxed);
         let mut state = self.lock();
@@ -346,26 +354,28 @@ impl Dispatch {
         }
     }
 
-    /// What is sent from here on leaves as soon as the windows take it. A congestion control that paces (BBR) has seen small rounds last,
-    /// and spreads what leaves now by their rate: tens of ms on a slow wire.
+    /// Makes everything sent from now on leave as soon as the windows allow. A congestion control
+    /// that paces (BBR) saw small rounds last, and would spread the data at their rate: over tens
+    /// of ms on a slow wire.
     pub(crate) fn burst(&self) {
         let state = self.lock();
         state.lines.iter().filter_map(|line| line.stream.as_ref()).for_each(Stream::send_in_bursts);
     }
 
-    /// Pages of a chunk: no unit may lie in two.
+    /// Returns the pages of a chunk. No unit may span two chunks.
     pub(crate) fn chunk_pages(&self) -> u64 {
         self.lock().board.chunk_pages()
     }
 
     pub(crate) fn push(&self, unit: Unit) {
         self.lock().board.push(unit);
-        // Whom it is for is the board's affair.
+        // The board decides which stream gets it.
         self.work.notify_all();
     }
 
-    /// Has the streams together send at least so many bytes in this round, by padding where there is no other work. Streams that
-    /// are still being connected owe nothing: nobody waits for those.
+    /// Makes the streams together send at least so many bytes in this round, with padding if there
+    /// is no other work. Streams that are still being connected have no share, because the round
+    /// does not wait for them.
     pub(crate) fn pad(&self, bytes: u64) {
         let mut state = self.lock();
         let State { board, lines, .. } = &mut *state;
@@ -380,7 +390,7 @@ impl Dispatch {
         self.work.notify_all();
     }
 
-    /// Waits a moment for room. True: there is some.
+    /// Waits a moment for room. Returns whether there is some.
     pub(crate) fn has_room(&self) -> bool {
         let state = self.lock();
         let full = |state: &mut State| state.board.waiting() >= WAITING_A_STREAM * state.board.live().max(1);
@@ -389,7 +399,7 @@ impl Dispatch {
         !full(&mut state)
     }
 
-    /// Waits for work, a while.
+    /// Waits a while for work.
     fn take(&self, stream: usize) -> Work {
         let idle_since = Instant::now();
         let mut state = self.lock();
@@ -398,7 +408,7 @@ impl Dispatch {
                 return Work::Over;
             }
             if state.board.waiting() > 0 && state.lines[stream].is_full() {
-                // Others that are faster may take it meanwhile.
+                // Other, faster streams may take it meanwhile.
                 (state, _) =
                     self.work.wait_timeout(state, FULL_INTERVAL).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -423,7 +433,7 @@ impl Dispatch {
         }
     }
 
-    /// True: everything has been handed to the wire.
+    /// Notes that a unit was written. Returns whether everything has been handed to the wire.
     fn written(&self, stream: usize, bytes: u64) -> bool {
         let mut state = self.lock();
         state.lines[stream].quota.sent += bytes;
@@ -431,7 +441,7 @@ impl Dispatch {
         state.is_sent()
     }
 
-    /// True: everything has been applied.
+    /// Notes applied units. Returns whether everything has been applied.
     pub(crate) fn applied(&self, stream: u16, units: u64) -> Result<bool, Misaccounted> {
         let mut state = self.lock();
         state.board.applied(stream, units)?;
@@ -444,11 +454,11 @@ impl Dispatch {
         self.work.notify_all();
     }
 
-    /// Gives back what a stream had.
+    /// Closes a stream and gives back its work.
     pub(crate) fn closed(&self, stream: u16, units: u64) -> Result<Closing, Misaccounted> {
         let mut state = self.lock();
         if state.sealed {
-            // The destination knows what it was promised, and refuses where that does not come.
+            // The destination knows what it was promised, and refuses if that does not arrive.
             let known = usize::from(stream) < state.lines.len();
             if known && state.closed_meanwhile.iter().all(|(other, _)| *other != stream) {
                 state.closed_meanwhile.push((stream, units));
@@ -460,7 +470,7 @@ impl Dispatch {
         }
         state.gave_back = true;
         let line = &mut state.lines[usize::from(stream)];
-        // Where this side noticed first, it knows more.
+        // If this side noticed first, it knows more.
         line.failure.get_or_insert_with(|| "the destination takes no more of it".to_owned());
         self.work.notify_all();
         Ok(Closing::GivenBack { live: state.board.live() })
@@ -470,7 +480,7 @@ impl Dispatch {
         self.lock().is_sent()
     }
 
-    /// Whether what was sent of a page arrives before what this stream sends from here on.
+    /// Returns whether everything sent of a page arrives before what this stream sends from now on.
     pub(crate) fn is_settled(&self, stream: usize, block: u16, page: u64) -> bool {
         self.lock().board.is_settled(stream, block, page)
     }
@@ -479,17 +489,19 @@ impl Dispatch {
         self.lock().is_applied()
     }
 
-    /// Bytes handed to the data streams so far, those of units under way and padding included.
+    /// Returns the bytes handed to the data streams so far, including padding and current units.
     pub(crate) fn handed_bytes(&self) -> u64 {
         self.lock().lines.iter().map(Line::sent_bytes).sum()
     }
 
-    /// Bytes of padding sent on data streams: they tell nothing of what the wire takes, windows being small at first.
+    /// Returns the bytes of padding sent on data streams: they say nothing about the wire's rate,
+    /// because windows are small at first.
     pub(crate) fn padding_bytes(&self) -> u64 {
         self.padding_bytes.load(Ordering::Relaxed)
     }
 
-    /// Everything sent since the begin: pages of units, zero pages, bytes of the data streams.
+    /// Returns the totals sent since the start: pages of units, zero pages, bytes of the data
+    /// streams.
     pub(crate) fn sent(&self) -> Sweep {
         Sweep {
             pages: self.lock().board.pages(),
@@ -500,24 +512,25 @@ impl Dispatch {
         }
     }
 
-    /// What the units sent were encoded as.
+    /// Returns how the units sent were encoded.
     pub(crate) fn encodings(&self) -> Encodings {
         *self.encodings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that is not known to have been applied.
+    /// Returns all units that are not known to have been applied.
     pub(crate) fn unconfirmed(&self) -> Vec<Unit> {
         self.lock().board.unconfirmed().cloned().collect()
     }
 
-    /// What has been sent, where that is all: from here on nothing is given back.
+    /// Returns the totals sent if everything has been sent. From then on no work is given back.
     pub(crate) fn seal(&self) -> Option<PagesEnd> {
         let mut state = self.lock();
         state.sealed = state.is_sent();
         state.sealed.then(|| PagesEnd { pages: state.board.pages(), units: state.board.taken() })
     }
 
-    /// There is more to send: what broke meanwhile gives its work back. Returns how many streams are left.
+    /// Resumes sending: streams that broke meanwhile give their work back. Returns the number of
+    /// remaining streams.
     pub(crate) fn unseal(&self) -> Result<usize, Misaccounted> {
         let mut state = self.lock();
         state.sealed = false;
@@ -527,10 +540,10 @@ impl Dispatch {
         Ok(state.board.live())
     }
 
-    /// Counts a ping that is about to be sent. False: [`MOST_UNANSWERED_PINGS`] are on their way,
-    /// and it is not to be sent.
+    /// Counts a ping that is about to be sent. Returns false if [`MOST_UNANSWERED_PINGS`] are on
+    /// their way: it must not be sent.
     pub(crate) fn asks(&self) -> bool {
-        // The driver alone asks, and takes the answers.
+        // Only the driver sends pings and takes the answers.
         if self.untaken_answers.load(Ordering::Relaxed) >= MOST_UNANSWERED_PINGS {
             return false;
         }
@@ -539,25 +552,25 @@ impl Dispatch {
         true
     }
 
-    /// The driver has taken an answer from its inbox.
+    /// Notes that the driver has taken an answer from its inbox.
     pub(crate) fn took_answer(&self) {
         let less = |untaken: u64| untaken.checked_sub(1);
         let _ = self.untaken_answers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// A ping is answered. False: there was none.
+    /// Notes the answer to a ping. Returns false if no ping was sent.
     pub(crate) fn answered(&self) -> bool {
         self.pings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pings| pings.checked_sub(1)).is_ok()
     }
 
-    /// Waits so long for the end of it; true: it has come.
+    /// Waits up to `limit` for the end. Returns whether it has come.
     pub(crate) fn ends_within(&self, limit: Duration) -> bool {
         let goes_on = |state: &mut State| !state.over;
         let waited = self.work.wait_timeout_while(self.lock(), limit, goes_on);
         waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
-    /// Nothing more is taken; the streams' threads end.
+    /// Ends the work: no more is taken, and the streams' threads end.
     pub(crate) fn end(&self) {
         self.connecting.end();
         let mut state = self.lock();
@@ -567,16 +580,16 @@ impl Dispatch {
     }
 }
 
-/// What a lane carried.
+/// Totals of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneFigures {
-    /// Streams that were connected.
+    /// Number of streams that were connected.
     pub streams: u32,
-    /// Bytes handed to them.
+    /// Bytes handed to the streams.
     pub bytes: u64,
-    /// Why streams of it broke.
+    /// Reasons why its streams broke.
     pub broken: Vec<String>,
-    /// Packets as large as this MTU, that of its interface, vanished while small ones passed.
+    /// MTU of its interface at which packets were lost while small ones passed.
     pub vanishing_mtu: Option<u32>,
 }
 
@@ -595,7 +608,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// One data stream's thread.
+/// Thread of one data stream.
 pub(crate) struct Worker<'a> {
     pub(crate) number: usize,
     pub(crate) sender: StreamSender,
@@ -621,7 +634,7 @@ impl Worker<'_> {
                         self.inbox.moved();
                     }
                 }
-                // Not the stream's fault: another would not fare better.
+                // Not the stream's fault: another one would fail too.
                 Err(LaneError::Memory(why)) => {
                     let failed = Event::Failed(Failure::new(FailureCode::MemoryFailed, why));
                     return self.inbox.put_now(Input::Machine(failed));
@@ -643,7 +656,7 @@ impl Worker<'_> {
         Ok(bytes)
     }
 
-    /// Reads what is to be sent as it is now: pages that hold zeros alone are told, not sent.
+    /// Sends a unit with its present content. Pages that hold only zeros are announced, not sent.
     fn send(&mut self, unit: Unit) -> Result<u64, LaneError> {
         let Some(region) = self.regions.get(usize::from(unit.block)) else {
             return Err(LaneError::Memory(format!("there is no RAM block {}", unit.block)));
@@ -659,14 +672,15 @@ impl Worker<'_> {
         self.chooser.prospect(self.referring.prospect(round));
         let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, hurry);
         self.referring.begins(packing, page_count(&full));
-        // While the guest stands still nothing is told by it any more, and each look would be the pause's.
+        // While the guest is paused, no later delta uses it, and each look would lengthen the
+        // pause.
         if round > 0 && !hurry {
             self.referring.outdate(packing, unit.block, &full, &zeros);
         }
         let Worker { referring, dispatch, number, .. } = *self;
         let known = OfStream { referring, dispatch, stream: number, round };
         let pages = UnitPages { round, block: unit.block, region, pages: &full, zeros: &zeros };
-        // Whatever keeps the unit from leaving counts: it is what the encoding has to make up for.
+        // All delays of the unit count: the encoding has to make up for them.
         let begun = Instant::now();
         let sent = self.sender.unit(&pages, packing, Some(&known))?;
         self.chooser.sent(packing, &sent, begun.elapsed());

@@ -1,4 +1,4 @@
-//! A lane's first words: who speaks, which version, which migration.
+//! Handshake of a stream: identity of the migration, and version of the protocol.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,21 @@ use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange,
 use super::lane_failure;
 use crate::failure::{Failure, FailureCode};
 
-/// A stream's first word.
+/// First message of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Hello {
-    /// Which migration it belongs to.
+    /// The migration that the stream belongs to.
     pub migration: MigrationId,
     /// Its number; 0 is the control stream.
     pub stream: u16,
-    /// The versions that the source speaks.
+    /// Versions that the source speaks.
     pub versions: VersionRange,
 }
 
-/// The source's side: says hello and waits for the answer.
+/// Performs the source's side: sends the hello and waits for the answer.
 ///
 /// # Errors
-/// The lane broke, or the destination's refusal.
+/// The lane broke, or the destination refused the stream.
 pub fn say_hello(
     sender: &mut StreamSender,
     receiver: &mut StreamReceiver,
@@ -30,7 +30,8 @@ pub fn say_hello(
 ) -> Result<u16, Failure> {
     let Hello { migration, stream, versions } = hello;
     if let Err(error) = sender.send(&Message::Hello { versions, migration, stream }) {
-        // A destination that hung up has said why before, where it did not like this host's certificate.
+        // A destination that closed the connection has sent the reason before, if it did not accept
+        // this host's certificate.
         let told = receiver.receive().err().filter(|told| matches!(told, LaneError::Alert(_)));
         return Err(lane_failure(&told.unwrap_or(error)));
     }
@@ -52,7 +53,7 @@ pub fn say_hello(
     }
 }
 
-/// A stream whose source has said which migration it belongs to.
+/// Stream whose source has identified its migration.
 #[derive(Debug)]
 pub struct WelcomedStream {
     /// Its number; 0 is the control stream.
@@ -63,18 +64,19 @@ pub struct WelcomedStream {
 }
 
 impl WelcomedStream {
-    /// The stream itself, for whoever may have to close it.
+    /// Returns the stream, for callers that may have to close it.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 }
 
-/// The destination's side: reads the hello, within `limit`, checks version and migration, answers. A stranger is told why it is refused,
-/// and the next lane may be the right one.
+/// Performs the destination's side: reads the hello within `limit`, checks version and migration,
+/// and answers. A stranger receives the reason for its refusal; the next stream may be the right
+/// one.
 ///
 /// # Errors
-/// The lane broke, or what the source was refused for.
+/// The lane broke, or the reason why the source was refused.
 pub fn welcome(stream: Stream, expected: MigrationId, limit: Duration) -> Result<WelcomedStream, Failure> {
     stream.limit_silence(limit).map_err(|error| lane_failure(&error))?;
     let mut welcomed = WelcomedStream {
@@ -99,7 +101,7 @@ pub fn welcome(stream: Stream, expected: MigrationId, limit: Duration) -> Result
         }
         _ => Failure::new(FailureCode::ProtocolBroken, "the lane does not begin with a hello"),
     };
-    // The peer may be gone already; the refusal is for us as well.
+    // The peer may be gone already; the refusal matters to this side as well.
     let _ = welcomed.sender.send(&Message::Refused(refusal.to_reason()));
     welcomed.stream.finish_sending();
     Err(refusal)
@@ -111,7 +113,7 @@ fn check_hello(
     expected: MigrationId,
 ) -> Result<u16, Failure> {
     if migration != expected {
-        // The id expected here is for its source alone: it is not told.
+        // Only the source may know the ID expected here, so the message does not name it.
         let detail = format!("no migration {migration} is expected on this lane");
         return Err(Failure::new(FailureCode::UnknownMigration, detail));
     }

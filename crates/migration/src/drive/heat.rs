@@ -1,23 +1,25 @@
-//! In what order a sweep comes to memory: what is written again and again comes last. Sent early in a round it would be dirty
-//! again at its end, and would have to be sent in the next one as well.
+//! Order in which a sweep visits memory: memory that is written again and again comes last. If it
+//! were sent early in a round, it would be dirty again at the end and would have to be sent in the
+//! next round as well.
 //!
-//! It goes by the chunks of the throttle, which must be taken whole ([`DirtyTracker::take_dirty`](godwit_ram::DirtyTracker)).
+//! The unit is the throttle's chunk, which must be taken whole
+//! ([`DirtyTracker::take_dirty`](godwit_ram::DirtyTracker)).
 
 use std::sync::Arc;
 
 use godwit_ram::{PageRange, Region, throttle_chunk_pages};
 
-/// A chunk in which so many sweeps in a row have found something is hot.
+/// A chunk in which so many consecutive sweeps have found dirty pages is hot.
 const HOT_SWEEPS: u8 = 2;
 
-/// Pages of one block that a sweep comes to.
+/// Pages of one block that a sweep visits together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) block: u16,
     pub(crate) pages: PageRange,
 }
 
-/// Of each chunk, how many sweeps in a row have found something dirty in it.
+/// Number of consecutive sweeps that found dirty pages, for each chunk.
 #[derive(Debug)]
 pub(crate) struct Heat {
     blocks: Vec<Block>,
@@ -27,9 +29,9 @@ pub(crate) struct Heat {
 struct Block {
     pages: u64,
     chunk_pages: u64,
-    /// By the chunks' numbers.
+    /// Sweep counts by chunk number.
     sweeps: Vec<u8>,
-    /// Whether the sweep under way has found something.
+    /// Whether the current sweep has found dirty pages, by chunk number.
     found: Vec<bool>,
 }
 
@@ -47,7 +49,7 @@ impl Heat {
         Heat { blocks: pages.map(block).collect() }
     }
 
-    /// Something is dirty in each of these.
+    /// Notes dirty pages, found in the current sweep.
     pub(crate) fn found(&mut self, block: u16, pages: &[PageRange]) {
         let Some(block) = self.blocks.get_mut(usize::from(block)) else { return };
         for run in pages.iter().filter(|run| !run.is_empty()) {
@@ -58,7 +60,7 @@ impl Heat {
         }
     }
 
-    /// A sweep has come to everything.
+    /// Ends a sweep that has visited all memory.
     pub(crate) fn swept(&mut self) {
         for block in &mut self.blocks {
             for (sweeps, found) in block.sweeps.iter_mut().zip(&mut block.found) {
@@ -67,7 +69,8 @@ impl Heat {
         }
     }
 
-    /// All memory: first what is not hot, then what is, each in its order.
+    /// Returns all memory: first the stretches that are not hot, then the hot ones, each in
+    /// ascending order.
     pub(crate) fn order(&self) -> (Vec<Stretch>, Vec<Stretch>) {
         let (mut cold, mut hot) = (Vec::new(), Vec::new());
         for (number, block) in (0..).zip(&self.blocks) {
@@ -84,7 +87,7 @@ impl Heat {
     }
 }
 
-/// All memory, as it lies.
+/// Returns all memory in ascending order.
 pub(crate) fn all(regions: &[Arc<Region>]) -> Vec<Stretch> {
     let stretches = (0..).zip(regions);
     stretches.map(|(block, region)| Stretch { block, pages: region.all_pages() }).collect()

@@ -1,8 +1,8 @@
-//! What a source's driver waits for, from whatever thread it comes.
+//! Inputs for which a source's driver waits, from any thread.
 //!
-//! The inbox is bounded, and it never fills: a thread of the agent's runtime may put something
-//! there, and must not wait for a driver that waits for the runtime. [`CAPACITY`] adds up what can
-//! be in it.
+//! The inbox is bounded, and it never fills: a thread of the agent's runtime may put an input
+//! there, and must not wait for a driver that waits for the runtime. [`CAPACITY`] is the sum of
+//! everything that can be in it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -15,26 +15,26 @@ use super::{HypervisorEvent, Input};
 use crate::failure::Failure;
 use crate::source::Event;
 
-/// Most unanswered pings: 25 s of them. The driver sends no further one then.
+/// Maximum unanswered pings: 25 s of them. The driver then sends no further one.
 pub(super) const MOST_UNANSWERED_PINGS: u64 = 256;
-/// What comes once, or once at a time: a cancel; a note that streams moved; a note of device state;
-/// that the guest stopped, that its device state has ended, and that the hypervisor failed; the
-/// destination's Ready, PageInReady, Running and last word; how page-in's streams and page-in
-/// itself went.
+/// Inputs that come once, or once at a time: a cancel; a note that streams moved; a note of device
+/// state; that the guest stopped, that its device state has ended, and that the hypervisor failed;
+/// the destination's Ready, PageInReady, Running and last message; the results of page-in's streams
+/// and of page-in itself.
 const SINGLE_INPUTS: usize = 16;
-/// Room for all that can wait at a time: an answer to each ping, two words of each data stream (it
-/// broke, or it could not be opened), and what comes once.
+/// Room for all inputs that can wait at a time: an answer to each ping, two messages of each data
+/// stream (it broke, or it could not be opened), and the single inputs.
 const CAPACITY: usize = 1024;
 const _: () =
     assert!(MOST_UNANSWERED_PINGS + 2 * MAX_STREAMS as u64 + SINGLE_INPUTS as u64 <= CAPACITY as u64);
 
-/// Where events for a source's driver are put, from any thread.
+/// Entry for events for a source's driver, usable from any thread.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     sender: mpsc::SyncSender<(Instant, Input)>,
-    /// An [`Input::Moved`] waits.
+    /// Whether an [`Input::Moved`] waits.
     moved: Arc<AtomicBool>,
-    /// Somebody has asked for a cancel.
+    /// Whether a cancel was requested.
     cancelled: Arc<AtomicBool>,
     device_state: Arc<HeldDeviceState>,
 }
@@ -45,7 +45,7 @@ pub struct Events {
     pub(super) receiver: mpsc::Receiver<(Instant, Input)>,
 }
 
-/// An inbox and its end.
+/// Creates an inbox and its receiving end.
 #[must_use]
 pub fn inbox() -> (Inbox, Events) {
     let (sender, receiver) = mpsc::sync_channel(CAPACITY);
@@ -54,7 +54,7 @@ pub fn inbox() -> (Inbox, Events) {
 }
 
 impl Inbox {
-    /// Asks for a cancel. After the commit it changes nothing.
+    /// Requests a cancel. After the commit it has no effect.
     pub fn cancel(&self) {
         if !self.cancelled.swap(true, Ordering::SeqCst) {
             self.put_now(Input::Machine(Event::CancelRequested));
@@ -69,8 +69,8 @@ impl Inbox {
     /// Takes a piece of the device state stream, in order.
     ///
     /// # Errors
-    /// The stream is longer than [`super::MOST_DEVICE_STATE_BYTES`]. The migration ends by that;
-    /// the caller reads no further.
+    /// The stream is longer than [`super::MOST_DEVICE_STATE_BYTES`]. This ends the migration; the
+    /// caller must stop reading.
     pub fn device_state(&self, bytes: &[u8]) -> Result<(), Failure> {
         match self.device_state.add(bytes) {
             Ok(true) => self.put_now(Input::DeviceState),
@@ -85,19 +85,19 @@ impl Inbox {
         Ok(())
     }
 
-    /// What has come of the device state and was not taken before.
+    /// Takes the device state that has arrived since the last call.
     pub(super) fn take_device_state(&self) -> Vec<u8> {
         self.device_state.take()
     }
 
-    /// The data streams may have come to what is waited for.
+    /// Notes that the data streams may have reached what the driver waits for.
     pub(crate) fn moved(&self) {
         if !self.moved.swap(true, Ordering::SeqCst) {
             self.put_now(Input::Moved);
         }
     }
 
-    /// The driver looks at the data streams: what moves from now on is told again.
+    /// Notes that the driver looks at the data streams: later progress is reported again.
     pub(crate) fn looks(&self) {
         self.moved.store(false, Ordering::SeqCst);
     }
@@ -107,7 +107,7 @@ impl Inbox {
     }
 
     pub(crate) fn put(&self, at: Instant, input: Input) {
-        // A driver that is over needs nothing any more.
+        // A driver that has ended needs nothing any more.
         let _ = self.sender.send((at, input));
     }
 }

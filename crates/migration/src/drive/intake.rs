@@ -1,6 +1,8 @@
-//! The destination's data streams: one thread each, which writes pages into the shadow VM's memory and counts units.
+//! The destination's data streams: one thread each, which writes pages into the shadow VM's memory
+//! and counts units.
 //!
-//! Nothing touches the memory any more once [`Intake::complete`] has returned: every reader has ended by then.
+//! Nothing touches the memory any more once [`Intake::complete`] has returned: every reader has
+//! ended by then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -19,15 +21,15 @@ use crate::board::CHUNK_PAGES;
 use crate::destination::Event;
 use crate::failure::{Failure, FailureCode};
 
-/// Units that are acknowledged in one go while more come.
+/// Units that are acknowledged together while more arrive.
 const UNITS_AN_ANSWER: u64 = 8;
-/// How long the last pages may take once the source has said that they are on their way.
+/// Time limit for the last pages after the source has announced that they are on their way.
 const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Intake {
     regions: Vec<Arc<Region>>,
     contents: Contents,
-    /// The control stream's, for answers.
+    /// Sender of the control stream, for answers.
     control: Arc<Mutex<StreamSender>>,
     events: SyncSender<(Instant, Input)>,
     state: Mutex<State>,
@@ -44,20 +46,21 @@ struct State {
     over: bool,
 }
 
-/// A data stream, by its number less one.
+/// Data stream, indexed by its number less one.
 #[derive(Debug, Default)]
 struct Known {
     stream: Option<Stream>,
     /// Whole units in memory.
     units: u64,
-    /// Its reader runs.
+    /// Whether its reader runs.
     reading: bool,
-    /// Nothing more is taken of it.
+    /// Whether nothing more is taken of it.
     closed: bool,
 }
 
 impl State {
-    /// A data stream by its number, also one that was never heard of; none: there is none of that number.
+    /// Returns a data stream by its number, also if it never connected. Returns `None` for an
+    /// invalid number.
     fn known(&mut self, number: u16) -> Option<&mut Known> {
         let place = usize::from(number.checked_sub(CONTROL_STREAM + 1)?);
         if number > MAX_STREAMS {
@@ -95,7 +98,7 @@ impl Intake {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // What is changed under it is counts and flags, each by one assignment.
+        // Changes under the lock are to counts and flags, each by one assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,7 +106,7 @@ impl Intake {
         self.state().over
     }
 
-    /// Takes a data stream in; none: it has no business here.
+    /// Admits a data stream. Returns `None` if it does not belong here.
     pub(super) fn admit(&self, welcomed: WelcomedStream) -> Option<DataReader<'_>> {
         let WelcomedStream { number, stream, receiver, .. } = welcomed;
         let mut state = self.state();
@@ -121,13 +124,14 @@ impl Intake {
         Some(DataReader::new(self, number, receiver))
     }
 
-    /// No thread could be started for a stream: it is lost, like one that broke at once. Its reader is gone already.
+    /// Gives up a stream for which no thread could be started, as if it had broken at once. Its
+    /// reader is already gone.
     pub(super) fn not_read(&self, number: u16, why: &std::io::Error) {
         tracing::error!(stream = number, error = %why, "no thread can be started for a data stream");
         self.say(&Message::StreamClosed { stream: number, units: 0 });
     }
 
-    /// The source's word that a stream broke: its reader ends, and says what it took.
+    /// Closes a stream that the source reports as broken: its reader ends and reports what it took.
     pub(super) fn close(&self, number: u16) {
         let mut state = self.state();
         let Some(known) = state.known(number) else { return };
@@ -142,7 +146,8 @@ impl Intake {
         }
     }
 
-    /// Waits until every stream has brought what the source has sent on it, and ends them. Returns the pages in memory.
+    /// Waits until every stream has brought all that the source sent on it, and ends the streams.
+    /// Returns the pages in memory.
     pub(super) fn complete(&self, end: &PagesEnd) -> Result<u64, Failure> {
         let limit = Instant::now() + COMPLETE_LIMIT;
         let mut state = self.state();
@@ -172,7 +177,7 @@ impl Intake {
         }
     }
 
-    /// Pages that are fetched later, if they are missing.
+    /// Notes pages that are fetched later if they are missing.
     pub(super) fn lacks_no_more(&self, run: &BlockRun) {
         self.contents.written(run.block, PageRange { first: run.first, count: run.count });
     }
@@ -184,7 +189,7 @@ impl Intake {
         state.streams.iter().filter_map(|known| known.stream.as_ref()).for_each(Stream::close);
     }
 
-    /// Returns when no reader touches memory any more, after [`Intake::end`].
+    /// Waits, after [`Intake::end`], until no reader touches memory any more.
     pub(super) fn until_read(&self) {
         let mut state = self.state();
         while state.streams.iter().any(|known| known.reading) {
@@ -193,13 +198,13 @@ impl Intake {
     }
 
     fn say(&self, message: &Message) {
-        // A control stream that breaks by it is noticed by its reader.
+        // If the control stream breaks here, its reader notices.
         if let Err(error) = lock(&self.control).send(message) {
             tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
         }
     }
 
-    /// An older round never overwrites a newer one.
+    /// Records a round's write. An older round never overwrites a newer one.
     fn note_round(&self, block: u16, range: PageRange, round: u32) -> Result<(), LaneError> {
         let out = LaneError::OutOfBounds { block, first: range.first, count: range.count };
         let Some(chunks) = self.rounds.get(usize::from(block)) else { return Err(out) };
@@ -215,21 +220,22 @@ impl Intake {
     }
 }
 
-/// One data stream's thread.
+/// Thread of one data stream.
 pub(super) struct DataReader<'a> {
     intake: &'a Intake,
     number: u16,
     receiver: StreamReceiver,
     units: u64,
-    /// Units that the source knows of.
+    /// Units reported to the source.
     answered: u64,
-    /// Pages of the unit under way.
+    /// Pages of the current unit.
     pages: u64,
-    /// In round 0: where pages of it have come, and whether all of them by references and zeros.
+    /// In round 0: where pages of the current unit have arrived, and whether all of them came by
+    /// references and zeros.
     came: Option<(u16, u64, bool)>,
-    /// Pages that could not be made of what was told, and that the source does not know of yet.
+    /// Pages that could not be reconstructed and that have not been reported to the source yet.
     missing: Vec<BlockRun>,
-    /// What pages are looked at in.
+    /// Buffer in which pages are verified.
     scratch: Vec<u8>,
 }
 
@@ -249,7 +255,8 @@ impl<'a> DataReader<'a> {
                 || (self.units > self.answered && self.receiver.is_idle())
             {
                 self.answered = self.units;
-                // First: who knows that the unit is applied knows what is missing of it.
+                // Comes first: a source that learns that the unit is applied must know what is
+                // missing of it.
                 say_missing(std::mem::take(&mut self.missing), |message| self.intake.say(message));
                 let Self { number, units, .. } = self;
                 self.intake.say(&Message::UnitsApplied { stream: number, units });
@@ -310,7 +317,8 @@ impl<'a> DataReader<'a> {
         region.cloned().ok_or(LaneError::OutOfBounds { block, first, count })
     }
 
-    /// A unit is of one chunk: a few bytes must not keep this host busy for long.
+    /// Checks that the run lies within the unit's chunk: a few bytes must not keep this host busy
+    /// for long.
     fn within_unit(&self, run: &BlockRun) -> Result<(), LaneError> {
         if run.count > CHUNK_PAGES - self.pages.min(CHUNK_PAGES) {
             return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: run.count });
@@ -318,7 +326,7 @@ impl<'a> DataReader<'a> {
         Ok(())
     }
 
-    /// The region of pages that are about to be made in it, by this round.
+    /// Returns the region of pages that this round is about to reconstruct.
     fn about_to_make(&self, run: &BlockRun, round: u32) -> Result<Arc<Region>, LaneError> {
         let &BlockRun { block, first, count } = run;
         self.within_unit(run)?;
@@ -342,7 +350,7 @@ impl<'a> DataReader<'a> {
         Ok(())
     }
 
-    /// Makes pages of what is here already.
+    /// Reconstructs pages from content that is here already.
     fn refer(&mut self, references: &References) -> Result<(), LaneError> {
         let &References { round, block, first, .. } = references;
         let count = references.count();
@@ -356,7 +364,7 @@ impl<'a> DataReader<'a> {
         Ok(())
     }
 
-    /// Makes pages of what they hold here and of what differs.
+    /// Reconstructs pages from their present content and differences.
     fn change(&mut self, delta: &Delta) -> Result<(), LaneError> {
         let &Delta { round, block, first, .. } = delta;
         let count = delta.count();
@@ -368,7 +376,7 @@ impl<'a> DataReader<'a> {
         Ok(())
     }
 
-    /// Nothing is read of it any more. Returns whether that is all the same now.
+    /// Ends reading of the stream. Returns whether its errors no longer matter.
     fn closes(&self) -> bool {
         let mut state = self.intake.state();
         let over = state.over;
@@ -381,7 +389,8 @@ impl<'a> DataReader<'a> {
         over
     }
 
-    /// A connection that broke is the others' work; anything else is the end of the migration.
+    /// Handles the end of a stream. After a broken connection the other streams take over its work;
+    /// any other error ends the migration.
     fn ended(mut self, error: &LaneError) {
         let over = self.closes();
         if over {
@@ -399,7 +408,7 @@ impl<'a> DataReader<'a> {
 }
 
 impl Drop for DataReader<'_> {
-    /// Also where it panicked: others wait for its end.
+    /// Runs also after a panic: others wait for the reader's end.
     fn drop(&mut self) {
         self.closes();
     }

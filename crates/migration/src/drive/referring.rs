@@ -1,5 +1,5 @@
-//! The source's side of references and deltas: what its streams share of what the destination has, and what is owed because a
-//! guess failed.
+//! The source's side of references and deltas: what its streams share about the destination's
+//! content, and the pages still owed because a guess failed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,19 +14,19 @@ use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
 use crate::reference::{Known, Owed, PageBits, ReferenceUse, SentPages};
 
-/// How a source tells pages by their content.
+/// Settings for sending pages by reference.
 #[derive(Clone, Copy, Debug)]
 pub struct References {
-    /// What by; no more than the destination agreed to.
+    /// Permitted kinds of references; at most those that the destination agreed to.
     pub by: ReferenceUse,
-    /// Wherever it is possible, not only where it pays.
+    /// Use references wherever possible, not only where they pay.
     pub always: bool,
-    /// Memory for what is known of the destination's content, bytes.
+    /// Memory for knowledge of the destination's content, bytes.
     pub known_bytes: u64,
 }
 
 impl References {
-    /// Memory for what is known of 1.8 million pages.
+    /// Memory for knowledge of 1.8 million pages.
     pub const KNOWN_BYTES: u64 = 64 << 20;
 }
 
@@ -36,17 +36,17 @@ impl Default for References {
     }
 }
 
-/// How a source tells pages by what differs from what it sent of them before.
+/// Settings for sending pages as deltas.
 #[derive(Clone, Copy, Debug)]
 pub struct Deltas {
-    /// Memory for what was sent, bytes; 0: none is told so.
+    /// Memory for versions sent before, bytes; 0: no deltas.
     pub cache_bytes: u64,
-    /// Wherever it is possible, not only where it pays.
+    /// Use deltas wherever possible, not only where they pay.
     pub always: bool,
 }
 
 impl Deltas {
-    /// Memory for what was sent of some 16,000 pages.
+    /// Memory for the versions of some 16,000 pages.
     pub const CACHE_BYTES: u64 = 64 << 20;
 }
 
@@ -56,7 +56,7 @@ impl Default for Deltas {
     }
 }
 
-/// What is told by what the destination has, and what came of it.
+/// Pages sent by reference or as deltas, and their outcome.
 #[derive(Debug)]
 pub(crate) struct Referring {
     by: ReferenceUse,
@@ -65,15 +65,16 @@ pub(crate) struct Referring {
     deltas: Deltas,
     sent_pages: SentPages,
     owed: Mutex<Owed>,
-    /// Pages told by their content, and those that were missing then.
+    /// Pages sent by reference, and those of them that were reported missing.
     told: AtomicU64,
     missed: AtomicU64,
-    /// What streams to this host have learnt: a new stream begins with that.
+    /// Experience of streams to this host: a new stream begins with it.
     pub(crate) experience: Arc<Experience>,
 }
 
 impl Referring {
-    /// `unsent`: pages that the destination lacks from before.
+    /// Creates the state. `unsent`: pages that the destination lacks from an earlier part of the
+    /// migration.
     pub(crate) fn new(
         references: References,
         deltas: Deltas,
@@ -103,7 +104,7 @@ impl Referring {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a chooser has to know for a unit of this round.
+    /// Returns what a chooser needs to know for a unit of this round.
     pub(crate) fn prospect(&self, round: u32) -> Prospect {
         let (told, missed) = (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
         Prospect {
@@ -118,20 +119,21 @@ impl Referring {
         }
     }
 
-    /// A unit of so many pages is about to be sent.
+    /// Notes that a unit of so many pages is about to be sent.
     pub(crate) fn begins(&self, packing: Packing, pages: u64) {
         if packing.reference != Asked::No || packing.delta != Differing::No {
             self.owed().risk(pages);
         }
     }
 
-    /// A unit was sent, by a stream that has learnt from it.
+    /// Notes that a unit was sent, by a stream that has learned from it.
     pub(crate) fn sent(&self, sent: &UnitSent, chooser: &Chooser) {
         self.told.fetch_add(sent.reference.pages + sent.delta.pages, Ordering::Relaxed);
         chooser.pass_on(&self.experience);
     }
 
-    /// What is sent of some pages of a block is not kept: what was sent before is no longer what the destination has.
+    /// Discards the versions of pages that are sent without being kept: they no longer match what
+    /// the destination has.
     pub(crate) fn outdate(&self, packing: Packing, block: u16, pages: &[PageRange], zeros: &[PageRange]) {
         let has_others = self.sent_pages.has_others();
         let is_outdated = |page: &u64| match packing.delta {
@@ -146,12 +148,12 @@ impl Referring {
         outdated.chain(zeroed).for_each(|page| self.sent_pages.forget(block, page));
     }
 
-    /// What was sent on a stream may not have arrived.
+    /// Discards all versions, because what was sent on a stream may not have arrived.
     pub(crate) fn forget_sent(&self) {
         self.sent_pages.clear();
     }
 
-    /// The destination tells what it has.
+    /// Takes in digests of the destination's content.
     pub(crate) fn take_in(&self, digests: &Digests) -> Result<(), Failure> {
         if self.by != ReferenceUse::All || digests.place.content == 0 {
             let detail = "the destination told of content that nobody asked for";
@@ -161,50 +163,50 @@ impl Referring {
         Ok(())
     }
 
-    /// The destination could not make pages of what it was sent.
+    /// Takes in pages that the destination could not reconstruct.
     pub(crate) fn missing(&self, runs: &[BlockRun]) -> Result<(), Failure> {
         self.owed()
             .missing(runs)
             .map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))?;
-        // No more than were at risk: before that was known the sum might have been beyond any number.
+        // No more than were at risk. Before that is checked, the sum might exceed any number.
         self.missed.fetch_add(runs.iter().map(|run| run.count).sum(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Everything that was sent has been applied.
+    /// Notes that everything sent has been applied.
     pub(crate) fn settled(&self) {
         self.owed().settled();
     }
 
-    /// Pages that are owed.
+    /// Returns the number of pages owed.
     pub(crate) fn waiting(&self) -> u64 {
         self.owed().waiting()
     }
 
-    /// A unit that was not sent, or may not have arrived.
+    /// Notes a unit that was not sent, or may not have arrived.
     pub(crate) fn owe(&self, unit: &Unit) {
         let mut owed = self.owed();
         owed.owe(unit.block, &unit.pages);
         owed.owe(unit.block, &unit.zeros);
     }
 
-    /// All that is owed.
+    /// Returns all pages owed.
     pub(crate) fn unsent(&self) -> PageBits {
         self.owed().pages().clone()
     }
 
-    /// Takes what is owed within a range, to be sent.
+    /// Takes the pages owed within a range, to be sent.
     pub(crate) fn take(&self, block: u16, within: PageRange, out: &mut Vec<PageRange>) {
         self.owed().take(block, within, out);
     }
 
-    /// Pages that were told to be missing.
+    /// Returns the number of pages reported as missing.
     pub(crate) fn missing_pages(&self) -> u64 {
         self.owed().told()
     }
 }
 
-/// What one stream goes by.
+/// Knowledge that one stream uses.
 pub(crate) struct OfStream<'a> {
     pub(crate) referring: &'a Referring,
     pub(crate) dispatch: &'a Dispatch,

@@ -1,5 +1,6 @@
-//! The source's driver: a thread that does what the machine says and finds what is dirty, one that reads what the destination
-//! answers, and one for each data stream ([`super::dispatch`]).
+//! The source's driver: a thread that carries out the state machine's actions and finds dirty
+//! pages, one that reads the destination's answers, and one for each data stream
+//! ([`super::dispatch`]).
 
 mod figures;
 mod joined;
@@ -51,50 +52,53 @@ use sweeps::overdue_failure;
 pub(crate) use sweeps::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 use waiting::Waiting;
 
-/// Between two pings, and between two words of progress.
+/// Interval of pings, and of progress reports.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest that the guest is kept from running for a switchover that does not come to its commit.
+/// Longest time that the guest is paused for a switchover that does not reach its commit.
 const STOPPED_LIMIT: Duration = Duration::from_secs(10);
 const _: () = assert!(MOST_SWITCHOVER_BUDGET.as_secs() < STOPPED_LIMIT.as_secs());
-/// The longest that the destination may be silent meanwhile, beside round trips: it answers pings every [`PING_INTERVAL`].
+/// Longest silence of the destination meanwhile, in addition to round trips: it answers pings every
+/// [`PING_INTERVAL`].
 const HEARD_LIMIT: Duration = Duration::from_millis(1500);
-/// The longest that a commit goes unanswered before the destination is asked on another way: more than it takes itself to
-/// give up loading.
+/// Longest time that a commit stays unanswered before the destination is queried on another
+/// connection: more than the destination takes to give up loading.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Everything that a source's migration needs.
+/// Everything that a migration needs at the source.
 pub struct SourceJob<'a, H, T> {
-    /// The control stream to the destination, connected, with small segments: what ends on a way that swallows large ones is data
-    /// streams alone, and those are replaced.
+    /// The control stream to the destination, connected, with small segments: a path that drops
+    /// large packets then breaks only data streams, and those are replaced.
     pub control: Stream,
-    /// Connects a data stream of the lane of this number, from 0 on, until it is interrupted: the migration's end waits for it.
+    /// Connects a data stream of the lane with this number, from 0 on, unless it is interrupted:
+    /// the end of the migration waits for it.
     pub connect: &'a Connect<'a>,
-    /// How many lanes.
+    /// Number of lanes.
     pub lanes: usize,
-    /// Streams of each lane; none: as many as measurement finds to pay.
+    /// Streams of each lane; `None`: as many as measurement finds worthwhile.
     pub streams: Option<usize>,
-    /// The limits that hold for its data streams, which `connect` gives them.
+    /// Limits for its data streams, which `connect` applies to them.
     pub pace: MigrationPace,
-    /// Given out by the destination.
+    /// ID issued by the destination.
     pub migration: MigrationId,
-    /// The ownership that the destination gets.
+    /// The ownership that the destination receives.
     pub ownership: Ownership,
     /// Whether the guest ran when the migration began.
     pub runs: bool,
     /// When to switch over.
     pub policy: Policy,
-    /// What compresses the pages.
+    /// Compression of the pages.
     pub compression: Compression,
-    /// What pages may be told by, instead of being sent.
+    /// References for pages.
     pub references: References,
-    /// How pages are told by what differs from what was sent before.
+    /// Deltas for pages.
     pub deltas: Deltas,
-    /// What streams to this host have learnt of its wire: those of this migration begin with that, and add to it.
+    /// Experience of streams to this host: those of this migration begin with it, and add to it.
     pub experience: Arc<Experience>,
-    /// Where in the guest's memory round 0 begins, as a part of it from 0 to 1: guests that go to one host at the same time begin at
-    /// different places, so that each finds there what others have brought.
+    /// Where in the guest's memory round 0 begins, as a fraction from 0 to 1. Guests that move to
+    /// one host at the same time begin at different places, so that each finds content there that
+    /// others have brought.
     pub begin_at: f64,
-    /// How long the checks took, since `begun`.
+    /// Duration of the checks, since `begun`.
     pub preflight: Duration,
     /// The guest's RAM, block by block.
     pub regions: Vec<Arc<Region>>,
@@ -102,78 +106,82 @@ pub struct SourceJob<'a, H, T> {
     pub tracker: T,
     /// Its hypervisor.
     pub hypervisor: H,
-    /// When the migration was asked for.
+    /// Time of the migration's request.
     pub begun: Instant,
-    /// Takes progress.
+    /// Receives progress.
     pub progress: &'a (dyn Fn(Progress) + Sync),
-    /// Asks the destination, on another way than the lane, whether it runs the guest. May take a while.
+    /// Queries the destination, on another path than the lane, whether it runs the guest. May take
+    /// a while.
     pub ask_verdict: &'a (dyn Fn() -> Verdict + Sync),
-    /// Asks it for another session of page-in, where one was cut.
+    /// Requests another session of page-in from the destination after a cut.
     pub page_in_again: &'a AskAgain<'a>,
-    /// What the destination lacks, where the lane of an earlier attempt was cut; none: it has nothing yet.
+    /// Pages that the destination lacks if the lane of an earlier attempt was cut; `None`: it has
+    /// nothing yet.
     pub resumes: Option<Unsent>,
 }
 
-/// Pages that a destination lacks whose lane was cut: all that round 0 had not come to, and what had not been said to be applied. What
-/// the guest has written since stands in its tracking.
+/// Pages that a destination lacks after a cut of its lane: everything that round 0 had not visited,
+/// and everything that was not reported as applied. The tracking records what the guest has written
+/// since.
 #[derive(Clone, Debug)]
 pub struct Unsent(PageBits);
 
 impl Unsent {
-    /// How many pages.
+    /// Returns the number of pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.0.count()
     }
 }
 
-/// What a cut leaves at the source: with it the migration goes on by another lane.
+/// State that a cut leaves at the source, with which the migration continues on another lane.
 #[derive(Debug)]
 pub struct Kept<T> {
-    /// The guest's tracking, which has gone on.
+    /// The guest's tracking, which has continued.
     pub tracker: T,
-    /// What the destination lacks.
+    /// Pages that the destination lacks.
     pub unsent: Unsent,
 }
 
-/// What connects a stream of a lane, for what it is to carry.
+/// Connects a stream of a lane, for a given purpose.
 pub type Connect<'a> = dyn Fn(usize, Carries, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
 
-/// How it ended.
+/// Result of a migration at its source.
 #[derive(Clone, Debug)]
 pub struct SourceResult {
     /// Where the guest is.
     pub outcome: Outcome,
     /// Why it is not at the destination.
     pub failure: Option<Failure>,
-    /// Every round.
+    /// All rounds.
     pub rounds: Vec<RoundReport>,
-    /// Time per phase, the driver's phases only.
+    /// Time per phase, only of the driver's phases.
     pub phases: Vec<PhaseReport>,
-    /// The pause in pieces.
+    /// Parts of the pause.
     pub switchover: Option<SwitchoverReport>,
-    /// How long the guest stood still for a switchover that was undone.
+    /// How long the guest was paused for a switchover that was undone.
     pub stood_still_ms: Option<f64>,
     /// Bytes handed to the wire.
     pub wire_bytes: u64,
     /// The limit that held its pages at the end.
     pub bandwidth_limit: Option<BitRate>,
-    /// The shortest round trip seen.
+    /// Shortest round trip seen.
     pub round_trip: Option<Duration>,
-    /// What each lane carried.
+    /// Totals of each lane.
     pub lanes: Vec<LaneFigures>,
-    /// What the pages were sent as.
+    /// How the pages were encoded.
     pub encodings: Vec<EncodingReport>,
-    /// Pages that were told by their content and had to be sent after all.
+    /// Pages that were sent by reference and had to be sent again with their content.
     pub missing_pages: u64,
-    /// What slowing the guest's writers did; none where they were not.
+    /// Effect of slowing the guest's writers; `None` if they were not slowed.
     pub throttle: Option<ThrottleReport>,
-    /// How the pages came that the guest lacked at first; none where it lacked none.
+    /// How the pages arrived that the guest lacked at first; `None` if it lacked none.
     pub page_in: Option<PageInReport>,
 }
 
-/// Runs a migration at its source, to its end, or until its lane is cut: then what it takes to go on is given as well. On every outcome
-/// but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest is as it was before.
+/// Runs a migration at its source until it ends or its lane is cut. After a cut, returns the state
+/// for continuing as well. On every outcome except [`Outcome::Completed`] and [`Outcome::InDoubt`]
+/// the guest is in its former state.
 pub fn send<H: SourceHypervisor, T: Tracking>(
     mut job: SourceJob<'_, H, T>,
     inbox: &Inbox,
@@ -233,7 +241,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let (result, left) = std::thread::scope(|scope| {
         let _ending = Ending { dispatch, control: control.clone(), kept: &kept };
         scope.spawn(move || server.run(&ordered));
-        // It ends before the scope does: with it, whoever waits for streams to open.
+        // It ends before the scope does, and with it the threads that wait for streams to open.
         let mut driver = driver;
         let opening = |shared| open_streams(scope, numbers, shared);
         driver.connect(scope, control.receiver(), regions, referring, opening);
@@ -242,7 +250,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         let Driver { machine, job, unswept, .. } = driver;
         (result, machine.is_cut().then_some((job.tracker, unswept)))
     });
-    // The streams' threads have ended: nothing is confirmed any more.
+    // The streams' threads have ended: no more units are confirmed.
     let kept = left.map(|(tracker, mut unsent)| {
         dispatch.unconfirmed().iter().for_each(|unit| referring.owe(unit));
         unsent.add(&referring.unsent());
@@ -259,44 +267,46 @@ struct Driver<'a, H, T> {
     referring: &'a Referring,
     lanes: Lanes<'a>,
     page_in: PageInDesk<'a>,
-    /// What the guest writes again and again.
+    /// Memory that the guest writes again and again.
     heat: Heat,
-    /// Round 0 is all of memory.
+    /// Whether the sweep is round 0, which covers all of memory.
     sends_all: bool,
-    /// What it has not come to.
+    /// Memory that round 0 has not visited.
     unswept: PageBits,
-    /// What the streams are waited for.
+    /// What the driver waits for from the streams.
     awaited: Option<Awaited>,
-    /// What the destination is to be told of what was sent, once the last pages were.
+    /// Totals to report to the destination, once the last pages were sent.
     pages_end: Option<PagesEnd>,
-    /// Sent before the sweep under way.
+    /// Totals sent before the current sweep.
     counted: Sweep,
     clock: PeerClock,
     inbox: &'a Inbox,
     events: Events,
-    /// Taken from the inbox while something else was under way.
+    /// Inputs taken from the inbox during other work.
     waiting: Waiting,
     device_state_bytes: u64,
-    /// As last counted, for progress.
+    /// Remaining pages as last counted, for progress.
     remaining_pages: u64,
-    /// The most of them in one chunk.
+    /// Most of them in one chunk.
     fullest_chunk_pages: u64,
     /// When the guest was asked to stop.
     switchover_since: Option<Instant>,
-    /// The ping behind the padding, whose answer tells that the padding has arrived, and when it was sent.
+    /// The ping behind the padding, whose answer shows that the padding has arrived, and the time
+    /// when it was sent.
     window_ping: Option<(u64, Instant)>,
     /// Padding of data streams before the round, and of the control stream within it.
     padding_before: u64,
     control_padding: u64,
     last_ping: Instant,
-    /// When the destination last said anything.
+    /// Time of the destination's last message.
     last_heard: Instant,
     finished: bool,
 }
 
 impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
-    /// The control stream's first words; then a thread reads whatever the destination says, and one a data stream connects it
-    /// and sends: a lane that does not answer keeps nobody waiting.
+    /// Performs the control stream's handshake. Then one thread reads the destination's messages,
+    /// and one thread per data stream connects it and sends: a lane that does not answer blocks no
+    /// other.
     fn connect<'scope>(
         &mut self,
         scope: &'scope std::thread::Scope<'scope, '_>,
@@ -331,7 +341,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn until_finished(&mut self) {
         while !self.finished {
-            // By the clock, and not when nothing else comes: a peer that talks all the time changes nothing.
+            // By the clock, and not only when idle: a peer that sends all the time changes nothing.
             if self.last_ping.elapsed() >= PING_INTERVAL {
                 self.ping_and_tell();
                 self.check_limits();
@@ -355,9 +365,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match input {
             Input::Machine(event) => self.take(at, event),
             Input::Hypervisor(event) => self.hypervisor_says(at, event),
-            // What was written since the guest stopped follows the last page: it waits in the inbox.
+            // What was written since the guest stopped follows the last page: it waits in the
+            // inbox.
             Input::DeviceState if self.machine.state() == State::LastPages => {}
-            // A lane that breaks by it is an event of its own.
+            // If the lane breaks here, a separate event reports it.
             Input::DeviceState => drop(self.send_device_state()),
             Input::Lane(message) => self.peer_says(at, message),
             Input::Moved => {
@@ -372,7 +383,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// Tells the machine what it waits for, once it has come.
+    /// Passes the event for which the state machine waits, once it has occurred.
     fn look_at_the_streams(&mut self, at: Instant) {
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
@@ -401,13 +412,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// The shortest seen: pings wait behind pages where the wire is full, the connection was made while it was empty.
+    /// Returns the shortest round trip seen: pings wait behind pages if the wire is full, but the
+    /// connection was made while it was empty.
     fn round_trip(&self) -> Duration {
         let connected = self.job.control.connected_in();
         self.clock.round_trip().into_iter().chain(connected).min().unwrap_or_default()
     }
 
-    /// Bytes handed to all streams.
+    /// Returns the bytes handed to all streams.
     fn wire_bytes(&self) -> u64 {
         self.sender.sent_bytes() + self.dispatch.handed_bytes() + self.page_in.kept.sent_bytes()
     }
@@ -417,7 +429,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         for action in self.machine.on(now, event) {
             hold::at("source", action.name());
             if self.act(action).is_err() {
-                // The rest would follow what is missing, and keep the machine from what to do now.
+                // The rest would follow what is missing, and keep the state machine from what to do
+                // now.
                 break;
             }
         }
@@ -431,7 +444,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// Sends what has come of the device state, as long as the guest may stand still for it.
+    /// Sends the device state that has arrived, while the guest may be paused for it.
     fn send_device_state(&mut self) -> Result<(), CannotSend> {
         let bytes = self.inbox.take_device_state();
         self.device_state_bytes += bytes.len() as u64;
@@ -445,7 +458,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         Ok(())
     }
 
-    /// No guest stands still without end: not for a link that crawls, not for a peer that only answers pings.
+    /// Ends an overlong pause of the guest, whether a link crawls or a peer only answers pings.
     fn check_limits(&mut self) {
         let overdue = |limit| self.switchover_since.is_some_and(|since| since.elapsed() > limit);
         let round_trip = self.round_trip();
@@ -515,17 +528,18 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.later(Event::LaneLost(lane_failure(error)));
     }
 
-    /// Carries an action out.
+    /// Carries out an action.
     ///
     /// # Errors
-    /// A message of it could not be sent: no action that the machine gave after it may follow.
+    /// One of its messages could not be sent: no action that the state machine gave after it may
+    /// follow.
     fn act(&mut self, action: Action) -> Result<(), CannotSend> {
         match action {
             Action::SendBegin => {
                 let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
                 let (epoch, incarnation) = self.offered();
                 self.say(&Message::Begin(Begin { epoch, incarnation, run: self.job.runs, block_pages }))?;
-                // On a lane that is still empty the pings tell the round trip best.
+                // On a lane that is still empty the pings measure the round trip best.
                 (0..3).try_for_each(|_| self.ping())?;
             }
             Action::StartTracking => {
@@ -544,7 +558,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::PreparePageIn => self.prepare_page_in()?,
             Action::TellRemaining => self.tell_remaining()?,
             Action::ServePages => {
-                // What it was for is over, and the destination waits for its end.
+                // Its purpose is over, and the destination waits for its end.
                 self.job.control.finish_sending();
                 self.dispatch.end();
                 self.page_in.kept.let_all_go();
@@ -575,7 +589,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 hold::at("source", "committed");
             }
             Action::AbortPeer(failure) => {
-                // The destination also notices by the lane's end.
+                // The destination also notices from the lane's end.
                 let _ = self.sender.send(&Message::Abort(failure.to_reason()));
                 self.job.control.finish_sending();
             }
@@ -600,14 +614,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         Ok(())
     }
 
-    /// The destination's ownership, as messages carry it.
+    /// Returns the destination's ownership, in the form of messages.
     fn offered(&self) -> (u64, u128) {
         (self.job.ownership.epoch, self.job.ownership.incarnation.bits())
     }
 
     fn begin_switchover(&mut self, page_in: bool) {
         self.switchover_since = Some(Instant::now());
-        // A peer that stops to read must not keep the guest stopped.
+        // A peer that stops reading must not keep the guest paused.
         if let Err(error) = self.job.control.limit_sending(HEARD_LIMIT + 4 * self.round_trip()) {
             tracing::debug!(%error, "sends of the switchover have no limit of their own");
         }
@@ -626,14 +640,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// The guest runs on here, at its own speed.
+    /// Lets the guest's writers run at full speed.
     fn let_writers_go(&mut self) {
         if let Err(error) = self.job.tracker.throttle(None) {
             tracing::warn!(%error, "the guest's writers are slowed until the tracking ends");
         }
     }
 
-    /// An event that this thread itself brings about: before anything that others brought meanwhile.
+    /// Queues an event that this thread itself causes, before all events from others.
     fn later(&mut self, event: Event) {
         self.waiting.push_front(Instant::now(), Input::Machine(event));
     }
@@ -653,7 +667,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         if pages_in {
             self.last_ping = Instant::now();
         } else {
-            // Checked by the next message.
+            // The next message detects a failure.
             let _ = self.ping();
         }
         let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
@@ -695,11 +709,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 }
 
-/// A message could not be sent. Most often the lane broke: the event that comes next says why.
+/// A message could not be sent. Usually the lane broke: the next event gives the reason.
 #[derive(Debug)]
 struct CannotSend;
 
-/// What the streams are waited for.
+/// Progress of the streams for which the driver waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
     /// The round is handed to the wire.

@@ -1,7 +1,9 @@
-//! A sweep over guest memory: what is dirty is protected again and put on the board for the streams to send.
+//! A sweep over guest memory: dirty pages are protected again and put on the board for the streams
+//! to send.
 //!
-//! The order is what makes it right: a page is protected before it is read, so a write during the read shows in the
-//! next sweep; a page judged zero while the guest writes it is dirty again by the same rule.
+//! The order makes it correct. A page is protected before it is read, so a write during the read
+//! shows in the next sweep. A page that is judged zero while the guest writes it is dirty again for
+//! the same reason.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,17 +19,20 @@ use crate::board::Unit;
 use crate::failure::{Failure, FailureCode};
 use crate::reference::PageBits;
 
-/// Dirty pages found in one go: 8 MiB, so that what is sent was scanned just now and a cancel does not wait.
+/// Dirty pages found at a time: 8 MiB, so that pages are sent right after they were scanned and a
+/// cancel does not wait.
 const SCAN_PAGES: u64 = 2048;
 
-/// What a sweep looks at.
+/// Memory that a sweep examines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// In round 0: what was not written since tracking began. What the file never held is known to be zero without reading it.
+    /// In round 0: pages not written since tracking began. What the file never held is known to be
+    /// zero without reading it.
     Untouched,
-    /// What was written since it was last protected, what is hot last.
+    /// Pages written since they were last protected, hot ones last.
     Dirty,
-    /// The same while the guest stands still: nothing is hot any more, and all comes in as few looks as can be.
+    /// As [`Scope::Dirty`] while the guest is paused: nothing is hot any more, and the sweep uses
+    /// as few looks as possible.
     Last,
 }
 
@@ -35,34 +40,34 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) regions: &'a [Arc<Region>],
     pub(crate) tracker: &'a mut T,
     pub(crate) dispatch: &'a Dispatch,
-    /// Pages of a chunk: no unit lies in two.
+    /// Pages of a chunk: no unit spans two.
     pub(crate) chunk_pages: u64,
-    /// Where round 0 begins, as a part of all memory from 0 to 1.
+    /// Where round 0 begins, as a fraction of all memory from 0 to 1.
     pub(crate) begin_at: f64,
-    /// What the destination misses is dirty as well.
+    /// Pages that the destination misses count as dirty.
     pub(crate) referring: &'a Referring,
-    /// What was hot in earlier sweeps; told of what this one finds.
+    /// What was hot in earlier sweeps; updated with what this sweep finds.
     pub(crate) heat: &'a mut Heat,
-    /// In round 0.
+    /// The sample of round 0.
     pub(crate) sample: &'a mut Sample,
-    /// What round 0 has not come to yet.
+    /// What round 0 has not visited yet.
     pub(crate) unswept: &'a mut PageBits,
 }
 
-/// A count of what the guest has written a while after round 0 has begun: a round that lasts shows less, as what is written
-/// again in it counts once.
+/// Count of the pages that the guest has written some time after round 0 began. A long round shows
+/// a lower rate, because a page that is written again in it counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// When, and how many pages since tracking began.
+    /// Time of the sample, and the number of pages since tracking began.
     pub(crate) taken: Option<(Instant, u64)>,
 }
 
-/// When in round 0 the sample is taken.
+/// Time in round 0 at which the sample is taken.
 pub(crate) const SAMPLED_AFTER: Duration = Duration::from_millis(500);
 
 impl<T: Tracking> Sweeper<'_, T> {
-    /// Sweeps all blocks, what is hot last. `between` runs again and again with the pages looked at so far and stops the sweep by
-    /// returning false; so does this then.
+    /// Sweeps all blocks, hot memory last. `between` is called repeatedly with the number of pages
+    /// examined so far. If it returns false, the sweep stops and returns false too.
     pub(crate) fn run(
         mut self,
         scope: Scope,
@@ -84,8 +89,9 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok(all_swept)
     }
 
-    /// Round 0: chunks in which anything is dirty already are put off until all others have been, those with the least of it
-    /// first. By then more of what would have to be sent again is dirty, and left out.
+    /// Performs round 0. Chunks with dirty pages are deferred until all others have been sent,
+    /// those with the fewest first. By then more of the pages that would have to be sent again are
+    /// dirty, and are left out.
     fn untouched_memory(
         &mut self,
         looked_at: &mut u64,
@@ -126,7 +132,7 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok(true)
     }
 
-    /// All of memory in the order of round 0.
+    /// Returns all memory in the order of round 0.
     fn chunks(&self) -> Vec<Stretch> {
         let of = |Stretch { block, pages }: Stretch| {
             by_chunk(pages, self.chunk_pages).map(move |pages| Stretch { block, pages })
@@ -163,7 +169,7 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok(true)
     }
 
-    /// Puts units on the board as it has room.
+    /// Puts units on the board when it has room.
     fn push(
         &mut self,
         units: impl IntoIterator<Item = Unit>,
@@ -177,7 +183,7 @@ impl<T: Tracking> Sweeper<'_, T> {
                 self.tracker.steer();
                 let goes_on = between(looked_at);
                 if !matches!(goes_on, Ok(true)) {
-                    // Taken from what is dirty, and not sent: it is another attempt's.
+                    // Taken from the dirty pages and not sent: another attempt has to send it.
                     std::iter::once(unit).chain(units).for_each(|unit| self.referring.owe(&unit));
                     return goes_on;
                 }
@@ -213,14 +219,15 @@ impl<T: Tracking> Sweeper<'_, T> {
             .map_err(|error| memory_failure(&error))
     }
 
-    /// The next dirty pages, by chunk, and the page to go on from.
+    /// Returns the next dirty pages, by chunk, and the page to go on from.
     fn dirty(&mut self, block: u16, rest: PageRange) -> Result<(u64, Vec<Unit>), Failure> {
         let mut found = Vec::new();
         let may_grow = !self.dispatch.gave_back();
         self.tracker.let_grow(may_grow);
         let next = self.take_dirty(block, rest, SCAN_PAGES, &mut found)?;
         if may_grow && self.dispatch.gave_back() {
-            // Somebody may have read what changed over to the throttle just now: all of it counts as written.
+            // A stream may have read memory that changed over to the throttle just now, so all of
+            // it counts as written.
             found.extend(self.tracker.changed_over());
             normalise(&mut found);
         }
@@ -244,7 +251,8 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok((next, units))
     }
 
-    /// A chunk but for what is dirty already: sent now, it would be sent again in the next round.
+    /// Returns a chunk without its dirty pages: sent now, these would be sent again in the next
+    /// round.
     fn untouched(&self, block: u16, chunk: PageRange, dirty: &[PageRange]) -> Result<Option<Unit>, Failure> {
         let number = usize::from(block);
         let region = self.regions.get(number).ok_or_else(|| memory_failure(&"no such RAM block"))?;
@@ -257,7 +265,7 @@ impl<T: Tracking> Sweeper<'_, T> {
     }
 }
 
-/// A run cut at the chunks' bounds.
+/// Splits a run at the chunks' boundaries.
 pub(super) fn by_chunk(run: PageRange, chunk_pages: u64) -> impl Iterator<Item = PageRange> {
     let mut rest = run;
     std::iter::from_fn(move || {

@@ -1,5 +1,5 @@
-//! A guest's tracking with both means to slow its writers, of which one is in use at a time: [`crate::throttle`] says which, and why a
-//! change of means loses no page.
+//! Tracking of a guest with both means to slow its writers, of which one is in use at a time.
+//! [`crate::throttle`] explains which, and why a change of means loses no page.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,26 +10,28 @@ use godwit_ram::{DirtyCount, PageRange, ThrottleFigures, TrackError};
 use super::Tracking;
 use crate::throttle::{LOOK_INTERVAL, MeansUse, QuotaLoop, ThrottleMeans, means_for};
 
-/// Of the time, looking at what the guest dirties takes no more than one part in so many: a look reads all of its page tables.
+/// Looking at what the guest dirties takes at most one part in so many of the time, because a look
+/// reads all of its page tables.
 const LOOK_PART: u32 = 10;
 
-/// CPU time of the guest's processors. In the product this is a cgroup of their threads.
+/// CPU time of the guest's vCPUs. In the product this is a cgroup of their threads.
 ///
-/// Dropping it lets them have all they want, and undoes whatever was made.
+/// Dropping it lifts the limit and undoes everything that was set up.
 pub trait CpuQuota: Send {
-    /// Gives them so much of the CPU time that they could take, all together, above 0 and up to 1. None: as much as they want, at once.
+    /// Limits the vCPUs to a share of the CPU time that they could take all together, above 0 and
+    /// up to 1. `None` lifts the limit at once.
     ///
     /// # Errors
-    /// It can't be done. With a first share nothing has changed then.
+    /// The limit cannot be set. If it was the first share, nothing has changed.
     fn set_share(&mut self, share: Option<f64>) -> io::Result<()>;
 }
 
-/// What the means may be, and for whom.
+/// Permitted means, and the guest that they apply to.
 #[derive(Clone, Copy, Debug)]
 pub struct Throttling {
-    /// The means.
+    /// The permitted means.
     pub means: MeansUse,
-    /// The guest's processors.
+    /// Number of the guest's vCPUs.
     pub vcpus: usize,
     /// The hypervisor's process, for errors.
     pub pid: i32,
@@ -40,20 +42,20 @@ pub struct Throttled<T, Q> {
     tracker: T,
     quota: Q,
     how: Throttling,
-    /// Pages a second, as long as the quota holds them.
+    /// The quota's control loop and its limit in pages per second, while the quota is in use.
     looking: Option<Looking>,
     held_by: Option<ThrottleMeans>,
     control: QuotaLoop,
-    /// The quota has been used.
+    /// Whether the quota has been used.
     quota_used: bool,
-    /// There are means that can't be had here.
+    /// Whether faults are unavailable here.
     no_faults: bool,
     no_quota: bool,
     /// Pages taken since the last look.
     taken_pages: u64,
 }
 
-/// The closed loop under way.
+/// Control loop in progress.
 struct Looking {
     limit_pages_per_s: f64,
     last: Instant,
@@ -62,7 +64,7 @@ struct Looking {
 }
 
 impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
-    /// Tracking that slows nobody yet.
+    /// Creates tracking that slows no writer yet.
     pub fn new(tracker: T, quota: Q, how: Throttling) -> Self {
         Throttled {
             tracker,
@@ -78,7 +80,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         }
     }
 
-    /// The means for this limit, the better first.
+    /// Returns the means for this limit, the better one first.
     fn means(&self, pages_per_s: f64) -> Vec<ThrottleMeans> {
         let best = || means_for(pages_per_s, self.tracker.throttle_figures(), self.how.vcpus, self.held_by);
         let candidates = match self.how.means {
@@ -135,9 +137,11 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
             looking.limit_pages_per_s = pages_per_s;
             return Ok(());
         }
-        // It is made while the guest may still have all, so that one that can't be made changes nothing.
+        // The quota is set up while the guest may still use all CPU time, so that a failure changes
+        // nothing.
         self.quota.set_share(Some(1.0)).map_err(|error| self.quota_failed(error))?;
-        // Memory that is held by faults stays so, each write answered at once: it does not change back while the guest runs.
+        // Memory held by faults stays so, with each write answered at once: it does not change back
+        // while the guest runs.
         self.tracker.throttle(None)?;
         self.quota_used = true;
         self.control.begin();
@@ -152,7 +156,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         TrackError::Io { what: "slow the vCPUs", pid: self.how.pid, source }
     }
 
-    /// They get all the CPU time that they want.
+    /// Lifts the CPU limit of the vCPUs.
     fn let_processors_go(&mut self) {
         if self.looking.take().is_some()
             && let Err(error) = self.quota.set_share(None)
@@ -161,7 +165,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         }
     }
 
-    /// What the guest has dirtied since the last look, and what it may have from now on.
+    /// Measures what the guest has dirtied since the last look, and sets its new share.
     fn look_at_it(&mut self) -> Result<(), TrackError> {
         let Some(looking) = &mut self.looking else { return Ok(()) };
         let begun = Instant::now();
@@ -171,7 +175,8 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         }
         let dirty_pages = self.tracker.count_dirty()?.pages;
         looking.every = LOOK_INTERVAL.max(begun.elapsed() * LOOK_PART);
-        // Those that are dirty now and were not, and those that were and have been taken since.
+        // Pages that are dirty now and were not, and pages that were dirty and have been taken
+        // since.
         let dirtied =
             (dirty_pages + std::mem::take(&mut self.taken_pages)).saturating_sub(looking.dirty_pages);
         (looking.last, looking.dirty_pages) = (begun, dirty_pages);
@@ -223,7 +228,7 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
 
     fn steer(&mut self) {
         if let Err(error) = self.look_at_it() {
-            // The next round has the other means, or none.
+            // The next round uses the other means, or none.
             tracing::warn!(%error, "the vCPUs can't be slowed any more");
             self.no_quota = true;
             self.let_processors_go();
@@ -239,7 +244,7 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
     }
 
     fn let_stop(&mut self) {
-        // A vCPU that waits for its quota can't stop.
+        // A vCPU that waits for its quota cannot stop.
         self.let_processors_go();
         self.tracker.let_stop();
     }

@@ -1,41 +1,42 @@
-//! Whether it pays to tell pages by what differs from what was sent of them before. What is known of it: how fast pages are
-//! copied, compared and packed, how many of them were sent before and differ little, and what those become. The speed is measured
-//! on all pages that are compared, the rest on the sample alone ([`godwit_lanes::is_sampled`]), whose earlier content is always
-//! kept: of other pages nothing is kept before it pays.
+//! Decides whether deltas pay: pages sent as differences from the versions sent before. The
+//! decision uses the speed at which pages are copied, compared and packed, the share of pages that
+//! were sent before and differ little, and the size of their deltas. The speed is measured on all
+//! pages that are compared. The rest is measured only on the sample ([`godwit_lanes::is_sampled`]),
+//! whose earlier content is always kept; of other pages nothing is kept before deltas pay.
 
 use godwit_lanes::{Comparing, Differing};
 use godwit_wire::PAGE_SIZE;
 
 use super::{Otherwise, blend};
 
-/// It must be that much faster to be begun, and to be kept. The first round in which it is in use brings nothing: what it
-/// sends has yet to be kept.
+/// Minimum speed-up for deltas to be begun and kept. The first round in which they are in use gains
+/// nothing, because the versions that it sends have yet to be kept.
 const BEGIN: f64 = 1.15;
 const KEEP: f64 = 1.05;
-/// Fewer pages of the sample than this tell nothing.
+/// Fewer sampled pages than this say nothing.
 const LEAST_SAMPLED: u64 = 16;
-/// Figures are renewed by half within so many pages, of the sample or of all.
+/// Figures are renewed by half within so many pages, of the sample or of all pages.
 const SAMPLE_MEMORY_PAGES: f64 = 64.0;
 const MEMORY_PAGES: f64 = 1024.0;
 
-/// The judgement.
+/// Decision about deltas.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Delta {
-    /// Pages may be told so at all.
+    /// Whether deltas are possible.
     pub(super) possible: bool,
-    /// Always, whatever it brings.
+    /// Whether to use deltas always, whatever they yield.
     pub(super) always: bool,
     on: bool,
-    /// Seconds a page.
+    /// Seconds per page.
     page_s: Option<f64>,
     sampled: u64,
-    /// The part of the pages that are told so, and what becomes of a byte of those.
+    /// Fraction of the pages that go as deltas, and their size per byte.
     told: f64,
     ratio: f64,
 }
 
 impl Delta {
-    /// What a unit is to do, on a wire of such a rate.
+    /// Returns what a unit is to do, on a wire with this rate.
     pub(super) fn choose(&mut self, wire: Option<f64>, otherwise: Otherwise) -> Differing {
         if !self.possible {
             return Differing::No;
@@ -46,7 +47,7 @@ impl Delta {
         if self.on { Differing::All } else { Differing::Sample }
     }
 
-    /// Guest bytes a second, as the figures say; none: they say nothing yet.
+    /// Returns the expected yield in guest bytes per second; `None`: the figures say nothing yet.
     fn promised(&self, wire: f64, otherwise: Otherwise) -> Option<f64> {
         let page_s = self.page_s.filter(|_| self.sampled >= LEAST_SAMPLED && self.told > 0.0)?;
         let rest = 1.0 - self.told;
@@ -55,12 +56,12 @@ impl Delta {
         Some((1.0 / work).min(wire / on_wire.max(1e-4)))
     }
 
-    /// Whether the last unit was compared as a whole.
+    /// Returns whether the last unit was compared as a whole.
     pub(super) fn is_on(&self) -> bool {
         self.on
     }
 
-    /// What comparing a unit's pages came to.
+    /// Learns from the comparison of a unit's pages.
     pub(super) fn note(&mut self, comparing: Comparing) {
         let Comparing { pages, time, sampled, told, told_bytes } = comparing;
         if pages == 0 {
@@ -95,7 +96,8 @@ mod tests {
         Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 }
     }
 
-    /// A unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs a page.
+    /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs per
+    /// page.
     fn unit(told: u64, told_bytes: u64) -> Comparing {
         Comparing { pages: 16, time: Duration::from_micros(32), sampled: 16, told, told_bytes }
     }

@@ -1,17 +1,19 @@
-//! What streams have learnt of the wire and of the codecs. A stream begins with what others to the same host have learnt, also those of
-//! earlier migrations: a small guest has left before its own streams could know what pays.
+//! What streams have learned about the wire and the codecs. A stream begins with what others to the
+//! same host have learned, including those of earlier migrations: a small guest leaves before its
+//! own streams could find out what pays.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Chooser, CodecFigures};
 
-/// What has been learnt of one host's wire by all streams to it. They share it, and each overwrites it with what it has seen last.
+/// Experience of all streams to one host. They share it, and each overwrites it with what it has
+/// seen last.
 #[derive(Debug, Default)]
 pub struct Experience(Mutex<Learnt>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Learnt {
-    /// Wire bytes a second of one stream.
+    /// The wire's rate for one stream, bytes per second.
     wire_bytes_per_s: Option<f64>,
     codecs: [Option<CodecFigures>; 2],
 }
@@ -22,14 +24,15 @@ impl Experience {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wire bytes a second, as some stream saw it last.
+    /// Returns the wire's rate in bytes per second, as a stream saw it last.
     pub(crate) fn wire_bytes_per_s(&self) -> Option<f64> {
         self.learnt().wire_bytes_per_s
     }
 }
 
 impl Chooser {
-    /// Begins with what others have learnt. That a codec brought less than its figures say was due to what the CPUs did then.
+    /// Begins with what others have learned. Their lost trust in a codec is not adopted: it was due
+    /// to the CPU load at that time.
     #[must_use]
     pub fn experienced(self, experience: &Experience) -> Chooser {
         let Learnt { wire_bytes_per_s, codecs } = *experience.learnt();
@@ -37,7 +40,7 @@ impl Chooser {
         Chooser { wire_bytes_per_s, codecs, ..self }
     }
 
-    /// Passes on what it knows; what it does not stays as others saw it.
+    /// Passes on what the chooser knows; the rest stays as others saw it.
     pub fn pass_on(&self, experience: &Experience) {
         let mut learnt = experience.learnt();
         learnt.wire_bytes_per_s = self.wire_bytes_per_s.or(learnt.wire_bytes_per_s);

@@ -1,6 +1,7 @@
-//! Whether it pays to look for pages by their content. What is known of it: how fast pages are copied and hashed, how many of
-//! them the destination has, and how many of those it then misses. Both are measured each time, on units or on the first 64
-//! pages of some. Hashing and sending overlap as compressing and sending do.
+//! Decides whether it pays to look up pages by their content. The decision uses the speed at which
+//! pages are copied and hashed, the share of them that the destination holds, and the share of
+//! those that it then misses. They are measured each time, on units or on the first 64 pages of
+//! some. Hashing and sending overlap as compressing and sending do.
 
 use std::time::Duration;
 
@@ -9,78 +10,79 @@ use godwit_wire::PAGE_SIZE;
 
 use super::blend;
 
-/// Units from one probe to the next where hashing costs as much as sending.
+/// Units from one probe to the next if hashing costs as much as sending.
 const PROBE_INTERVAL: u64 = 16;
-/// Every unit is probed where that takes less than this part of its time.
+/// Every unit is probed if that takes less than this fraction of its time.
 const CHEAP: f64 = 0.02;
 /// Bytes of a probe.
 const PROBE_BYTES: f64 = (64 * PAGE_SIZE) as f64;
-/// In use, figures are renewed by half within so many bytes; by a probe by half.
+/// In use, figures are renewed by half within so many bytes; a probe renews them by half.
 const MEMORY_BYTES: f64 = 4e6;
-/// What a page that is told costs on the wire, of its own bytes: hash and fields.
+/// Cost of a reference on the wire, as a fraction of the page: hash and fields.
 const TOLD: f64 = 0.012;
-/// It must be that much faster to be begun, and to be kept.
+/// Minimum speed-up for references to be begun and kept.
 const BEGIN: f64 = 1.04;
 const KEEP: f64 = 1.02;
-/// Units that are looked for before the wire's rate is known, or what they find, where the destination has told of content: they cost
-/// little, and raw ones sent to learn that rate would be most of a short way back. On a wire as fast as memory they are the price.
+/// Number of units that are looked up before the wire's rate or the share of hits is known, if the
+/// destination has announced content. They cost little; raw units sent to measure that rate would
+/// be most of a short way back. On a wire as fast as memory they are the price.
 const BLIND_UNITS: u32 = 64;
-/// They must find so many of their pages.
+/// Minimum share of hits in those units.
 const LEAST_FOUND: f64 = 0.1;
-/// How much of its lost trust it gets back with each probe.
+/// Fraction of the lost trust that references regain with each probe.
 const FORGIVEN: f64 = 0.05;
 
-/// What a chooser is told of references and deltas before each unit.
+/// What a chooser learns about references and deltas before each unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prospect {
-    /// Pages may be told by their content at all.
+    /// Whether pages may be sent by reference.
     pub possible: bool,
-    /// Always, whatever it brings.
+    /// Whether to use references always, whatever they yield.
     pub always: bool,
-    /// The destination has told of content.
+    /// Whether the destination has announced content.
     pub foreign: bool,
-    /// The part of what was told that was missing then.
+    /// Fraction of the pages sent by reference that were then missing.
     pub missing: f64,
-    /// What another stream has seen of the wire.
+    /// The wire's rate as another stream has seen it.
     pub wire_bytes_per_s: Option<f64>,
-    /// Pages may be told by what differs from what was sent of them before.
+    /// Whether pages may be sent as deltas.
     pub deltas: bool,
-    /// Always, whatever it brings.
+    /// Whether to use deltas always, whatever they yield.
     pub always_deltas: bool,
 }
 
-/// The method that it is compared with, and that the rest goes by.
+/// Method that references are compared with, and that sends the other pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Otherwise {
-    /// Guest bytes a second that it brings.
+    /// Yield in guest bytes per second.
     pub(super) brings: f64,
-    /// Guest bytes that are compressed in a second; none where nothing is.
+    /// Guest bytes compressed per second; `None` without compression.
     pub(super) packed_per_s: Option<f64>,
-    /// What becomes of a byte.
+    /// Compressed bytes per guest byte.
     pub(super) ratio: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     bytes_per_s: f64,
-    /// The part of the pages that the destination has.
+    /// Fraction of the pages that the destination holds.
     found: f64,
     trust: f64,
 }
 
-/// The judgement.
+/// Decision about references.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Referral {
     pub(super) prospect: Prospect,
     figures: Option<Figures>,
     on: bool,
     units: u64,
-    /// Units looked for without knowing the wire.
+    /// Units looked up without knowing the wire.
     blind: u32,
 }
 
 impl Referral {
-    /// What a unit of so many bytes is to do, on a wire of such a rate.
+    /// Returns what a unit of so many bytes is to do, on a wire with this rate.
     pub(super) fn choose(&mut self, bytes: u64, wire: Option<f64>, otherwise: Otherwise) -> Referring {
         if !self.prospect.possible {
             return Referring::No;
@@ -108,7 +110,8 @@ impl Referral {
         if probe { Referring::Probe } else { Referring::No }
     }
 
-    /// Looking among the guest's own pages alone brings too little for each unit's while.
+    /// Returns whether probing every unit is cheap. Looking only among the guest's own pages yields
+    /// too little for that.
     fn probe_is_cheap(&self, bytes: u64, brings: f64) -> bool {
         let Some(figures) = self.figures.filter(|_| self.prospect.foreign) else {
             return self.prospect.foreign;
@@ -116,7 +119,7 @@ impl Referral {
         PROBE_BYTES / figures.bytes_per_s * brings < CHEAP * bytes as f64
     }
 
-    /// Guest bytes a second, as the figures say.
+    /// Returns the expected yield in guest bytes per second.
     fn promised(&self, wire: f64, otherwise: Otherwise) -> f64 {
         let Some(figures) = self.figures else { return 0.0 };
         let rest = 1.0 - figures.found;
@@ -125,12 +128,12 @@ impl Referral {
         (1.0 / work).min(wire / on_wire.max(1e-4))
     }
 
-    /// Whether the last unit was looked for as a whole.
+    /// Returns whether the last unit was looked up as a whole.
     pub(super) fn is_on(&self) -> bool {
         self.on
     }
 
-    /// What a unit's looking came to.
+    /// Learns from the lookup of a unit's pages.
     pub(super) fn note(&mut self, hashing: Hashing, in_use: bool) {
         let (bytes, seconds) = ((hashing.pages * u64::from(PAGE_SIZE)) as f64, hashing.time.as_secs_f64());
         if hashing.pages == 0 || seconds <= 0.0 {
@@ -150,7 +153,7 @@ impl Referral {
         }
     }
 
-    /// Units in use brought so many guest bytes in such a time.
+    /// Learns the actual yield: units in use carried so many guest bytes in this time.
     pub(super) fn brought(&mut self, guest_bytes: f64, wall: Duration, wire: f64, otherwise: Otherwise) {
         let promised = self.promised(wire, otherwise);
         if let Some(figures) = self.figures.as_mut().filter(|_| promised > 0.0) {

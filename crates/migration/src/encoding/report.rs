@@ -1,4 +1,4 @@
-//! What the pages of a migration were encoded as, summed.
+//! Totals of how the pages of a migration were encoded.
 
 use godwit_lanes::{Tally, UnitSent};
 use godwit_wire::PAGE_SIZE;
@@ -50,7 +50,7 @@ pub struct EncodingReport {
     pub wire_bytes: u64,
 }
 
-/// Sums of all units sent.
+/// Totals of all units sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Encodings {
     zero: Tally,
@@ -78,7 +78,7 @@ impl Encodings {
         }
     }
 
-    /// What was used.
+    /// Returns the encodings that were used.
     #[must_use]
     pub fn report(&self) -> Vec<EncodingReport> {
         use EncodingName::{Delta, Lz4, Raw, Reference, Zero, Zstd};
@@ -96,19 +96,20 @@ impl Encodings {
             .collect()
     }
 
-    /// Pages told by what the destination has.
+    /// Returns the number of pages sent by reference or as deltas.
     #[must_use]
     pub fn told_pages(&self) -> u64 {
         self.reference.pages + self.delta.pages
     }
 
-    /// Pages that the destination was pointed to.
+    /// Returns the number of pages sent by reference.
     #[must_use]
     pub fn referred_pages(&self) -> u64 {
         self.reference.pages
     }
 
-    /// Bytes of pages for each byte on the wire, zero pages apart; 1 where nothing was compressed or told.
+    /// Returns the bytes of pages per byte on the wire, without zero pages; 1 if nothing was
+    /// compressed or sent by reference or delta.
     #[must_use]
     pub fn expansion(&self) -> f64 {
         let sent = [self.raw, self.lz4, self.zstd, self.reference, self.delta];

@@ -9,32 +9,32 @@ use super::*;
 
 const UNIT_PAGES: u64 = 512;
 const UNIT_BYTES: f64 = (UNIT_PAGES * PAGE_SIZE as u64) as f64;
-/// One frame's pages.
+/// Pages of one frame.
 const PROBE_PAGES: u64 = 64;
 
-/// A host, its wire and a guest's content. Bytes a second and ratios.
+/// Host, its wire and a guest's content. Bytes per second and ratios.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     wire: f64,
-    /// What handing a byte to the socket costs.
+    /// Cost of handing a byte to the socket.
     socket: f64,
-    /// The socket's room.
+    /// Room in the socket.
     buffer: f64,
     /// Speed and ratio of LZ4 and Zstandard.
     codecs: [(f64, f64); 2],
-    /// The part of the pages that the destination has, where references are possible.
+    /// Fraction of the pages that the destination holds, if references are possible.
     found: Option<f64>,
 }
 
-/// Guest bytes hashed in a second.
+/// Guest bytes hashed per second.
 const HASHING: f64 = 1500.0 * MB;
 
 const MB: f64 = 1e6;
-/// Pieces in which pages go to the socket.
+/// Number of pieces in which a unit's pages go to the socket.
 const STEPS: u32 = 32;
 
 impl Link {
-    /// A codec's wire bytes for guest bytes; what does not pay goes raw.
+    /// Returns a codec's wire bytes for guest bytes; pages that do not get smaller go raw.
     fn packed(&self, method: Option<Codec>, bytes: f64) -> f64 {
         let ratio = method.map_or(1.0, |codec| self.codecs[place(codec)].1);
         bytes * if ratio > 0.9 { 1.0 } else { ratio }
@@ -44,7 +44,7 @@ impl Link {
         method.map_or(0.0, |codec| bytes / self.codecs[place(codec)].0)
     }
 
-    /// Guest bytes a second of a method, used all the time.
+    /// Returns the yield of a method in continuous use, in guest bytes per second.
     fn rate(&self, method: Option<Codec>) -> f64 {
         let on_wire = self.packed(method, 1.0);
         1.0 / (self.compressing(method, 1.0) + on_wire / self.socket).max(on_wire / self.wire)
@@ -54,7 +54,8 @@ impl Link {
         METHODS.map(|method| self.rate(method)).into_iter().fold(0.0, f64::max)
     }
 
-    /// Guest bytes a second of a method for what the destination has not got.
+    /// Returns the yield of a method for pages that the destination does not hold, in guest bytes
+    /// per second.
     fn rate_with_references(&self, method: Option<Codec>) -> f64 {
         let found = self.found.unwrap_or(0.0);
         let on_wire = (1.0 - found) * self.packed(method, 1.0) + found * 0.01;
@@ -63,17 +64,18 @@ impl Link {
     }
 }
 
-/// A stream that sends full units as its chooser says.
+/// Stream that sends full units as its chooser decides.
 #[derive(Debug)]
 struct Stream {
     chooser: Chooser,
     queued: f64,
     /// Guest bytes sent by each method, raw first.
     bytes: [f64; 3],
-    /// Guest bytes of units whose pages were all looked for.
+    /// Guest bytes of units whose pages were all looked up.
     looked_for: f64,
     seconds: f64,
-    /// How much the host's other work disturbs it: 0 not at all, 1 up to half or double the speed from one piece to the next.
+    /// How much the host's other work disturbs it: 0 not, 1 up to half or double the speed from one
+    /// piece to the next.
     unrest: f64,
     drawn: u64,
 }
@@ -91,7 +93,7 @@ impl Stream {
         }
     }
 
-    /// The factor by which the next piece takes longer.
+    /// Returns the factor by which the next piece takes longer.
     fn disturbance(&mut self) -> f64 {
         self.drawn =
             self.drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -99,13 +101,13 @@ impl Stream {
         (self.unrest * (2.0 * even - 1.0)).exp2()
     }
 
-    /// Sends so many units, and returns the guest bytes a second.
+    /// Sends so many units, and returns the guest bytes per second.
     fn run(&mut self, link: &Link, units: u32) -> f64 {
         (self.bytes, self.looked_for, self.seconds) = ([0.0; 3], 0.0, 0.0);
         for _ in 0..units {
             self.unit(link);
         }
-        // What is left in the socket has not gone.
+        // What is left in the socket has not been sent.
         f64::from(units) * UNIT_BYTES / self.seconds
     }
 
@@ -136,7 +138,7 @@ impl Stream {
         self.chooser.sent(packing, &sent, Duration::from_secs_f64(wall));
     }
 
-    /// Hashes pages: how many of them the destination has, and how long it took.
+    /// Hashes pages. Returns how many of them the destination holds, and the time taken.
     fn look_for(&mut self, link: &Link, pages: u64, sent: &mut UnitSent) -> (u64, f64) {
         let disturbance = self.disturbance();
         let seconds = (pages * u64::from(PAGE_SIZE)) as f64 / HASHING * disturbance;
@@ -163,7 +165,7 @@ impl Stream {
             let (packed, step) =
                 (packed / f64::from(STEPS), (compressing + packed / link.socket) / f64::from(STEPS));
             self.queued = (self.queued - step * link.wire).max(0.0) + packed;
-            // What has no room is waited for.
+            // Pieces without room wait.
             let too_much = (self.queued - link.buffer).max(0.0);
             self.queued -= too_much;
             seconds += step + too_much / link.wire;
@@ -243,7 +245,7 @@ fn random_content_goes_raw_on_any_link() {
 
 #[test]
 fn of_two_that_are_as_fast_the_cheaper_is_taken() {
-    // The wire takes what either makes.
+    // The wire carries what either produces.
     let link = Link { codecs: [(700.0 * MB, 0.31), (350.0 * MB, 0.3)], ..gigabit() };
     let mut stream = Stream::new();
     stream.run(&link, 128);
@@ -252,7 +254,7 @@ fn of_two_that_are_as_fast_the_cheaper_is_taken() {
 
 #[test]
 fn a_codec_that_costs_what_sending_costs_is_found_out() {
-    // By itself LZ4 is faster than raw pages are sent; both together are not.
+    // LZ4 alone is faster than sending raw pages; the two together are not.
     let link = Link { codecs: [(1000.0 * MB, 0.3), (300.0 * MB, 0.25)], ..loopback() };
     assert!(link.rate(Some(Codec::Lz4)) < 0.95 * link.rate(None));
     let mut stream = Stream::new();
@@ -322,7 +324,7 @@ fn what_the_destination_has_is_told_where_that_is_faster() {
     for link in [gigabit(), random(gigabit())] {
         let link = Link { found: Some(0.98), ..link };
         let mut stream = Stream::new();
-        // The wire is not looked at before that.
+        // The wire is not examined before that.
         stream.run(&link, 96);
         let rate = stream.run(&link, 128);
         assert!(stream.looked_for > 0.95 * 128.0 * UNIT_BYTES, "{}", stream.looked_for / UNIT_BYTES);
@@ -408,7 +410,7 @@ fn a_stream_begins_with_what_others_have_learnt() {
     first.run(&gigabit(), 64);
     first.chooser.pass_on(&experience);
     assert!(begins(&experience).is_some(), "{experience:?}");
-    // One that knows nothing takes nothing away.
+    // A chooser that knows nothing removes nothing.
     Chooser::new(Compression::Auto).pass_on(&experience);
     assert!(begins(&experience).is_some(), "{experience:?}");
 }

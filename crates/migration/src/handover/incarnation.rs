@@ -1,30 +1,32 @@
-//! The identity of one life of a VM.
+//! Identity of one life of a VM.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies one life of a VM, from its creation to its deletion. A VM that is created again under
-/// its old name and uuid gets another incarnation, so a record of the old one says nothing of it.
+/// Identifier of one life of a VM, from its creation to its deletion. A VM that is created again
+/// under its old name and uuid gets another incarnation, so a record of the old one says nothing
+/// about it.
 ///
-/// 128 random bits, drawn at creation; 32 hexadecimal digits as text. Moves keep it.
+/// It consists of 128 random bits, drawn at creation, and is 32 hexadecimal digits as text. Moves
+/// keep it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Incarnation(u128);
 
 impl Incarnation {
-    /// The incarnation of VMs that were created before incarnations existed. All of them share it, and
-    /// are told apart by their uuid alone, as they were then.
+    /// Incarnation of VMs that were created before incarnations existed. All of them share it; only
+    /// their uuid distinguishes them, as it did then.
     pub const UNRECORDED: Incarnation = Incarnation(0);
 
-    /// Makes an incarnation of random bits.
+    /// Makes an incarnation from random bits.
     #[must_use]
     pub const fn new(bits: u128) -> Incarnation {
         Incarnation(bits)
     }
 
-    /// Returns its bits.
+    /// Returns the bits.
     #[must_use]
     pub fn bits(self) -> u128 {
         self.0
@@ -43,7 +45,7 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// A text that is no incarnation.
+/// Error for a text that is not an incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is no incarnation: it has 32 hexadecimal digits")]
 pub struct IncarnationError(String);

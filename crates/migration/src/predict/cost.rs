@@ -1,5 +1,5 @@
-//! What a page of a guest costs on its way: bytes on the wire, and time, by what was sampled of its memory and measured of the
-//! lanes. Pure.
+//! Cost of a guest's page on the wire, in bytes and time, from samples of its memory and
+//! measurements of the lanes. Pure.
 
 use std::time::Duration;
 
@@ -8,55 +8,56 @@ use godwit_wire::PAGE_SIZE;
 
 use crate::encoding::{Compression, EncodingName};
 
-/// What a page costs on the wire beside its bytes: frame headers, TLS records.
+/// Overhead of a page on the wire: frame headers, TLS records.
 const OVERHEAD: f64 = 1.003;
-/// The cheapest method with this part of the best rate is good enough, as in `encoding.rs`.
+/// The cheapest method with this fraction of the best rate is chosen, as in `encoding.rs`.
 const AS_FAST: f64 = 0.96;
 
-/// What lanes carry.
+/// Capacity of the lanes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Carry {
-    /// Bytes a second on the wire.
+    /// Bytes per second on the wire.
     pub bytes_per_s: f64,
-    /// As fast as the CPUs would go that are used up by sending alone: what compresses takes from them. None: it is the wire that
-    /// does not carry more.
+    /// Rate that the CPUs would permit, if sending alone uses them up: compression competes with
+    /// it. `None`: the wire is the limit.
     pub of_cpus_bytes_per_s: Option<f64>,
 }
 
-/// Pages of one kind on their way, in the mean.
+/// Average cost of pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageCost {
     /// Bytes on the wire.
     pub wire_bytes: f64,
-    /// Seconds.
+    /// Time in seconds.
     pub time_s: f64,
-    /// As what they go.
+    /// Encoding of the pages.
     pub sent_as: EncodingName,
 }
 
-/// What a sample of pages shows: how many hold anything, and what the codecs make of those.
+/// Content of a sample of pages: how many hold data, and how well those compress.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Content {
-    /// Of pages that were ever written, those that hold something else than zeros.
+    /// Of pages that were ever written, the fraction that holds data other than zeros.
     pub data_share: f64,
-    /// What LZ4 makes of them; none: it was not tried.
+    /// Result of LZ4 on them; `None`: it was not tried.
     pub lz4: Option<Trial>,
-    /// What Zstandard makes of them.
+    /// Result of Zstandard on them; `None`: it was not tried.
     pub zstd: Option<Trial>,
 }
 
-/// What a codec makes of pages.
+/// Result of a codec on pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trial {
-    /// Bytes compressed in a second, by one thread.
+    /// Bytes compressed per second by one thread.
     pub bytes_per_s: f64,
-    /// What becomes of a byte.
+    /// Compressed bytes per byte.
     pub ratio: f64,
 }
 
 impl Trial {
-    /// What it made of pieces that were drawn by their pages, each by one: a long piece is drawn more often than a short one, and
-    /// counts no more each time. None where nothing was tried.
+    /// Computes the result from pieces that were drawn by drawing single pages: a long piece is
+    /// drawn more often than a short one, and counts no more each time. Returns `None` if nothing
+    /// was tried.
     #[must_use]
     pub fn of(ratios: &[f64], effort: Effort) -> Option<Trial> {
         let (raw, seconds) = (effort.raw_bytes as f64, effort.time.as_secs_f64());
@@ -66,16 +67,18 @@ impl Trial {
 }
 
 impl PageCost {
-    /// Pages that go as they are.
+    /// Returns the cost of raw pages.
     #[must_use]
     pub fn raw(wire_bytes_per_s: f64) -> PageCost {
         let wire_bytes = f64::from(PAGE_SIZE) * OVERHEAD;
         PageCost { wire_bytes, time_s: wire_bytes / wire_bytes_per_s.max(1.0), sent_as: EncodingName::Raw }
     }
 
-    /// Pages of such content on lanes that carry so much, compressed as a migration would: by what is asked for, or by what brings
-    /// most of them over, as far as a stream sees it: it compresses while the wire carries what was before. A codec has half of
-    /// `cores`: the other half sends what it made. Where sending alone uses up the CPUs, the two take turns.
+    /// Returns the cost of pages with this content on lanes of this capacity. They are compressed
+    /// as in a migration: with the codec requested, or with the one that yields most, as far as a
+    /// stream can see it, which compresses while the wire carries what came before. A codec has
+    /// half of `cores`; the other half sends its output. If sending alone uses up the CPUs, the two
+    /// take turns.
     #[must_use]
     pub fn of(content: &Content, compression: Compression, carry: Carry, cores: usize) -> PageCost {
         let raw = PageCost::raw(carry.bytes_per_s);
@@ -102,13 +105,13 @@ impl PageCost {
         taken.unwrap_or(raw).1
     }
 
-    /// The time of so many of them.
+    /// Returns the time for so many pages.
     #[must_use]
     pub fn time_of(&self, pages: f64) -> Duration {
         Duration::try_from_secs_f64(pages * self.time_s).unwrap_or(Duration::MAX)
     }
 
-    /// Bytes of pages that are carried in a second.
+    /// Returns the bytes of pages carried per second.
     #[must_use]
     pub fn carried_bytes_per_s(&self) -> f64 {
         f64::from(PAGE_SIZE) / self.time_s.max(1e-12)
@@ -125,7 +128,7 @@ mod tests {
         zstd: Some(Trial { bytes_per_s: 300e6, ratio: 0.4 }),
     };
 
-    /// Lanes that carry no more.
+    /// Returns lanes whose limit is the wire.
     fn wire(bytes_per_s: f64) -> Carry {
         Carry { bytes_per_s, of_cpus_bytes_per_s: None }
     }
@@ -137,7 +140,7 @@ mod tests {
         let alone = PageCost::of(&SHRINKS, Compression::Auto, wire(400e6), 2);
         assert_eq!((cost.sent_as, cost.wire_bytes), (alone.sent_as, alone.wire_bytes));
         assert!((cost.time_s - 4096.0 / 800e6 - cost.wire_bytes / 400e6).abs() < 1e-9, "{cost:?}");
-        // Held to a limit it has the time.
+        // Under a limit there is time to compress.
         let held = Carry { bytes_per_s: 100e6, ..carry };
         assert_eq!(
             PageCost::of(&SHRINKS, Compression::Lz4, held, 2),
@@ -162,7 +165,7 @@ mod tests {
         assert_eq!(cost(Compression::Zstd).sent_as, EncodingName::Zstd);
         assert_eq!(cost(Compression::None), PageCost::raw(2e9));
         assert!((cost(Compression::Zstd).carried_bytes_per_s() - 300e6).abs() < 1.0);
-        // Nothing was tried, as there was nothing to try it on.
+        // No codec was tried, because there was nothing to try it on.
         assert_eq!(PageCost::of(&Content::default(), Compression::Zstd, wire(2e9), 2), PageCost::raw(2e9));
     }
 

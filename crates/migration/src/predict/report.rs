@@ -1,4 +1,5 @@
-//! What is foreseen, as it is told: within a migration's report, and by a dry run. Times in milliseconds, sizes in bytes.
+//! The prediction in reports: within a migration's report, and in a dry run's. Times are in
+//! milliseconds, sizes in bytes.
 
 use std::time::Duration;
 
@@ -10,11 +11,12 @@ use crate::encoding::EncodingName;
 use crate::intent::Intent;
 use crate::report::{FailureReport, millis};
 
-/// What clients of the guest see beside the vCPUs' pause: the last answer was some time before it, and the network has to learn the
-/// guest's new place. An assumption, the least that can be: under TCG the lab's client saw tens of ms (docs/operations.md).
+/// Silence that clients of the guest see in addition to the vCPUs' pause: the last answer came some
+/// time before it, and the network has to learn the guest's new location. This is an assumption and
+/// a lower bound: with TCG the lab's client saw tens of ms (docs/operations.md).
 const BEYOND_THE_PAUSE: Duration = Duration::from_millis(5);
-/// Pages that a guest comes to one after the other before it answers, where it lacks them: 0.6 to 1.2 s in the lab at a round trip of 10
-/// ms, 0.7 s in the median of eight.
+/// Pages that a guest accesses one after the other before it answers, if it lacks them: 0.6 to 1.2
+/// s in the lab at a round trip of 10 ms, median 0.7 s of eight.
 const PAGES_TO_AN_ANSWER: u32 = 70;
 
 /// What a migration will be.
@@ -125,7 +127,7 @@ pub struct LanesFigures {
 }
 
 impl Prediction {
-    /// As reports tell it.
+    /// Converts the prediction to its form in reports.
     #[must_use]
     pub fn to_report(&self) -> Predicted {
         Predicted {
@@ -138,14 +140,14 @@ impl Prediction {
         }
     }
 
-    /// The longest silence that clients of the guest will see, as far as it is known before.
+    /// Returns the longest silence that clients of the guest will see, as far as it is predictable.
     #[must_use]
     pub fn blackout(&self) -> Duration {
         let fetches = if self.means == Means::PageIn { PAGES_TO_AN_ANSWER } else { 0 };
         self.switchover.saturating_add(BEYOND_THE_PAUSE).saturating_add(fetches * self.round_trip)
     }
 
-    /// Why by these means, one line for people.
+    /// Explains the choice of means, in one line for people.
     #[must_use]
     pub fn why(&self, conditions: &Conditions) -> String {
         let writes = conditions.curve.pages_per_s();
@@ -177,7 +179,7 @@ impl Prediction {
 }
 
 impl GuestFigures {
-    /// As sampled, on these lanes.
+    /// Returns the sampled figures of the guest, on these lanes.
     #[must_use]
     pub fn of(conditions: &Conditions) -> GuestFigures {
         let Conditions { curve, data_pages, data, hot, .. } = conditions;

@@ -1,7 +1,9 @@
-//! A survey of a guest's memory before it moves: how many pages were ever written, and by a sample of them how many hold anything
-//! and how small they get. It only reads, some MiB whatever the guest's size.
+//! Survey of a guest's memory before it moves: how many pages were ever written and, from a sample,
+//! how many of those hold data and how well they compress. It only reads, some MiB whatever the
+//! guest's size.
 //!
-//! What a file of guest memory never held it says itself; what was written and is zero, or zero again, shows in the sample alone.
+//! The file of guest memory itself shows which pages it never held. Pages that were written and are
+//! zero, or zero again, show only in the sample.
 
 use std::sync::Arc;
 
@@ -12,33 +14,33 @@ use godwit_wire::Codec;
 
 use super::cost::{Content, Trial};
 
-/// Pages that are looked at for zeros, spread over all.
+/// Number of pages examined for zeros, spread over all pages.
 const LOOKED_AT: u64 = 4096;
-/// Places of which pieces are taken to the codecs, spread over all,
+/// Number of places from which pieces are compressed as a trial, spread over all pages.
 const PIECES: u64 = 256;
-/// as long as they have no more pages than this all together,
+/// Maximum pages of all pieces together.
 const TRIED_PAGES: u64 = 2048;
-/// and the most of each, as many as are compressed in one piece.
+/// Maximum pages of one piece: as many as are compressed in one piece.
 const PIECE_PAGES: u64 = 64;
-/// Places are taken in an order that is spread too, by steps of so many: a prime.
+/// Step of the order in which places are visited, which spreads them too: a prime.
 const STEP: usize = 97;
 
-/// What a guest's memory holds.
+/// Content of a guest's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Survey {
     /// Pages that were ever written.
     pub written_pages: u64,
-    /// Chunks of [`CHUNK_PAGES`] that they lie in.
+    /// Chunks of [`CHUNK_PAGES`] that contain those pages.
     pub chunks: u64,
-    /// What is in them.
+    /// Content of those pages.
     pub content: Content,
 }
 
 impl Survey {
-    /// Looks at all memory that was ever written.
+    /// Examines all memory that was ever written.
     ///
     /// # Errors
-    /// The memory can't be read.
+    /// The memory cannot be read.
     pub fn of_memory(regions: &[Arc<Region>]) -> Result<Survey, RamError> {
         let mut written = Vec::new();
         for region in regions {
@@ -49,10 +51,10 @@ impl Survey {
         Survey::of(regions, &written)
     }
 
-    /// Looks at these pages alone, block by block.
+    /// Examines only these pages, block by block.
     ///
     /// # Errors
-    /// The memory can't be read.
+    /// The memory cannot be read.
     pub fn of(regions: &[Arc<Region>], pages: &[Vec<PageRange>]) -> Result<Survey, RamError> {
         let written_pages = pages.iter().map(|runs| page_count(runs)).sum();
         let looked_at = spread(pages, LOOKED_AT);
@@ -83,15 +85,15 @@ impl Survey {
         Ok(Survey { written_pages, chunks, content })
     }
 
-    /// Pages that hold something else than zeros.
+    /// Returns the number of pages that hold data other than zeros.
     #[must_use]
     pub fn data_pages(&self) -> u64 {
         super::whole(self.written_pages as f64 * self.content.data_share)
     }
 }
 
-/// The piece that `page` would be compressed in: of the run of pages among `listed`, within its chunk, that hold anything. Nothing
-/// where it holds nothing.
+/// Returns the piece in which `page` would be compressed: part of the run of `listed` pages with
+/// data, within its chunk. The piece is empty if the page holds only zeros.
 fn piece_with(region: &Region, listed: &[PageRange], page: u64) -> Result<Vec<u8>, RamError> {
     let chunk = PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES);
     let mut holding = Vec::new();
@@ -106,7 +108,7 @@ fn piece_with(region: &Region, listed: &[PageRange], page: u64) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// The chunks that ascending runs lie in.
+/// Counts the chunks that contain ascending runs.
 fn chunks_of(runs: &[PageRange]) -> u64 {
     let mut counted_until = 0;
     let mut count = 0;
@@ -119,7 +121,7 @@ fn chunks_of(runs: &[PageRange]) -> u64 {
     count
 }
 
-/// At most so many of all the pages of several blocks, evenly spread: the block's number and the page.
+/// Selects at most so many pages of several blocks, evenly spread. Returns block number and page.
 fn spread(blocks: &[Vec<PageRange>], most: u64) -> Vec<(usize, u64)> {
     let all: u64 = blocks.iter().map(|runs| page_count(runs)).sum();
     let count = most.min(all);
@@ -145,7 +147,8 @@ mod tests {
 
     const PAGE_BYTES: usize = 4096;
 
-    /// A file of guest memory that is a quarter noise and a quarter text, and holds nothing else but zeros that were written.
+    /// Creates a file of guest memory: a quarter noise, a quarter text, and otherwise only zeros
+    /// that were written.
     fn memory(folder: &std::path::Path) -> Arc<Region> {
         let region = Region::create(&folder.join("web.0.ram"), 4096 * PAGE_SIZE, None).unwrap();
         let mut state = 1_u64;
@@ -169,7 +172,7 @@ mod tests {
         assert_eq!((survey.written_pages, survey.data_pages(), survey.chunks), (3072, 2048, 6));
         let zstd = survey.content.zstd.unwrap();
         assert!((0.4..0.6).contains(&zstd.ratio), "{zstd:?}");
-        // The noise alone.
+        // Only the noise.
         let some = Survey::of(&regions, &[vec![PageRange::new(0, 3), PageRange::new(500, 200)]]).unwrap();
         assert_eq!((some.written_pages, some.data_pages(), some.chunks), (203, 203, 2));
         assert!(some.content.lz4.unwrap().ratio > 0.99, "{some:?}");

@@ -1,4 +1,5 @@
-//! The destination's side of a probe: streams are read until they end, what comes is thrown away, pings are answered.
+//! The destination's side of a probe: it reads streams until they end, discards their content, and
+//! answers pings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,18 +13,19 @@ use super::cpu::CpuMeter;
 use super::report::CpuReading;
 use crate::drive::WelcomedStream;
 
-/// Streams that one probe may have open at a time.
+/// Maximum streams of one probe that are open at a time.
 pub const MAX_OPEN_STREAMS: usize = 64;
-/// Streams that one probe may open in all.
+/// Maximum streams of one probe in all.
 const MAX_STREAMS_IN_ALL: u64 = 4096;
-/// With no stream and no question for this long, the source is gone.
+/// Time without a stream or a query after which the source is considered gone.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
-/// Between two readings of the CPUs; also what accepting waits for at a time.
+/// Interval between two readings of the CPUs, and time limit of one wait for a connection.
 const READ_INTERVAL: Duration = Duration::from_millis(50);
-/// Readings kept: a minute of them.
+/// Number of readings kept: a minute of them.
 const MAX_READINGS: usize = 1200;
 
-/// A probe of this host by another, bounded in time, streams and memory: what its streams carry is kept nowhere.
+/// Probe of this host by another one, bounded in time, streams and memory. The content of its
+/// streams is not stored.
 #[derive(Debug)]
 pub struct ProbeSession {
     begun: Instant,
@@ -35,17 +37,17 @@ pub struct ProbeSession {
 
 #[derive(Debug)]
 struct State {
-    /// By a number of their own.
+    /// Open streams, by a number of their own.
     open: BTreeMap<u64, Stream>,
     opened: u64,
-    /// The oldest first.
+    /// CPU readings, the oldest first.
     readings: VecDeque<CpuReading>,
-    /// When the source was last heard of.
+    /// Time of the source's last activity.
     heard: Instant,
 }
 
 impl ProbeSession {
-    /// One that ends after `limit` at the latest.
+    /// Creates a session that ends after `limit` at the latest.
     #[must_use]
     pub fn new(limit: Duration) -> ProbeSession {
         let begun = Instant::now();
@@ -59,7 +61,7 @@ impl ProbeSession {
         }
     }
 
-    /// Ends it: its streams are closed and no more are taken.
+    /// Ends the session: its streams are closed and no more are accepted.
     pub fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
         for stream in self.lock().open.values() {
@@ -67,7 +69,8 @@ impl ProbeSession {
         }
     }
 
-    /// How busy this host was, from `since_ns` of the probe's clock on; the last minute is known.
+    /// Returns how busy this host was, from `since_ns` of the probe's clock on. Readings go back
+    /// one minute.
     #[must_use]
     pub fn readings(&self, since_ns: u64) -> Vec<CpuReading> {
         let mut state = self.lock();
@@ -75,7 +78,8 @@ impl ProbeSession {
         state.readings.iter().filter(|reading| reading.at_ns >= since_ns).copied().collect()
     }
 
-    /// Serves its streams, each on a thread of its own, until it is over. `accept` waits a moment for a stream.
+    /// Serves the streams, each on a thread of its own, until the session is over. `accept` waits a
+    /// moment for a stream.
     pub fn serve(&self, accept: &dyn Fn() -> Option<WelcomedStream>) {
         let mut next_reading = Instant::now();
         std::thread::scope(|scope| {
@@ -104,7 +108,7 @@ impl ProbeSession {
         self.over.load(Ordering::Relaxed) || idle || self.begun.elapsed() > self.limit
     }
 
-    /// None: it has too many already.
+    /// Registers a stream. Returns `None` if there are too many already.
     fn admit(&self, stream: &Stream) -> Option<u64> {
         let mut state = self.lock();
         if state.open.len() >= MAX_OPEN_STREAMS
@@ -129,7 +133,7 @@ impl ProbeSession {
         state.readings.push_back(reading);
     }
 
-    /// Reads a stream until it ends, one way or another.
+    /// Reads a stream until it ends, by whatever cause.
     fn answer(&self, stream: WelcomedStream) -> Result<(), LaneError> {
         let WelcomedStream { stream, mut sender, mut receiver, .. } = stream;
         let mut thread = self.cpu.thread();

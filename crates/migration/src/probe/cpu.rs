@@ -1,4 +1,4 @@
-//! CPU time, of threads and of the host.
+//! CPU time of threads and of the host.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::report::{CpuReading, CpuUse};
 use crate::report::nanos;
 
-/// CPU time of the threads that carry a probe's streams on this host: each adds its own.
+/// CPU time of the threads that carry a probe's streams on this host. Each thread adds its own.
 #[derive(Debug)]
 pub(super) struct CpuMeter {
     begun: Instant,
@@ -20,7 +20,7 @@ impl CpuMeter {
         CpuMeter { begun, threads_ns: AtomicU64::new(0) }
     }
 
-    /// ns of the probe's clock on this host.
+    /// Returns the time of the probe's clock on this host, ns.
     pub(super) fn now_ns(&self) -> u64 {
         nanos(self.begun.elapsed())
     }
@@ -35,20 +35,20 @@ impl CpuMeter {
         }
     }
 
-    /// What one thread adds; to be made on that thread.
+    /// Creates a thread's share. Call it on that thread.
     pub(super) fn thread(&self) -> ThreadCpu<'_> {
         ThreadCpu { meter: self, told_ns: thread_cpu_ns() }
     }
 }
 
-/// A thread's share in a [`CpuMeter`].
+/// Share of one thread in a [`CpuMeter`].
 pub(super) struct ThreadCpu<'a> {
     meter: &'a CpuMeter,
     told_ns: u64,
 }
 
 impl ThreadCpu<'_> {
-    /// Adds what has come since the last time.
+    /// Adds the CPU time since the last call.
     pub(super) fn tell(&mut self) {
         let now_ns = thread_cpu_ns();
         self.meter.threads_ns.fetch_add(now_ns.saturating_sub(self.told_ns), Ordering::Relaxed);
@@ -61,7 +61,8 @@ fn thread_cpu_ns() -> u64 {
     Duration::try_from(time).map_or(0, nanos)
 }
 
-/// CPU time that was not idle since the host's begin, ns, and the number of cores; zeros where the kernel does not tell.
+/// Returns the CPU time that was not idle since the host booted, ns, and the number of cores; zeros
+/// if the kernel does not report them.
 fn host_cpu() -> (u64, u32) {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks_a_second = rustix::param::clock_ticks_per_second().max(1);
@@ -69,7 +70,8 @@ fn host_cpu() -> (u64, u32) {
     (ticks.saturating_mul(1_000_000_000 / ticks_a_second), cores)
 }
 
-/// The first line of /proc/stat (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal; a line a core follows.
+/// Parses the first line of /proc/stat (proc_stat(5)): user, nice, system, idle, iowait, irq,
+/// softirq, steal. One line per core follows.
 fn parse_stat(text: &str) -> (u64, u32) {
     let mut lines = text.lines().filter(|line| line.starts_with("cpu"));
     let all = lines.next().unwrap_or_default();
@@ -79,7 +81,7 @@ fn parse_stat(text: &str) -> (u64, u32) {
     (ticks, u32::try_from(lines.count()).unwrap_or(u32::MAX))
 }
 
-/// What happened between two readings; they may come from a peer.
+/// Returns the CPU use between two readings, which may come from a peer.
 #[expect(clippy::cast_precision_loss, reason = "three digits count")]
 pub(super) fn used(before: &CpuReading, after: &CpuReading) -> CpuUse {
     let time_ns = after.at_ns.saturating_sub(before.at_ns) as f64;
@@ -89,12 +91,12 @@ pub(super) fn used(before: &CpuReading, after: &CpuReading) -> CpuUse {
     }
     let threads_cores = after.threads_ns.saturating_sub(before.threads_ns) as f64 / time_ns;
     let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64 / time_ns;
-    // The kernel counts in ticks of 10 ms: rounding may show a little more than all.
+    // The kernel counts in ticks of 10 ms, so rounding may exceed the total slightly.
     let host_share = (busy / f64::from(cores.max(1))).min(1.0);
     CpuUse { threads_cores, host_share, cores }
 }
 
-/// The readings nearest to the two ends of a measurement.
+/// Returns the CPU use between the readings nearest to both ends of a measurement.
 pub(super) fn around(readings: &[CpuReading], from_ns: u64, to_ns: u64) -> CpuUse {
     let nearest = |at_ns: u64| readings.iter().min_by_key(|reading| reading.at_ns.abs_diff(at_ns));
     match (nearest(from_ns), nearest(to_ns)) {
@@ -124,7 +126,7 @@ mod tests {
         let told = around(&readings, 95, 220);
         assert!((told.threads_cores - 1.5).abs() < 1e-9 && (told.host_share - 0.5).abs() < 1e-9);
         assert_eq!(around(&[], 0, 1), CpuUse::default());
-        // A peer's nonsense is no time and no share.
+        // Nonsensical readings of a peer yield no time and no share.
         let nonsense = [at(5, 9, 9), at(5, 0, u64::MAX), at(0, u64::MAX, 0)];
         assert!(around(&nonsense, 0, u64::MAX).host_share <= 1.0);
     }

@@ -1,25 +1,28 @@
-//! What a probe's figures mean. Pure.
+//! Interpretation of a probe's figures. Pure.
 
 use super::report::{CpuUse, Limit, MoveEstimate, ThroughputRun};
 
-/// With how many streams throughput is measured.
+/// Numbers of streams with which throughput is measured.
 pub const STREAM_COUNTS: [u32; 4] = [1, 2, 4, 8];
 
-/// Less growth than this is none.
+/// A smaller growth factor counts as no growth.
 const NO_GROWTH: f64 = 1.10;
-/// Of the growth that more streams could bring, this share is "grows with the number of streams".
+/// Fraction of the growth that more streams could bring from which throughput "grows with the
+/// number of streams".
 const NEARLY_ALL: f64 = 0.6;
-/// A thread this busy has its core to itself and no time left.
+/// A thread this busy uses its core fully.
 const WHOLE_CORE: f64 = 0.85;
-/// A host this busy has no time left.
+/// A host this busy has no CPU time left.
 const WHOLE_HOST: f64 = 0.95;
-/// Cores that the probe itself must use for a busy host to be the probe's limit: others may keep a host busy without
-/// being in a stream's way.
+/// Cores that the probe itself must use for a busy host to be the probe's limit: other programs may
+/// keep a host busy without hindering a stream.
 const SHARE_OF_ITS_OWN: f64 = 0.3;
 
-/// What keeps throughput from being higher; `runs` by the number of streams, the fewest first. None without a run.
+/// Returns what limits the throughput. `runs` is ordered by the number of streams, the fewest
+/// first. Returns `None` without a run.
 ///
-/// The run with the most streams decides: CPUs that it used up, else how much more it brought than the run before it.
+/// The run with the most streams decides: first the CPUs that it used up, then its gain over the
+/// run before it.
 #[must_use]
 pub fn limit_of(runs: &[ThroughputRun]) -> Option<Limit> {
     let last = runs.last()?;
@@ -46,13 +49,13 @@ pub fn limit_of(runs: &[ThroughputRun]) -> Option<Limit> {
 }
 
 fn used_up(cpu: &CpuUse, streams: u32) -> bool {
-    // More streams than cores: the host's share tells.
+    // More streams than cores: the host's share decides.
     let a_core_a_stream = cpu.threads_cores >= WHOLE_CORE * f64::from(streams);
     a_core_a_stream || (cpu.host_share >= WHOLE_HOST && cpu.threads_cores >= SHARE_OF_ITS_OWN)
 }
 
-/// What a migration of `guest_bytes` takes with `streams` of each lane, and with the best number of those measured. None
-/// where nothing came through.
+/// Returns how long a migration of `guest_bytes` takes with `streams` of each lane, and with the
+/// best number of those measured. Returns `None` if nothing arrived.
 #[must_use]
 pub fn estimate(guest_bytes: u64, streams: u32, runs: &[ThroughputRun]) -> Option<MoveEstimate> {
     let some = || runs.iter().filter(|run| run.bytes_per_s > 0.0);
@@ -130,7 +133,7 @@ mod tests {
         assert_eq!(full.best_streams, 1);
         assert_eq!(estimate(1000, 2, &runs([0.0; 4])), None);
         assert_eq!(estimate(1000, 2, &[]), None);
-        // Where the usual number was not measured, the nearest that was.
+        // If the usual number was not measured, the nearest one that was.
         assert_eq!(estimate(1000, 2, &[run(8, 10.0)]).unwrap().streams, 8);
     }
 

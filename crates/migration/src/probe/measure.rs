@@ -1,4 +1,4 @@
-//! The source's side of a probe: lane by lane, what a migration would find there.
+//! The source's side of a probe: it measures, lane by lane, the conditions for a migration.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -21,80 +21,83 @@ use crate::failure::{Failure, FailureCode};
 use crate::report::{FailureReport, millis, nanos};
 use crate::scaler::first_streams;
 
-/// How long an idle stream's answer may take.
+/// Time limit for an answer on an idle stream.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
-/// Connections that are timed.
+/// Number of connections that are timed.
 const SET_UPS: usize = 5;
-/// Round trips that are timed, unless they take longer than this in all.
+/// Number of round trips that are timed, unless they exceed [`ROUND_TRIP_LIMIT`] together.
 const ROUND_TRIPS: usize = 50;
-/// The same in a brief probe.
+/// Number of round trips in a brief probe.
 const BRIEF_ROUND_TRIPS: usize = 10;
-/// See [`ROUND_TRIPS`].
+/// Time limit for all round trips together; see [`ROUND_TRIPS`].
 const ROUND_TRIP_LIMIT: Duration = Duration::from_secs(1);
 
-/// What is asked of a probe.
+/// Parameters of a probe.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbePlan {
-    /// How long each throughput is measured.
+    /// Duration of each throughput measurement.
     pub time: Duration,
-    /// The memory of the VM that is to be moved, bytes.
+    /// Memory of the VM to be moved, bytes.
     pub guest_bytes: u64,
-    /// Streams of each lane that a migration uses unless told otherwise.
+    /// Default number of streams of each lane in a migration.
     pub usual_streams: u32,
-    /// How much is measured.
+    /// Extent of the measurements.
     pub extent: ProbeExtent,
 }
 
-/// How much a probe measures.
+/// Extent of a probe's measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeExtent {
-    /// All that can be told of each lane.
+    /// Everything that can be measured of each lane.
     Full,
-    /// What a prediction needs: round trips, and what all lanes carry together with the usual streams and with many.
+    /// What a prediction needs: round trips, and what all lanes carry together with the usual
+    /// number of streams and with many.
     Brief,
-    /// The same, with so many streams of each lane.
+    /// As [`ProbeExtent::Brief`], with so many streams of each lane.
     Fixed(u32),
 }
 
-/// Everything that a probe needs. What it asks of others may block.
+/// Everything that a probe needs. Its callbacks may block.
 pub struct ProbeJob<'a> {
     /// The lanes to the destination.
     pub lanes: Vec<Lane>,
-    /// Given out by the destination.
+    /// ID issued by the destination.
     pub id: MigrationId,
-    /// What is asked.
+    /// Parameters.
     pub plan: ProbePlan,
-    /// Makes a stream secure; none: streams go in the clear.
+    /// Makes a stream secure; `None`: streams are unencrypted.
     pub secure: Option<&'a (dyn Fn(Stream) -> Result<Stream, LaneError> + Sync)>,
-    /// The MTU of the interface that has an address of this host, where it is known.
+    /// Returns the MTU of the interface that has an address of this host, if known.
     pub interface_mtu: &'a (dyn Fn(IpAddr) -> Option<u32> + Sync),
-    /// How busy the destination was since that time of its clock.
+    /// Returns how busy the destination was since that time of its clock.
     pub readings: &'a (dyn Fn(u64) -> Result<Vec<CpuReading>, Failure> + Sync),
-    /// Takes progress.
+    /// Receives progress.
     pub progress: &'a (dyn Fn(ProbeProgress) + Sync),
-    /// Ends it.
+    /// Ends the probe.
     pub cancel: &'a Cancel,
 }
 
-/// What was found, and what it means.
+/// Results of a probe and their interpretation.
 #[derive(Clone, Debug)]
 pub struct Findings {
-    /// Every lane.
+    /// All lanes, one by one.
     pub lanes: Vec<LaneProbe>,
-    /// All lanes at once; empty where only one can be used.
+    /// All lanes at once; empty if only one is usable.
     pub together: Vec<ThroughputRun>,
-    /// Why they, or some of them, could not be measured together.
+    /// Why some or all of them could not be measured together.
     pub together_failure: Option<FailureReport>,
     /// What limits a migration.
     pub limit: Option<Limit>,
-    /// What a migration will take.
+    /// Estimated duration of a migration.
     pub estimate: Option<MoveEstimate>,
 }
 
-/// Probes all lanes, one after another and then together. A lane that fails is told; the others are measured.
+/// Probes all lanes, one after another and then together. A lane that fails is reported, and the
+/// others are measured.
 ///
 /// # Errors
-/// The probe was ended, here or at the destination, or the destination speaks no version in common.
+/// The probe was ended, here or at the destination, or the destination has no protocol version in
+/// common.
 pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
     let prober = Prober { job, begun: Instant::now(), streams: AtomicU16::new(0) };
     let (mut lanes, mut clock) = (Vec::new(), PeerClock::default());
@@ -114,7 +117,7 @@ pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
         match prober.together(&usable, &clock, &mut together) {
             Ok(()) => {}
             Err(failure) if ends_all(&failure) => return Err(failure),
-            // What the lanes carry one by one is known all the same.
+            // What the lanes carry one by one is known nevertheless.
             Err(failure) => together_failure = Some(lane_report(&failure)),
         }
     }
@@ -127,7 +130,7 @@ pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
     Ok(Findings { limit, estimate, together, together_failure, lanes })
 }
 
-/// Failures that are not a lane's own.
+/// Returns whether a failure concerns more than one lane.
 fn ends_all(failure: &Failure) -> bool {
     use FailureCode::{Cancelled, Internal, UnknownMigration, VersionMismatch};
     [Cancelled, Internal, UnknownMigration, VersionMismatch].contains(&failure.code)
@@ -154,28 +157,28 @@ impl LaneProbe {
         }
     }
 
-    /// Whether all of it could be measured, and a migration would not stall on it.
+    /// Returns whether the lane was measured completely and a migration would not stall on it.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.failure.is_none() && self.limit != Some(Limit::Mtu)
     }
 }
 
-/// A stream, connected and welcome.
+/// Connected and welcomed stream.
 pub(super) struct Opened {
     pub(super) stream: Stream,
     pub(super) sender: StreamSender,
     pub(super) receiver: StreamReceiver,
-    /// What TCP's set-up took.
+    /// Duration of the TCP set-up.
     connect: Duration,
-    /// What the handshake of TLS took.
+    /// Duration of the TLS handshake.
     secure: Option<Duration>,
 }
 
 pub(super) struct Prober<'a> {
     pub(super) job: &'a ProbeJob<'a>,
     pub(super) begun: Instant,
-    /// Streams so far.
+    /// Number of streams so far.
     streams: AtomicU16,
 }
 
@@ -205,7 +208,7 @@ impl Prober<'_> {
         Ok(clock)
     }
 
-    /// All lanes at once: with the usual number of streams, and with many.
+    /// Measures all lanes at once: with the usual number of streams, and with many.
     fn together(
         &self,
         lanes: &[Lane],
@@ -247,8 +250,8 @@ impl Prober<'_> {
         });
     }
 
-    /// Opens a stream; its segments are as large as the path lets them be unless `segment_bytes` says otherwise. Nothing of it
-    /// may take longer than `limit`, but the connection.
+    /// Opens a stream. Its segments are as large as the path permits, unless `segment_bytes` is
+    /// given. No operation on it may take longer than `limit`, except connecting.
     pub(super) fn open(
         &self,
         lane: Lane,
@@ -277,7 +280,7 @@ impl Prober<'_> {
         Ok(Opened { stream, sender, receiver, connect, secure })
     }
 
-    /// Times the set-up of a few streams and keeps the last.
+    /// Times the set-up of several streams and keeps the last one.
     fn set_up(&self, lane: Lane, found: &mut LaneProbe) -> Result<Opened, Failure> {
         let mut last = self.open(lane, Some(SAFE_SEGMENT_BYTES), ANSWER_LIMIT)?;
         let (mut connects, mut secures) = (vec![last.connect], Vec::from_iter(last.secure));
@@ -293,7 +296,7 @@ impl Prober<'_> {
         Ok(last)
     }
 
-    /// Throws a small message back and forth.
+    /// Times round trips of a small message.
     fn round_trips(&self, opened: &mut Opened, found: &mut LaneProbe) -> Result<PeerClock, Failure> {
         let (mut clock, mut times) = (PeerClock::default(), Vec::new());
         let now_ns = || nanos(self.begun.elapsed());

@@ -1,9 +1,11 @@
-//! The probe of the lanes between two hosts: what a migration would find there, before anything moves.
+//! The probe of the lanes between two hosts: it measures the conditions for a migration before
+//! anything moves.
 //!
-//! The source opens streams as a migration does (same addresses, same TLS, same hello, with an id that the destination gave
-//! out for it), and sends what a migration's streams know anyway: Padding, which is thrown away, and Ping. A Pong says by the
-//! destination's clock when everything before it had been taken, so rates are the receiver's, and what waits in queues does
-//! not count. Judging the figures is pure ([`limit_of`], [`estimate`]).
+//! The source opens streams as a migration does (same addresses, same TLS, same hello, with an ID
+//! that the destination issued for it). It sends frames that a migration's streams know: Padding,
+//! which is discarded, and Ping. A Pong states, by the destination's clock, when everything before
+//! it had been taken. So rates are those of the receiver, and bytes waiting in queues do not count.
+//! The interpretation of the figures is pure ([`limit_of`], [`estimate`]).
 
 mod answer;
 mod cpu;
@@ -26,25 +28,25 @@ pub use report::{
 
 use crate::failure::{Failure, FailureCode};
 
-/// Ends a probe from outside, at once where it waits for time to pass.
+/// Ends a probe from outside, at once if it is waiting.
 #[derive(Debug, Default)]
 pub struct Cancel {
-    /// Why.
+    /// The reason, once the probe was ended.
     asked: Mutex<Option<String>>,
     changed: Condvar,
 }
 
 impl Cancel {
-    /// Ends it; the first reason counts.
+    /// Ends the probe. The first reason counts.
     pub fn ask(&self, why: &str) {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
-    /// Lets time pass.
+    /// Waits for `time`.
     ///
     /// # Errors
-    /// [`FailureCode::Cancelled`], as soon as it is ended.
+    /// [`FailureCode::Cancelled`], as soon as the probe is ended.
     fn wait(&self, time: Duration) -> Result<(), Failure> {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(asked, time, |asked| asked.is_none());
@@ -55,8 +57,10 @@ impl Cancel {
         }
     }
 
+    /// Checks that the probe has not been ended.
+    ///
     /// # Errors
-    /// [`FailureCode::Cancelled`] where it has been ended.
+    /// [`FailureCode::Cancelled`] if it has been ended.
     fn check(&self) -> Result<(), Failure> {
         self.wait(Duration::ZERO)
     }

@@ -1,4 +1,4 @@
-//! How large packets may be on a lane: full-size segments either arrive, or the sizes that do are looked for.
+//! Size of packets on a lane: either full-size segments arrive, or the sizes that do are searched.
 
 use std::time::Duration;
 
@@ -10,29 +10,29 @@ use super::report::MtuProbe;
 use crate::drive::lane_failure;
 use crate::failure::{Failure, FailureCode};
 
-/// Bytes of the headers of IP and TCP, without options.
+/// Bytes of the headers of IPv4 and TCP, without options.
 const HEADERS_V4: u32 = 40;
-/// The same with IPv6.
+/// Bytes of the headers of IPv6 and TCP, without options.
 const HEADERS_V6: u32 = 60;
-/// Larger than any wire's packets: interfaces with a larger MTU (loopback) never reach one.
+/// Larger than any wire's packets. Interfaces with a larger MTU (loopback) never lead to a wire.
 const LARGEST_WIRE_MTU: u32 = 9216;
 /// The length of an IP packet has 16 bits.
 const LARGEST_PACKET: u32 = 65_535;
-/// How long a burst of full-size segments may take to be answered, beside round trips: more than TCP's first timeout and its
-/// second.
+/// Time limit for the answer to a burst of full-size segments, in addition to round trips: longer
+/// than TCP's first timeout and its second.
 const BURST_LIMIT: Duration = Duration::from_millis(900);
-/// Round trips that it may take: slow start, and a router's word on the MTU.
+/// Round trips added to the limit: slow start, and a router's report of the MTU.
 const BURST_ROUND_TRIPS: u32 = 8;
-/// Several full-size segments, and little enough for a slow wire.
+/// Several full-size segments, but few enough bytes for a slow wire.
 const BURST_BYTES: u32 = 32 * 1024;
-/// Sizes that are tried at most.
+/// Maximum number of sizes tried.
 const MOST_TRIES: u32 = 20;
-/// MTUs that are met: tunnels, PPPoE, Ethernet, jumbo frames of several makers.
+/// MTUs found in practice: tunnels, PPPoE, Ethernet, jumbo frames of several vendors.
 const USUAL: [u32; 15] =
     [1280, 1380, 1400, 1420, 1440, 1450, 1460, 1472, 1480, 1492, 1500, 4000, 8900, 8951, 9000];
 
 impl Prober<'_> {
-    /// `small` is a stream of the lane with segments of [`SAFE_SEGMENT_BYTES`].
+    /// Measures the MTU. `small` is a stream of the lane with segments of [`SAFE_SEGMENT_BYTES`].
     pub(super) fn mtu(&self, lane: Lane, small: &Opened, round_trip: Duration) -> Result<MtuProbe, Failure> {
         let local = small.stream.local().map_err(|error| lane_failure(&error))?.ip();
         let interface = (self.job.interface_mtu)(local).map(|mtu| mtu.min(LARGEST_PACKET));
@@ -45,13 +45,13 @@ impl Prober<'_> {
             if let Some(opened) = self.burst(lane, None, limit)? {
                 let segment = opened.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
                 let path = opened.stream.path_mtu().map_err(|error| lane_failure(&error))?;
-                // The peer's own interface may take less than the path.
+                // The peer's own interface may accept less than the path.
                 let passes = path.min(segment.saturating_add(headers + options));
                 let passes = if passes >= LARGEST_WIRE_MTU { path } else { passes };
                 return Ok(MtuProbe { interface, passes: Some(passes), black_hole: false });
             }
         }
-        // The size is to blame only where a smaller one arrives.
+        // The size is the cause only if a smaller one arrives.
         if self.burst(lane, Some(SAFE_SEGMENT_BYTES), limit)?.is_none() {
             let detail = format!(
                 "packets of no size are answered any more: {} KiB took longer than {} ms, or the lane went down",
@@ -67,7 +67,8 @@ impl Prober<'_> {
         Ok(MtuProbe { interface, passes: Some(passes), black_hole: true })
     }
 
-    /// Sends a burst of full-size segments and a ping behind it. None: it is not answered.
+    /// Sends a burst of full-size segments, followed by a ping. Returns `None` if it is not
+    /// answered.
     ///
     /// # Errors
     /// The probe is over.
@@ -90,7 +91,7 @@ impl Prober<'_> {
         });
         match answered {
             Ok(opened) => Ok(Some(opened)),
-            // Also the handshake of TLS may hold full-size segments.
+            // The TLS handshake may contain full-size segments too.
             Err(failure) if failure.code == FailureCode::LaneLost => {
                 tracing::debug!(%lane, ?segment_bytes, %failure, "a burst is not answered");
                 Ok(None)
@@ -100,8 +101,9 @@ impl Prober<'_> {
     }
 }
 
-/// The largest size that passes, of those from `passes` on, which is known to, and below `fails`, which is known not to. Usual
-/// sizes are tried first; after [`MOST_TRIES`] the largest that was seen to pass.
+/// Finds the largest size that passes, from `passes`, which is known to pass, up to below `fails`,
+/// which is known not to. It tries usual sizes first. After [`MOST_TRIES`] it returns the largest
+/// size that was seen to pass.
 fn largest(
     mut passes: u32,
     mut fails: u32,
@@ -112,7 +114,7 @@ fn largest(
             break;
         }
         let between: Vec<u32> = USUAL.into_iter().filter(|size| (passes + 1..fails).contains(size)).collect();
-        // A usual size that passes is most likely the limit itself: the next byte tells.
+        // A usual size that passes is most likely the limit itself, which the next byte shows.
         let next = match between.get(between.len() / 2) {
             Some(&usual) => usual,
             None if USUAL.contains(&passes) => passes + 1,

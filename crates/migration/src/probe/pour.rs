@@ -1,4 +1,4 @@
-//! Throughput: streams that send as much as goes, and the rate that their answers tell.
+//! Throughput: streams send as much as possible, and their answers give the rate.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,23 +14,23 @@ use crate::clock::PeerClock;
 use crate::drive::lane_failure;
 use crate::failure::Failure;
 
-/// Windows open and congestion controls find their rate meanwhile; not counted.
+/// Time in which windows open and congestion controls find their rate; not counted.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// As many round trips more: a window doubles each.
+/// Round trips added to [`WARM_UP`]: a window doubles in each.
 const WARM_UP_ROUND_TRIPS: u32 = 10;
 /// Bytes of the first frames: on a slow wire several must arrive within a measurement.
 const LEAST_FRAME: u32 = 16 * 1024;
-/// Bytes of the largest frames; more save nothing.
+/// Bytes of the largest frames; larger ones save nothing.
 const MOST_FRAME: u32 = 512 * 1024;
 const _: () = assert!(MOST_FRAME <= MAX_PADDING);
-/// What a frame takes to arrive, once the stream's rate is known; a ping follows each.
+/// Time for a frame to arrive, once the stream's rate is known; a ping follows each frame.
 const FRAME_TIME: Duration = Duration::from_millis(5);
-/// A rate is known after this long: what fits into buffers goes at another.
+/// Time after which a rate is known: data that fits into buffers goes at another rate.
 const RATE_TIME: Duration = Duration::from_millis(20);
-/// How long a stream may take nothing.
+/// Longest time that a stream may accept nothing.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// So many bytes of a stream had been taken at that time of the destination's clock.
+/// Bytes of a stream that had been taken at a time of the destination's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
     at_ns: u64,
@@ -38,7 +38,7 @@ struct Sample {
 }
 
 impl Prober<'_> {
-    /// Throughput of `lanes` together, with `streams` streams each.
+    /// Measures the throughput of `lanes` together, with `streams` streams each.
     pub(super) fn throughput(
         &self,
         lanes: &[Lane],
@@ -58,12 +58,12 @@ impl Prober<'_> {
                 opened.into_iter().map(|opened| scope.spawn(move || pour(opened, meter, stop))).collect();
             let readings = self.let_it_run(meter, clock);
             stop.store(true, Ordering::Relaxed);
-            // Who waits for room to send waits no longer.
+            // Ends the wait of threads for room to send.
             handles.iter().for_each(godwit_lanes::Stream::close);
             let poured: Vec<_> = pouring.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
             (readings, poured)
         });
-        // What waits in queues is not to be waited for.
+        // Data in queues must not be waited for.
         drop(handles);
         let (before, after) = readings?;
         let to_peer_ns = |reading: &CpuReading| clock.to_peer_ns(reading.at_ns).unwrap_or_default();
@@ -83,7 +83,8 @@ impl Prober<'_> {
         })
     }
 
-    /// Lets the streams run: readings of this host's CPUs at the begin and at the end of what counts.
+    /// Lets the streams run. Returns readings of this host's CPUs at the start and at the end of
+    /// the time that counts.
     fn let_it_run(&self, meter: &CpuMeter, clock: &PeerClock) -> Result<(CpuReading, CpuReading), Failure> {
         let round_trips = clock.round_trip().unwrap_or_default() * WARM_UP_ROUND_TRIPS;
         self.job.cancel.wait(WARM_UP + round_trips.min(WARM_UP * WARM_UP_ROUND_TRIPS))?;
@@ -109,24 +110,24 @@ fn pour(mut opened: Opened, meter: &CpuMeter, stop: &AtomicBool) -> Result<Vec<S
     match outcome {
         Err(error) if !stop.load(Ordering::Relaxed) => Err(error),
         _ => {
-            // What has been answered is still there to be read; the end of it is no error.
+            // Answers received are still there to be read; the end of the stream is not an error.
             let _ = pouring.hear(&mut opened.receiver);
             Ok(pouring.samples)
         }
     }
 }
 
-/// One stream's sending.
+/// Sending state of one stream.
 #[derive(Debug, Default)]
 struct Pouring {
     sent_bytes: u64,
-    /// What had been sent before each ping that has not been answered.
+    /// Bytes sent before each ping that has not been answered.
     waiting: VecDeque<u64>,
     samples: Vec<Sample>,
 }
 
 impl Pouring {
-    /// Sends a frame and a ping behind it.
+    /// Sends a frame, followed by a ping.
     fn next(&mut self, opened: &mut Opened) -> Result<(), LaneError> {
         let frame = frame_bytes(&self.samples);
         opened.sender.send(&Message::Padding { bytes: frame })?;
@@ -136,7 +137,7 @@ impl Pouring {
         self.hear(&mut opened.receiver)
     }
 
-    /// Takes the answers that there are. They come in the pings' order.
+    /// Takes the answers that have arrived. They come in the pings' order.
     fn hear(&mut self, receiver: &mut StreamReceiver) -> Result<(), LaneError> {
         while !receiver.is_idle() {
             let Incoming::Message(message) = receiver.receive()? else {
@@ -154,7 +155,8 @@ impl Pouring {
     }
 }
 
-/// How large the next frame is, by what has been taken so far: what is only in buffers says nothing of the wire.
+/// Returns the size of the next frame, from what has been taken so far: data that is only in
+/// buffers says nothing about the wire.
 fn frame_bytes(samples: &[Sample]) -> u32 {
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else { return LEAST_FRAME };
     let time_ns = u128::from(last.at_ns.saturating_sub(first.at_ns));
@@ -165,8 +167,8 @@ fn frame_bytes(samples: &[Sample]) -> u32 {
     u32::try_from(bytes).unwrap_or(MOST_FRAME).clamp(LEAST_FRAME, MOST_FRAME)
 }
 
-/// Bytes a second that were taken between two times; between two samples the stream is taken to run evenly. Times come from
-/// a peer: samples that run backwards count for nothing.
+/// Returns the bytes per second that were taken between two times. Between two samples the stream
+/// is assumed to run evenly. Times come from a peer: samples that run backwards do not count.
 #[expect(clippy::cast_precision_loss, reason = "three digits count")]
 fn rate(samples: &[Sample], from_ns: u64, to_ns: u64) -> f64 {
     let time_ns = to_ns.saturating_sub(from_ns) as f64;
@@ -184,7 +186,7 @@ fn taken_at(samples: &[Sample], at_ns: u64) -> f64 {
                 / after.at_ns.saturating_sub(before.at_ns).max(1) as f64;
             before.bytes as f64 + part.clamp(0.0, 1.0) * after.bytes.saturating_sub(before.bytes) as f64
         }
-        // Before the first and after the last answer nothing is known to move.
+        // Before the first and after the last answer, no movement is known.
         (Some(last), None) => last.bytes as f64,
         (None, Some(first)) => first.bytes as f64,
         (None, None) => 0.0,
@@ -203,13 +205,13 @@ mod tests {
 
     #[test]
     fn the_rate_is_that_of_the_time_asked_for() {
-        // 1000 bytes in 1 ms: 1 MB/s, whatever part of it is looked at.
+        // 1000 bytes in 1 ms: 1 MB/s, whatever part is examined.
         let samples = even(1_000_000, 1000, 100);
         for (from, to) in [(10, 90), (5, 6), (33, 34)] {
             let told = rate(&samples, from * 1_000_000 + 300_000, to * 1_000_000 + 300_000);
             assert!((told - 1e6).abs() < 1.0, "{told}");
         }
-        // A stream that stalled half-way brought half.
+        // A stream that stalled halfway carried half.
         let told = rate(&samples[..50], 0, 100_000_000);
         assert!((told - 0.49e6).abs() < 1.0, "{told}");
     }
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn frames_fit_the_rate_at_which_they_are_taken() {
         assert_eq!(frame_bytes(&[]), LEAST_FRAME);
-        // 100 MB/s: 500 kB in 5 ms. Known once 20 ms have passed.
+        // 100 MB/s: 500 kB in 5 ms. Known after 20 ms.
         assert_eq!(frame_bytes(&even(1_000_000, 100_000, 20)), LEAST_FRAME);
         assert_eq!(frame_bytes(&even(1_000_000, 100_000, 30)), 500_000);
         assert_eq!(frame_bytes(&even(1_000_000, 1000, 100)), LEAST_FRAME);

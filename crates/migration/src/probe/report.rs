@@ -1,4 +1,5 @@
-//! What a probe tells: progress while it runs, a report when it is over. Times in milliseconds, sizes in bytes.
+//! Output of a probe: progress while it runs, and a report at the end. Times are in milliseconds,
+//! sizes in bytes.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::FailureReport;
 
-/// What a probe is doing.
+/// Stage of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeStage {
-    /// Setting streams up.
+    /// Connecting streams.
     Connect,
-    /// Throwing a small message back and forth.
+    /// Timing round trips of a small message.
     RoundTrip,
-    /// Looking for the largest packets that pass.
+    /// Searching the largest packets that pass.
     Mtu,
-    /// Sending as much as goes, on one lane.
+    /// Measuring throughput on one lane.
     Throughput,
-    /// The same on all lanes at once.
+    /// Measuring throughput on all lanes at once.
     Together,
 }
 
@@ -36,18 +37,18 @@ impl fmt::Display for ProbeStage {
     }
 }
 
-/// Where a running probe is.
+/// Progress of a running probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeProgress {
-    /// The lane, as `from → to`; none where all are used.
+    /// The lane, as `from → to`; `None` if all are used.
     pub lane: Option<String>,
-    /// Its number, from 1.
+    /// The lane's number, from 1.
     pub number: usize,
-    /// How many lanes there are.
+    /// Number of lanes.
     pub lanes: usize,
-    /// What is measured.
+    /// What is being measured.
     pub stage: ProbeStage,
-    /// With how many streams (of each lane), where that is what is measured.
+    /// Number of streams (of each lane), if the stage measures throughput.
     pub streams: Option<u32>,
     /// Time since the request.
     pub elapsed_ms: f64,
@@ -56,69 +57,71 @@ pub struct ProbeProgress {
 /// Counters of a host's CPUs at one moment; two readings make a [`CpuUse`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuReading {
-    /// When, ns of the probe's clock on that host.
+    /// Time of the reading, ns of the probe's clock on that host.
     pub at_ns: u64,
-    /// CPU time of the threads that carry the probe's streams, since its begin, ns.
+    /// CPU time of the threads that carry the probe's streams, since the probe began, ns.
     pub threads_ns: u64,
-    /// CPU time of all cores that was not idle, since the host's begin, ns.
+    /// CPU time of all cores that was not idle, since the host booted, ns.
     pub busy_ns: u64,
-    /// The host's cores.
+    /// Number of the host's cores.
     pub cores: u32,
 }
 
-/// What a measurement cost one of the hosts.
+/// CPU use of one of the hosts during a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuUse {
-    /// Cores that the streams' threads kept busy.
+    /// Number of cores that the streams' threads kept busy.
     pub threads_cores: f64,
-    /// How busy the host's cores were with everything, 0 to 1.
+    /// Load of the host's cores by all programs, 0 to 1.
     pub host_share: f64,
-    /// The host's cores.
+    /// Number of the host's cores.
     pub cores: u32,
 }
 
 /// One measurement of throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThroughputRun {
-    /// TCP streams, of each lane.
+    /// Number of TCP streams of each lane.
     pub streams: u32,
-    /// What the destination took, by its own clock.
+    /// Rate at which the destination took the data, by its own clock.
     pub bytes_per_s: f64,
-    /// What it cost the source.
+    /// CPU use of the source.
     pub source: CpuUse,
-    /// What it cost the destination.
+    /// CPU use of the destination.
     pub destination: CpuUse,
 }
 
 /// Round trips of a small message on an idle stream ("hot potato").
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundTrips {
-    /// The shortest.
+    /// The shortest round trip.
     pub least_ms: f64,
-    /// The one in the middle.
+    /// The median round trip.
     pub median_ms: f64,
-    /// How many there were.
+    /// Number of round trips.
     pub count: u32,
 }
 
-/// How large packets may be.
+/// Size of packets on a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MtuProbe {
-    /// The MTU of the source's interface, bytes; none where it is not known.
+    /// MTU of the source's interface, bytes; `None` if unknown.
     pub interface: Option<u32>,
-    /// The largest IP packets that arrive, bytes; none where that could not be found.
+    /// Largest IP packets that arrive, bytes; `None` if not found.
     pub passes: Option<u32>,
-    /// Larger packets vanish without a word: a stream sets up and then stalls as soon as it sends full-size segments.
+    /// Whether larger packets are lost without a report: a stream connects, and stalls as soon as
+    /// it sends full-size segments.
     pub black_hole: bool,
 }
 
-/// What keeps throughput from being higher.
+/// What limits the throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
-    /// More streams bring no more: the wire is full.
+    /// The wire is full: more streams carry no more.
     Wire,
-    /// Throughput grows with the number of streams: each is held back, by the network or by its window.
+    /// Each stream is limited, by the network or by its window: throughput grows with the number of
+    /// streams.
     FlowCap,
     /// The source's CPUs are used up.
     SourceCpu,
@@ -143,70 +146,72 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What was found of one lane. What could not be measured is none; `failure` says why.
+/// Results for one lane. Values that could not be measured are `None`; `failure` gives the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LaneProbe {
-    /// The source's address; none where the kernel was to choose and the lane could not be connected.
+    /// The source's address; `None` if the kernel was to choose it and the lane could not be
+    /// connected.
     pub from: Option<IpAddr>,
     /// The destination's address; the port is the probe's own.
     pub to: SocketAddr,
-    /// Set-up of a TCP connection, median.
+    /// Median set-up time of a TCP connection.
     pub connect_ms: Option<f64>,
-    /// The TLS handshake on top of it, median; none where streams go in the clear.
+    /// Median time of the TLS handshake after it; `None` if streams are unencrypted.
     pub secure_ms: Option<f64>,
-    /// Round trips.
+    /// Round trips of a small message.
     pub round_trip: Option<RoundTrips>,
     /// Packet sizes.
     pub mtu: Option<MtuProbe>,
     /// Throughput by the number of streams, the fewest first.
     pub throughput: Vec<ThroughputRun>,
-    /// What limits it.
+    /// What limits the lane.
     pub limit: Option<Limit>,
-    /// Why it, or the rest of it, could not be measured.
+    /// Why the lane, or the rest of it, could not be measured.
     pub failure: Option<FailureReport>,
 }
 
-/// How long the memory of a VM will take: an idle one, of whose pages none is zero. The guest's own writes, and what comes
-/// before and after the memory, add to it.
+/// Estimated time for transferring the memory of an idle VM without zero pages. The guest's own
+/// writes, and the phases before and after the memory, add to it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MoveEstimate {
-    /// The VM's memory.
+    /// Size of the VM's memory, bytes.
     pub guest_bytes: u64,
-    /// Streams of each lane that a migration uses unless told otherwise.
+    /// Default number of streams of each lane in a migration.
     pub streams: u32,
-    /// Throughput with these.
+    /// Throughput with the default number.
     pub bytes_per_s: f64,
-    /// Time with these.
+    /// Time with the default number.
     pub migration_time_ms: f64,
-    /// The fewest streams that come within 10 % of the highest throughput.
+    /// The fewest streams that reach 90 % of the highest throughput.
     pub best_streams: u32,
-    /// Time with those.
+    /// Time with that number.
     pub best_migration_time_ms: f64,
 }
 
-/// The report of a probe.
+/// Report of a probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeReport {
-    /// The source host's name.
+    /// Name of the source host.
     pub from: String,
-    /// The destination host's name.
+    /// Name of the destination host.
     pub to: String,
-    /// Whether the streams went by TLS.
+    /// Whether the streams went over TLS.
     pub encrypted: bool,
-    /// Every lane.
+    /// All lanes, one by one.
     pub lanes: Vec<LaneProbe>,
-    /// All lanes at once, as a migration uses them; empty where only one can be used.
+    /// All lanes at once, as a migration uses them; empty if only one is usable.
     pub together: Vec<ThroughputRun>,
-    /// Why they, or some of them, could not be measured together.
+    /// Why some or all of them could not be measured together.
     #[serde(default)]
     pub together_failure: Option<FailureReport>,
-    /// The limit of bandwidth that would hold a migration which names none. The probe keeps to no limit.
+    /// The bandwidth limit that would apply to a migration without a limit of its own. The probe
+    /// itself observes no limit.
     #[serde(default)]
     pub bandwidth_limit: Option<BitRate>,
     /// What limits a migration.
     pub limit: Option<Limit>,
-    /// What a migration will take; none where no lane carries one.
+    /// Estimated duration of a migration; `None` if no lane carries one.
     pub estimate: Option<MoveEstimate>,
-    /// How long the probe took.
+    /// Duration of the probe.
     pub probe_time_ms: f64,
 }

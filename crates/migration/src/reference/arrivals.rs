@@ -1,19 +1,20 @@
-//! Guests that have come to a host or are about to, in the order in which they began: what has come of one is told to the
-//! sources of all others, so that guests which arrive together share what they have in common.
+//! Guests that have arrived at a host or are arriving, in the order in which their arrival began.
+//! What has arrived of one is announced to the sources of all others, so that guests which arrive
+//! together share common content.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Content;
 
-/// The memory of guests that arrive, or have arrived and are there still.
+/// Memory of guests that are arriving, or have arrived and are still there.
 #[derive(Debug, Default)]
 pub struct Arrivals(Mutex<Begun>);
 
 #[derive(Debug, Default)]
 struct Begun {
-    /// How many there have ever been.
+    /// Total number of arrivals so far.
     count: u64,
-    /// Each with its number.
+    /// Each content with its number.
     contents: Vec<(u64, Weak<Content>)>,
 }
 
@@ -23,7 +24,8 @@ impl Arrivals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A guest begins to arrive. It belongs to its VM: what is gone is forgotten.
+    /// Registers a guest whose arrival begins. The content belongs to its VM, and is forgotten when
+    /// the VM is gone.
     pub fn begin(&self, content: &Arc<Content>) {
         let mut begun = self.begun();
         begun.contents.retain(|(_, content)| content.strong_count() > 0);
@@ -32,13 +34,14 @@ impl Arrivals {
         begun.count += 1;
     }
 
-    /// All that are there, the oldest first.
+    /// Returns all contents that still exist, the oldest first.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Content>> {
         self.since(0).0
     }
 
-    /// Those that began after so many others and are there still, the oldest first, and what to ask with for the next ones.
+    /// Returns the contents that still exist and whose arrival began after so many others, the
+    /// oldest first, and the count for the next call.
     #[must_use]
     pub fn since(&self, count: u64) -> (Vec<Arc<Content>>, u64) {
         let begun = self.begun();

@@ -1,6 +1,6 @@
-//! Memory that a destination has, and the digests by which a source finds pages in it. A page's digest is worked out when it is
-//! first asked for, and may be of what the page held then: whoever uses it looks again. While a guest arrives, what has come
-//! of it is noted piece by piece.
+//! Memory that a destination holds, and the digests by which a source finds pages in it. A page's
+//! digest is computed when it is first requested, and may be of what the page held then: its user
+//! verifies the content. While a guest arrives, its progress is recorded piece by piece.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use godwit_wire::{PAGE_SIZE as PAGE_BYTES, Place, prefix};
 
 use super::origins::{Origin, Origins};
 
-/// Pages whose digests are worked out in one go: 2 MiB.
+/// Pages whose digests are computed together: 2 MiB.
 pub const DIGEST_PAGES: u64 = 512;
 /// Pages read in one call.
 const READ_PAGES: u64 = 64;
@@ -21,32 +21,32 @@ static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 #[derive(Debug)]
 pub struct Content {
     blocks: Vec<Block>,
-    /// Pieces that have come since the guest began to arrive, in that order.
+    /// Pieces that have arrived since the guest began to arrive, in that order.
     come: Mutex<Vec<(u16, PageRange)>>,
-    /// It has not come whole yet.
+    /// Whether the guest has not arrived completely yet.
     arriving: AtomicBool,
-    /// Other guests' memory that its pages were made of.
+    /// Other guests' memory that its pages were copied from.
     origins: Origins,
 }
 
 #[derive(Debug)]
 struct Block {
     file: RamFile,
-    /// By page; 0: zero, not worked out, or written since.
+    /// Prefix by page; 0: a zero page, not computed, or written since.
     prefixes: Box<[AtomicU64]>,
-    /// By page: which other guest's it was made of, and is since.
+    /// By page: the other guest's memory that it was copied from and still equals.
     origins: Box<[Origin]>,
-    /// By [`DIGEST_PAGES`].
+    /// Whether digests are computed, by [`DIGEST_PAGES`].
     done: Box<[AtomicBool]>,
-    /// Has come since the guest began to arrive, by [`DIGEST_PAGES`].
+    /// Whether the piece has arrived since the guest began to arrive, by [`DIGEST_PAGES`].
     come: Box<[AtomicBool]>,
 }
 
 impl Content {
-    /// The memory of a guest, block by block.
+    /// Describes the memory of a guest, block by block.
     ///
     /// # Errors
-    /// [`RamError::Io`]: the process has no more descriptors.
+    /// [`RamError::Io`]: the process has no free descriptors.
     pub fn of(regions: &[Arc<Region>]) -> Result<Content, RamError> {
         let block = |region: &Arc<Region>| {
             let file = RamFile::of(region)?;
@@ -65,7 +65,7 @@ impl Content {
         })
     }
 
-    /// The same of a guest that is about to arrive ([`Content::has_arrived`]).
+    /// Describes the memory of a guest that is about to arrive ([`Content::has_arrived`]).
     ///
     /// # Errors
     /// As [`Content::of`].
@@ -75,13 +75,13 @@ impl Content {
         Ok(content)
     }
 
-    /// Whether its guest is on its way still.
+    /// Returns whether the guest is still arriving.
     #[must_use]
     pub fn is_arriving(&self) -> bool {
         self.arriving.load(Ordering::Relaxed)
     }
 
-    /// Its guest is here.
+    /// Notes that the guest has arrived.
     pub fn has_arrived(&self) {
         self.arriving.store(false, Ordering::Relaxed);
     }
@@ -91,8 +91,9 @@ impl Content {
         self.come.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The piece with that page has come. `is_noted`: each of its pages is zero or was noted ([`Content::note`]), so that there is nothing
-    /// to work out, and nothing in it that was not here before.
+    /// Notes that the piece with that page has arrived. `is_noted`: each of its pages is zero or
+    /// was noted ([`Content::note`]), so that nothing has to be computed, and it holds nothing that
+    /// was not here before.
     pub fn has_come(&self, block: u16, page: u64, is_noted: bool) {
         let Some(of) = self.blocks.get(usize::from(block)) else { return };
         let number = page / DIGEST_PAGES;
@@ -106,31 +107,32 @@ impl Content {
         }
     }
 
-    /// Pieces that have come after so many others.
+    /// Returns the pieces that have arrived after so many others.
     #[must_use]
     pub fn come_since(&self, count: usize) -> Vec<(u16, PageRange)> {
         self.come().get(count..).unwrap_or_default().to_vec()
     }
 
-    /// How many pages it has.
+    /// Returns the number of its pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.blocks.iter().map(|block| block.file.pages()).sum()
     }
 
-    /// Memory that its digests take, bytes.
+    /// Returns the memory that its digests take, bytes.
     #[must_use]
     pub fn digest_bytes(&self) -> u64 {
         8 * self.pages()
     }
 
-    /// Memory that its files hold, bytes.
+    /// Returns the memory that its files occupy, bytes.
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.file.taken_bytes()).sum()
     }
 
-    /// Gives its memory back to the kernel in steps of so many bytes, whoever still looks at it. Not for a guest that runs.
+    /// Returns its memory to the kernel in steps of so many bytes, even if it is being read. Not
+    /// for a guest that runs.
     ///
     /// # Errors
     /// [`RamError::Io`].
@@ -138,19 +140,21 @@ impl Content {
         self.blocks.iter().try_for_each(|block| block.file.empty(step_bytes))
     }
 
-    /// Every piece whose digests are worked out in one go, as (block, pages).
+    /// Returns all pieces whose digests are computed together, as (block, pages).
     pub fn pieces(&self) -> impl Iterator<Item = (u16, PageRange)> + '_ {
         (0..).zip(&self.blocks).flat_map(|(number, block)| {
             PageRange::new(0, block.file.pages()).chunks(DIGEST_PAGES).map(move |piece| (number, piece))
         })
     }
 
-    /// A page holds what is of that prefix: it was seen just now. 0: something else than before, nobody knows what.
+    /// Notes that a page now holds content with that prefix. 0: its content has changed and is
+    /// unknown.
     pub fn note(&self, block: u16, page: u64, prefix: u64) {
         self.note_copy(block, page, prefix, 0);
     }
 
-    /// The same of a page that was made of another guest's, by the number that [`Content::origin`] gives.
+    /// Notes a page that was copied from another guest's memory, with the number that
+    /// [`Content::origin`] returned.
     pub fn note_copy(&self, block: u16, page: u64, prefix: u64, origin: u8) {
         let (Some(block), Ok(page)) = (self.blocks.get(usize::from(block)), usize::try_from(page)) else {
             return;
@@ -161,14 +165,15 @@ impl Content {
         }
     }
 
-    /// The number of other memory that pages of this one are made of; 0: there are too many.
+    /// Returns the number of another memory from which pages are copied; 0: there are too many.
     #[must_use]
     pub fn origin(&self, of: &Arc<Content>) -> u8 {
         self.origins.number(of)
     }
 
-    /// The digests of one of [`Content::pieces`] that are no copies of what is told anyhow, as (first page, digests), without zeros at
-    /// either end; none where nothing is left.
+    /// Returns the digests of one of [`Content::pieces`] without copies of what is announced
+    /// anyway, as (first page, digests), without zeros at either end. Returns `None` if nothing is
+    /// left.
     ///
     /// # Errors
     /// As [`Content::digests`].
@@ -198,8 +203,8 @@ impl Content {
         Ok(Some((piece.first + from as u64, prefixes.split_off(from))))
     }
 
-    /// The digests of one of [`Content::pieces`], worked out where they are not known; empty where nothing is told of any of
-    /// its pages.
+    /// Returns the digests of one of [`Content::pieces`], computing those that are unknown. The
+    /// result is empty if no page of it can be announced.
     ///
     /// # Errors
     /// [`RamError::Io`]: the memory is gone.
@@ -216,7 +221,7 @@ impl Content {
         Ok(if prefixes.iter().all(|prefix| *prefix == 0) { Vec::new() } else { prefixes })
     }
 
-    /// Whether [`Content::digests`] of a piece needs no work.
+    /// Returns whether the [`Content::digests`] of a piece need no work.
     #[must_use]
     pub fn is_worked_out(&self, block: u16, piece: PageRange) -> bool {
         let done = self.blocks.get(usize::from(block)).map_or(&[][..], |block| &block.done);
@@ -224,17 +229,17 @@ impl Content {
         done.get(place).is_some_and(|done| done.load(Ordering::Acquire))
     }
 
-    /// Pages whose digests need no work.
+    /// Returns the number of pages whose digests need no work.
     #[must_use]
     pub fn worked_out(&self) -> u64 {
         let done = self.pieces().filter(|(block, piece)| self.is_worked_out(*block, *piece));
         done.map(|(_, piece)| piece.count).sum()
     }
 
-    /// Copies pages from a place on, as they are now.
+    /// Copies pages from a place on, with their present content.
     ///
     /// # Errors
-    /// [`RamError::Io`]: it has not got them (any more).
+    /// [`RamError::Io`]: it does not have these pages, or no longer.
     pub fn copy_out(&self, place: Place, to: &mut [u8]) -> Result<(), RamError> {
         match self.blocks.get(usize::from(place.block)) {
             Some(block) => block.file.copy_out(place.page, to),
@@ -259,7 +264,7 @@ impl Block {
             self.file.copy_out(data, bytes)?;
             for (page, bytes) in (pages.first..).zip(bytes.chunks_exact(ZERO_PAGE.len())) {
                 let known = usize::try_from(page).ok().and_then(|page| self.prefixes.get(page));
-                // What was noted when it came needs no work.
+                // A digest noted on arrival needs no work.
                 if let Some(known) = known.filter(|known| known.load(Ordering::Relaxed) == 0) {
                     let digest = if bytes == ZERO_PAGE { 0 } else { prefix(&hash_page(bytes)) };
                     known.store(digest, Ordering::Relaxed);
@@ -330,7 +335,7 @@ mod tests {
         };
         assert_eq!(news(true), Some((2, vec![12, 0, 14])));
         assert_eq!(news(false), Some((1, vec![11, 12, 13, 14, 15])));
-        // What was written since is no copy any more.
+        // A page written since is no longer a copy.
         copy.note(0, 5, 7);
         assert_eq!(news(true), Some((2, vec![12, 0, 14, 7])));
         [2, 4, 5].into_iter().for_each(|page| copy.note(0, page, 0));

@@ -1,4 +1,5 @@
-//! What a source knows of its destination's content: the place of a page by the beginning of its hash.
+//! A source's knowledge of its destination's content: the location of a page by the prefix of its
+//! hash.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,16 +7,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use godwit_wire::{Digests, MAX_BLOCKS, Place};
 
-/// Parts with a lock each: as many as data streams look at once without waiting for each other.
+/// Number of parts with a lock each: enough for data streams to look up pages concurrently without
+/// waiting for each other.
 const SHARDS: usize = 64;
-/// Bytes of an entry in a table that is full: key, value and a byte of the table's own, of which 7 of 8 slots are used.
+/// Bytes of an entry in a full table: key, value and a byte of the table's own, with 7 of 8 slots
+/// in use.
 const SLOT_BYTES: usize = 17;
-/// Bits of a page's number in an entry; 64 blocks take 6 more, the content's number the rest.
+/// Bits of a page's number in an entry; 64 blocks take 6 more, and the content's number the rest.
 const PAGE_BITS: u32 = 42;
 const BLOCK_BITS: u32 = 6;
 const _: () = assert!(1 << BLOCK_BITS == MAX_BLOCKS && PAGE_BITS + BLOCK_BITS + 16 == 64);
 
-/// Places by content, as many as fit into the memory that it may have; what came first stays.
+/// Locations by content, as many as fit into the memory allowed; the first ones stay.
 #[derive(Debug)]
 pub struct Known {
     shards: Vec<Mutex<HashMap<u64, u64>>>,
@@ -25,7 +28,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Knows nothing; takes at most so many bytes of memory.
+    /// Creates empty knowledge that takes at most so many bytes of memory.
     #[must_use]
     pub fn new(most_bytes: u64) -> Known {
         let slots = usize::try_from(most_bytes).unwrap_or(usize::MAX) / SHARDS / SLOT_BYTES;
@@ -39,12 +42,13 @@ impl Known {
     }
 
     fn shard(&self, prefix: u64) -> MutexGuard<'_, HashMap<u64, u64>> {
-        // Its own methods do not panic half-way.
+        // Its own methods do not panic halfway.
         let shard = &self.shards[usize::try_from(prefix >> 58).unwrap_or(0) % SHARDS];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes where content of a prefix is. The guest's own pages give way to others', which stay as they are, and to later ones.
+    /// Notes where content with a prefix is. The guest's own pages give way to other content, which
+    /// stays, and to later pages of its own.
     pub fn insert(&self, prefix: u64, place: Place) {
         let Some(packed) = pack(place).filter(|_| prefix != 0) else { return };
         let is_own = |packed: u64| packed >> (PAGE_BITS + BLOCK_BITS) == 0;
@@ -61,7 +65,7 @@ impl Known {
         }
     }
 
-    /// Notes what a destination tells.
+    /// Takes in a destination's digests.
     pub fn take_in(&self, digests: &Digests) {
         let Place { page: first, .. } = digests.place;
         for (page, &prefix) in (first..).zip(&digests.prefixes) {
@@ -69,20 +73,20 @@ impl Known {
         }
     }
 
-    /// Where content of a prefix probably is.
+    /// Returns where content with a prefix probably is.
     #[must_use]
     pub fn find(&self, prefix: u64) -> Option<Place> {
         self.shard(prefix).get(&prefix).copied().map(unpack)
     }
 
-    /// How many pages of content that is not the guest's own it knows.
+    /// Returns the number of known pages of content that is not the guest's own.
     #[must_use]
     pub fn foreign(&self) -> u64 {
         self.foreign.load(Ordering::Relaxed)
     }
 }
 
-/// None: no VM has such a page.
+/// Encodes a location. Returns `None` if no VM has such a page.
 fn pack(place: Place) -> Option<u64> {
     let Place { content, block, page } = place;
     (page < 1 << PAGE_BITS && block < MAX_BLOCKS).then_some(

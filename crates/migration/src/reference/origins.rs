@@ -1,15 +1,16 @@
-//! Whose memory pages were made of, so that a source which is told of that memory need not be told of them as well.
+//! Origins of copied pages, so that a source that receives the digests of the original need not
+//! receive those of the copy as well.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Content;
 
-/// Memory that some guest's pages were made of, each with a number from 1 on.
+/// Memory from which a guest's pages were copied, each with a number from 1 on.
 #[derive(Debug, Default)]
 pub(super) struct Origins(Mutex<Vec<Weak<Content>>>);
 
-/// The number of a page's origin; 0: none, or one of too many.
+/// Number of a page's origin; 0: none, or one of too many.
 #[derive(Debug, Default)]
 pub(super) struct Origin(AtomicU8);
 
@@ -29,7 +30,7 @@ impl Origins {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of an origin.
+    /// Returns the number of an origin.
     pub(super) fn number(&self, of: &Arc<Content>) -> u8 {
         let mut contents = self.contents();
         let known = contents.iter().position(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(of)));
@@ -41,7 +42,8 @@ impl Origins {
         number
     }
 
-    /// Which of them are so, by their numbers less one. What is gone is not.
+    /// Returns which origins satisfy `is_so`, by their numbers less one. Memory that is gone does
+    /// not.
     pub(super) fn which(&self, is_so: impl Fn(&Arc<Content>) -> bool) -> Vec<bool> {
         self.contents().iter().map(|origin| origin.upgrade().is_some_and(|origin| is_so(&origin))).collect()
     }

@@ -1,11 +1,11 @@
-//! Pages that a destination could not make of what it was sent: what the source still owes.
+//! Pages that a destination could not reconstruct and that the source still owes.
 
 use godwit_ram::PageRange;
 use godwit_wire::BlockRun;
 
 use super::PageBits;
 
-/// A destination said pages to be missing that can't be.
+/// Error: a destination reported pages as missing that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the destination misses pages that were not told by their content (block {block}, {count} pages from {first})"
@@ -16,57 +16,58 @@ pub struct Unowed {
     count: u64,
 }
 
-/// What is owed, and what may still come to be.
+/// Pages that are owed, and bookkeeping of those that may become so.
 #[derive(Debug)]
 pub struct Owed {
     waiting: PageBits,
-    /// Pages that were missing once: they are sent as they are from then on.
+    /// Pages that were missing once: from then on they are sent with their content.
     ever: PageBits,
-    /// Pages that are on their way in a form that may fail.
+    /// Number of pages on their way in a form that may fail.
     at_risk: u64,
-    /// All that were told to be missing.
+    /// Number of pages reported as missing so far.
     told: u64,
 }
 
 impl Owed {
-    /// Nothing, of a guest with blocks of these sizes.
+    /// Creates the state with no page owed, for a guest with blocks of these sizes.
     #[must_use]
     pub fn new(block_pages: &[u64]) -> Owed {
         Owed { waiting: PageBits::new(block_pages), ever: PageBits::new(block_pages), at_risk: 0, told: 0 }
     }
 
-    /// The same, where some pages are owed from before.
+    /// Creates the state with some pages owed from an earlier part of the migration.
     #[must_use]
     pub(crate) fn since(block_pages: &[u64], waiting: PageBits) -> Owed {
         Owed { waiting, ..Owed::new(block_pages) }
     }
 
-    /// Pages are to be sent, whatever was sent of them.
+    /// Adds pages to be sent, whatever was sent of them.
     pub(crate) fn owe(&mut self, block: u16, pages: &[PageRange]) {
         for page in pages.iter().flat_map(|run| run.first..run.end()) {
             self.waiting.insert(block, page);
         }
     }
 
-    /// What is owed.
+    /// Returns the pages owed.
     pub(crate) fn pages(&self) -> &PageBits {
         &self.waiting
     }
 
-    /// So many pages are about to be sent in a form that may fail.
+    /// Notes that so many pages are about to be sent in a form that may fail.
     pub fn risk(&mut self, pages: u64) {
         self.at_risk += pages;
     }
 
-    /// The destination has applied all that was sent: what it did not say to be missing is there.
+    /// Notes that the destination has applied everything sent: pages that it did not report as
+    /// missing are there.
     pub fn settled(&mut self) {
         self.at_risk = 0;
     }
 
-    /// The destination misses pages.
+    /// Takes in pages that the destination misses.
     ///
     /// # Errors
-    /// They were not sent in such a form, or the guest has not got them.
+    /// They were not sent in such a form, or the guest does not have them.
     pub fn missing(&mut self, runs: &[BlockRun]) -> Result<(), Unowed> {
         for &BlockRun { block, first, count } in runs {
             let unowed = Unowed { block, first, count };
@@ -84,24 +85,24 @@ impl Owed {
         Ok(())
     }
 
-    /// Takes what is owed within a range, to be sent: runs of pages, ascending.
+    /// Takes the pages owed within a range, to be sent: runs of pages, ascending.
     pub fn take(&mut self, block: u16, within: PageRange, out: &mut Vec<PageRange>) {
         self.waiting.take(block, within, out);
     }
 
-    /// How many pages are owed.
+    /// Returns the number of pages owed.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.count()
     }
 
-    /// Whether a page was missing once.
+    /// Returns whether a page was missing once.
     #[must_use]
     pub fn was_missing(&self, block: u16, page: u64) -> bool {
         self.ever.contains(block, page)
     }
 
-    /// How many pages were told to be missing so far.
+    /// Returns how many pages were reported as missing so far.
     #[must_use]
     pub fn told(&self) -> u64 {
         self.told

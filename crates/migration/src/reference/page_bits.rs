@@ -1,8 +1,8 @@
-//! A set of pages, one bit each: as large as the guest makes it, whatever a peer says.
+//! A set of pages, one bit each. The guest determines its size, whatever a peer says.
 
 use godwit_ram::{PageRange, push_merged};
 
-/// Pages of some blocks.
+/// Set of pages of several blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct PageBits {
     blocks: Vec<Block>,
@@ -12,18 +12,18 @@ pub(crate) struct PageBits {
 #[derive(Clone, Debug)]
 struct Block {
     pages: u64,
-    /// Made when the first page is put in.
+    /// Allocated when the first page is inserted.
     words: Vec<u64>,
 }
 
 impl PageBits {
-    /// None of the pages of blocks of these sizes.
+    /// Creates an empty set for blocks of these sizes.
     pub(crate) fn new(block_pages: &[u64]) -> PageBits {
         let blocks = block_pages.iter().map(|&pages| Block { pages, words: Vec::new() }).collect();
         PageBits { blocks, count: 0 }
     }
 
-    /// All of them.
+    /// Creates the set of all pages.
     pub(crate) fn all(block_pages: &[u64]) -> PageBits {
         let block = |&pages: &u64| {
             let words = usize::try_from(pages.div_ceil(64)).unwrap_or(usize::MAX);
@@ -36,7 +36,7 @@ impl PageBits {
         PageBits { blocks: block_pages.iter().map(block).collect(), count: block_pages.iter().sum() }
     }
 
-    /// Puts all pages of another set in, of the same blocks.
+    /// Adds all pages of another set, of the same blocks.
     pub(crate) fn add(&mut self, other: &PageBits) {
         for (ours, theirs) in self.blocks.iter_mut().zip(&other.blocks) {
             if ours.words.is_empty() {
@@ -49,12 +49,12 @@ impl PageBits {
         self.count = self.blocks.iter().map(ones).sum();
     }
 
-    /// How many pages are in it.
+    /// Returns the number of pages in the set.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Puts a page in. False: there is no such page.
+    /// Inserts a page. Returns false if there is no such page.
     pub(crate) fn insert(&mut self, block: u16, page: u64) -> bool {
         let Some(block) = self.blocks.get_mut(usize::from(block)).filter(|block| page < block.pages) else {
             return false;
@@ -69,13 +69,14 @@ impl PageBits {
         true
     }
 
-    /// Whether a page is in it.
+    /// Returns whether the set contains a page.
     pub(crate) fn contains(&self, block: u16, page: u64) -> bool {
         let words = self.blocks.get(usize::from(block)).map_or(&[][..], |block| &block.words);
         word_of(page).and_then(|word| words.get(word)).is_some_and(|word| word & bit_of(page) != 0)
     }
 
-    /// Takes the pages within a range out, and appends them to `out`, a list of the same block from `floor` on.
+    /// Removes the pages within a range, and appends them to `out`, a list of the same block from
+    /// `floor` on.
     pub(crate) fn take(&mut self, block: u16, within: PageRange, out: &mut Vec<PageRange>) {
         let floor = out.len();
         let Some(block) = self.blocks.get_mut(usize::from(block)).filter(|_| self.count > 0) else { return };

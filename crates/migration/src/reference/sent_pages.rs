@@ -1,8 +1,8 @@
-//! What was sent of pages last, so that their next content is told by what differs: a bounded cache.
+//! The versions of pages that were sent last, as bases of deltas: a bounded cache.
 //!
-//! Rounds go through memory from its beginning to its end, so where not all pages that are written fit, throwing the oldest out
-//! would throw out each just before it is needed. What is in here stays as long as it is sent in each round; what was not sent
-//! in the last one gives way.
+//! Rounds go through memory from its beginning to its end. If not all written pages fit, evicting
+//! the oldest would evict each one just before it is needed. So an entry stays while its page is
+//! sent in each round, and one that was not sent in the last round gives way.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,24 +11,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use godwit_lanes::is_sampled;
 use godwit_wire::PAGE_SIZE;
 
-/// Parts with a lock each: as many as data streams look at once without waiting for each other.
+/// Number of parts with a lock each: enough for data streams to use the cache concurrently without
+/// waiting for each other.
 const SHARDS: usize = 64;
-/// Bytes of an entry: the page, its slot in a table that is half full at worst, and the allocator's own.
+/// Bytes of an entry: the page, its slot in a table that is half full at worst, and the allocator's
+/// overhead.
 const ENTRY_BYTES: u64 = PAGE_SIZE as u64 + 112;
 
-/// Pages by block and number.
+/// Versions of pages by block and number.
 #[derive(Debug)]
 pub struct SentPages {
     shards: Vec<Mutex<Shard>>,
     most_a_shard: usize,
-    /// Entries that are not of the sample, and never gone since.
+    /// Number of entries outside the sample; evicted entries are not subtracted.
     others: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     pages: HashMap<(u16, u64), Sent>,
-    /// The round in which those that were not sent any more last gave way.
+    /// Round in which entries that were no longer sent last gave way.
     cleared_in: u32,
 }
 
@@ -39,7 +41,7 @@ struct Sent {
 }
 
 impl SentPages {
-    /// Of no page yet; takes at most so many bytes of memory.
+    /// Creates an empty cache that takes at most so many bytes of memory.
     #[must_use]
     pub fn new(most_bytes: u64) -> SentPages {
         SentPages {
@@ -49,27 +51,30 @@ impl SentPages {
         }
     }
 
-    /// Whether there is room for any page.
+    /// Returns whether there is room for any page.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.most_a_shard > 0
     }
 
-    /// Whether there are pages that are not of the sample; once there were, it is said until all are dropped.
+    /// Returns whether there are pages outside the sample. Once there were, it stays true until the
+    /// cache is cleared.
     #[must_use]
     pub fn has_others(&self) -> bool {
         self.others.load(Ordering::Relaxed) > 0
     }
 
     fn shard(&self, block: u16, page: u64) -> MutexGuard<'_, Shard> {
-        // Groups of pages that are sent together share one; the sample's groups must not all be in the same.
+        // Groups of pages that are sent together share a part; the sample's groups must not all be
+        // in the same part.
         let number = page / 8 + page / 512 + u64::from(block);
         let shard = &self.shards[usize::try_from(number).unwrap_or(0) % SHARDS];
-        // Its methods do not panic half-way.
+        // Its methods do not panic halfway.
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies what was sent of a page into `old`, which is as long; false: that is not known.
+    /// Copies the version of a page sent last into `old`, which is as long. Returns false if it is
+    /// unknown.
     #[must_use]
     pub fn find(&self, block: u16, page: u64, old: &mut [u8]) -> bool {
         let shard = self.shard(block, page);
@@ -77,7 +82,7 @@ impl SentPages {
         found.map(|sent| old.copy_from_slice(&sent.bytes)).is_some()
     }
 
-    /// Keeps what is sent of a page, where there is room.
+    /// Keeps the version of a page that is being sent, if there is room.
     pub fn keep(&self, round: u32, block: u16, page: u64, bytes: &[u8]) {
         let mut shard = self.shard(block, page);
         if let Some(sent) = shard.pages.get_mut(&(block, page)) {
@@ -97,12 +102,12 @@ impl SentPages {
         }
     }
 
-    /// A page is sent that is not kept.
+    /// Drops the entry of a page that is sent without being kept.
     pub fn forget(&self, block: u16, page: u64) {
         self.shard(block, page).pages.remove(&(block, page));
     }
 
-    /// Forgets all: nobody knows what has arrived.
+    /// Drops all entries: it is unknown what has arrived.
     pub fn clear(&self) {
         for shard in &self.shards {
             shard.lock().unwrap_or_else(PoisonError::into_inner).pages.clear();
@@ -154,7 +159,7 @@ mod tests {
             sent.keep(2, 1, page, &[2; PAGE]);
         }
         assert!(stays.iter().all(|page| found(&sent, *page) == Some(2)));
-        // Others take the place of what is not sent any more, two rounds later.
+        // Two rounds later, other pages replace those that are no longer sent.
         for page in 10_000..15_000 {
             sent.keep(4, 1, page, &[4; PAGE]);
         }

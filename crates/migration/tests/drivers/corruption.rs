@@ -1,4 +1,4 @@
-//! A byte that changes on its way costs a stream, and no guest.
+//! A byte that changes in transit costs a stream, and never a guest.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,8 @@ use godwit_wire::{HEADER_LEN, PagesHeader};
 use super::ways::Corrupted;
 use super::world::{Moved, Twist, migrate, migrate_paced};
 
-/// In a frame's header, in the fields of a frame of pages or of runs, among pages, and far into what follows.
+/// In a frame's header, in the fields of a frame of pages or of runs, among pages, and far into
+/// what follows.
 const PLACES: [usize; 6] = [0, 2, HEADER_LEN + 5, PagesHeader::LEN + 3, PagesHeader::LEN + 5000, 100_000];
 
 #[test]
@@ -35,7 +36,8 @@ fn the_only_data_stream_is_a_lane_that_is_lost() {
 
 #[test]
 fn a_control_stream_that_carries_another_byte_is_a_lane_that_is_lost() {
-    // What the source says first is what the guest is like, and what it hears first is that the destination is ready.
+    // The source's first message describes the guest, and the first answer is that the destination
+    // is ready.
     let begin = HEADER_LEN + 8;
     for place in [0, 5, begin, begin + 9] {
         given_back(migrate(Twist { corrupts: Some(Corrupted::Control(place)), ..Twist::default() }), "to");
@@ -45,7 +47,7 @@ fn a_control_stream_that_carries_another_byte_is_a_lane_that_is_lost() {
     }
 }
 
-/// The guest runs where it ran.
+/// Checks that the guest runs where it ran before.
 fn given_back(moved: Moved, what: &str) {
     assert_eq!(moved.result.outcome, Outcome::Failed, "{what}");
     let failure = moved.result.failure.unwrap();
@@ -54,7 +56,7 @@ fn given_back(moved: Moved, what: &str) {
     assert!(!moved.guest.released.load(Ordering::SeqCst));
 }
 
-/// A guest that is handed over while most of its pages are at the source.
+/// Moves a guest that is handed over while most of its pages are at the source.
 fn page_in(corrupts: Corrupted) -> Moved {
     let pace = Pacing::default().migration("100mbit".parse().unwrap());
     let compression = Compression::None;

@@ -1,4 +1,4 @@
-//! Pages told by what differs from what was sent of them before: it is the same guest that arrives, whatever is lost on the way.
+//! Pages sent as deltas: the guest arrives unchanged, whatever is lost on the way.
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_lanes::{RateLimit, connect};
@@ -12,7 +12,7 @@ use crate::world::{BLOCKS, HELLO, LIMIT, Moved, SECOND, Twist, migrate_paced};
 
 const ALWAYS: Deltas = Deltas { cache_bytes: 16 << 20, always: true };
 
-/// A lane so slow that what the guest writes between rounds takes longer than a switchover may.
+/// Returns a lane so slow that the guest's writes between rounds take longer than a switchover may.
 fn slow() -> MigrationPace {
     Pacing::default().migration("48mbit".parse::<RateLimit>().unwrap())
 }
@@ -24,7 +24,7 @@ fn moved_with(twist: Twist) -> Moved {
     moved
 }
 
-/// Pages of an encoding, and the bytes that they took.
+/// Returns the pages of an encoding, and the bytes that they took.
 fn sent_as(moved: &Moved, name: EncodingName) -> (u64, u64) {
     let of_it = moved.result.encodings.iter().filter(|encoding| encoding.name == name);
     of_it.fold((0, 0), |sum, it| (sum.0 + it.pages, sum.1 + it.wire_bytes))
@@ -39,7 +39,7 @@ fn what_was_written_a_little_is_told_by_what_differs() {
     for streams in [1, 3] {
         let moved = moved_with(Twist { deltas: ALWAYS, writes: 4, streams, ..Twist::default() });
         let (pages, bytes) = sent_as(&moved, EncodingName::Delta);
-        // In the first round after round 0 what is sent is kept; from then on it is told by what differs.
+        // The first round after round 0 keeps what it sends; later rounds send deltas.
         assert!(pages >= 2 * written_pages(), "{pages} pages, {:?}", moved.result.rounds);
         assert!(bytes < pages * PAGE_SIZE / 20, "{bytes} bytes of {pages} pages");
         assert_eq!(moved.result.missing_pages, 0);

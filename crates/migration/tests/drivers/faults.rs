@@ -1,4 +1,4 @@
-//! A guest that is made up comes to pages that are missing.
+//! Simulated accesses of a guest to missing pages.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,17 +8,17 @@ use godwit_lanes::Stream;
 use godwit_migration::drive::page_in::Faults;
 use godwit_ram::{Access, PageRange, Region, TrackError};
 
-/// Accesses of a guest that are made up: it comes to three pages of each watched chunk, and is shown none that is not what it is at the
-/// source.
+/// Simulated accesses: the guest accesses three pages of each watched chunk, and each page shown
+/// must be as at the source.
 pub(crate) struct FakeFaults {
     pub(crate) from: Vec<Arc<Region>>,
     pub(crate) to: Vec<Arc<Region>>,
-    /// How often the streams are cut when a page is shown.
+    /// Number of times that the streams are cut when a page is shown.
     pub(crate) cuts: AtomicUsize,
     pub(crate) streams: Arc<Mutex<Vec<Stream>>>,
     pub(crate) watched: Mutex<Vec<(usize, PageRange)>>,
     pub(crate) told: AtomicBool,
-    /// The guest runs: nothing is cut before.
+    /// Whether the guest runs: nothing is cut before.
     pub(crate) runs: Arc<AtomicBool>,
 }
 
@@ -36,7 +36,7 @@ impl Faults for FakeFaults {
     }
 
     fn mapped(&self, block: usize, pages: PageRange) -> Result<Vec<PageRange>, TrackError> {
-        // Nobody waits for the first two of block 1.
+        // Accesses to the first two pages of block 1 do not wait.
         Ok(Vec::from_iter(Some(PageRange::new(0, 2)).filter(|_| block == 1 && pages.first == 0)))
     }
 

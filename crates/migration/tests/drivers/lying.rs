@@ -1,4 +1,4 @@
-//! Peers that say what they must not: the other end is never the worse for it.
+//! Peers that violate the protocol never harm the other end.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -20,12 +20,12 @@ use crate::world::{
     migrate, regions, stream,
 };
 
-/// A destination that a peer of this file's own talks to.
+/// Runs a destination against a fake peer of this file.
 pub(crate) fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) {
     lying_peer_offered(Offer::default(), speak)
 }
 
-/// The same to a destination that has other memory.
+/// Runs such a destination that has other memory to offer.
 pub(crate) fn lying_peer_offered(
     offer: Offer,
     speak: impl FnOnce(&Stream, Lane),
@@ -54,7 +54,7 @@ pub(crate) fn lying_peer_offered(
                         hypervisor: shadow,
                     };
                     match receive(job, &cancel).0 {
-                        // Nobody goes on with it.
+                        // Nothing continues it.
                         Ending::Cut(failure) => {
                             hypervisor.discard(&failure);
                             Ending::Discarded(failure)
@@ -149,7 +149,7 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
             let mut sender = data.sender();
             say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
             sender.send(&message).unwrap();
-            // Until it is heard there.
+            // Until the peer has received it.
             let _ = peer.receiver().receive();
         });
         refused_with(ending, FailureCode::ProtocolBroken);
@@ -157,7 +157,7 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
     }
 }
 
-/// What the destination was prepared for.
+/// Returns what the destination was prepared for.
 fn begin() -> Begin {
     Begin {
         epoch: SECOND.epoch,
@@ -225,7 +225,7 @@ fn a_destination_that_answers_what_nobody_asked_ends_the_migration_and_keeps_the
             let (mut sender, mut receiver) = (control.sender(), control.receiver());
             receiver.receive().unwrap();
             sender.send(&Message::Welcome { version: SUPPORTED.newest }).unwrap();
-            // Until the source has had enough.
+            // Until the source closes the stream.
             while sender.send(&flood).is_ok() {}
         });
         assert_eq!(result.outcome, Outcome::Failed);
@@ -254,10 +254,10 @@ fn a_destination_that_misses_more_pages_than_there_are_numbers_ends_the_migratio
         let (mut sender, mut receiver) = (control.sender(), control.receiver());
         receiver.receive().unwrap();
         sender.send(&Message::Welcome { version: SUPPORTED.newest }).unwrap();
-        // Each is one that the protocol allows; together they are more than fits a u64.
+        // The protocol allows each of them; together they exceed a u64.
         let all = BlockRun { block: 0, first: 0, count: u64::MAX };
         sender.send(&Message::Missing { runs: vec![all, all] }).unwrap();
-        // A source that takes no notice pings for ever.
+        // A source that ignores them pings forever.
         let limit = std::time::Instant::now() + LIMIT;
         while std::time::Instant::now() < limit && receiver.receive().is_ok() {}
     });

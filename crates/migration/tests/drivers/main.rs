@@ -1,4 +1,5 @@
-//! Both drivers against each other over a real lane, with memory in files and hypervisors that exist in this test alone.
+//! Both drivers against each other over a real lane, with memory in files and hypervisors that
+//! exist only in this test.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
@@ -87,7 +88,7 @@ fn a_cancel_while_the_guest_stands_still_resumes_it() {
     let moved = migrate(Twist { cancels_itself: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Cancelled);
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
-    // Its users felt that: the report tells for how long.
+    // Its users noticed the pause, so the report states its length.
     assert!(moved.result.stood_still_ms.is_some() && moved.result.switchover.is_none());
     assert_eq!(moved.said, ["discarded"]);
     assert!(matches!(moved.ending, Ending::Discarded(failure) if failure.code == FailureCode::Cancelled));
@@ -121,12 +122,12 @@ fn the_streams_that_are_left_do_the_work_of_those_that_break() {
     assert!(moved.same_memory);
 }
 
-/// Limits whose clock stands still: what their burst lets through goes, and nothing more.
+/// Returns limits whose clock stands still: their burst passes, and nothing more.
 fn held(limit: &str) -> MigrationPace {
     Pacing::with_clock(|| Duration::ZERO).migration(limit.parse().unwrap())
 }
 
-/// More than a burst at the least limit, less than the guest's memory.
+/// More than a burst at the lowest limit, and less than the guest's memory.
 const BURST_BYTES: u64 = 64 << 10;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A guest that runs at the destination while pages of it are still at the source.
+//! A guest that runs at the destination while some of its pages are still at the source.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,8 @@ use godwit_migration::{Compression, Outcome, Phase};
 
 use super::world::{Moved, Twist, migrate_paced};
 
-/// Moves a guest that writes five times all over its memory, on a wire so slow that what it writes can't go while it stands still.
+/// Moves a guest that writes all over its memory five times, on a wire so slow that its dirty pages
+/// cannot be sent during the pause.
 fn page_in(twist: Twist) -> Moved {
     let pace = Pacing::default().migration("100mbit".parse().unwrap());
     migrate_paced(Twist { writes: 5, streams: 2, compression: Compression::None, ..twist }, &pace, &|_, _| {})

@@ -1,4 +1,5 @@
-//! A guest whose vCPUs get less CPU time, as it writes too much: it arrives whole, and however it ends it has all of them again.
+//! A guest whose vCPUs get less CPU time because it writes too much. It arrives complete, and has
+//! all CPU time again, however the migration ends.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +9,7 @@ use godwit_migration::{Outcome, ThrottleMeans};
 
 use crate::world::{Moved, Twist, migrate_paced};
 
-/// By a lane that takes longer for what the guest writes all the time than a switchover may.
+/// Uses a lane that takes longer for the guest's constant writes than a switchover may.
 fn slowed(twist: Twist) -> Moved {
     let slow = Pacing::default().migration("12mbit".parse::<RateLimit>().unwrap());
     migrate_paced(Twist { quota: true, writes: 10_000, ..twist }, &slow, &|_, _| {})

@@ -1,4 +1,4 @@
-//! Pages told by what the destination has: it is the same guest that arrives, whatever the destination has or says.
+//! Pages sent by reference: the guest arrives unchanged, whatever the destination holds or claims.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::world::{
 const ALL: References =
     References { by: ReferenceUse::All, always: true, known_bytes: References::KNOWN_BYTES };
 
-/// Memory of an earlier guest at the destination, as it is found by its digests.
+/// Returns the memory of an earlier guest at the destination, with its digests.
 fn content(regions: &[Arc<Region>]) -> Arc<Content> {
     let content = Content::of(regions).unwrap();
     for (block, piece) in content.pieces() {
@@ -51,7 +51,7 @@ fn pages_by(moved: &Moved, name: EncodingName) -> u64 {
         .sum()
 }
 
-/// Pages of the guest that hold something, each another.
+/// Returns the number of the guest's pages that hold data, each different.
 fn guests_pages() -> u64 {
     BLOCKS.iter().map(|pages| pages - pages.div_ceil(3)).sum()
 }
@@ -64,7 +64,7 @@ fn the_way_back_carries_next_to_nothing() {
     for streams in [1, 3] {
         let twist = Twist { references: ALL, streams, ..Twist::default() };
         let moved = migrate_to(twist, &offer(vec![content(&before)]));
-        // All but the page that a device wrote while the guest stood still.
+        // All except the page that a device wrote while the guest was paused.
         assert_eq!(pages_by(&moved, EncodingName::Reference), guests_pages());
         assert_eq!((pages_by(&moved, EncodingName::Raw), moved.result.missing_pages), (1, 0));
         let sent: u64 = moved.result.encodings.iter().map(|encoding| encoding.wire_bytes).sum();
@@ -101,7 +101,7 @@ fn content_that_has_changed_is_asked_for() {
     let before = regions(&folder, "before");
     fill(&before);
     let content = content(&before);
-    // What its guest, which runs on, wrote since: whole pages, and one byte of a page.
+    // Written by its guest, which runs on, since then: whole pages, and one byte of a page.
     before[0].copy_in(100 * PAGE_SIZE, &[9; 30 * 4096]).unwrap();
     before[1].copy_in(44 * PAGE_SIZE + 17, &[1]).unwrap();
     for streams in [1, 4] {
@@ -183,7 +183,8 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
     }
 }
 
-/// What comes of another guest that arrives at the same time, before this one begins and after.
+/// Checks the announcement of another guest's content that arrives at the same time, before this
+/// one begins and after.
 #[test]
 fn what_comes_beside_is_told_as_it_comes() {
     let folder = tempfile::tempdir().unwrap();
@@ -196,7 +197,7 @@ fn what_comes_beside_is_told_as_it_comes() {
     let come = |content: &Content, piece: u64| {
         region[0].copy_in(piece * DIGEST_PAGES * PAGE_SIZE, &[9; 4096]).unwrap();
         content.has_come(0, piece * DIGEST_PAGES + 5, false);
-        // It comes once.
+        // It arrives once.
         content.has_come(0, piece * DIGEST_PAGES, false);
     };
     come(&early, 3);
@@ -232,7 +233,8 @@ fn what_comes_beside_is_told_as_it_comes() {
     });
 }
 
-/// Whatever another guest has brought when it is referred to: it may have changed since, or be gone.
+/// Checks a guest that refers to another guest's content, whatever that has become meanwhile: it
+/// may have changed since, or be gone.
 #[test]
 fn a_guest_arrives_whole_beside_another_one() {
     let arrivals = Arc::new(Arrivals::default());
@@ -258,8 +260,8 @@ fn a_guest_arrives_whole_beside_another_one() {
     }
 }
 
-/// A source whose destination is this file's own: it welcomes all streams, says `answers` before it is ready, and then answers
-/// each unit by `answer`.
+/// Runs a source against a fake destination. That one welcomes all streams, sends `answers` before
+/// it is ready, and then answers each unit with the result of `after_a_unit`.
 fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Sync) -> SourceResult {
     let (twist, folder) = (Twist { references: ALL, ..Twist::default() }, tempfile::tempdir().unwrap());
     let world = World::new(twist);
@@ -271,7 +273,7 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
             let (mut sender, mut receiver) = (control.sender(), control.receiver());
             assert!(matches!(receiver.receive().unwrap(), Incoming::Message(Message::Begin(_))));
             answers.iter().chain([&Message::Ready]).for_each(|message| sender.send(message).unwrap());
-            // A source that has heard enough already opens none, or closes it.
+            // A source that has already given up opens no stream, or closes it.
             let Ok(Some(data)) = accept(std::slice::from_ref(&world.listener), LIMIT) else { return };
             if welcome(data.clone(), ID, LIMIT).is_err() {
                 return;
@@ -279,7 +281,7 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
             let mut data = data.receiver();
             let sink = regions(&folder, "sink");
             let mut units = 0;
-            // Until the source has had enough.
+            // Until the source closes it.
             while let Ok(incoming) = data.receive() {
                 match incoming {
                     Incoming::Pages(header) => {
@@ -388,7 +390,7 @@ fn references_beyond_the_guest_end_the_migration() {
 
 #[test]
 fn a_digest_that_lies_costs_a_page_and_nothing_else() {
-    // The destination claims to have, in content of another hash, a page of the guest's.
+    // The destination claims to hold a page of the guest's in content with another hash.
     let folder = tempfile::tempdir().unwrap();
     let from = regions(&folder, "from");
     fill(&from);

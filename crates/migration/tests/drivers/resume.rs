@@ -7,7 +7,7 @@ use crate::world::{Twist, migrate};
 
 #[test]
 fn a_migration_goes_on_where_its_lane_was_cut() {
-    // The only data stream breaks in the first round; the guest writes all the while.
+    // The only data stream breaks in the first round, while the guest writes.
     let moved = migrate(Twist { cut: 1, streams: 1, writes: 3, reconnects: true, ..Twist::default() });
     assert_eq!(
         (moved.result.outcome, &moved.ending),

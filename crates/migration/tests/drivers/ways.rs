@@ -1,4 +1,4 @@
-//! Ways between two ends that carry less than what they are given, or something else.
+//! Paths between two ends that carry less than what they are given, or something else.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,22 +11,22 @@ use godwit_wire::HEADER_LEN;
 
 use super::world::loopback;
 
-/// The first frame of a stream.
+/// Length of the first frame of a stream.
 const HELLO_BYTES: usize = HEADER_LEN + 30;
-/// Its answer.
+/// Length of its answer.
 const WELCOME_BYTES: usize = HEADER_LEN + 2;
 
-/// A listener and the lane that leads to it.
+/// Returns a listener and the lane that leads to it.
 pub(crate) fn path(address: SocketAddr) -> (TcpListener, Lane) {
     let listener = listen(address).unwrap();
     let to = listener.local_addr().unwrap();
     (listener, Lane { from: None, to })
 }
 
-/// A lane whose connections are never answered, as long as the sockets live.
+/// Returns a lane whose connections are never answered while the sockets live.
 pub(crate) fn unanswering() -> (TcpListener, TcpStream, Lane) {
     use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
-    // One connection is all that it keeps for later: the kernel answers no other.
+    // It queues one connection for later; the kernel answers no other.
     let full = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&full, &loopback()).unwrap();
     listen(&full, 0).unwrap();
@@ -35,7 +35,8 @@ pub(crate) fn unanswering() -> (TcpListener, TcpStream, Lane) {
     (full, TcpStream::connect(to).unwrap(), Lane { from: None, to })
 }
 
-/// A way to an address that carries a hello and then nothing more; the answers it carries all. The sockets are kept open.
+/// Returns a path that carries a hello and then nothing more; it carries all answers. The sockets
+/// stay open.
 pub(crate) fn stalling_lane<'scope>(
     scope: &'scope Scope<'scope, '_>,
     to: SocketAddr,
@@ -53,7 +54,7 @@ pub(crate) fn stalling_lane<'scope>(
         (&far).write_all(&hello).unwrap();
         let answers = near.try_clone().unwrap();
         scope.spawn(move || {
-            // What comes after the hello is left where it is.
+            // What comes after the hello stays unread.
             let _ = answers.peek(&mut [0]);
             has_work.store(true, Ordering::SeqCst);
         });
@@ -63,14 +64,15 @@ pub(crate) fn stalling_lane<'scope>(
     lane
 }
 
-/// A byte that changes: which of those that one end of a stream sends after its first frame.
+/// Byte that changes: one of those that one end of a stream sends after its first frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Corrupted {
     /// To the destination, on the first data stream.
     Data(usize),
-    /// To the destination, on the first stream that pages are asked for on.
+    /// To the destination, on the first stream for requested pages.
     Asked(usize),
-    /// To the destination, on the first stream that brings the others: this byte of what comes once the guest runs.
+    /// To the destination, on the first stream for unrequested pages: this byte of what arrives
+    /// once the guest runs.
     Unasked(usize),
     /// To the destination, on the control stream.
     Control(usize),
@@ -78,16 +80,16 @@ pub(crate) enum Corrupted {
     Answer(usize),
 }
 
-/// What changes on its way, once.
+/// Change of one byte in transit, once.
 pub(crate) struct Corruption {
     what: Option<Corrupted>,
-    /// Some stream goes by the way on which it does.
+    /// Whether a stream uses the path on which the byte changes.
     begun: AtomicBool,
-    /// The stream that pages are asked for on is there: those that come are of page-in.
+    /// Whether the stream for requested pages exists: streams that follow belong to page-in.
     asked: AtomicBool,
-    /// It has changed.
+    /// Whether the byte has changed.
     done: Arc<AtomicBool>,
-    /// The guest runs at the destination.
+    /// Whether the guest runs at the destination.
     runs: Arc<AtomicBool>,
 }
 
@@ -98,7 +100,7 @@ impl Corruption {
         Corruption { what, begun, asked, done, runs: Arc::clone(runs) }
     }
 
-    /// The way of the control stream.
+    /// Returns the path of the control stream.
     pub(crate) fn control_lane<'scope>(&self, scope: &'scope Scope<'scope, '_>, lane: Lane) -> Lane {
         match self.what {
             Some(Corrupted::Control(byte)) => self.relay(scope, lane, HELLO_BYTES + byte, usize::MAX),
@@ -107,7 +109,7 @@ impl Corruption {
         }
     }
 
-    /// The way of another stream.
+    /// Returns the path of another stream.
     pub(crate) fn lane<'scope>(&self, scope: &'scope Scope<'scope, '_>, lane: Lane, is_asked: bool) -> Lane {
         let page_in = self.asked.fetch_or(is_asked, Ordering::SeqCst) || is_asked;
         let byte = match self.what {
@@ -117,7 +119,7 @@ impl Corruption {
             _ => return lane,
         };
         if self.begun.swap(true, Ordering::SeqCst) {
-            // The others would do its work.
+            // The other streams would do its work.
             while !page_in && !self.done.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
@@ -127,7 +129,7 @@ impl Corruption {
         self.relay(scope, lane, first + byte, usize::MAX)
     }
 
-    /// A way that changes these bytes of what one connection carries there and back.
+    /// Returns a path that changes these bytes of what one connection carries in each direction.
     fn relay<'scope>(&self, scope: &'scope Scope<'scope, '_>, to: Lane, there: usize, back: usize) -> Lane {
         let (listener, lane) = path(loopback());
         let far = TcpStream::connect(to.to).unwrap();
@@ -145,7 +147,7 @@ impl Corruption {
     }
 }
 
-/// Carries what comes until its end, and changes one byte of what comes when it counts.
+/// Carries bytes until the end of the stream, and changes one of those that count.
 fn carry(
     mut from: &TcpStream,
     mut to: &TcpStream,

@@ -1,4 +1,5 @@
-//! Both ends of a migration over real lanes, with memory in files and hypervisors that exist here alone.
+//! Both ends of a migration over real lanes, with memory in files and hypervisors that exist only
+//! here.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -27,7 +28,7 @@ use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 use super::faults::FakeFaults;
 use super::ways::{Corrupted, Corruption, path, stalling_lane, unanswering};
 
-/// What the destination gets.
+/// The ownership that the destination receives.
 pub(crate) const SECOND: Ownership = Ownership { incarnation: Incarnation::new(7), epoch: 2 };
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
@@ -42,20 +43,20 @@ pub(crate) struct FakeTracking {
     dirty: Dirty,
     /// Streams that are cut at the second look at the memory.
     cut: Arc<Mutex<Vec<Stream>>>,
-    /// How many those are.
+    /// Number of those streams.
     cuts: usize,
     looks: u32,
     /// Memory that the guest writes between rounds, and how often it still does.
     memory: Vec<Arc<Region>>,
     writes: AtomicU32,
-    /// Held to less than this of its CPUs it does not write.
+    /// Shares of CPU time: the guest does not write with less than [`IDLE_SHARE`].
     shares: Shares,
 }
 
-/// The shares of its CPUs that a guest was given, in order.
+/// Shares of its CPUs that a guest was given, in order.
 pub(crate) type Shares = Arc<Mutex<Vec<Option<f64>>>>;
 
-/// At less than this it does nothing.
+/// Share below which the guest does nothing.
 const IDLE_SHARE: f64 = 0.3;
 
 pub(crate) struct FakeQuota(Shares);
@@ -68,7 +69,7 @@ impl CpuQuota for FakeQuota {
 }
 
 impl FakeTracking {
-    /// The guest writes a little to every page but each fourth.
+    /// Writes a little to every page except each fourth.
     fn guest_writes(&self, time: u32) {
         let byte = u8::try_from(time % 200 + 1).unwrap();
         let mut dirty = self.dirty.lock().unwrap();
@@ -82,11 +83,11 @@ impl FakeTracking {
 }
 
 impl FakeTracking {
-    /// Memory was looked at: at the second time the streams that are to be cut are.
+    /// Notes a look at the memory: the second one cuts the streams that are to be cut.
     fn looked(&mut self) {
         self.looks += 1;
         if self.looks == 2 {
-            // Not before all of them are there: one that came later would stay.
+            // Not before all of them exist: a later one would remain.
             while self.cut.lock().unwrap().len() < self.cuts {
                 std::thread::yield_now();
             }
@@ -158,7 +159,7 @@ impl Tracking for FakeTracking {
     }
 }
 
-/// What a test sees of the source's guest.
+/// A test's view of the source's guest.
 #[derive(Default)]
 pub(crate) struct Guest {
     pub(crate) resumed: AtomicU32,
@@ -171,9 +172,9 @@ pub(crate) struct FakeSource {
     memory: Arc<Region>,
     dirty: Dirty,
     cancels_itself: bool,
-    /// Its device state has no end.
+    /// Whether its device state is endless.
     writes_without_end: bool,
-    /// What has to be so before the guest stops.
+    /// Condition that must hold before the guest stops.
     after: Option<Arc<AtomicBool>>,
 }
 
@@ -197,7 +198,7 @@ impl SourceHypervisor for FakeSource {
         self.memory.copy_in(5 * PAGE_SIZE, &[0xdd; 64]).unwrap();
         self.dirty.lock().unwrap().insert((0, 5));
         if self.writes_without_end {
-            // Until the source has had enough.
+            // Until the source refuses it.
             while inbox.device_state(&[3; 1 << 16]).is_ok() {}
             return Ok(());
         }
@@ -216,16 +217,16 @@ impl SourceHypervisor for FakeSource {
     }
 }
 
-/// The device state of a guest here.
+/// Device state of a guest here, in bytes.
 const STATE_BYTES: u64 = 300_500;
 
 pub(crate) struct FakeDestination {
-    /// How much device state has come.
+    /// Bytes of device state that have arrived.
     pub(crate) state_bytes: u64,
     pub(crate) load_fails: bool,
-    /// What a guest needs that lacks pages; none: it can't run without them here.
+    /// Requirements of a guest that lacks pages; `None`: it cannot run without them here.
     pub(crate) page_in: Option<(FakeFaults, PathBuf)>,
-    /// The guest runs.
+    /// Whether the guest runs.
     pub(crate) runs: Arc<AtomicBool>,
     pub(crate) log: mpsc::Sender<&'static str>,
 }
@@ -310,7 +311,7 @@ fn repeat(regions: &[Arc<Region>]) {
     }
 }
 
-/// One stream of a lane, both ends.
+/// Returns both ends of one stream of a lane.
 pub(crate) fn stream(listener: &TcpListener, lane: Lane) -> (Stream, Stream) {
     let near = connect(lane, LIMIT).unwrap();
     (near, accept(std::slice::from_ref(listener), LIMIT).unwrap().unwrap())
@@ -328,41 +329,43 @@ pub(crate) fn loopback() -> SocketAddr {
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Twist {
-    /// The guest is handed over after the first round, and this often the streams of its pages are cut.
+    /// Set if the guest is handed over after the first round; the number of times that its page
+    /// streams are cut.
     pub(crate) page_in: Option<usize>,
-    /// The destination can't do that.
+    /// Whether the destination is unable to do page-in.
     pub(crate) no_page_in: bool,
     pub(crate) load_fails: bool,
     pub(crate) cancels_itself: bool,
-    /// The source's hypervisor writes device state without end.
+    /// Whether the source's hypervisor writes endless device state.
     pub(crate) writes_without_end: bool,
     pub(crate) paused: bool,
     pub(crate) ipv6: bool,
     pub(crate) other_epoch: bool,
-    /// The destination was prepared for another life of the VM.
+    /// Whether the destination was prepared for another life of the VM.
     pub(crate) other_incarnation: bool,
     pub(crate) compression: Compression,
     pub(crate) references: References,
-    /// Every fifth page holds the same as the one before.
+    /// Whether every fifth page equals the one before.
     pub(crate) repeats: bool,
     pub(crate) deltas: Deltas,
     /// How often, between rounds, the guest writes a little to most pages.
     pub(crate) writes: u32,
-    /// Data streams; 0 means 1.
+    /// Number of data streams; 0 means 1.
     pub(crate) streams: usize,
-    /// Data streams whose connection is cut when they have carried a little.
+    /// Number of data streams whose connection is cut after they have carried a little.
     pub(crate) cut: usize,
-    /// The first data stream carries its hello and then nothing more.
+    /// Whether the first data stream carries its hello and then nothing more.
     pub(crate) stalls: bool,
-    /// The streams go by TLS, and the source's certificate ends when so many data streams are there.
+    /// If set, streams use TLS, and the source's certificate expires when so many data streams
+    /// exist.
     pub(crate) certificate_ends_after: Option<usize>,
-    /// The connection of the first data stream is never answered.
+    /// Whether the connection of the first data stream is never answered.
     pub(crate) hangs: bool,
-    /// Its writers are slowed by a quota.
+    /// Whether its writers are slowed by a quota.
     pub(crate) quota: bool,
-    /// After a cut of the lane both ends go on by another one.
+    /// Whether both ends continue on another lane after a cut.
     pub(crate) reconnects: bool,
-    /// A byte changes on its way.
+    /// Byte that changes in transit.
     pub(crate) corrupts: Option<Corrupted>,
 }
 
@@ -375,7 +378,7 @@ pub(crate) struct Moved {
     pub(crate) said: Vec<&'static str>,
     pub(crate) same_memory: bool,
     pub(crate) shares: Vec<Option<f64>>,
-    /// Pages that the destination lacked after each cut.
+    /// Number of pages that the destination lacked after each cut.
     pub(crate) unsent: Vec<u64>,
 }
 
@@ -383,16 +386,16 @@ pub(crate) fn migrate(twist: Twist) -> Moved {
     migrate_paced(twist, &Pacing::default().migration(RateLimit::NONE), &|_, _| {})
 }
 
-/// The certificates of both hosts, as the destination's clock sees the source's.
+/// Certificates of both hosts, with the destination's clock judging the source's.
 struct Secure {
     source: Identity,
     destination: Identity,
-    /// The source's certificate has ended.
+    /// Whether the source's certificate has expired.
     ended: Arc<AtomicBool>,
-    /// Data streams that were asked for, and that were let in.
+    /// Numbers of data streams that were requested, and that were admitted.
     asked: AtomicUsize,
     let_in: AtomicUsize,
-    /// One was not.
+    /// Whether one was refused.
     refused: Arc<AtomicBool>,
 }
 
@@ -419,8 +422,9 @@ impl Secure {
         }
     }
 
-    /// Before a data stream is connected; the source's certificate ends when `last` of them have been let in. A connection that
-    /// waited for that itself would keep others from being let in.
+    /// Waits before a data stream is connected; the source's certificate expires when `last` of
+    /// them have been admitted. A connection that waited for that itself would keep others from
+    /// being admitted.
     fn data_stream_comes(&self, last: usize) {
         if self.asked.fetch_add(1, Ordering::SeqCst) >= last {
             while self.let_in.load(Ordering::SeqCst) < last {
@@ -443,32 +447,32 @@ impl Twist {
     }
 }
 
-/// What both ends of a migration share in a test.
+/// State shared by both ends of a migration in a test.
 pub(crate) struct World {
     from: Vec<Arc<Region>>,
     to: Vec<Arc<Region>>,
-    /// Memory that the destination has beside.
+    /// Other memory of the destination.
     offer: Offer,
     pub(crate) listener: TcpListener,
     pub(crate) lane: Lane,
     guest: Arc<Guest>,
     dirty: Dirty,
     shares: Shares,
-    /// None: the streams go in the clear.
+    /// `None`: the streams are unencrypted.
     secure: Option<Secure>,
     /// Streams that are cut at the second look at the memory.
     cut: Arc<Mutex<Vec<Stream>>>,
-    /// Sockets of the lane that stalls, once it is there; none: no lane does.
+    /// Sockets of the stalling lane, once it exists; `None`: no lane stalls.
     stalled: Mutex<Option<Vec<TcpStream>>>,
-    /// The lane that stalls has something to carry.
+    /// Whether the stalling lane has data to carry.
     stalled_has_work: Arc<AtomicBool>,
-    /// The connection that is never answered has been begun.
+    /// Whether the connection that is never answered has been begun.
     hung: AtomicBool,
     corruption: Corruption,
-    /// Every stream of the source's but the control stream.
+    /// All streams of the source except the control stream.
     streams: Arc<Mutex<Vec<Stream>>>,
     paging_in: Mutex<Option<Arc<PagingIn>>>,
-    /// The guest runs at the destination.
+    /// Whether the guest runs at the destination.
     runs: Arc<AtomicBool>,
     folder: tempfile::TempDir,
 }
@@ -533,7 +537,7 @@ impl World {
         }
     }
 
-    /// The destination's hypervisor.
+    /// Returns the destination's hypervisor.
     fn destination(&self, twist: Twist, log: mpsc::Sender<&'static str>) -> FakeDestination {
         FakeDestination {
             state_bytes: 0,
@@ -544,7 +548,7 @@ impl World {
         }
     }
 
-    /// The destination, to its end, or to the lane's.
+    /// Runs the destination until the migration or the lane ends.
     fn receive(&self, control: Stream, twist: Twist, hypervisor: &mut FakeDestination) -> Ending {
         let control = match &self.secure {
             Some(secure) => control.secure_accepted(&secure.destination).unwrap().0,
@@ -583,7 +587,7 @@ impl World {
         Some(welcomed)
     }
 
-    /// A data stream, twisted as is asked for.
+    /// Connects a data stream, with the twist requested.
     fn connect<'scope>(
         &self,
         scope: &'scope std::thread::Scope<'scope, '_>,
@@ -643,7 +647,7 @@ impl World {
         (faults, self.folder.path().join("missing"))
     }
 
-    /// What the agents say to each other once a session was cut.
+    /// Negotiates another session, as the agents do after a cut.
     fn another_session(&self, is_over: &dyn Fn() -> bool) -> Again {
         let paging_in = loop {
             if let Some(paging_in) = self.paging_in.lock().unwrap().clone() {
@@ -678,7 +682,8 @@ impl World {
         })
     }
 
-    /// The source, to its end, or to the lane's; `kept`: what an earlier lane's has left.
+    /// Runs the source until the migration or the lane ends; `kept`: the state left by an earlier
+    /// lane.
     pub(crate) fn send<'scope>(
         &self,
         scope: &'scope std::thread::Scope<'scope, '_>,
@@ -727,7 +732,7 @@ impl World {
     }
 }
 
-/// The same under limits; `watch` sees each word of progress, and may change them or cancel.
+/// Migrates under limits. `watch` sees each progress report, and may change the limits or cancel.
 pub(crate) fn migrate_paced(
     twist: Twist,
     pace: &MigrationPace,
@@ -736,7 +741,7 @@ pub(crate) fn migrate_paced(
     migrate_offered(twist, pace, watch, Offer::default())
 }
 
-/// The same to a destination that has other memory.
+/// Migrates to a destination that has other memory.
 pub(crate) fn migrate_offered(
     twist: Twist,
     pace: &MigrationPace,
@@ -774,7 +779,8 @@ pub(crate) fn migrate_offered(
     Moved { result, ending, guest: world.guest, said, same_memory, shares, unsent }
 }
 
-/// A source that a destination of a test's own talks to: what came of it. `speak` gets the control stream.
+/// Runs a source against a test's fake destination and returns the result. `speak` gets the control
+/// stream.
 pub(crate) fn lying_destination(speak: impl FnOnce(Stream) + Send) -> SourceResult {
     let (twist, pace) = (Twist::default(), Pacing::default().migration(RateLimit::NONE));
     let world = World::new(twist);

@@ -1,4 +1,5 @@
-//! From a process and its RAM files to a tracker: every check that must hold, in the order of what is most likely wrong.
+//! Attaches a tracker to a process and its RAM files: every check that must hold, the most likely
+//! obstacles first.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -58,7 +59,8 @@ pub(super) fn attach(
     Ok(tracker)
 }
 
-/// To be opened before anything else: it holds on to the address space, should the pid be given to another process meanwhile.
+/// Opens the page map. Call it before anything else: it holds on to the address space in case the
+/// pid is reused meanwhile.
 pub(crate) fn open_pagemap(pid: i32) -> Result<Pagemap, TrackError> {
     Pagemap::open(&pid.to_string()).map_err(|errno| match errno {
         Errno::NOENT | Errno::SRCH => TrackError::ProcessGone { pid },
@@ -66,7 +68,7 @@ pub(crate) fn open_pagemap(pid: i32) -> Result<Pagemap, TrackError> {
     })
 }
 
-/// Where process `pid` maps each region, and how that cuts the region.
+/// Returns where process `pid` maps each region, and how the mappings divide the region.
 pub(crate) fn find_blocks(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<BlockMappings>, TrackError> {
     if let Some(region) = regions.iter().find(|region| !region.is_on_tmpfs()) {
         return Err(TrackError::NotTrackable { path: region.path().to_owned() });
@@ -114,12 +116,14 @@ fn register(tracker: &DirtyTracker, mapping: &Mapping, region: &Region) -> Resul
     tracker.userfaultfd.register(mapping.address, mapping.count * PAGE_SIZE).map_err(
         |errno| match errno {
             Errno::BUSY => TrackError::AlreadyTracked { path: region.path().to_owned() },
-            // The file is of a kind that can be registered, so what is at this address over there is something else.
+            // This kind of file can be registered, so another kind of mapping is at this address in
+            // the process.
             Errno::INVAL => TrackError::WrongProcess { pid },
             _ => io_or_gone("register the RAM", pid, errno),
         },
     )?;
-    // The userfaultfd acts on the process that answered, the page map shows the process that was named: are they one?
+    // The userfaultfd acts on the process that answered, and the page map shows the process that
+    // was named: verify that they are one.
     let mut run = [EMPTY_RUN];
     match tracker.pagemap.scan(Scan::Look, mapping.address, mapping.address + PAGE_SIZE, 0, &mut run) {
         Ok(_) => Ok(()),
@@ -148,7 +152,7 @@ mod tests {
                 std::os::fd::AsRawFd::as_raw_fd(region.file()),
                 i64::try_from(2 * number * PAGE_SIZE).unwrap(),
             );
-            // SAFETY: a new mapping, at a place of the kernel's choice, that is never read.
+            // SAFETY: a new mapping, at an address that the kernel chooses, that is never read.
             let at = unsafe { libc::mmap(std::ptr::null_mut(), page, prot, flags, fd, offset) };
             assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
             at
@@ -158,7 +162,7 @@ mod tests {
         let refused = find_blocks(pid, &[Arc::new(region)]).unwrap_err();
         assert!(matches!(refused, TrackError::TooManyPlaces { limit: MOST_PLACES, .. }), "{refused}");
         for at in mapped {
-            // SAFETY: made above, and nobody else knows it.
+            // SAFETY: the mapping was made above, and nothing else knows it.
             unsafe { libc::munmap(at, page) };
         }
     }

@@ -1,4 +1,5 @@
-//! The agent's side of the tracker library: the socket that QEMU inherits, and the request for a userfaultfd.
+//! The agent's side of the tracker library: the socket that QEMU inherits, and the request for a
+//! userfaultfd.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,14 +18,16 @@ use super::protocol::{self, MESSAGE_LEN, Origin, Request};
 use super::{kernel_too_old, open_device};
 use crate::error::TrackError;
 
-/// How long QEMU may take to answer. Its thread has nothing else to do; a QEMU stopped by a debugger has.
+/// Time limit for QEMU's answer. The library's thread has nothing else to do, but a debugger may
+/// have stopped QEMU.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections that may wait; the agent makes one at a time.
+/// Maximum pending connections; the agent makes one at a time.
 const BACKLOG: i32 = 4;
 
-/// Creates the listening socket that QEMU is to inherit (its number in `GODWIT_TRACKER_FD`), at `path`, in a directory
-/// that nobody but the agent can enter. Replaces a socket that an earlier QEMU left there. The agent gives up its own
-/// descriptor once QEMU runs: as long as anybody holds it, a missing library shows as silence and not as a refusal.
+/// Creates the listening socket at `path` that QEMU inherits (its number is in
+/// `GODWIT_TRACKER_FD`). Only the agent may enter the directory. A socket left by an earlier QEMU
+/// is replaced. The agent must close its own descriptor once QEMU runs: while a process holds it, a
+/// missing library shows as silence and not as a refusal.
 pub fn tracker_listener(path: &Path) -> io::Result<OwnedFd> {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     match std::fs::symlink_metadata(path) {
@@ -38,13 +41,14 @@ pub fn tracker_listener(path: &Path) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Asks the library behind `path` for a userfaultfd of its process. True with it: it can hand over the faults that happen in
-/// the kernel (KVM's, system calls') as well.
+/// Requests a userfaultfd of QEMU's process from the library behind `path`. The flag returned is
+/// true if it can also deliver faults that occur in the kernel (in KVM or in system calls).
 pub(crate) fn request_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
     request(path, Request::New)?.ok_or_else(|| lost("was not sent"))
 }
 
-/// The same, and the library keeps a copy of it until it is told to drop it.
+/// Requests a userfaultfd as [`request_userfaultfd`] does. The library keeps a copy of it until it
+/// is asked to drop it.
 ///
 /// # Errors
 /// Also [`TrackError::LibraryTooOld`].
@@ -52,7 +56,7 @@ pub(crate) fn request_kept_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), T
     request(path, Request::NewKept)?.ok_or_else(|| lost("was not sent"))
 }
 
-/// The userfaultfd of which the library keeps a copy; as [`request_userfaultfd`].
+/// Returns the userfaultfd of which the library keeps a copy, as [`request_userfaultfd`] does.
 ///
 /// # Errors
 /// Also [`TrackError::LibraryTooOld`], and [`TrackError::NothingKept`].
@@ -68,7 +72,7 @@ pub(crate) fn drop_kept(path: &Path) -> Result<(), TrackError> {
 fn request(path: &Path, wanted: Request) -> Result<Option<(OwnedFd, bool)>, TrackError> {
     let missing = |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
     let connection = connect(path).map_err(missing)?;
-    // Where the agent may not open it either, the library has ways of its own.
+    // If the agent may not open it either, the library tries other ways.
     let device = open_device();
     send_request(&connection, wanted, device.as_ref().ok().map(AsFd::as_fd)).map_err(missing)?;
     let (answer, userfaultfd) = receive_answer(&connection).map_err(missing)?;
@@ -92,7 +96,7 @@ fn request(path: &Path, wanted: Request) -> Result<Option<(OwnedFd, bool)>, Trac
             },
         }),
         ((origin, _), Some(userfaultfd)) => Ok(Some((userfaultfd, origin != Origin::UserModeOnly))),
-        // Sent, and lost on the way: this process has no descriptor free.
+        // The descriptor was sent and lost on the way: this process has no free descriptor.
         (_, None) => Err(lost("found no file descriptor left in the agent")),
     }
 }
@@ -101,7 +105,7 @@ fn lost(how: &str) -> TrackError {
     TrackError::NoUserfaultfd { reason: format!("the library's answer {how}") }
 }
 
-/// SOCK_SEQPACKET: a message arrives whole and with its descriptor, or not at all.
+/// Uses SOCK_SEQPACKET: a message arrives whole and with its descriptor, or not.
 fn socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
@@ -142,10 +146,10 @@ fn receive_answer(connection: &OwnedFd) -> Result<([u8; MESSAGE_LEN], Option<Own
         _ => None,
     });
     match received.bytes {
-        // The library hung up: it answers this agent's user only, and only requests.
+        // The library closed the connection: it answers only this agent's user, and only requests.
         0 => Err(Errno::CONNRESET),
         MESSAGE_LEN => Ok((answer, userfaultfd)),
-        // Leaves a short answer to be refused as one of another version.
+        // Makes a short answer be refused as one of another version.
         _ => Ok(([0; MESSAGE_LEN], None)),
     }
 }

@@ -1,4 +1,5 @@
-//! `PAGEMAP_SCAN` (linux/fs.h, Linux 6.7): finds pages by what their page table entries say, and protects them.
+//! `PAGEMAP_SCAN` (linux/fs.h, Linux 6.7): finds pages by their page table entries, and protects
+//! them.
 
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -14,27 +15,28 @@ use super::kernel_too_old;
 use crate::error::TrackError;
 use crate::pages::PAGE_SIZE;
 
-/// What a scan does with the dirty pages that it finds.
+/// Action of a scan on the dirty pages that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// Leaves them dirty. Memory that is not tracked by WP_ASYNC is an error.
+    /// Leaves them dirty. Memory that is not tracked with WP_ASYNC is an error.
     Look,
-    /// Leaves them dirty, whatever tracks them.
+    /// Leaves them dirty, whatever tracks the memory.
     LookAnywhere,
     /// Protects them, so that the next write is seen again.
     Claim,
 }
 
-/// What a scan gives back.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scanned {
-    /// How many of the runs were filled in.
+    /// Number of runs filled in.
     pub(crate) runs: usize,
-    /// The address up to which the scan came.
+    /// Address up to which the scan came.
     pub(crate) end: u64,
 }
 
-/// An open /proc/PID/pagemap. It stays the address space's that it was opened for, whatever becomes of the process.
+/// Open /proc/PID/pagemap. It refers to the address space that it was opened for, whatever becomes
+/// of the process.
 pub(crate) struct Pagemap(OwnedFd);
 
 impl Pagemap {
@@ -44,14 +46,17 @@ impl Pagemap {
         rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Pagemap)
     }
 
-    /// Finds the dirty pages from address `start` to `end`, at most `max_pages` of them (0: no limit), and fills `runs`
-    /// with them, ascending and disjoint. Ends where `runs` or the limit is full.
+    /// Finds the dirty pages from address `start` to `end`, at most `max_pages` of them (0: no
+    /// limit), and fills `runs` with them, ascending and disjoint. Stops when `runs` or the limit
+    /// is full.
     ///
-    /// With PAGE_IS_WRITTEN alone as category and as return mask the kernel takes its short way, which compares nothing
-    /// but the mark and, when in doubt (an entry that is empty and has no marker), calls a page written.
+    /// With PAGE_IS_WRITTEN as the only category and return mask, the kernel takes its short path.
+    /// It tests only the mark, and in doubt (an entry that is empty and has no marker) reports a
+    /// page as written.
     ///
     /// # Errors
-    /// `EPERM` where a mapping in the range is not registered for WP_ASYNC, but for [`Scan::LookAnywhere`].
+    /// `EPERM` if a mapping in the range is not registered for WP_ASYNC, except with
+    /// [`Scan::LookAnywhere`].
     pub(super) fn scan(
         &self,
         scan: Scan,
@@ -66,8 +71,9 @@ impl Pagemap {
             Scan::Claim => PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING,
         };
         let mut scanned = self.ioctl(PAGE_IS_WRITTEN, flags.into(), start, end, max_pages, runs)?;
-        // Where one of the kernel's own buffers of 512 runs has been full and the rest of the scan fitted into the next,
-        // it tells the end of the former (seen on Linux 6.18). What it filled in is scanned, and claimed, all the same.
+        // If one of the kernel's own buffers of 512 runs was full and the rest of the scan fitted
+        // into the next, it reports the end of the former (seen on Linux 6.18). The runs that it
+        // filled in were scanned, and claimed, nevertheless.
         if let Some(last) = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)) {
             scanned.end = scanned.end.max(last.end);
         }
@@ -111,13 +117,14 @@ impl Pagemap {
                 return_mask: category.into(),
             },
         };
-        // SAFETY: the argument is the kernel's structure for this request; `vec` and `vec_len` describe `runs`, which is
-        // borrowed for the call and into which the kernel writes at most `vec_len` elements.
+        // SAFETY: the argument is the kernel's structure for this request. `vec` and `vec_len`
+        // describe `runs`, which is borrowed for the call, and into which the kernel writes at most
+        // `vec_len` elements.
         unsafe { rustix::ioctl::ioctl(&self.0, request) }
     }
 }
 
-/// Whether the kernel knows `PAGEMAP_SCAN`: asked about a page of this process.
+/// Checks whether the kernel knows `PAGEMAP_SCAN`, by a scan of a page of this process.
 pub(super) fn check_kernel() -> Result<(), TrackError> {
     let own = Pagemap::open("self").map_err(|errno| TrackError::Io {
         what: "open the page map",
@@ -131,14 +138,15 @@ pub(super) fn check_kernel() -> Result<(), TrackError> {
         .map_err(|_| kernel_too_old("PAGEMAP_SCAN"))
 }
 
-/// A run to be filled in by the kernel.
+/// Run to be filled in by the kernel.
 pub(crate) const EMPTY_RUN: page_region = page_region { start: 0, end: 0, categories: 0 };
 
 struct PagemapScan {
     argument: pm_scan_arg,
 }
 
-// SAFETY: the kernel reads and writes a pm_scan_arg behind the pointer and returns the number of runs it filled in.
+// SAFETY: the kernel reads and writes a pm_scan_arg behind the pointer and returns the number of
+// runs it filled in.
 unsafe impl Ioctl for PagemapScan {
     type Output = Scanned;
 

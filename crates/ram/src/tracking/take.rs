@@ -1,8 +1,9 @@
 //! One pass over a block: look, then claim.
 //!
-//! Claiming names a range, and KVM drops its mappings of all of it. So a window of the block is looked at first, which
-//! disturbs nobody, and only the clusters of dirty pages found in it are claimed. What becomes dirty between the two is
-//! claimed with its cluster or stays dirty for the next pass; nothing depends on the look being up to date.
+//! Claiming names a range, and KVM drops its mappings of all of it. So a window of the block is
+//! looked at first, which disturbs nothing, and only the clusters of dirty pages found in it are
+//! claimed. A page that becomes dirty between the two is claimed with its cluster or stays dirty
+//! for the next pass. Correctness does not depend on the look being up to date.
 
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
@@ -14,14 +15,14 @@ use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES, io_or_gone};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
 
-/// Dirty runs with fewer clean pages than this between them (8 MiB) are claimed in one call: each call costs the guest a
-/// round of TLB flushes, each clean page at most one fault.
+/// Dirty runs with fewer clean pages than this between them (8 MiB) are claimed in one call. Each
+/// call costs the guest a round of TLB flushes, and each clean page at most one fault.
 const CLUSTER_GAP_PAGES: u64 = 2048;
 
-/// Memory that changes over to the throttle in one call: 32 MiB, or one chunk; some 20 ms.
+/// Memory that changes over to the throttle in one call: 32 MiB, or one chunk. It takes some 20 ms.
 const TAKE_OVER_PAGES: u64 = 8192;
 
-/// A stretch of one segment that was scanned, and what was dirty in it.
+/// Scanned stretch of one segment, and the dirty pages found in it.
 pub(super) struct Window {
     pub(super) end: u64,
     pub(super) dirty: Vec<PageRange>,
@@ -59,7 +60,8 @@ pub(super) fn take_dirty(
             }
             let growing = throttle.as_mut().filter(|throttle| throttle.grows());
             let chunk_of = |throttle: &Throttle, page| throttle.chunk_of(block, page, tracked_block.pages);
-            // Of this chunk an earlier call has given out something that may be read now: it does not change hands.
+            // An earlier call has returned pages of this chunk that may be being read now, so it
+            // does not change hands.
             let begun = growing.as_ref().map(|throttle| chunk_of(throttle, at));
             let begun = begun.filter(|chunk| chunk.first < within.first);
             let piece = begun.map_or(piece, |chunk| piece.intersect(chunk));
@@ -83,29 +85,29 @@ pub(super) fn take_dirty(
                 chunk,
                 &mut Tracked { userfaultfd, pagemap, block: tracked_block, runs },
             )?;
-            // The same again, of which one chunk is throttled now.
+            // Repeat: one chunk of the stretch is throttled now.
         }
     }
     Ok(within.end())
 }
 
-/// A take under way.
+/// Take in progress.
 struct Taking<'a> {
     pid: i32,
     pagemap: &'a Pagemap,
     runs: &'a mut [page_region],
     out: &'a mut Vec<PageRange>,
-    /// Entries of `out` before it are the caller's.
+    /// Entries of `out` before this index belong to the caller.
     floor: usize,
-    /// Pages that may still be taken.
+    /// Number of pages that may still be taken.
     left: u64,
 }
 
-/// Where a part of a take came to.
+/// Where a part of a take stopped.
 enum Stopped {
     /// Enough pages were taken: the page to go on from.
     Full(u64),
-    /// The end of the part.
+    /// The part is complete.
     End(u64),
 }
 
@@ -141,7 +143,7 @@ impl Taking<'_> {
         Ok(Stopped::End(seen.end))
     }
 
-    /// Takes what is dirty in throttled memory: exactly what was seen is protected.
+    /// Takes the dirty pages of throttled memory: exactly the pages seen are protected.
     fn throttled(
         &mut self,
         throttle: &Throttle,
@@ -165,7 +167,7 @@ impl Taking<'_> {
     }
 }
 
-/// Gives what is dirty of `within` to `found`, piece by piece, and leaves it dirty.
+/// Passes the dirty pages of `within` to `found`, piece by piece, and leaves them dirty.
 pub(super) fn look(
     tracker: &DirtyTracker,
     block: usize,
@@ -189,8 +191,8 @@ pub(super) fn look(
     Ok(())
 }
 
-/// Scans the first pages of `stretch`, in all mappings of the segment: up to the end it gives, at least one page, the
-/// answer is complete. Gives at most `max_pages` dirty pages (0: no limit).
+/// Scans the first pages of `stretch` in all mappings of the segment. The answer is complete up to
+/// the end returned, at least one page. Returns at most `max_pages` dirty pages (0: no limit).
 pub(super) fn scan(
     pagemap: &Pagemap,
     scan: Scan,
@@ -201,7 +203,7 @@ pub(super) fn scan(
 ) -> Result<Window, Errno> {
     let mut stretch = stretch;
     if segment.addresses.len() > 1 && max_pages > 0 {
-        // Each mapping may have its own dirty pages, and together they must not be more than the limit.
+        // Each mapping may have its own dirty pages, and together they must not exceed the limit.
         stretch = stretch.split(max_pages).0;
     }
     let mut dirty = Vec::new();
@@ -209,8 +211,8 @@ pub(super) fn scan(
         let mapping = Scanner { pagemap, scan, address, first_page: segment.pages.first };
         let mut end = mapping.scan(stretch, max_pages, runs, &mut dirty)?;
         if index == 0 || scan != Scan::Claim {
-            // As far as this one came, so far does the window reach. A look may have gone further in another mapping:
-            // what it saw there is still dirty. A claim has not.
+            // The window reaches as far as this scan came. A look may have gone further in another
+            // mapping: what it saw there is still dirty. A claim has not.
             stretch = PageRange::between(stretch.first, end);
             continue;
         }
@@ -229,18 +231,18 @@ pub(super) fn scan(
     Ok(Window { end: stretch.end(), dirty })
 }
 
-/// Scans one mapping, in pages of the block.
+/// Scanner of one mapping, in pages of the block.
 struct Scanner<'a> {
     pagemap: &'a Pagemap,
     scan: Scan,
-    /// Where the segment's first page is mapped.
+    /// Address at which the segment's first page is mapped.
     address: u64,
     /// The segment's first page.
     first_page: u64,
 }
 
 impl Scanner<'_> {
-    /// Appends the dirty pages to `dirty` and gives the page up to which the answer is complete.
+    /// Appends the dirty pages to `dirty` and returns the page up to which the answer is complete.
     fn scan(
         &self,
         pages: PageRange,
@@ -255,14 +257,14 @@ impl Scanner<'_> {
         let found = runs.iter().take(scanned.runs);
         dirty.extend(found.map(|run| PageRange::between(page(run.start), page(run.end))));
         if scanned.end <= start || scanned.end > end {
-            // Going on would be forever, or past the block.
+            // Going on would loop forever, or leave the block.
             return Err(Errno::IO);
         }
         Ok(page(scanned.end))
     }
 }
 
-/// Joins runs that are nearer to each other than `gap`.
+/// Joins runs that are closer to each other than `gap`.
 fn clusters(dirty: &[PageRange], gap: u64) -> Vec<PageRange> {
     let mut clusters: Vec<PageRange> = Vec::new();
     for range in dirty.iter().filter(|range| !range.is_empty()) {

@@ -26,48 +26,51 @@ const WRITEPROTECT_MODE_WP: u64 = 1;
 /// `USERFAULTFD_IOC_NEW`, Linux 6.1.
 const IOC_NEW: libc::Ioctl = 0xAA00;
 
-/// WP_ASYNC: Linux 6.7. The others come with it: write protection of shmem, and markers where there is no page yet.
+/// WP_ASYNC: Linux 6.7. The others come with it: write protection of shmem, and markers where there
+/// is no page yet.
 const FEATURES: u32 = UFFD_FEATURE_WP_ASYNC
     | UFFD_FEATURE_WP_UNPOPULATED
     | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | UFFD_FEATURE_PAGEFAULT_FLAG_WP;
 
-/// As above without WP_ASYNC: each write to a protected page waits for an answer. Linux 6.4.
+/// Features as above without WP_ASYNC: each write to a protected page waits for an answer. Linux
+/// 6.4.
 const FAULT_FEATURES: u32 = UFFD_FEATURE_WP_UNPOPULATED
     | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | UFFD_FEATURE_THREAD_ID;
 
-/// Whoever comes to a page that is not mapped waits, whether the file holds it or not. Linux 5.14, and thread ids.
+/// Features for page-in: an access to a page that is not mapped waits, whether the file holds the
+/// page or not. Linux 5.14. Thread IDs are included.
 const PAGE_IN_FEATURES: u32 = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID;
 
-/// `sizeof(struct uffd_msg)`; the fields of a page fault in it begin at 8: flags, address, thread.
+/// `sizeof(struct uffd_msg)`. The fields of a page fault begin at offset 8: flags, address, thread.
 const MESSAGE_BYTES: usize = 32;
-/// How many messages are read at once.
+/// Number of messages read at a time.
 const MESSAGES_A_READ: usize = 64;
 
-/// An access that waits.
+/// Access that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Where, in the other process; of the byte, or of its page.
+    /// Address in the other process, of the byte or of its page.
     pub(crate) address: u64,
-    /// The thread that waits, as its process numbers it.
+    /// ID of the waiting thread, as its process numbers it.
     pub(crate) thread: u32,
 }
 
-/// A userfaultfd, which acts on the address space of the process that created it.
+/// Userfaultfd. It acts on the address space of the process that created it.
 pub(crate) struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
-    /// One that came from another process.
+    /// Wraps a userfaultfd that came from another process.
     pub(crate) fn new(fd: OwnedFd) -> Userfaultfd {
         Userfaultfd(fd)
     }
 
-    /// One of this process, to try out what the kernel can do.
+    /// Creates a userfaultfd of this process, to find out what the kernel can do.
     pub(super) fn of_this_process() -> Result<Userfaultfd, TrackError> {
         let device = open_device().and_then(|device| {
-            // SAFETY: the argument is a number; the descriptor that comes back belongs to nobody else.
+            // SAFETY: the argument is a number; the descriptor returned has no other owner.
             let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
             owned(fd)
         });
@@ -76,7 +79,7 @@ impl Userfaultfd {
             | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
         device
             .or_else(|device_error| {
-                // SAFETY: the descriptor is used for nothing but the question which features there are.
+                // SAFETY: the descriptor serves only to query the available features.
                 unsafe { rustix::mm::userfaultfd(flags) }.map_err(|errno| (device_error, errno))
             })
             .map(Userfaultfd)
@@ -88,39 +91,43 @@ impl Userfaultfd {
             })
     }
 
-    /// Turns tracking on; once for each userfaultfd, before anything else.
+    /// Enables tracking. Call it once for each userfaultfd, before anything else.
     pub(super) fn enable_tracking(&self) -> Result<(), TrackError> {
         let mut api = uffdio_api { api: UFFD_API.into(), features: FEATURES.into(), ioctls: 0 };
-        // The kernel refuses features it does not know with EINVAL.
+        // The kernel refuses unknown features with EINVAL.
         self.update::<UFFDIO_API, _>(&mut api).map_err(|_| kernel_too_old("userfaultfd's WP_ASYNC"))
     }
 
-    /// Has every write to a protected page wait until it is answered; in place of [`Userfaultfd::enable_tracking`].
+    /// Makes every write to a protected page wait until it is answered. Replaces
+    /// [`Userfaultfd::enable_tracking`].
     pub(super) fn enable_faults(&self) -> Result<(), TrackError> {
         let mut api = uffdio_api { api: UFFD_API.into(), features: FAULT_FEATURES.into(), ioctls: 0 };
         self.update::<UFFDIO_API, _>(&mut api).map_err(|_| kernel_too_old("userfaultfd's thread ids"))
     }
 
-    /// Has every access to a page that is not mapped wait until it is answered; in place of [`Userfaultfd::enable_tracking`].
+    /// Makes every access to a page that is not mapped wait until it is answered. Replaces
+    /// [`Userfaultfd::enable_tracking`].
     pub(crate) fn enable_page_in(&self) -> Result<(), TrackError> {
         self.enable_page_in_again().map_err(|_| kernel_too_old("userfaultfd's minor faults of shmem"))
     }
 
-    /// The same for one that another agent had, and may have died before it came to that.
+    /// Enables page-in on a userfaultfd of another agent, which may have died before it did so.
     ///
     /// # Errors
-    /// `EINVAL` where it is enabled, as it should be.
+    /// `EINVAL` if it is enabled already, as it should be.
     pub(crate) fn enable_page_in_again(&self) -> Result<(), Errno> {
         let mut api = uffdio_api { api: UFFD_API.into(), features: PAGE_IN_FEATURES.into(), ioctls: 0 };
         self.update::<UFFDIO_API, _>(&mut api)
     }
 
-    /// Makes the range of the other address space one whose write protection this descriptor governs.
+    /// Registers a range of the other address space, so that this descriptor governs its write
+    /// protection.
     pub(super) fn register(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.register_for(UFFDIO_REGISTER_MODE_WP, address, len_bytes)
     }
 
-    /// Makes the range one whose pages this descriptor maps; those that are mapped stay so.
+    /// Registers the range, so that this descriptor maps its pages. Pages that are mapped stay
+    /// mapped.
     pub(crate) fn register_page_in(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.register_for(UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR, address, len_bytes)
     }
@@ -133,30 +140,32 @@ impl Userfaultfd {
         })
     }
 
-    /// Maps pages that the file holds, the first of them at least, and goes on with whoever waits for them. Gives how many
-    /// bytes were mapped.
+    /// Maps pages that the file holds, at least the first of them, and wakes the threads that wait
+    /// for them. Returns how many bytes were mapped.
     ///
     /// # Errors
-    /// `EEXIST`: the first is mapped already. `EFAULT`: the file does not hold it.
+    /// `EEXIST`: the first page is mapped already. `EFAULT`: the file does not hold it.
     pub(crate) fn map_held(&self, address: u64, len_bytes: u64) -> Result<u64, Errno> {
         let mut request = uffdio_continue { range: range(address, len_bytes), mode: 0, mapped: 0 };
         let result = self.update::<UFFDIO_CONTINUE, _>(&mut request);
         mapped(result, request.mapped)
     }
 
-    /// The same for pages that the file does not hold: they hold zeros from then on.
+    /// Maps pages that the file does not hold, as [`Userfaultfd::map_held`] does: they hold zeros
+    /// from then on.
     pub(crate) fn map_zeros(&self, address: u64, len_bytes: u64) -> Result<u64, Errno> {
         let mut request = uffdio_zeropage { range: range(address, len_bytes), mode: 0, zeropage: 0 };
         let result = self.update::<UFFDIO_ZEROPAGE, _>(&mut request);
         mapped(result, request.zeropage)
     }
 
-    /// Undoes [`Userfaultfd::register`], and the protection with it.
+    /// Undoes [`Userfaultfd::register`], and removes the protection.
     pub(crate) fn unregister(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.update::<UFFDIO_UNREGISTER, _>(&mut range(address, len_bytes))
     }
 
-    /// Protects the range, which must be registered. When it returns, no processor writes without a fault.
+    /// Protects the range, which must be registered. After the return no processor writes to it
+    /// without a fault.
     pub(super) fn write_protect(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         loop {
             // EAGAIN: the mappings were changing.
@@ -167,7 +176,7 @@ impl Userfaultfd {
         }
     }
 
-    /// Lets the range be written again, and goes on with whoever waits for it.
+    /// Makes the range writable again, and wakes the threads that wait for it.
     pub(super) fn release(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         loop {
             let mut request = uffdio_writeprotect { range: range(address, len_bytes), mode: 0 };
@@ -178,7 +187,7 @@ impl Userfaultfd {
         }
     }
 
-    /// Has whoever waits for the range try again.
+    /// Makes the threads that wait for the range retry.
     pub(crate) fn wake(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.update::<UFFDIO_WAKE, _>(&mut range(address, len_bytes))
     }
@@ -201,13 +210,14 @@ impl Userfaultfd {
         }
     }
 
-    /// The descriptor, to wait for faults.
+    /// Returns the descriptor, to wait for faults.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// Whether the address space still exists. `untracked` is a page that is not registered: protecting it fails with
-    /// ENOENT where there is an address space, with ESRCH where there is none any more.
+    /// Returns whether the address space still exists. `untracked` is a page that is not
+    /// registered: protecting it fails with ENOENT if the address space exists, and with ESRCH if
+    /// it does not.
     pub(crate) fn is_alive(&self, untracked: u64) -> Result<bool, Errno> {
         match self.write_protect_once(untracked, PAGE_SIZE) {
             Ok(()) | Err(Errno::NOENT | Errno::AGAIN) => Ok(true),
@@ -224,14 +234,15 @@ impl Userfaultfd {
     }
 
     fn update<const REQUEST: u32, T>(&self, argument: &mut T) -> Result<(), Errno> {
-        // SAFETY: each caller pairs the request with the kernel's type for it. The ioctls change page tables, of which
-        // no program can tell a difference but by its speed: WP_ASYNC hands no fault to anybody, and who waits for an
-        // answer goes on when it comes, at the latest when this descriptor is closed.
+        // SAFETY: each caller pairs the request with the kernel's type for it. The ioctls change
+        // page tables, which a program can notice only by its speed: WP_ASYNC delivers no fault to
+        // user space, and a thread that waits for an answer goes on when the answer comes, at the
+        // latest when this descriptor is closed.
         unsafe { rustix::ioctl::ioctl(&self.0, Updater::<REQUEST, T>::new(argument)) }
     }
 }
 
-/// The kernel's answer where it may have stopped in the middle: EAGAIN, and how far it came.
+/// Interprets the kernel's answer if it stopped in the middle: EAGAIN, and how far it came.
 fn mapped(result: Result<(), Errno>, bytes: i64) -> Result<u64, Errno> {
     match (result, u64::try_from(bytes)) {
         (Ok(()) | Err(Errno::AGAIN), Ok(bytes)) => Ok(bytes),
@@ -240,7 +251,8 @@ fn mapped(result: Result<(), Errno>, bytes: i64) -> Result<u64, Errno> {
     }
 }
 
-/// Reads a `struct uffd_msg`; `None` where it tells no page fault, as nothing else was asked for.
+/// Reads a `struct uffd_msg`. Returns `None` if it is not a page fault; no other events were
+/// requested.
 fn fault_of(message: &[u8]) -> Option<Fault> {
     let (event, fields) = (message.first()?, message.get(8..)?);
     let address = fields.get(8..16)?.first_chunk()?;
@@ -258,6 +270,6 @@ fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
         let error = std::io::Error::last_os_error();
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
-    // SAFETY: the callers pass what a system call has just made for them.
+    // SAFETY: callers pass a descriptor that a system call has just created for them.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

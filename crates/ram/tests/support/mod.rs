@@ -1,4 +1,5 @@
-//! What the tests share: a tmpfs of their own, the built tracker library, and processes to be tracked.
+//! Shared helpers of the tests: a tmpfs of their own, the built tracker library, and processes to
+//! be tracked.
 #![allow(
     dead_code,
     clippy::expect_used,
@@ -21,20 +22,21 @@ use tempfile::TempDir;
 /// nobody and nogroup of Debian.
 pub(crate) const NOBODY: (u32, u32) = (65534, 65534);
 
-/// A directory with a RAM tmpfs in it, in a mount namespace of the calling thread's own, which the kernel takes down
-/// with the thread whatever becomes of the test.
+/// Directory with a RAM tmpfs in a mount namespace of the calling thread. The kernel removes it
+/// with the thread, whatever becomes of the test.
 pub(crate) struct Bench {
     pub(crate) dir: TempDir,
     pub(crate) ram: RamDir,
 }
 
 impl Bench {
-    /// `None`, with the reason printed, where this machine cannot run the test.
+    /// Creates a bench. Returns `None`, and prints the reason, if this machine cannot run the test.
     pub(crate) fn new() -> Option<Bench> {
         if !rustix::process::geteuid().is_root() {
             return skip("mounting a tmpfs and a process of another user need root");
         }
-        // SAFETY: only this thread's view of the mounts changes; no descriptors or memory are shared anew.
+        // SAFETY: only this thread's view of the mounts changes; descriptors and memory stay shared
+        // as before.
         if let Err(errno) = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) } {
             return skip(&format!("no mount namespace: {errno}"));
         }
@@ -48,7 +50,7 @@ impl Bench {
         Some(Bench { dir, ram })
     }
 
-    /// As [`Bench::new`], and the kernel can track.
+    /// Creates a bench as [`Bench::new`] does, if the kernel can track.
     pub(crate) fn tracking() -> Option<Bench> {
         match check_kernel() {
             Ok(()) => Bench::new(),
@@ -64,13 +66,13 @@ impl Bench {
         Arc::new(Region::create(&path, pages * 4096, Some(NOBODY)).expect("a region"))
     }
 
-    /// Lets the user nobody pass to the files of its own by their paths; a QEMU inherits them open instead.
+    /// Lets the user nobody reach its own files by their paths; a QEMU inherits them open instead.
     pub(crate) fn let_pass(&self) {
         let passable = std::fs::Permissions::from_mode(0o711);
         std::fs::set_permissions(self.ram.path(), passable).expect("ours");
     }
 
-    /// A program or library, copied to where the user nobody can reach it.
+    /// Copies a program or library to where the user nobody can reach it.
     pub(crate) fn publish(&self, file: &Path) -> PathBuf {
         let copy = self.dir.path().join(file.file_name().expect("a file"));
         if copy.exists() {
@@ -81,7 +83,7 @@ impl Bench {
         copy
     }
 
-    /// A directory that only root can enter, as the agent's is.
+    /// Returns the path of a socket in a directory that only root can enter, as the agent's is.
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
         let dir = self.dir.path().join("sockets");
         std::fs::create_dir_all(&dir).expect("a directory");
@@ -95,14 +97,15 @@ pub(crate) fn skip<T>(reason: &str) -> Option<T> {
     None
 }
 
-/// target/release (or debug).
+/// Returns target/release (or debug).
 fn profile_dir() -> PathBuf {
     let exe = std::env::current_exe().expect("a test runs from a file");
     let deps = exe.parent().expect("target/PROFILE/deps");
     deps.parent().expect("target/PROFILE").to_owned()
 }
 
-/// Builds what `cargo test` does not build for this test by itself. Quick where it is there already.
+/// Builds what `cargo test` does not build for this test by itself. It is quick if the result
+/// exists already.
 fn build(arguments: &[&str]) {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.arg("build").args(arguments);
@@ -114,7 +117,7 @@ fn build(arguments: &[&str]) {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
-/// The library as it is built from the present sources.
+/// Returns the library built from the present sources.
 pub(crate) fn library() -> PathBuf {
     build(&["-p", "godwit-tracker"]);
     profile_dir().join("libgodwit_tracker.so")
@@ -132,7 +135,7 @@ pub(crate) fn preload(command: &mut Command, library: &Path, listener: &OwnedFd,
         .env("LD_PRELOAD", library)
         .env(ENV_LISTENER, fd.to_string())
         .env(ENV_PEER_UID, peer_uid.to_string());
-    // SAFETY: between fork and exec only fcntl is called, which is async-signal-safe.
+    // SAFETY: only fcntl is called between fork and exec, which is async-signal-safe.
     unsafe {
         command.pre_exec(move || {
             let listener = std::os::fd::BorrowedFd::borrow_raw(fd);
@@ -141,8 +144,9 @@ pub(crate) fn preload(command: &mut Command, library: &Path, listener: &OwnedFd,
     };
 }
 
-/// Starts a program that was just copied. A process that another test forked meanwhile may hold the copy open for
-/// writing until it executes its own program; until then this one is busy.
+/// Starts a program that was just copied. A process that another test forked meanwhile may hold the
+/// copy open for writing until it executes its own program; until then the start fails with "busy"
+/// and is retried.
 pub(crate) fn spawn(command: &mut Command) -> Child {
     loop {
         match command.spawn() {
@@ -221,20 +225,21 @@ impl Writer {
         assert_eq!(self.ask(&format!("{command} {mapping} {first} {count}")), "done");
     }
 
-    /// The first byte of each page, as the process sees it.
+    /// Returns the first byte of each page, as the process sees it.
     pub(crate) fn bytes(&mut self, mapping: usize, first: u64, count: u64) -> Vec<u8> {
         let line = self.ask(&format!("bytes {mapping} {first} {count}"));
         line.split_whitespace().map(|byte| byte.parse().expect("a byte")).collect()
     }
 
-    /// As [`Writer::bytes`], by several threads, which must see the same and no page half written.
+    /// Returns the same bytes as [`Writer::bytes`], read by several threads, which must agree and
+    /// see no half-written page.
     pub(crate) fn crowd(&mut self, mapping: usize, first: u64, count: u64, threads: u64) -> Vec<u8> {
         let line = self.ask(&format!("crowd {mapping} {first} {count} {threads}"));
         let byte = |word: &str| word.parse().unwrap_or_else(|_| panic!("{line}"));
         line.split_whitespace().map(byte).collect()
     }
 
-    /// How many descriptors the process has open.
+    /// Returns how many descriptors the process has open.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
     }
@@ -245,7 +250,7 @@ impl Writer {
     }
 
     pub(crate) fn end(&mut self) {
-        // It has either ended or can be killed, and is then waited for.
+        // It has ended or can be killed, and is then waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -265,7 +270,7 @@ pub(crate) struct TwoBlocks {
 }
 
 impl TwoBlocks {
-    /// Blocks of so many pages. `prepare` is called with each before the writer maps it.
+    /// Creates blocks of so many pages. `prepare` is called with each before the writer maps it.
     pub(crate) fn new(pages: [u64; 2], prepare: impl Fn(&Region)) -> Option<TwoBlocks> {
         let bench = Bench::tracking()?;
         let regions: Vec<_> =
@@ -277,14 +282,14 @@ impl TwoBlocks {
     }
 }
 
-/// How many mappings of `file` the kernel lists for the process.
+/// Returns how many mappings of `file` the kernel lists for the process.
 pub(crate) fn mappings_of(pid: i32, file: &Path) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let name = file.to_str().expect("plain names");
     maps.lines().filter(|line| line.ends_with(name)).count()
 }
 
-/// The same sequence of numbers in each run (splitmix64).
+/// Generator of the same sequence of numbers in each run (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

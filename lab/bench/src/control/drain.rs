@@ -1,5 +1,6 @@
-//! Eight hosts with 200 VMs: one of them is emptied, and then many VMs move at once. Is it planned and begun soon, within all limits, and
-//! does each move that waits say for what?
+//! Eight hosts with 200 VMs: one of them is drained, and then many VMs move at once. Checks that
+//! moves are planned and begun soon and within all limits, and that each waiting move states what
+//! it waits for.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,9 +17,9 @@ use super::managed::Managed;
 use crate::machine::Machine;
 use crate::results;
 
-/// Nothing takes so long.
+/// Time limit of every step.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Moves out of a host and into it at a time, at 1 Gb/s.
+/// Maximum simultaneous moves out of a host and into it, at 1 Gb/s.
 const MOST_MOVES: u32 = 4;
 
 /// Options of the scenario.
@@ -135,7 +136,7 @@ async fn measure(settings: &Settings) -> Result<Figures> {
     })
 }
 
-/// When the first migration has begun at an agent.
+/// Returns when the first migration has begun at an agent.
 async fn first_begun(fleet: &Fleet, began: Instant) -> Result<f64> {
     while fleet.counts().begun.is_empty() {
         if began.elapsed() > LIMIT {
@@ -146,9 +147,9 @@ async fn first_begun(fleet: &Fleet, began: Instant) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// Ten VMs of each host go to the next one.
+/// Moves ten VMs of each host to the next one.
 async fn move_many(asker: &mut Asker, fleet: &Fleet, hosts: usize) -> Result<usize> {
-    // Whoever moves is seen at two hosts: all are chosen before the first one goes.
+    // A VM in motion is seen at two hosts, so all are chosen before the first one moves.
     let mut chosen = Vec::new();
     for number in 1..hosts {
         let to = format!("host-{:04}", if number + 1 == hosts { 1 } else { number + 1 });

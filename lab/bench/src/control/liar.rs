@@ -1,5 +1,5 @@
-//! A host that lies in every field of every message to a manager: is each lie shown, does anything of other hosts change, and how much
-//! memory does it cost?
+//! A host that lies in every field of every message to a manager. Checks whether each lie is shown,
+//! whether anything of other hosts changes, and how much memory it costs.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::managed::{Managed, Usage};
 use crate::machine::Machine;
 use crate::results;
 
-/// The most that the manager's memory may grow by, MiB.
+/// Maximum growth of the manager's memory, MiB.
 const MOST_GROWTH_MIB: f64 = 64.0;
 
 /// Options of the scenario.
@@ -86,7 +86,7 @@ async fn measure(settings: &Settings) -> Result<Figures> {
     let took_s = began.elapsed().as_secs_f64();
     let after = managed.usage()?;
     managed.stop()?;
-    // The most that it had meanwhile, what came before the liar included.
+    // Its peak meanwhile, including the time before the liar.
     let grown_mib = after.hwm_mib.max(after.rss_mib) - before.rss_mib;
     let promises = promises(&lied, grown_mib);
     Ok(Figures { lied, took_s, before, after, grown_mib, promises })

@@ -11,9 +11,9 @@ use godwit_fleet::{Asker, Fleet};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// Nothing that is waited for takes so long.
+/// Time limit of every wait.
 const LIMIT: Duration = Duration::from_secs(180);
-/// Between two looks.
+/// Poll interval.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The process.
@@ -24,7 +24,7 @@ pub(super) struct Managed {
 }
 
 impl Managed {
-    /// Of this program, with an empty store in a folder of its own.
+    /// Prepares a manager of this program, with an empty store in a folder of its own.
     pub(super) fn new(godwit: Option<&Path>) -> Result<Managed> {
         let beside = std::env::current_exe()?.with_file_name("godwit");
         let godwit = godwit.map_or(beside, Path::to_owned);
@@ -42,7 +42,7 @@ impl Managed {
         Asker::new(&self.folder.join("control.sock"))
     }
 
-    /// Starts it. It has answered when this returns.
+    /// Starts the manager. It has answered when this returns.
     pub(super) async fn start(&mut self) -> Result<()> {
         let log = fs::File::create(self.folder.join("log"))?;
         let child = Command::new(&self.godwit)
@@ -57,7 +57,7 @@ impl Managed {
         self.until(|_| true).await.map(drop)
     }
 
-    /// Until the cluster is so; the time that it took.
+    /// Waits until the cluster satisfies the condition. Returns the time taken.
     pub(super) async fn until(&mut self, is_so: impl Fn(&Cluster) -> bool) -> Result<Duration> {
         let began = Instant::now();
         let mut asker = self.asker();
@@ -74,7 +74,7 @@ impl Managed {
         }
     }
 
-    /// Takes a fleet's hosts in, several at a time; the time that it took.
+    /// Adds a fleet's hosts, several at a time. Returns the time taken.
     pub(super) async fn add_hosts(&mut self, fleet: &Fleet, link_bits_per_s: u64) -> Result<Duration> {
         let began = Instant::now();
         let requests: Vec<Value> = fleet
@@ -102,7 +102,7 @@ impl Managed {
         Ok(began.elapsed())
     }
 
-    /// Its memory now and at most, and its CPU time.
+    /// Returns its memory now and at its peak, and its CPU time.
     pub(super) fn usage(&self) -> Result<Usage> {
         let pid = self.child.as_ref().context("the manager does not run")?.id();
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -124,7 +124,7 @@ impl Managed {
         })
     }
 
-    /// Ends it in peace.
+    /// Ends the manager gracefully.
     pub(super) fn stop(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {
             let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no pid")?;
@@ -145,7 +145,7 @@ impl Drop for Managed {
     }
 }
 
-/// What a process takes.
+/// Resource use of a process.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub(super) struct Usage {
     pub(super) rss_mib: f64,

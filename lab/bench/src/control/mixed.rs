@@ -1,5 +1,6 @@
-//! Simulated hosts with 200 VMs and real ones with real guests under one manager: a host of each kind is emptied at the same time. The same
-//! promises hold as of simulated hosts alone, and each real guest is whole afterwards.
+//! Simulated hosts with 200 VMs and real ones with real guests under one manager: a host of each
+//! kind is drained at the same time. The promises are the same as for simulated hosts alone, and
+//! each real guest must be intact afterwards.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,17 +21,17 @@ use super::Promise;
 use crate::machine::Machine;
 use crate::results::{self, as_text};
 
-/// Nothing takes so long.
+/// Time limit of every step.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Between two looks.
+/// Poll interval.
 const LOOK: Duration = Duration::from_millis(2);
-/// Moves out of a host and into it at a time, at 1 Gb/s.
+/// Maximum simultaneous moves out of a host and into it, at 1 Gb/s.
 const MOST_MOVES: u32 = 4;
-/// Numbers of addresses that the lab has for guests begin here.
+/// First of the address numbers that the lab has for guests.
 const FIRST_NUMBER: u8 = 21;
-/// The real host that is emptied; the manager runs in its namespace.
+/// The real host that is drained; the manager runs in its namespace.
 const REAL: &str = "a";
-/// The simulated one.
+/// The simulated host that is drained.
 const SIMULATED: &str = "host-0000";
 
 /// Options of the scenario.
@@ -86,7 +87,7 @@ struct Figures {
     promises: Vec<Promise>,
 }
 
-/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+/// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
@@ -132,7 +133,8 @@ fn guest_plan(settings: &Settings, number: u8) -> GuestPlan {
     }
 }
 
-/// Simulated agents in the namespace in which the manager runs: threads that are made there stay there.
+/// Starts simulated agents in the namespace in which the manager runs: threads created there stay
+/// there.
 fn fleet_beside_manager(settings: &Settings, trial: &Trial) -> Result<(Runtime, Fleet)> {
     let plan = FleetPlan {
         hosts: settings.hosts as usize,
@@ -184,7 +186,8 @@ async fn measure(settings: &Settings, trial: &Trial, fleet: &Fleet, guests: &[&s
     Ok(Figures { drains, looks, most_out_of_one, most_into_one, promises })
 }
 
-/// A simulated host can't run a guest, and a stand-in for one can't run on a real host.
+/// Adds rules that keep real and simulated VMs apart: a simulated host cannot run a guest, and a
+/// real host cannot run a simulated one.
 async fn keep_apart(asker: &mut Asker, fleet: &Fleet, real: (&[&str], &[String])) -> Result<()> {
     let names: Vec<String> = fleet.agents().keys().cloned().collect();
     let stand_ins: Vec<String> = names.iter().flat_map(|host| fleet.vms_of(host)).map(|vm| vm.name).collect();
@@ -198,7 +201,7 @@ async fn keep_apart(asker: &mut Asker, fleet: &Fleet, real: (&[&str], &[String])
     Ok(())
 }
 
-/// Plans a drain, then has it begun: its id, with the figures until its first move has begun.
+/// Plans a drain, then starts it. Returns its ID and the figures until its first move has begun.
 async fn empty(mut asker: Asker, host: &'static str) -> Result<(String, Emptied)> {
     let path = format!("/api/v1/hosts/{host}/drain");
     let began = Instant::now();
@@ -219,7 +222,7 @@ async fn empty(mut asker: Asker, host: &'static str) -> Result<(String, Emptied)
     Ok((drain.id, Emptied { host, vms: planned.vms.len(), plan_s, first_begun_s, drained_s: 0.0 }))
 }
 
-/// How long the drain took, once it has ended with no VM left.
+/// Waits until the drain has ended with no VM left. Returns its duration.
 async fn until_ended(asker: &mut Asker, id: &str) -> Result<f64> {
     let began = Instant::now();
     loop {
@@ -235,7 +238,7 @@ async fn until_ended(asker: &mut Asker, id: &str) -> Result<f64> {
     }
 }
 
-/// How many moves of one host ran at the same time, by when each began and ended.
+/// Returns how many moves of one host ran at the same time, from the start and end of each.
 fn most_at_once<'a>(moves: &'a [Move], host: impl Fn(&'a Move) -> Option<&'a String>) -> u32 {
     let mut changes: BTreeMap<&String, Vec<(u64, i32)>> = BTreeMap::new();
     for one in moves {
@@ -279,7 +282,7 @@ fn promises(drains: &[Emptied], looks: &Looks, most: (u32, u32), twice: u64) -> 
     of_drains.chain(of_all).collect()
 }
 
-/// Each real guest runs at one other host, and its memory is right.
+/// Checks that each real guest runs at another host, and that its memory is right.
 fn expect_whole(trial: &Trial, guests: &mut [Guest]) -> Result<()> {
     ensure!(trial.ask(trial.agent(REAL).vms())?.is_empty(), "host {REAL} still has VMs");
     for guest in guests {

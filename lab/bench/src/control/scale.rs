@@ -1,4 +1,5 @@
-//! A manager of 1,000 hosts and 50,000 VMs: how soon it knows them, what memory that takes, how fast it answers while all of it changes.
+//! A manager of 1,000 hosts and 50,000 VMs: how soon it knows them, its memory use, and its
+//! response times while all of it changes.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -102,7 +103,7 @@ async fn measure(settings: &Settings) -> Result<Figures> {
     let mut listeners = tokio::task::JoinSet::new();
     for _ in 0..settings.listeners {
         let mut asker = managed.asker();
-        // It has no end, and is not kept.
+        // The stream does not end, and is not stored.
         listeners.spawn(async move { asker.follow("/api/v1/events").await });
     }
     let began = Instant::now();
@@ -128,7 +129,7 @@ fn promises(start_s: Spread, busy: Usage, answers: &[Answers]) -> Vec<Promise> {
     promises
 }
 
-/// Each kind of request, by turns, so that what else the machine does meets all alike.
+/// Sends each kind of request, in turns, so that other load on the machine affects all alike.
 async fn ask(settings: &Settings, asker: &mut Asker) -> Result<(Vec<Answers>, Vec<String>)> {
     let (hosts, vms) = (settings.hosts.max(1), settings.vms.max(1));
     type Path = Box<dyn Fn(usize) -> String>;

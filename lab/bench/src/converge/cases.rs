@@ -1,4 +1,4 @@
-//! What is measured: which guest over which link, moved by whom. Pure.
+//! Cases: which guest over which link, moved by which engine. Pure.
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -10,15 +10,18 @@ use crate::results::as_text;
 use crate::subject::Engine;
 
 const PAGE_BYTES: f64 = 4096.0;
-/// What a frame of 1500 bytes carries beside the headers of Ethernet (with what passes between frames), IP and TCP.
+/// Payload share of a frame of 1500 bytes, without the headers of Ethernet (including the gap
+/// between frames), IP and TCP.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1538.0;
-/// Of [`Kind::Computing`].
+/// Link of [`Kind::Computing`].
 const COMPUTING_LINK: &str = "1gbit";
 const COMPUTING_TIMES: u32 = 5;
-/// Of [`Kind::Links`], as 10 and 40 Gb/s are in the published figures; and how many times the faster the guest writes.
+/// Links of [`Kind::Links`], like 10 and 40 Gb/s in the published figures, and the multiple of the
+/// faster one at which the guest writes.
 pub(crate) const LINKS: [&str; 2] = ["200mbit", "800mbit"];
 const LINKS_TIMES: u32 = 2;
-/// Of [`Kind::Fetching`]: enough that pages are missing when the guest asks for them, on a wire as fast as the machine.
+/// Write rate of [`Kind::Fetching`]: high enough that pages are missing when the guest accesses
+/// them, on a wire as fast as the machine.
 const FETCHING_PAGES_PER_S: f64 = 50_000.0;
 
 /// Groups of cases.
@@ -39,7 +42,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Case {
     pub(crate) kind: Kind,
-    /// Also that of its picture.
+    /// Name of the case and of its picture.
     pub(crate) name: String,
     #[serde(serialize_with = "link_as_text")]
     pub(crate) link: Option<BitRate>,
@@ -56,17 +59,17 @@ fn link_as_text<S: serde::Serializer>(link: &Option<BitRate>, serializer: S) -> 
 }
 
 impl Case {
-    /// Whether another thread computes beside the one that writes.
+    /// Returns whether another thread computes beside the one that writes.
     pub(crate) fn computes(&self) -> bool {
         self.kind == Kind::Computing
     }
 
-    /// Whether it can be measured in the same lab with the same guest.
+    /// Returns whether it can be measured in the same lab with the same guest.
     pub(crate) fn shares_lab(&self, other: &Case) -> bool {
         self.link == other.link && self.vcpus == other.vcpus
     }
 
-    /// What the guest is told to do.
+    /// Returns the guest's workload.
     pub(crate) fn workload(&self, working_set_bytes: u64) -> String {
         let compute = if self.computes() { ",compute=yes" } else { "" };
         format!(
@@ -75,13 +78,14 @@ impl Case {
         )
     }
 
-    /// How long so much takes on the wire; none where no link is the limit.
+    /// Returns how long so many bytes take on the wire, or `None` if no link is the limit.
     pub(crate) fn wire_ms(&self, bytes: f64) -> Option<f64> {
         Some(bytes / (bytes_per_s(self.link?) * PAYLOAD_SHARE) * 1e3)
     }
 }
 
-/// What is to be measured, those of one lab after each other. Cases that nobody is to move are left out.
+/// Returns the cases to measure, with those of one lab in sequence. Cases without an engine are
+/// left out.
 pub(crate) fn cases(settings: &Settings) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for kind in &settings.cases {
@@ -156,7 +160,7 @@ fn pages_per_s(link: BitRate, times: u32) -> f64 {
     f64::from(times) * bytes_per_s(link) / PAGE_BYTES
 }
 
-/// A link's raw rate.
+/// Returns a link's raw rate.
 #[expect(clippy::cast_precision_loss, reason = "rates far below 2^53")]
 pub(crate) fn bytes_per_s(link: BitRate) -> f64 {
     link.bits_per_second() as f64 / 8.0

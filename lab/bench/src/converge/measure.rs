@@ -1,4 +1,4 @@
-//! One move of a guest at work, and what it cost the guest.
+//! One move of a guest with a workload, and its cost for the guest.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,17 @@ use crate::converge::series::{Series, stopped_ms};
 use crate::figures::Spread;
 use crate::subject::{Engine, Subject};
 
-/// How long the guest's undisturbed work is measured before each move.
+/// Time for which the guest's undisturbed work is measured before each move.
 const UNDISTURBED: Duration = Duration::from_secs(3);
-/// How long it is looked at after the report: until then it is to do what it did before.
+/// Time for which the guest is observed after the report: until then its work should be back at its
+/// former rate.
 const AFTERWARDS: Duration = Duration::from_secs(3);
-/// How often it is asked what it has done.
+/// Interval at which the guest's work is sampled.
 const ASKED_EVERY: Duration = Duration::from_millis(200);
-/// What of its undisturbed rate makes it count as back.
+/// Fraction of its undisturbed rate from which the guest counts as back.
 const BACK_SHARE: f64 = 0.9;
 
-/// What the guest has done by a moment.
+/// Work that the guest has done by a moment.
 #[derive(Clone, Copy)]
 struct Work {
     at: Instant,
@@ -35,7 +36,7 @@ impl Work {
         Ok(Work { at: Instant::now(), writes: status.writes, rounds: status.iterations })
     }
 
-    /// What was done since an earlier moment.
+    /// Returns the work done since an earlier moment.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
     fn since(self, before: Work) -> Done {
         Done {
@@ -46,11 +47,11 @@ impl Work {
     }
 }
 
-/// What the guest did in a span of time.
+/// Work of the guest in a span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Done {
     pub(crate) took_s: f64,
-    /// Pages written.
+    /// Number of pages written.
     pub(crate) writes: f64,
     /// Rounds of its computation.
     pub(crate) rounds: f64,
@@ -65,13 +66,14 @@ impl Done {
         self.rounds / self.took_s
     }
 
-    /// How many more writes it would have done at its undisturbed rate. Where the span is longer than the move nothing is added but
-    /// noise: beside the move it writes at that rate.
+    /// Returns how many more writes it would have done at its undisturbed rate. If the span is
+    /// longer than the move, only noise is added: outside the move it writes at that rate.
     fn lost_writes(self, undisturbed: Done) -> f64 {
         undisturbed.writes_per_s() * self.took_s - self.writes
     }
 
-    /// The computing thread's speed as a share of its undisturbed one; none where it does not compute.
+    /// Returns the computing thread's speed as a fraction of its undisturbed one, or `None` if it
+    /// does not compute.
     fn computing_share(self, undisturbed: Done) -> Option<f64> {
         (undisturbed.rounds > 0.0).then(|| self.rounds_per_s() / undisturbed.rounds_per_s())
     }
@@ -81,27 +83,27 @@ impl Done {
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
     pub(crate) completed: bool,
-    /// In the seconds before it.
+    /// Work in the seconds before the move.
     pub(crate) undisturbed: Done,
-    /// From the migration's request to the first answer after its report.
+    /// Work from the migration's request to the first answer after its report.
     pub(crate) moving: Done,
-    /// How many fewer pages were written in that time than undisturbed.
+    /// Number of writes lost in that time, compared with undisturbed work.
     pub(crate) lost_writes: f64,
-    /// The computing thread's speed meanwhile, as a share of its undisturbed one.
+    /// Speed of the computing thread meanwhile, as a fraction of its undisturbed one.
     pub(crate) computing_share: Option<f64>,
-    /// The same while its writers were slowed, and before that in the rounds.
+    /// Speed of the computing thread while the writers were slowed, and in the rounds before that.
     pub(crate) computing_share_while_slowed: Option<f64>,
     pub(crate) computing_share_before_slowed: Option<f64>,
-    /// From the vCPUs' stop until the guest wrote 90 % of what it writes undisturbed.
+    /// Time from the vCPUs' stop until the guest wrote 90 % of its undisturbed rate.
     pub(crate) back_ms: Option<f64>,
     pub(crate) report: Report,
-    /// In a file of its own: there is much of it.
+    /// Written to a separate file because of its size.
     #[serde(skip)]
     pub(crate) series: Series,
 }
 
 impl Run {
-    /// What was lost against what the guest does undisturbed.
+    /// Computes the losses relative to the guest's undisturbed work.
     fn judged_by(mut self, undisturbed: Done) -> Run {
         let writes_per_s = undisturbed.writes_per_s();
         let back_after = |stopped_ms| back_after_ms(&self.series.guest, stopped_ms, writes_per_s, BACK_SHARE);
@@ -119,8 +121,9 @@ impl Run {
     }
 }
 
-/// Judges all moves of a case, an engine's in each part, by the median of what the guest did before each of them: three seconds on a machine
-/// with other things to do say little, and what is lost in minutes is told by their difference.
+/// Judges all moves of a case (one part per engine) by the median of the guest's work before each
+/// of them. Three seconds on a machine with other load say little, and the loss over minutes is a
+/// difference from this rate.
 pub(crate) fn judged(runs: Vec<Vec<Option<Run>>>) -> Vec<Vec<Option<Run>>> {
     let all = || runs.iter().flatten().flatten().map(|run| run.undisturbed);
     let median = |of: fn(Done) -> f64| Spread::of(all().map(of)).map_or(0.0, |spread| spread.median);
@@ -130,14 +133,14 @@ pub(crate) fn judged(runs: Vec<Vec<Option<Run>>>) -> Vec<Vec<Option<Run>>> {
     runs.into_iter().map(|runs| runs.into_iter().map(each).collect()).collect()
 }
 
-/// One move by one engine; none: the guest was lost by it.
+/// Moves the guest once with one engine. Returns `None` if the guest was lost.
 pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration) -> Result<Option<Run>> {
     // Its client probes it during the move, which is work for it as well.
     subject.guest.watch()?;
     let before = Work::of(&subject.guest)?;
     pass(UNDISTURBED);
     let undisturbed = Work::of(&subject.guest)?.since(before);
-    // At the last moment: what lies free for a second or two goes back to the machine below.
+    // As late as possible: memory that is free for a second or two returns to the machine below.
     subject.warm_destination()?;
     let begun = Work::of(&subject.guest)?;
     let sampler = subject.guest.sample(ASKED_EVERY)?;
@@ -172,7 +175,7 @@ fn pass(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// What a line says of a move as soon as it is over.
+/// Returns the line about a move that is printed as soon as it is over.
 pub(crate) fn told(run: Option<&Run>) -> String {
     let Some(run) = run else { return "the guest was lost".to_owned() };
     let writes = format!(
@@ -220,7 +223,7 @@ mod tests {
             }
             moved
         };
-        // The second was measured while something else had the machine.
+        // The second was measured while another program used the machine.
         let judged = judged(vec![vec![of(30_000.0), of(3000.0)], vec![of(30_300.0), None]]);
         let lost: Vec<f64> = judged.iter().flatten().flatten().map(|run| run.lost_writes).collect();
         assert_eq!(lost, [60_000.0; 3]);

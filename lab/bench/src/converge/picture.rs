@@ -1,4 +1,5 @@
-//! A case as a picture: for each engine a column of diagrams over the time since the request, under a strip that tells the phases.
+//! Picture of a case: for each engine a column of diagrams over the time since the request, below a
+//! strip that shows the phases.
 
 use std::fmt::Write;
 
@@ -10,7 +11,7 @@ use crate::svg::{COLOURS, Frame, NEUTRAL, Svg};
 
 const LEFT: f64 = 62.0;
 const RIGHT_MARGIN: f64 = 20.0;
-/// The columns share what a picture of few is wide, and are no narrower than this.
+/// Total width of the columns when there are few, and their minimum width.
 const COLUMNS: f64 = 778.0;
 const NARROWEST: f64 = 250.0;
 const BETWEEN_COLUMNS: f64 = 18.0;
@@ -22,15 +23,15 @@ const FIRST_TOP: f64 = 92.0;
 const DIAGRAM_HEIGHT: f64 = 92.0;
 const DIAGRAM_STEP: f64 = 122.0;
 const DIAGRAMS: u8 = 4;
-/// Below the last diagram: the marks of time, their name, the phases.
+/// Below the last diagram: the time marks, their name, the phases.
 const FOOT: f64 = 66.0;
-/// What a mark of time needs at least.
+/// Minimum distance of time marks.
 const MARKS_APART: f64 = 60.0;
 const MOST_MARKS_Y: f64 = 4.0;
-/// What a line has at most: more than it is wide is not seen.
+/// Maximum steps of a line: more than its width in pixels are not visible.
 const MOST_STEPS: f64 = 150.0;
 const MOST_POINTS: usize = 400;
-/// Rounds that begin nearer to each other are not told apart; numbers need more.
+/// Rounds that begin closer to each other are not distinguished; numbers need more room.
 const ROUNDS_APART: f64 = 3.0;
 const NUMBERS_APART: f64 = 13.0;
 /// A pause is shorter than a pixel of a long move.
@@ -38,23 +39,23 @@ const THINNEST: f64 = 1.5;
 
 /// One engine's move.
 pub(crate) struct Column<'a> {
-    /// Who moved it, and what came of it.
+    /// Name of the engine, and the outcome.
     pub(crate) name: String,
     pub(crate) series: &'a Series,
 }
 
-/// What a diagram shows.
+/// Content of a diagram.
 struct Diagram {
     name: &'static str,
     colour: &'static str,
-    /// The lines, a column each.
+    /// The lines, one per column.
     lines: Vec<Line>,
-    /// A dashed line across each column, where there is such a level.
+    /// A dashed horizontal line in each column that has such a level.
     levels: Vec<Option<f64>>,
 }
 
 enum Line {
-    /// From point to point: seconds, value.
+    /// Line from point to point: seconds, value.
     Slopes(Vec<(f64, f64)>),
     Steps(Vec<Step>),
 }
@@ -69,7 +70,7 @@ impl Line {
 
     fn path(&self, frame: &Frame) -> String {
         let mut path = String::new();
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         match self {
             Line::Slopes(points) => {
                 for (number, (at_s, value)) in points.iter().enumerate() {
@@ -98,7 +99,7 @@ impl Line {
     }
 }
 
-/// The picture; `link_mb_per_s` is what the link carries at most, where it has a rate.
+/// Renders the picture. `link_mb_per_s` is the link's maximum, if it has a rate.
 pub(crate) fn render(title: &str, link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> String {
     #[expect(clippy::cast_precision_loss, reason = "a handful of engines")]
     let count = columns.len().max(1) as f64;
@@ -127,7 +128,7 @@ pub(crate) fn render(title: &str, link_mb_per_s: Option<f64>, columns: &[Column<
     svg.finish()
 }
 
-/// Where a column is, and how much time it has.
+/// Position and time span of a column.
 struct Across {
     left: f64,
     right: f64,
@@ -147,7 +148,7 @@ impl Across {
 }
 
 fn draw(svg: &mut Svg, diagram: &Diagram, place: usize, across: &Across, top: f64) {
-    // One scale for all columns: they are there to be compared.
+    // One scale for all columns, so that they can be compared.
     let lines = diagram.lines.iter().map(Line::most);
     let most = lines.chain(diagram.levels.iter().flatten().copied()).fold(0.0, f64::max);
     let most_y = if most > 0.0 { most * 1.08 } else { 1.0 };
@@ -176,7 +177,7 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
     let none = || vec![None; columns.len()];
     let slopes = |value: &dyn Fn(&Progress) -> f64| {
         let of = |column: &Column<'_>| {
-            // Before, there is nothing to tell.
+            // Before that, there is nothing to show.
             let has_begun = |told: &&Progress| told.phase >= Phase::PreCopy;
             let points: Vec<&Progress> = column.series.progress.iter().filter(has_begun).collect();
             let each = points.len().div_ceil(MOST_POINTS).max(1);
@@ -188,7 +189,7 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
     };
     let written = |column: &Column<'_>| {
         let mut steps = column.series.writes_per_s(column.series.end_ms() / MOST_STEPS);
-        // What was before the request is no part of the picture.
+        // The picture leaves out the time before the request.
         steps.retain(|step| step.to_ms > 0.0);
         for step in &mut steps {
             step.from_ms = step.from_ms.max(0.0);
@@ -236,7 +237,8 @@ fn sent(series: &Series) -> Vec<Step> {
     steps.iter().skip(1).map(of).collect()
 }
 
-/// The strip, and what of the phases goes through the diagrams: the pause, and the time with pages missing.
+/// Draws the strip, and the phases that extend through the diagrams: the pause, and the time with
+/// missing pages.
 fn phases(svg: &mut Svg, across: &Across, series: &Series) {
     for span in &series.spans {
         let Some(colour) = colour(span.phase) else { continue };
@@ -255,7 +257,7 @@ fn phases(svg: &mut Svg, across: &Across, series: &Series) {
     }
 }
 
-/// None: it is of no interest here.
+/// Returns a phase's colour, or `None` if it is not shown.
 fn colour(phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Prepare => Some(NEUTRAL),
@@ -283,7 +285,7 @@ fn rounds(svg: &mut Svg, across: &Across, series: &Series) {
     }
 }
 
-/// The phases that are in it.
+/// Draws the legend of the phases that occur.
 fn legend(svg: &mut Svg, y: f64, columns: &[Column<'_>]) {
     let mut left = LEFT;
     for phase in Phase::ALL {

@@ -1,12 +1,14 @@
-//! How soon after the switchover a guest gets done what it did before. Pure.
+//! How soon after the switchover a guest works at its former rate again. Pure.
 
 use crate::converge::series::Seen;
 
-/// Over how long its rate is taken: a guest that stood still makes up for up to a tenth of a second by a burst, which is not its rate.
+/// Time over which its rate is measured: a guest that was paused makes up for up to a tenth of a
+/// second with a burst, which is not its rate.
 const WINDOW_MS: f64 = 1000.0;
 
-/// Time from `since_ms` until the first answer from which on the guest, for a second, wrote at least `share` of what it writes
-/// undisturbed; none where it never did as long as it was asked.
+/// Returns the time from `since_ms` until the first answer from which on the guest, for a second,
+/// wrote at least `share` of its undisturbed rate. Returns `None` if it did not while it was
+/// sampled.
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
 pub(crate) fn back_after_ms(
     guest: &[Seen],
@@ -30,7 +32,8 @@ mod tests {
     use super::*;
     use crate::converge::series::tests::guest;
 
-    /// Of a guest that writes 10,000 pages a second undisturbed, sampled every 200 ms from 0 on.
+    /// Computes the recovery of a guest that writes 10,000 pages per second undisturbed, sampled
+    /// every 200 ms from 0 on.
     fn back(rates: &[f64], since_ms: f64) -> Option<f64> {
         back_after_ms(&guest(rates), since_ms, 10_000.0, 0.9)
     }
@@ -67,7 +70,7 @@ mod tests {
         let mut silent = guest(&[10.0, 10.0, 0.0, 0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0]);
         silent[3].done = None;
         silent[4].done = None;
-        // A window from 400 ms on has 400 ms without a write in it.
+        // A window from 400 ms on has 400 ms without a write.
         assert_eq!(back_after_ms(&silent, 400.0, 10_000.0, 0.9), Some(600.0));
     }
 }

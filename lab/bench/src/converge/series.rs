@@ -1,34 +1,36 @@
-//! A move over time: what the engine told of itself, what the guest got done as seen from outside, which phase it was. Pure.
+//! A move over time: the engine's progress, the guest's work as seen from outside, and the phases.
+//! Pure.
 
 use godwit_lab::trial::{Done, Sample};
 use godwit_migration::{BandwidthPoint, Phase, Progress, Report};
 use serde::Serialize;
 
-/// Over how long the guest's rate is taken at least: less is a matter of when its threads run.
+/// Minimum time over which the guest's rate is measured: shorter steps depend on when its threads
+/// run.
 const LEAST_STEP_MS: f64 = 190.0;
 
-/// All that is known of one move. Times since its request.
+/// Everything known about one move. Times are since its request.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Series {
-    /// What the engine told.
+    /// The engine's progress.
     pub(crate) progress: Vec<Progress>,
-    /// What the guest told.
+    /// The guest's work.
     pub(crate) guest: Vec<Seen>,
-    /// Its phases, in order of time.
+    /// Phases, in order of time.
     pub(crate) spans: Vec<Span>,
-    /// Pages that it writes a second without a migration; 0 until that is known.
+    /// Pages that it writes per second without a migration; 0 until that is known.
     pub(crate) undisturbed_writes_per_s: f64,
 }
 
-/// What the guest had done by a moment.
+/// Work that the guest had done by a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Seen {
     pub(crate) ms: f64,
-    /// None: it did not answer.
+    /// `None`: the guest did not answer.
     pub(crate) done: Option<Done>,
 }
 
-/// A visit of a phase.
+/// Time spent in a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Span {
     pub(crate) phase: Phase,
@@ -36,7 +38,7 @@ pub(crate) struct Span {
     pub(crate) to_ms: f64,
 }
 
-/// A value that held for a while.
+/// Value that held for a while.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Step {
     pub(crate) from_ms: f64,
@@ -45,7 +47,7 @@ pub(crate) struct Step {
 }
 
 impl Series {
-    /// Of a move that was asked for at `begun_ns` by the samples' clock.
+    /// Creates the series of a move that was requested at `begun_ns` by the samples' clock.
     pub(crate) fn new(progress: Vec<Progress>, samples: &[Sample], begun_ns: u64, report: &Report) -> Series {
         #[expect(clippy::cast_precision_loss, reason = "less than the 104 days that f64 holds exactly")]
         let ms = |at_ns: u64| at_ns.wrapping_sub(begun_ns).cast_signed() as f64 / 1e6;
@@ -54,14 +56,14 @@ impl Series {
         Series { progress, guest, spans, undisturbed_writes_per_s: 0.0 }
     }
 
-    /// When something was last known of it.
+    /// Returns the time of the last information.
     pub(crate) fn end_ms(&self) -> f64 {
         let told = self.progress.last().map_or(0.0, |progress| progress.elapsed_ms);
         let seen = self.guest.last().map_or(0.0, |seen| seen.ms);
         self.spans.last().map_or(0.0, |span| span.to_ms).max(told).max(seen)
     }
 
-    /// When each round began, with its number.
+    /// Returns when each round began, with its number.
     pub(crate) fn rounds(&self) -> Vec<(u32, f64)> {
         let mut rounds: Vec<(u32, f64)> = Vec::new();
         let memory_travels = |phase| matches!(phase, Phase::PreCopy | Phase::Convergence);
@@ -73,21 +75,23 @@ impl Series {
         rounds
     }
 
-    /// What was sent by when.
+    /// Returns the bytes sent over time.
     pub(crate) fn sent(&self) -> Vec<BandwidthPoint> {
         let sent =
             |progress: &Progress| BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes };
         self.progress.iter().map(sent).collect()
     }
 
-    /// Rounds of its computation that the guest did a second while its writers were slowed: from the first slowed round on, as the
-    /// report says, until the vCPUs were stopped. None where they were not, or not for as long as a rate takes.
+    /// Returns the rounds of its computation per second while the guest's writers were slowed: from
+    /// the first slowed round on, according to the report, until the vCPUs were stopped. Returns
+    /// `None` if they were not slowed, or not for long enough to measure a rate.
     pub(crate) fn rounds_per_s_while_slowed(&self, report: &Report) -> Option<f64> {
         let (_, slowed_ms) = unslowed(report)?;
         self.rounds_per_s(slowed_ms, stopped_ms(report)?)
     }
 
-    /// The same in the rounds before that: memory travels, and nobody is slowed.
+    /// Returns the rounds of its computation per second in the rounds before that: memory is being
+    /// sent, and writers are not slowed.
     pub(crate) fn rounds_per_s_before_slowed(&self, report: &Report) -> Option<f64> {
         let (prepared_ms, slowed_ms) = unslowed(report)?;
         self.rounds_per_s(prepared_ms, slowed_ms)
@@ -102,7 +106,8 @@ impl Series {
         (took_ms >= LEAST_STEP_MS).then(|| last.1.saturating_sub(first.1) as f64 / took_ms * 1e3)
     }
 
-    /// Pages that the guest wrote a second, each step at least so long; none over times in which it did not answer.
+    /// Returns the pages that the guest wrote per second, in steps of at least this length, without
+    /// times in which it did not answer.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
     pub(crate) fn writes_per_s(&self, least_step_ms: f64) -> Vec<Step> {
         let least_step_ms = least_step_ms.max(LEAST_STEP_MS);
@@ -125,7 +130,8 @@ impl Series {
     }
 }
 
-/// From when memory travelled, and from when on writers were slowed; none where they were not.
+/// Returns when the sending of memory began, and when slowing began, or `None` if writers were not
+/// slowed.
 fn unslowed(report: &Report) -> Option<(f64, f64)> {
     let slowed = report.rounds.iter().position(|round| round.throttled_to_pages_per_s.is_some())?;
     let before: f64 = report.rounds[..slowed].iter().map(|round| round.duration_ms).sum();
@@ -133,15 +139,15 @@ fn unslowed(report: &Report) -> Option<(f64, f64)> {
     Some((prepared_ms, prepared_ms + before))
 }
 
-/// When the vCPUs were stopped; none where they were not. The report's sums of the phases before are more exact than the words of
-/// progress, which come ten times a second.
+/// Returns when the vCPUs were stopped, or `None` if they were not. The report's sums of the phases
+/// before are more exact than progress, which comes ten times per second.
 pub(crate) fn stopped_ms(report: &Report) -> Option<f64> {
     let place = report.phases.iter().position(|told| told.phase == Phase::Switchover)?;
     Some(report.phases[..place].iter().map(|told| told.duration_ms).sum())
 }
 
-/// Pre-copy and convergence take turns, and the report has their sums alone: between preparation and pause spans are as progress tells
-/// them.
+/// Returns the spans of the phases. Pre-copy and convergence alternate, and the report has only
+/// their sums: between preparation and pause the spans follow progress.
 fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
     let stopped_ms = stopped_ms(report);
     let is_before = |phase| phase < Phase::PreCopy;
@@ -157,7 +163,7 @@ fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
         let to_ms = told.elapsed_ms;
         match turns.last_mut() {
             Some(last) => last.to_ms = to_ms,
-            // What progress has not told yet began with the end of the preparation.
+            // A phase without earlier progress began with the end of the preparation.
             None => turns.push(Span { phase: told.phase, from_ms: prepared_ms, to_ms }),
         }
         if turns.last().is_some_and(|last| last.phase != told.phase) {
@@ -174,7 +180,7 @@ fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
     spans
 }
 
-/// The report's phases of one kind, one after the other.
+/// Returns the report's phases of one kind, one after the other.
 fn follow(mut at_ms: f64, report: &Report, wanted: impl Fn(Phase) -> bool) -> Vec<Span> {
     let mut spans = Vec::new();
     for told in report.phases.iter().filter(|told| wanted(told.phase)) {
@@ -206,7 +212,7 @@ pub(crate) mod tests {
         Progress { phase, round, elapsed_ms, ..Progress::begin(1 << 30) }
     }
 
-    /// Samples every 200 ms: thousands of writes a second until each time.
+    /// Returns samples every 200 ms: thousands of writes per second until each time.
     pub(crate) fn guest(rates: &[f64]) -> Vec<Seen> {
         let mut writes = 0.0;
         let mut all = vec![Seen { ms: 0.0, done: Some(Done { writes: 0, rounds: 0 }) }];

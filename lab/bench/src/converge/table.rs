@@ -1,4 +1,4 @@
-//! The figures of each case and engine, and their table. Pure.
+//! Figures of each case and engine, and their table. Pure.
 
 use godwit_migration::{Outcome, ThrottleReport};
 use serde::Serialize;
@@ -8,13 +8,13 @@ use crate::converge::measure::Run;
 use crate::figures::Spread;
 use crate::subject::Engine;
 
-/// What one engine did in one case. Times are those of moves that completed.
+/// Results of one engine in one case. Times are those of completed moves.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) engine: &'static str,
-    /// Moves, those that came to nothing among them.
+    /// Number of moves, including unsuccessful ones.
     pub(crate) moves: usize,
-    /// Moves that were not over within the limit and so were ended: the guest runs on at the source.
+    /// Moves that exceeded the time limit and were ended: the guest runs on at the source.
     pub(crate) late: usize,
     /// Moves that failed by themselves.
     pub(crate) failed: usize,
@@ -25,16 +25,16 @@ pub(crate) struct Row {
     pub(crate) switchover_ms: Option<Spread>,
     pub(crate) blackout_ms: Option<Spread>,
     pub(crate) undisturbed_writes_per_s: Option<Spread>,
-    /// Those of moves that did not end are among them, until they were ended.
+    /// Includes those of moves that did not end, until they were ended.
     pub(crate) lost_writes: Option<Spread>,
     pub(crate) computing_percent: Option<Spread>,
-    /// While its writers were slowed, and before that in the rounds.
+    /// While its writers were slowed, and in the rounds before that.
     pub(crate) computing_while_slowed_percent: Option<Spread>,
     pub(crate) computing_before_slowed_percent: Option<Spread>,
     pub(crate) back_ms: Option<Spread>,
-    /// Pages that the guest came to before they were there.
+    /// Pages that the guest accessed before they arrived.
     pub(crate) demanded_pages: Option<Spread>,
-    /// The median that each move had, beyond the round trip.
+    /// Spread of the moves' medians, without the round trip.
     pub(crate) fetch_beyond_round_trip_ms: Option<Spread>,
     pub(crate) throttle: Vec<ThrottleReport>,
     pub(crate) runs: Vec<Run>,
@@ -44,9 +44,9 @@ pub(crate) struct Row {
 #[derive(Debug, Serialize)]
 pub(crate) struct CaseFigures {
     pub(crate) case: Case,
-    /// The memory in use on this wire, once.
+    /// Time for sending the memory in use over this wire once.
     pub(crate) once_ms: Option<f64>,
-    /// What the guest rewrites on this wire, once.
+    /// Time for sending the pages that the guest rewrites over this wire once.
     pub(crate) working_set_ms: Option<f64>,
     pub(crate) rows: Vec<Row>,
 }
@@ -56,7 +56,7 @@ impl CaseFigures {
         self.rows.iter().find(|row| row.engine == engine)
     }
 
-    /// An engine's lost writes by those of auto-converge in the same run.
+    /// Returns an engine's lost writes divided by those of auto-converge in the same run.
     pub(crate) fn lost_by_auto_converge(&self, engine: &str) -> Option<f64> {
         let theirs = self.row(Engine::AutoConverge.name())?.lost_writes?.median;
         let ours = self.row(engine)?.lost_writes?.median;
@@ -72,7 +72,7 @@ impl Row {
         let with = |outcome| runs.iter().filter(|run| run.report.outcome == outcome).count();
         let spread = |figure: &dyn Fn(&Run) -> Option<f64>| Spread::of(completed().filter_map(figure));
         let fetch = |run: &Run| {
-            // A guest that came to no missing page waited for none.
+            // A guest that accessed no missing page did not wait for any.
             let page_in = run.report.page_in.as_ref().filter(|page_in| page_in.demanded_pages > 0)?;
             Some(page_in.fetch_ms.median - run.report.round_trip_ms?)
         };
@@ -101,12 +101,12 @@ impl Row {
         }
     }
 
-    /// Whether every move came to its end.
+    /// Returns whether every move completed.
     pub(crate) fn all_moved(&self) -> bool {
         self.late + self.failed + self.lost == 0
     }
 
-    /// The move whose figures stand for all: of those that completed the one that took the median time, else the first.
+    /// Returns the representative move: the completed one with the median time, or else the first.
     pub(crate) fn median_run(&self) -> Option<&Run> {
         let mut completed: Vec<&Run> = self.runs.iter().filter(|run| run.completed).collect();
         completed
@@ -114,7 +114,7 @@ impl Row {
         completed.get(completed.len() / 2).copied().or(self.runs.first())
     }
 
-    /// The migration time, or that there is none.
+    /// Returns the migration time as text, or that there is none.
     fn migration_text(&self, limit_s: u64) -> String {
         let Row { moves, late, failed, lost, .. } = self;
         let mut text = self.migration_ms.map_or_else(String::new, |_| cell(self.migration_ms, 0));
@@ -132,7 +132,7 @@ impl Row {
     }
 }
 
-/// A spread in a table.
+/// Formats a spread for a table.
 pub(crate) fn cell(spread: Option<Spread>, digits: usize) -> String {
     spread.map_or_else(
         || "-".to_owned(),
@@ -140,7 +140,7 @@ pub(crate) fn cell(spread: Option<Spread>, digits: usize) -> String {
     )
 }
 
-/// The whole table.
+/// Renders the whole table.
 pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
     let head = [
         "case",
@@ -214,7 +214,7 @@ pub(crate) mod tests {
         Case { kind, name: name.to_owned(), link, pages_per_s: 1.0, vcpus: 1, engines: Vec::new() }
     }
 
-    /// A move that took so long and lost so many writes.
+    /// Returns a move that took so long and lost so many writes.
     pub(crate) fn run(completed: bool, took_ms: f64, lost_writes: f64) -> Option<Run> {
         let mut report = report(&[(Phase::PreCopy, took_ms - 20.0), (Phase::Switchover, 20.0)]);
         report.switchover_ms = Some(20.0);

@@ -1,4 +1,4 @@
-//! What is promised of Godwit, and whether it is kept. Pure.
+//! Promises about Godwit, and whether they are kept. Pure.
 
 use serde::Serialize;
 
@@ -11,11 +11,11 @@ const TIMES_ONCE: f64 = 1.5;
 const LOST_BY_AUTO_CONVERGE: f64 = 0.5;
 const SWITCHOVER_MS: f64 = 30.0;
 const COMPUTING_PERCENT: f64 = 95.0;
-/// Until the guest runs at the destination, where the rest is paged in.
+/// Limit until the guest runs at the destination, if the rest is paged in.
 const PAGE_IN_SWITCHOVER_MS: f64 = 50.0;
-/// Beyond the round trip.
+/// Limit in addition to the round trip.
 const FETCH_MS: f64 = 1.0;
-/// Beyond the time that the working set takes on the wire.
+/// Limit in addition to the time that the working set takes on the wire.
 const BACK_MS: f64 = 1000.0;
 
 /// A promise.
@@ -25,7 +25,7 @@ pub(crate) struct Goal {
     pub(crate) what: &'static str,
     pub(crate) bound: Bound,
     pub(crate) unit: &'static str,
-    /// The median; none where nothing could be measured.
+    /// The median; `None` if nothing could be measured.
     pub(crate) measured: Option<f64>,
     pub(crate) met: bool,
 }
@@ -53,7 +53,7 @@ impl Bound {
     }
 }
 
-/// Every promise that these cases are about.
+/// Returns the promises that concern these cases.
 pub(crate) fn goals(cases: &[CaseFigures]) -> Vec<Goal> {
     cases.iter().flat_map(goals_of).collect()
 }
@@ -62,7 +62,7 @@ fn goals_of(figures: &CaseFigures) -> Vec<Goal> {
     let mut goals = Vec::new();
     let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
     let mut add = |row: &Row, what, bound: Bound, unit, measured: Option<f64>| {
-        // What was not moved took longer than any bound.
+        // A guest that was not moved exceeds every bound.
         let met = row.all_moved() && measured.is_some_and(|measured| bound.holds(measured));
         goals.push(Goal { case: figures.case.name.clone(), what, bound, unit, measured, met });
     };
@@ -113,7 +113,8 @@ fn goals_of(figures: &CaseFigures) -> Vec<Goal> {
     goals
 }
 
-/// Godwit's time over the slower link by that over the faster one; none where either was not measured.
+/// Returns Godwit's time over the slower link divided by that over the faster one, or `None` if
+/// either was not measured.
 pub(crate) fn slower_by_faster(cases: &[CaseFigures]) -> Option<f64> {
     let time = |link: &str| {
         let name = format!("links-{link}");
@@ -124,7 +125,7 @@ pub(crate) fn slower_by_faster(cases: &[CaseFigures]) -> Option<f64> {
     Some(time(slower)? / time(faster)?)
 }
 
-/// The goals as a table, then the links.
+/// Renders the goals as a table, followed by the links.
 pub(crate) fn render(goals: &[Goal], slower_by_faster: Option<f64>) -> String {
     let mut text = String::new();
     if !goals.is_empty() {
@@ -149,7 +150,7 @@ pub(crate) fn render(goals: &[Goal], slower_by_faster: Option<f64>) -> String {
     text
 }
 
-/// As many digits as say something.
+/// Formats a value with a meaningful number of digits.
 fn digits(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }

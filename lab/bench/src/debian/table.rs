@@ -1,4 +1,4 @@
-//! What people read: a row an engine, then what was promised.
+//! Tables for people: a row per engine, then the promises.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ const HEADER: [&str; 9] = [
     "wire MB",
 ];
 
-/// The table of all engines.
+/// Renders the table of all engines.
 pub(crate) fn render(figures: &[Figures], goals: &[Goal], idle_cores: f64) -> String {
     let mut text = format!(
         "\nguest memory by time beside the link's rate, CPU time of agents and QEMUs without the idle guest's ({idle_cores:.3} cores): \
@@ -44,7 +44,7 @@ pub(crate) fn render(figures: &[Figures], goals: &[Goal], idle_cores: f64) -> St
         );
     }
     for Goal { what, found, met } in goals {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "  {}  {what}: {found}", if *met { "pass" } else { "FAIL" });
     }
     text

@@ -1,4 +1,4 @@
-//! The cases of the scenario and what is promised of them. Pure.
+//! Cases of the scenario and their promises. Pure.
 
 use std::time::Duration;
 
@@ -7,19 +7,20 @@ use serde::Serialize;
 
 use crate::lanes::CaseFigures;
 
-/// Of a frame of 1514 bytes, which is what the lab's rates count, TCP with timestamps carries 1448 over IPv4.
+/// Of a frame of 1514 bytes, which the lab's rates count, TCP with timestamps carries 1448 over
+/// IPv4.
 const IPV4_SHARE: f64 = 1448.0 / 1514.0;
 /// IPv6's header is 20 bytes longer.
 const IPV6_SHARE: f64 = 1428.0 / 1514.0;
-/// The case that others are compared with.
+/// The case with which others are compared.
 pub(crate) const BASE: &str = "one-gbit";
-/// Round trips that a migration may take beside its transfer (RTT goals).
+/// Round trips allowed to a migration in addition to its transfer (RTT goals).
 const ROUND_TRIPS: f64 = 10.0;
 
 const GBIT: u64 = 1_000_000_000;
 const MBIT: u64 = 1_000_000;
 
-/// The migration networks of a case: cases with the same share a lab.
+/// Migration networks of a case: cases with the same networks share a lab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Links {
     pub(crate) lanes: Vec<BitRate>,
@@ -31,7 +32,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// What TCP gets out of all lanes together by the sizes of headers, bit/s.
+    /// Returns TCP's rate on all lanes together, after headers, in bit/s.
     #[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53 bit/s")]
     pub(crate) fn on_paper(&self) -> f64 {
         let share = if self.family == Family::Ipv6 { IPV6_SHARE } else { IPV4_SHARE };
@@ -57,33 +58,34 @@ pub(crate) struct Case {
     pub(crate) links: Links,
     /// Streams of each lane; `None` is Godwit's default.
     pub(crate) streams: Option<u32>,
-    /// Streams by which iperf3 tells what the links carry.
+    /// Streams with which iperf3 measures what the links carry.
     pub(crate) iperf_streams: u32,
     pub(crate) promise: Promise,
 }
 
-/// What is promised of a case.
+/// Promise about a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Promise {
-    /// At least this share of what the links carry.
+    /// At least this fraction of what the links carry.
     Carried(f64),
-    /// At least this part of the base's rate, both as shares of what headers leave of the links.
+    /// At least this fraction of the base's rate, both relative to the links' rates without
+    /// headers.
     ShareOfBase(f64),
-    /// At least `share` of the base's rate, so many times.
+    /// At least `times` times the fraction `share` of the base's rate.
     TimesBase { times: f64, share: f64 },
-    /// A migration time of at most this part of the base's and ten round trips.
+    /// A migration time of at most this fraction of the base's, plus ten round trips.
     TimeOfBase(f64),
 }
 
 impl Promise {
-    /// Whether the base must be measured for it.
+    /// Returns whether the base must be measured for it.
     pub(crate) fn needs_base(self) -> bool {
         !matches!(self, Promise::Carried(_))
     }
 }
 
-/// All cases. Those that share a lab follow each other, and the base comes first.
+/// Returns all cases. Those that share a lab are in sequence, and the base comes first.
 pub(crate) fn all() -> Vec<Case> {
     let rate = |bits| BitRate::new(bits).into_iter().collect::<Vec<_>>();
     let one = Links {
@@ -129,7 +131,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.push(case("ipv6", &Links { family: Family::Ipv6, ..one.clone() }, Promise::ShareOfBase(0.99)));
     cases.push(case("four-lanes", &four_lanes, Promise::TimesBase { times: 4.0, share: 0.95 }));
     cases.push(case("two-rates", &two_rates, Promise::Carried(0.93)));
-    // What the link carries takes more flows than one stream's or two.
+    // Filling the link takes more flows than one or two streams have.
     let capped = Case { iperf_streams: 8, ..case("flow-cap", &capped, Promise::Carried(0.90)) };
     let capped_streams = streams("flow-cap-8-streams", 8, &capped);
     cases.extend([capped, capped_streams]);
@@ -138,19 +140,20 @@ pub(crate) fn all() -> Vec<Case> {
     cases
 }
 
-/// The names of all cases.
+/// Returns the names of all cases.
 pub(crate) fn names() -> Vec<&'static str> {
     all().into_iter().map(|case| case.name).collect()
 }
 
-/// The cases of these names (all, where there are none), with the base where one of them needs it.
+/// Returns the cases with these names (all, if there are none), with the base if one of them needs
+/// it.
 pub(crate) fn chosen(names: &[String]) -> Vec<Case> {
     let is_chosen = |case: &Case| names.is_empty() || names.iter().any(|name| name == case.name);
     let needs_base = all().iter().any(|case| is_chosen(case) && case.promise.needs_base());
     all().into_iter().filter(|case| is_chosen(case) || (needs_base && case.name == BASE)).collect()
 }
 
-/// A promise, what was found, and whether it is kept.
+/// Promise, result, and whether it is kept.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Goal {
     pub(crate) case: &'static str,
@@ -159,7 +162,7 @@ pub(crate) struct Goal {
     pub(crate) met: bool,
 }
 
-/// Whether the case's promise is kept; `base`: the figures of the base.
+/// Checks the case's promise; `base`: the figures of the base.
 pub(crate) fn goal(figures: &CaseFigures, base: Option<&CaseFigures>) -> Goal {
     let (what, found) = match figures.case.promise {
         Promise::Carried(share) => {
@@ -205,7 +208,7 @@ fn time(figures: &CaseFigures, base: Option<&CaseFigures>, factor: f64) -> (Stri
     )
 }
 
-/// Down to a tenth, never up: what is printed as met is met.
+/// Rounds down to a tenth, never up: a result printed as met is met.
 pub(crate) fn percent(share: f64) -> String {
     let text = format!("{:.1}", (share * 1000.0 + 1e-9).floor() / 10.0);
     format!("{} %", text.trim_end_matches(".0"))

@@ -1,4 +1,4 @@
-//! What people read: a row a case, then what was promised.
+//! Tables for people: a row per case, then the promises.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::lanes::cases::{Goal, percent};
 const HEADER: [&str; 8] =
     ["case", "runs", "wire Gb/s", "iperf3 Gb/s", "of best", "paper Gb/s", "of it", "migration ms"];
 
-/// The table of all cases.
+/// Renders the table of all cases.
 pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
     let mut text = "\nwire rate of round 0, iperf3 on the same links, what headers leave of them: medians (least to most)\n".to_owned();
     row(&mut text, &HEADER.map(str::to_owned));
@@ -31,7 +31,7 @@ pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
         );
     }
     for Goal { case, what, found, met } in goals {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "  {}  {case}: {what}: {found}", if *met { "pass" } else { "FAIL" });
     }
     text

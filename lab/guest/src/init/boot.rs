@@ -7,13 +7,13 @@ use rustix::{io::Errno, mount::MountFlags};
 
 use crate::guest::Guest;
 
-/// Where the image keeps the kernel's modules.
+/// Folder of the kernel's modules in the image.
 const MODULES: &str = "/modules";
 
-/// Mounts what the rest of init reads.
+/// Mounts the file systems that the rest of init reads.
 pub(crate) fn mount_all(guest: &Guest) {
     for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
-        // Some kernels mount devtmpfs on their own: EBUSY is as good.
+        // Some kernels mount devtmpfs on their own, so EBUSY is a success.
         match rustix::mount::mount(kind, target, kind, MountFlags::empty(), None) {
             Ok(()) | Err(Errno::BUSY) => {}
             Err(error) => guest.report(&format!("mounting {kind} on {target}: {error}")),
@@ -21,7 +21,7 @@ pub(crate) fn mount_all(guest: &Guest) {
     }
 }
 
-/// The kernel command line.
+/// Returns the kernel command line.
 pub(crate) fn command_line(guest: &Guest) -> String {
     fs::read_to_string("/proc/cmdline").unwrap_or_else(|error| {
         guest.report(&format!("reading the kernel command line: {error}"));
@@ -29,7 +29,7 @@ pub(crate) fn command_line(guest: &Guest) -> String {
     })
 }
 
-/// Bytes that a program can take without pushing out what is in use.
+/// Returns how many bytes a program can allocate without evicting memory in use.
 pub(crate) fn available_bytes(guest: &Guest) -> u64 {
     meminfo_kib(&meminfo(), "MemAvailable").map_or_else(
         || {
@@ -40,7 +40,7 @@ pub(crate) fn available_bytes(guest: &Guest) -> u64 {
     )
 }
 
-/// What the memory is used for, if the kernel tells.
+/// Returns the use of the memory, if the kernel reports it.
 pub(crate) fn memory_use() -> Option<MemoryUse> {
     MemoryUse::parse(&meminfo())
 }
@@ -49,7 +49,8 @@ fn meminfo() -> String {
     fs::read_to_string("/proc/meminfo").unwrap_or_default()
 }
 
-/// Loads every module of the image. Order does not matter: passes go on while one of them loads something.
+/// Loads every module of the image. Their order does not matter: passes repeat while one of them
+/// loads a module.
 pub(crate) fn load_modules(guest: &Guest) {
     let mut waiting: Vec<PathBuf> = match fs::read_dir(MODULES) {
         Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
@@ -75,7 +76,7 @@ pub(crate) fn load_modules(guest: &Guest) {
 fn load(path: &PathBuf) -> std::io::Result<()> {
     let file = fs::File::open(path)?;
     match rustix::system::finit_module(&file, c"", 0) {
-        // EEXIST: built into this kernel.
+        // EEXIST: the module is built into this kernel.
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }

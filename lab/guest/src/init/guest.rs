@@ -1,4 +1,5 @@
-//! What the guest's threads share: the checked memory, the current workload, counters and what went wrong.
+//! State shared by the guest's threads: the checked memory, the current workload, counters and
+//! problems.
 
 use std::{
     io::Write,
@@ -13,22 +14,22 @@ use godwit_guest::{control::Answer, memory::Memory, workload::Workload};
 
 use crate::boot;
 
-/// Reports kept for `status`; the console has them all.
+/// Number of problems kept for `status`; the console has them all.
 const KEPT_PROBLEMS: usize = 16;
 
 /// State shared by all threads of init.
 pub(crate) struct Guest {
-    /// The checked memory, once it is allocated.
+    /// The checked memory, after its allocation.
     pub(crate) memory: OnceLock<Memory>,
-    /// The first fill is done.
+    /// Whether the first fill is complete.
     pub(crate) ready: AtomicBool,
     /// Rounds of the computing workload.
     pub(crate) iterations: AtomicU64,
-    /// Rates over the last whole second, set by the heartbeat.
+    /// Page writes per second over the last whole second, set by the heartbeat.
     pub(crate) writes_per_s: AtomicU64,
-    /// As above, for iterations.
+    /// Rounds per second over the last whole second, set by the heartbeat.
     pub(crate) iterations_per_s: AtomicU64,
-    /// Changes whenever the workload does: a loop looks at it without taking a lock.
+    /// Changes with the workload, so that a loop can check it without a lock.
     pub(crate) workload_epoch: AtomicU64,
     workload: Mutex<Workload>,
     workload_changed: Condvar,
@@ -52,7 +53,7 @@ impl Guest {
         }
     }
 
-    /// Says on the console and in `status` that something went wrong.
+    /// Reports a problem on the console and in `status`.
     pub(crate) fn report(&self, problem: &str) {
         say(&format!("PROBLEM {problem}"));
         let mut problems = lock(&self.problems);
@@ -61,27 +62,27 @@ impl Guest {
         }
     }
 
-    /// Changes the workload; the thread that runs it notices within a millisecond or a few pages.
+    /// Changes the workload. The thread that runs it notices within a millisecond or a few pages.
     pub(crate) fn set_workload(&self, workload: Workload) {
         *lock(&self.workload) = workload;
         self.workload_epoch.fetch_add(1, Ordering::Release);
         self.workload_changed.notify_all();
     }
 
-    /// The current workload and its epoch.
+    /// Returns the current workload and its epoch.
     pub(crate) fn workload(&self) -> (Workload, u64) {
         let workload = lock(&self.workload);
         (*workload, self.workload_epoch.load(Ordering::Acquire))
     }
 
-    /// Waits until the workload is another one than that of `epoch`, at most `limit`.
+    /// Waits until the workload differs from that of `epoch`, at most `limit`.
     pub(crate) fn wait_for_workload(&self, epoch: u64, limit: Duration) {
         let workload = lock(&self.workload);
         let unchanged = |_: &mut Workload| self.workload_epoch.load(Ordering::Acquire) == epoch;
         let _ = self.workload_changed.wait_timeout_while(workload, limit, unchanged);
     }
 
-    /// Everything that `status` tells.
+    /// Returns the answer to `status`.
     pub(crate) fn status(&self) -> Answer {
         Answer {
             ok: true,
@@ -100,15 +101,15 @@ impl Guest {
         }
     }
 
-    /// Time since init began, by the guest's clock.
+    /// Returns the time since init began, by the guest's clock.
     pub(crate) fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
 }
 
-/// Writes a line to the console. A console that can't be written is no reason to stop.
+/// Writes a line to the console. A failure to write is ignored.
 pub(crate) fn say(line: &str) {
-    // One write a line, so that threads do not mix theirs.
+    // One write per line, so that threads do not interleave theirs.
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! Fills the memory, then runs whatever workload is set, for ever.
+//! Fills the memory, then runs the workload that is set, forever.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -18,14 +18,15 @@ use crate::{
     user_space,
 };
 
-/// A paced workload wakes this often.
+/// Wake-up interval of a paced workload.
 const SLICE: Duration = Duration::from_millis(1);
-/// A paced workload that fell behind (the VM stood still, the vCPU is too slow) makes up for at most this much.
+/// Most that a paced workload makes up for after falling behind (the VM was paused, or the vCPU is
+/// too slow).
 const LARGEST_DEBT: Duration = Duration::from_millis(100);
-/// Between two looks at whether the workload changed: pages, and rounds of arithmetic.
+/// Work between two checks for a change of the workload: pages, and rounds of arithmetic.
 const BATCH_PAGES: u64 = 64;
 const BATCH_ROUNDS: u64 = 10_000;
-/// Memory that stays free for the kernel and init when the fill is as large as the guest.
+/// Memory that stays free for the kernel and init if the fill is as large as the guest.
 const RESERVE_BYTES: u64 = 48 << 20;
 
 /// Allocates and fills the memory at the first call, then runs workloads.
@@ -66,7 +67,7 @@ pub(crate) fn run(guest: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
     }
 }
 
-/// Computes beside a workload that writes, where that asks for it.
+/// Computes beside a workload that writes, if that includes it.
 pub(crate) fn run_beside(guest: &Arc<Guest>) -> anyhow::Result<()> {
     loop {
         let (workload, epoch) = guest.workload();
@@ -77,10 +78,10 @@ pub(crate) fn run_beside(guest: &Arc<Guest>) -> anyhow::Result<()> {
     }
 }
 
-/// What can be filled without running the guest out of memory.
+/// Returns how many bytes can be filled without running the guest out of memory.
 fn fill_bytes(guest: &Guest, wanted: Option<u64>) -> u64 {
     let available = boot::available_bytes(guest);
-    // The table of entries takes 24 bytes a page, so 1/128 of the memory is enough for it.
+    // The table of entries takes 24 bytes per page, so 1/128 of the memory is enough for it.
     let most = available.saturating_sub(RESERVE_BYTES) / 129 * 128;
     match wanted {
         Some(bytes) if bytes > most => {
@@ -96,7 +97,7 @@ fn fill_bytes(guest: &Guest, wanted: Option<u64>) -> u64 {
     }
 }
 
-/// Integer arithmetic in registers, until the workload changes.
+/// Does integer arithmetic in registers until the workload changes.
 fn compute(guest: &Guest, epoch: u64) {
     let mut x = epoch;
     while guest.workload_epoch.load(Ordering::Relaxed) == epoch {
@@ -107,7 +108,7 @@ fn compute(guest: &Guest, epoch: u64) {
     }
 }
 
-/// One workload that writes pages.
+/// Workload that writes pages.
 struct Writer<'a> {
     guest: &'a Guest,
     memory: &'a Memory,
@@ -135,7 +136,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes what is due by the clock, then waits for the next slice.
+    /// Writes the pages due by the clock, then waits for the next slice.
     #[allow(clippy::cast_possible_truncation, reason = "whole pages of a small, positive number")]
     fn run_paced(&mut self, epoch: u64, rate_pages_per_s: u64) {
         let mut owed_pages = 0.0;
@@ -155,7 +156,7 @@ impl<'a> Writer<'a> {
 
     fn write(&mut self, pages: u64) {
         for _ in 0..pages {
-            // xorshift64: cheap, and the table, not this, says what a page holds.
+            // xorshift64: cheap, and the table, not this, determines what a page holds.
             *self.draw ^= *self.draw << 13;
             *self.draw ^= *self.draw >> 7;
             *self.draw ^= *self.draw << 17;
@@ -164,7 +165,8 @@ impl<'a> Writer<'a> {
                 Order::Sequential => self.next,
             };
             self.next = (self.next + 1) % self.working_set_pages;
-            // Another number than the one that chose the page, so that a page's kind changes from write to write.
+            // A different number from the one that chose the page, so that a page's kind changes
+            // from write to write.
             let kind = self.dirty.mix.pick(self.draw.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             self.memory.write(index, kind, self.dirty.touch);
         }

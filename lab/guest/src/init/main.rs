@@ -1,9 +1,9 @@
-//! Init of the lab's guest: the only program in its initramfs. Where the kernel command line names a disk with a user space
-//! of its own, that is booted instead, and this runs in it as a service.
+//! Init of the lab's guest: the only program in its initramfs. If the kernel command line names a
+//! disk with a user space, that is booted instead, and this program runs in it as a service.
 //!
-//! When process 1 ends, the kernel panics and a test learns nothing. So nothing here is fatal: what fails is
-//! reported on the console and in the control protocol's `status`, every thread is started again when it
-//! panics, and main itself only parks.
+//! When process 1 ends, the kernel panics and a test gets no explanation. So no error here is
+//! fatal. Failures are reported on the console and in the control protocol's `status`, every thread
+//! is restarted after a panic, and main itself only parks.
 
 mod boot;
 mod echo;
@@ -20,7 +20,7 @@ use godwit_guest::options::Options;
 
 use crate::guest::Guest;
 
-/// Niceness of what must answer at once, whatever the workload does.
+/// Niceness of threads that must answer at once, whatever the workload does.
 const URGENT: i32 = -20;
 /// Niceness of the control protocol.
 const PROMPT: i32 = -5;
@@ -45,7 +45,7 @@ fn main() {
     if is_init {
         boot::load_modules(&guest);
         if let Some(disk) = &options.root {
-            // It comes back only where something is missing, and then the guest is one without a user space.
+            // It returns only if something is missing; then the guest runs without a user space.
             guest.report(&format!("booting from {disk}: {:#}", user_space::boot(disk)));
         }
     }

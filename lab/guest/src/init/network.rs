@@ -1,4 +1,4 @@
-//! Brings up lo and eth0 by netlink, with the addresses of the kernel command line.
+//! Brings up lo and eth0 with netlink, with the addresses of the kernel command line.
 
 use std::{fs, net::IpAddr};
 
@@ -18,7 +18,7 @@ use crate::guest::Guest;
 
 const INTERFACE: &str = "eth0";
 
-/// Sets up the network as far as there is one.
+/// Sets up the network interfaces that exist.
 pub(crate) fn configure(guest: &Guest, options: &Options) {
     if let Err(error) = set_up("lo", &[]) {
         guest.report(&format!("lo: {error:#}"));
@@ -35,11 +35,12 @@ pub(crate) fn configure(guest: &Guest, options: &Options) {
     }
 }
 
-/// No duplicate address detection: after a move the addresses answer at once. No router solicitations either.
+/// Disables duplicate address detection, so that the addresses answer at once after a move, and
+/// router solicitations.
 fn quiet_ipv6() {
     for (name, value) in [("accept_dad", "0"), ("dad_transmits", "0"), ("accept_ra", "0")] {
         for interface in ["all", "default", INTERFACE] {
-            // A kernel without IPv6 has none of these.
+            // A kernel without IPv6 has none of these files.
             fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{name}"), value).ok();
         }
     }
@@ -82,7 +83,7 @@ fn address_message(index: u32, address: IpAddr, prefix_bits: u8) -> AddressMessa
     message
 }
 
-/// A route netlink socket, one request at a time.
+/// Route netlink socket with one request at a time.
 struct Route {
     socket: Socket,
     sequence: u32,

@@ -1,4 +1,4 @@
-//! Control protocol on TCP port 7000: a line in, a line out. See `godwit_guest::control`.
+//! Control protocol on TCP port 7000: one line in, one line out. See `godwit_guest::control`.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -27,12 +27,12 @@ use crate::{
     tasks::{panic_text, set_niceness},
 };
 
-/// Connections at a time; more are closed at once.
+/// Maximum simultaneous connections; more are closed at once.
 const MOST_CONNECTIONS: usize = 32;
 
 static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a connection for as long as it lives.
+/// Counts a connection during its lifetime.
 struct Seat;
 
 impl Seat {
@@ -48,7 +48,7 @@ impl Drop for Seat {
     }
 }
 
-/// Accepts for ever, a thread per connection.
+/// Accepts forever, with a thread per connection.
 pub(crate) fn serve(guest: &Arc<Guest>) -> anyhow::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, CONTROL_PORT))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, CONTROL_PORT)))
@@ -69,7 +69,7 @@ pub(crate) fn serve(guest: &Arc<Guest>) -> anyhow::Result<()> {
     }
 }
 
-/// Serves one connection until it closes or sends what is no line.
+/// Serves one connection until it closes or sends an invalid line.
 fn talk(guest: &Guest, mut connection: TcpStream) -> anyhow::Result<()> {
     connection.set_nodelay(true)?;
     let mut reader = BufReader::new(connection.try_clone()?);
@@ -110,7 +110,7 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
     Ok(guest.status())
 }
 
-/// The memory, once its first fill is done: before that, what it holds is nobody's claim.
+/// Returns the memory after its first fill; before that, its content is undefined.
 fn filled(guest: &Guest) -> anyhow::Result<&Memory> {
     match guest.memory.get() {
         Some(memory) if guest.ready.load(Ordering::Acquire) => Ok(memory),
@@ -125,7 +125,7 @@ fn filled(guest: &Guest) -> anyhow::Result<&Memory> {
     }
 }
 
-/// Computes on equal terms with the workload.
+/// Runs the kernels at the workload's priority.
 fn compute(guest: &Guest, millis: u64) -> anyhow::Result<Answer> {
     if millis > MOST_MILLIS {
         bail!("{millis} ms are longer than the {MOST_MILLIS} ms that a kernel may run");
@@ -140,7 +140,7 @@ fn compute(guest: &Guest, millis: u64) -> anyhow::Result<Answer> {
 fn verify(guest: &Guest) -> anyhow::Result<Answer> {
     let memory = filled(guest)?;
     let started = Instant::now();
-    // On equal terms with the workload, which shall go on meanwhile.
+    // At the workload's priority, because the workload must go on meanwhile.
     set_niceness(BACKGROUND);
     let verdict = memory.verify();
     set_niceness(PROMPT);

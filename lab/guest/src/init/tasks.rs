@@ -17,10 +17,10 @@ use rustix::{
 
 use crate::guest::{Guest, say};
 
-/// How long a task that failed waits before it starts again.
+/// Delay before a failed task is restarted.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// Starts a thread that runs `task` again whenever it ends, fails or panics.
+/// Starts a thread that restarts `task` whenever it ends, fails or panics.
 pub(crate) fn forever<F>(guest: &Arc<Guest>, name: &'static str, niceness: i32, task: F)
 where
     F: Fn(&Arc<Guest>) -> anyhow::Result<()> + Send + 'static,
@@ -44,19 +44,19 @@ where
     }
 }
 
-/// The text of a panic.
+/// Returns the text of a panic.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
-/// Sets the calling thread's niceness: Linux takes a thread's id where POSIX says process.
+/// Sets the calling thread's niceness. Linux takes a thread's ID where POSIX specifies a process.
 pub(crate) fn set_niceness(niceness: i32) {
-    // Without it the guest works, only less evenly.
+    // If it fails, the guest works, only less evenly.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), niceness);
 }
 
-/// A timer that ticks at an even pace.
+/// Timer that ticks at an even pace.
 struct Ticks(OwnedFd);
 
 impl Ticks {
@@ -75,7 +75,7 @@ impl Ticks {
     }
 }
 
-/// Prints a line each second and computes the rates that `status` tells.
+/// Prints a line each second and computes the rates that `status` reports.
 #[allow(clippy::cast_possible_truncation, reason = "a count a second, rounded")]
 pub(crate) fn heartbeat(guest: &Arc<Guest>) -> anyhow::Result<()> {
     let mut ticks = Ticks::every(Duration::from_secs(1))?;

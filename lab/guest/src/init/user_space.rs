@@ -1,4 +1,5 @@
-//! A user space from a disk: booted in place of this init, which runs in it as a service and knows it by its files alone.
+//! A user space from a disk. It is booted in place of this init, which runs in it as a service and
+//! knows it only by its files.
 
 use std::{
     convert::Infallible,
@@ -20,18 +21,19 @@ use crate::{
     guest::{Guest, say},
 };
 
-/// The word that tells this program that it is not init.
+/// Argument with which this program runs as a service and not as init.
 pub(crate) const SERVICE: &str = "service";
 
-/// The disk, only read.
+/// Mount point of the disk, read-only.
 const DISK: &str = "/disk";
-/// What is written instead of it.
+/// Mount point of the layer for writes.
 const WRITTEN: &str = "/written";
-/// Both together.
+/// Mount point of both together.
 const ROOT: &str = "/root";
-/// What runs there first.
+/// Program that runs there first.
 const INIT: &str = "/sbin/init";
-/// This program and its service, as files of the new root. /run is left as it is by systemd when it is mounted already.
+/// This program and its service, as files of the new root. systemd does not touch /run if it is
+/// mounted already.
 const PROGRAM: &str = "run/godwit/guest";
 const UNITS: &str = "run/systemd/system";
 const UNIT: &str = "godwit-guest.service";
@@ -46,14 +48,16 @@ StandardError=inherit
 OOMScoreAdjust=-900
 ";
 
-/// Files are read in pieces of this size: each system call costs an emulated guest more than its bytes.
+/// Size of pieces in which files are read: each system call costs an emulated guest more than its
+/// bytes.
 const PIECE_BYTES: usize = 1 << 20;
-/// Files are read until this part of the memory is free; the kernel would begin to drop other files below it.
+/// Files are read until only this fraction of the memory is free; below it the kernel would begin
+/// to evict other files.
 const FREE_PART: u64 = 16;
-/// How much is read between two looks at what is free.
+/// Bytes read between two checks of the free memory.
 const LOOK_BYTES: usize = 16 << 20;
 
-/// Boots the disk's user space in place of this process; comes back with what went wrong.
+/// Boots the disk's user space in place of this process. Returns only with an error.
 pub(crate) fn boot(disk: &str) -> anyhow::Error {
     match enter(disk) {
         Ok(never) => match never {},
@@ -81,7 +85,7 @@ fn enter(disk: &str) -> anyhow::Result<Infallible> {
         mount_move(Path::new("/").join(folder), root.join(folder))
             .with_context(|| format!("moving /{folder}"))?;
     }
-    // As switch_root does: the new root covers the initramfs, whose files stay where they are (4 MiB).
+    // As switch_root does: the new root covers the initramfs, whose files remain (4 MiB).
     std::env::set_current_dir(ROOT)?;
     mount_move(".", "/").context("moving the new root to /")?;
     chroot(".").context("changing the root")?;
@@ -90,7 +94,7 @@ fn enter(disk: &str) -> anyhow::Result<Infallible> {
     Err(Command::new(INIT).env_clear().exec()).with_context(|| format!("starting {INIT}"))
 }
 
-/// This program as a service of the new root.
+/// Installs this program as a service in the new root.
 fn write_service(root: &Path) -> anyhow::Result<()> {
     let program = root.join(PROGRAM);
     let units = root.join(UNITS);
@@ -105,7 +109,7 @@ fn write_service(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until systemd has started all that it starts by itself.
+/// Waits until systemd has finished starting its units.
 pub(crate) fn wait_booted(guest: &Guest) {
     let asked = Command::new("systemctl").args(["is-system-running", "--wait"]).output();
     match asked {
@@ -114,7 +118,8 @@ pub(crate) fn wait_booted(guest: &Guest) {
     }
 }
 
-/// Reads all files of the folder's file system, in the order of their names, until most of the memory is in use.
+/// Reads all files of the folder's file system, in order of their names, until most of the memory
+/// is in use.
 pub(crate) fn read_files(guest: &Guest, folder: &Path) -> anyhow::Result<()> {
     let device = fs::metadata(folder).with_context(|| format!("reading {}", folder.display()))?.dev();
     let mut reading =
@@ -133,7 +138,7 @@ pub(crate) fn read_files(guest: &Guest, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Files on their way into the page cache.
+/// State of reading files into the page cache.
 struct Reading {
     device: u64,
     piece: Vec<u8>,
@@ -143,13 +148,15 @@ struct Reading {
 }
 
 impl Reading {
-    /// True: most of the memory is in use. What can't be read is left out.
+    /// Reads a folder. Returns true once most of the memory is in use. Unreadable files are
+    /// skipped.
     fn folder(&mut self, folder: &Path) -> bool {
         let Ok(entries) = fs::read_dir(folder) else { return false };
         let mut paths: Vec<_> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
         paths.sort();
         paths.iter().any(|path| match fs::symlink_metadata(path) {
-            // Only a folder's device is that of the whole: a file of an overlay shows the layer's.
+            // Only a folder's device is that of the whole file system: a file of an overlay shows
+            // the layer's.
             Ok(data) if data.is_dir() => data.dev() == self.device && self.folder(path),
             Ok(data) if data.is_file() => self.file(path),
             Ok(_) | Err(_) => false,

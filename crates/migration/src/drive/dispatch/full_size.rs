@@ -1,4 +1,5 @@
-//! The streams with full-size segments of a lane: asked how they come on, and broken off where their packets vanish.
+//! The streams with full-size segments of a lane: their progress, and their closing if their
+//! packets are lost.
 
 use godwit_lanes::{Carries, Stream};
 
@@ -15,14 +16,14 @@ impl State {
 }
 
 impl Dispatch {
-    /// How the lane's streams with full-size segments come on.
+    /// Returns the progress of the lane's streams with full-size segments.
     pub(crate) fn full_size(&self, lane: usize) -> Vec<FullSize> {
         let connected: Vec<(usize, Stream)> = self
             .lock()
             .full_size(lane)
             .filter_map(|(stream, line)| Some((stream, line.stream.clone()?)))
             .collect();
-        // The kernel is asked without the lock: it may have a sender to wait for.
+        // The kernel is queried without the lock: the query may have to wait for a sender.
         let look = |(stream, socket): (usize, Stream)| FullSize {
             stream,
             carried_bytes: socket.carried_bytes(),
@@ -31,13 +32,13 @@ impl Dispatch {
         connected.into_iter().map(look).collect()
     }
 
-    /// Whether the destination has welcomed a stream; none: it is broken.
+    /// Returns whether the destination has welcomed a stream, or `None` if it is broken.
     pub(crate) fn is_ready(&self, stream: usize) -> Option<bool> {
         let state = self.lock();
         (!state.board.is_broken(stream)).then(|| state.lines[stream].ready)
     }
 
-    /// Breaks off all streams of the lane with full-size segments, which vanish.
+    /// Breaks all streams of the lane with full-size segments, because such segments are lost.
     pub(crate) fn break_full_size(&self, lane: usize) -> Vec<usize> {
         let mut state = self.lock();
         let broken: Vec<usize> = state.full_size(lane).map(|(stream, _)| stream).collect();

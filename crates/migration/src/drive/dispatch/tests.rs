@@ -1,4 +1,4 @@
-//! Streams that stand still, over loopback: what counts as coming on.
+//! Streams that stall, over loopback: what counts as progress.
 
 use std::net::Ipv4Addr;
 
@@ -8,10 +8,10 @@ use godwit_lanes::{Lane, accept, connect, listen};
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(5);
-/// What the least limit lets through at once.
+/// Burst of the lowest limit.
 const BURST_BYTES: u64 = 32 << 10;
 
-/// Both ends of a stream.
+/// Returns both ends of a stream.
 fn ends() -> (Stream, Stream) {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let near = connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();
@@ -25,7 +25,7 @@ fn open(dispatch: &Dispatch, stream: &Stream) -> usize {
     number
 }
 
-/// A stream that has taken a unit, and one that has nothing to do.
+/// Creates work with a stream that has taken a unit, and one that has nothing to do.
 fn one_of_two_busy(busy: &Stream, idle: &Stream) -> Dispatch {
     let dispatch = Dispatch::default();
     let (busy, _) = (open(&dispatch, busy), open(&dispatch, idle));
@@ -62,13 +62,13 @@ fn any_byte_that_arrives_counts_though_nobody_reads_it() {
 #[test]
 fn who_waits_for_a_limit_does_not_stand_still() {
     let ((busy, _far), (idle, _other)) = (ends(), ends());
-    // A clock that stands still: the burst goes, and nothing more.
+    // A clock that stands still: the burst passes, and nothing more.
     let pace = Pacing::with_clock(|| Duration::ZERO).migration("1mbit".parse().unwrap());
     let busy = busy.paced(pace.stream(Ipv4Addr::LOCALHOST.into()));
     let dispatch = one_of_two_busy(&busy, &idle);
     std::thread::scope(|scope| {
         let held = scope.spawn(|| busy.sender().pad(1 << 20));
-        // Once the burst has gone it waits for good.
+        // After the burst it waits forever.
         while busy.carried_bytes() < BURST_BYTES || !busy.is_held() {
             std::thread::yield_now();
         }
@@ -99,7 +99,7 @@ fn what_all_were_promised_is_not_given_back_and_its_ends_do_not_pile_up() {
     open(&dispatch, &stream);
     assert!(dispatch.seal().is_some());
     for _ in 0..3 {
-        // A destination that says so again and again, and of streams that there are not.
+        // A destination that repeats itself, and reports streams that do not exist.
         assert_eq!(dispatch.closed(0, 0), Ok(Closing::Nothing));
         assert_eq!(dispatch.closed(7, 0), Ok(Closing::Nothing));
     }
@@ -136,7 +136,7 @@ fn a_destination_that_answers_no_ping_is_sent_no_more_than_its_answers_have_room
     let dispatch = Dispatch::default();
     let sent = (0..2 * MOST_UNANSWERED_PINGS).filter(|_| dispatch.asks()).count();
     assert_eq!(sent as u64, MOST_UNANSWERED_PINGS);
-    // An answer that waits in the inbox makes no room, one that the driver has taken does.
+    // An answer that waits in the inbox makes no room; one that the driver has taken does.
     assert!(dispatch.answered());
     assert!(!dispatch.asks());
     dispatch.took_answer();

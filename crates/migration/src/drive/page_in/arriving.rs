@@ -1,7 +1,8 @@
-//! The destination of a page-in: the guest runs, and whoever comes to a missing page waits for it here.
+//! The destination of a page-in: the guest runs, and accesses to missing pages wait here.
 //!
-//! One thread reads who waits, one each stream; the thread that calls [`PagingIn::until_complete`] keeps the session. A page goes
-//! from *missing* to *claimed* (its bytes are being written, by one thread alone), is *there* (its bit is cleared) and is *shown*.
+//! One thread reads the accesses, and each stream has a thread. The thread that calls
+//! [`PagingIn::until_complete`] maintains the session. A page goes from *missing* to *claimed*
+//! (exactly one thread is writing its bytes), to *present* (its bit is cleared), to *shown*.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,28 +24,28 @@ use crate::fail_writes;
 use crate::failure::{Failure, FailureCode};
 use crate::report::nanos;
 
-/// How long the thread that reads who waits sleeps at most, until it looks whether it is over.
+/// Longest sleep of the thread that reads accesses, before it checks whether page-in is over.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// The session that is opened before the guest is handed over.
+/// Number of the session that is opened before the guest is handed over.
 pub(crate) const FIRST_SESSION: u64 = 0;
-/// Runs that fit a frame in any case.
+/// Number of runs that always fits a frame.
 const RUNS_A_FETCH: usize = 1024;
-/// Pages that are looked through at a time to tell which of them are missing: a list of at most 12 MiB.
+/// Number of pages examined at a time when the missing ones are listed: a list of at most 12 MiB.
 const PAGES_TOLD: u64 = 1 << 20;
-/// How long pages may take that must be there before the guest can run.
+/// Time limit for pages that must be present before the guest can run.
 const MAPPED_LIMIT: Duration = Duration::from_secs(5);
 
-/// The memory of a guest that arrives while the guest runs.
+/// Memory of a guest that arrives while the guest runs.
 pub struct PagingIn {
     faults: Box<dyn Faults>,
     regions: Vec<Arc<Region>>,
-    /// What is not there.
+    /// Pages that are not present.
     missing: MissingPages,
-    /// What of it nobody is writing at the moment.
+    /// Missing pages that no thread is writing at the moment.
     unclaimed: MissingPages,
-    /// How many pages of each chunk have not been shown yet, block by block.
+    /// Number of pages of each chunk that have not been shown yet, by block.
     unshown: Vec<Vec<AtomicU32>>,
-    /// Threads that are about to show pages which count as there.
+    /// Number of threads that are about to show pages which count as present.
     showing: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
@@ -52,51 +53,52 @@ pub struct PagingIn {
 }
 
 struct State {
-    /// What is missing is known: pages may come.
+    /// Whether the missing pages are known: pages may arrive.
     begun: bool,
     over: bool,
-    /// It is not known yet whether the guest runs here: the source's copy may be all that is left of it.
+    /// Whether it is not known yet that the guest runs here: the source's copy may be all that is
+    /// left of it.
     source_held: bool,
-    /// Pages that were missing at first.
+    /// Number of pages that were missing at first.
     pages: u64,
     session: Session,
-    /// Who waits for a missing page, and since when.
+    /// Accesses to missing pages, and when they began to wait.
     waiting: BTreeMap<(usize, u64), Instant>,
     waits: Waits,
-    /// Somebody waits for pages that must be there before the guest runs.
+    /// Whether a thread waits for pages that must be present before the guest runs.
     early: bool,
-    /// The newest session that was asked for.
+    /// The newest session that was requested.
     asked_sessions: u64,
-    /// Sessions that broke.
+    /// Number of sessions that broke.
     cuts: u64,
     failure: Option<Failure>,
 }
 
 type Asking = Arc<Mutex<StreamSender>>;
 
-/// The streams that pages come by.
+/// Streams that carry pages.
 #[derive(Default)]
 struct Session {
     number: u64,
-    /// Where pages are asked for; none: by no stream at the moment.
+    /// Stream for requests; `None`: there is none at the moment.
     demand: Option<(Asking, Stream)>,
     streams: Vec<Stream>,
-    /// The numbers of all that were taken in: each is one stream's, once a session.
+    /// Numbers of all admitted streams: each number is used by one stream, once per session.
     numbers: BTreeSet<u16>,
     reading: usize,
     broken: bool,
-    /// What is missing is being told: what is asked for meanwhile is told after it.
+    /// Whether the missing pages are being listed: requests made meanwhile follow the list.
     opening: bool,
 }
 
 impl Session {
-    /// Where the source can be asked; none: it can't at the moment.
+    /// Returns the stream for requests, or `None` if there is none at the moment.
     fn asking(&self) -> Option<&Asking> {
         let (sender, _) = self.demand.as_ref()?;
         Some(sender).filter(|_| !self.broken && !self.opening)
     }
 
-    /// From here on the source answers pings.
+    /// Limits the source's silence: from now on it answers pings.
     fn limit_silence(&self) {
         if let Some((_, stream)) = self.demand.as_ref()
             && let Err(error) = stream.limit_silence(SILENCE_LIMIT)
@@ -107,11 +109,11 @@ impl Session {
 }
 
 impl PagingIn {
-    /// What a guest is to be handed over to, before it is known what will be missing; pages may be asked for once
-    /// [`PagingIn::begin`] has told that. `path`: where that is noted.
+    /// Prepares for a guest before it is known which pages will be missing. Pages may be requested
+    /// once [`PagingIn::begin`] has set that. `path`: file for the record of missing pages.
     ///
     /// # Errors
-    /// The note can't be made.
+    /// The file cannot be created.
     pub fn prepare(
         faults: Box<dyn Faults>,
         regions: Vec<Arc<Region>>,
@@ -123,10 +125,11 @@ impl PagingIn {
         Ok(Arc::new(PagingIn::new(faults, regions, missing, false)))
     }
 
-    /// One that an agent before this one began: what it noted at `path` is missing. The memory is under control still.
+    /// Resumes the page-in of an earlier agent: the missing pages are those recorded at `path`. The
+    /// memory is still watched.
     ///
     /// # Errors
-    /// The note is not what it was, or no thread can be started.
+    /// The record is damaged, or no thread can be started.
     pub fn resume(
         faults: Box<dyn Faults>,
         regions: Vec<Arc<Region>>,
@@ -142,7 +145,7 @@ impl PagingIn {
         {
             let mut state = paging_in.lock();
             state.pages = paging_in.missing.count();
-            // The one that was lost with the agent.
+            // The session that was lost with the agent.
             state.cuts = 1;
             state.session.broken = true;
         }
@@ -189,36 +192,36 @@ impl PagingIn {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is changed under it is whole after each assignment.
+        // The state under the lock is consistent after each assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the guest has been, or is being, handed over without some of its pages.
+    /// Returns whether the guest has been, or is being, handed over without some of its pages.
     pub(crate) fn has_begun(&self) -> bool {
         self.lock().begun
     }
 
-    /// How many pages are missing.
+    /// Returns the number of missing pages.
     #[must_use]
     pub fn missing_pages(&self) -> u64 {
         self.missing.count()
     }
 
-    /// Whether pages come at the moment: not while the link is cut.
+    /// Returns whether pages can arrive at the moment: not while the link is cut.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         let state = self.lock();
         state.session.demand.is_some() && !state.session.broken
     }
 
-    /// The guest, which stands still, will lack these pages: they are under control from the return on, and those that nobody would
-    /// wait for are there.
+    /// Begins with the pages that the stopped guest will lack. From the return on they are watched,
+    /// and pages whose accesses would not wait are present.
     ///
     /// # Errors
     /// The guest must not run here.
     pub(crate) fn begin(self: &Arc<Self>, remaining: &MissingPages) -> Result<(), Failure> {
         for (block, region) in self.regions.iter().enumerate() {
-            // Chunk by chunk: every other page of a large guest is a long list.
+            // Chunk by chunk, because every other page of a large guest makes a long list.
             for chunk in region.all_pages().chunks(CHUNK_PAGES) {
                 remaining.runs(block, chunk).into_iter().for_each(|run| self.missing.insert(block, run));
             }
@@ -249,7 +252,7 @@ impl PagingIn {
         let mut state = self.lock();
         state.early = true;
         while early.iter().any(|(block, run)| self.missing.count_in(*block, *run) > 0) {
-            // The stream to ask on may be on its way in still.
+            // The stream for requests may still be connecting.
             if !asked && state.session.asking().is_some() {
                 drop(state);
                 self.fetch(runs.clone());
@@ -290,7 +293,7 @@ impl PagingIn {
         }
     }
 
-    /// All that is missing may be claimed: nobody writes at the moment.
+    /// Makes all missing pages claimable again: no thread is writing at the moment.
     fn claim_nothing(&self) {
         for (block, region) in self.regions.iter().enumerate() {
             for chunk in region.all_pages().chunks(CHUNK_PAGES) {
@@ -299,7 +302,7 @@ impl PagingIn {
         }
     }
 
-    /// Begins to hear who waits.
+    /// Starts the thread that reads accesses.
     fn start(self: &Arc<Self>) -> Result<(), Failure> {
         let paging_in = Arc::clone(self);
         let body = move || {
@@ -324,23 +327,24 @@ impl PagingIn {
         self.changed.notify_all();
     }
 
-    /// The source is not told that all pages are here before [`PagingIn::let_source_go`]: it forgets the guest by that word.
+    /// Withholds the report that all pages are here from the source until
+    /// [`PagingIn::let_source_go`]: the source discards the guest when it receives that report.
     pub fn hold_source(&self) {
         self.lock().source_held = true;
     }
 
-    /// The guest runs here for sure.
+    /// Permits the report to the source, because the guest certainly runs here.
     pub fn let_source_go(&self) {
         self.lock().source_held = false;
         self.changed.notify_all();
     }
 
-    /// Its guest will not run here after all, or is gone.
+    /// Ends page-in: the guest will not run here, or is gone.
     pub fn abandon(&self) {
         self.fail(Failure::new(FailureCode::Cancelled, "the guest is not here any more"));
     }
 
-    /// Serves those who wait until nothing is missing.
+    /// Serves accesses until no page is missing.
     fn hear(&self) -> Result<(), Failure> {
         let mut accesses: Vec<Access> = Vec::new();
         let mut pinged = Instant::now();
@@ -366,7 +370,8 @@ impl PagingIn {
         }
     }
 
-    /// False: it is asked for already, or has come meanwhile.
+    /// Records an access that waits. Returns false if the page was requested already, or has
+    /// arrived meanwhile.
     fn note_wait(&self, block: usize, page: u64, since: Instant) -> bool {
         let mut state = self.lock();
         let is_new = state.waiting.insert((block, page), since).map(|first| {
@@ -379,17 +384,17 @@ impl PagingIn {
         is_new.is_none()
     }
 
-    /// What is there of a chunk that somebody has come to, all at once.
+    /// Shows all present pages of an accessed chunk at once.
     fn show_present(&self, block: usize, page: u64) -> Result<(), Failure> {
         let Some(region) = self.regions.get(block) else { return Ok(()) };
         let chunk =
             PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES).intersect(region.all_pages());
-        // The page first: who waits for it waits no longer.
+        // The accessed page comes first, so that its wait ends at once.
         let there = godwit_ram::gaps(chunk, &self.missing.runs(block, chunk));
         for pages in std::iter::once(PageRange::new(page, 1)).chain(there) {
             match self.faults.show(block, pages) {
                 Ok(()) => {}
-                // It was the last of the chunk, and nobody controls that any more.
+                // It was the last of the chunk, which is no longer watched.
                 Err(_) if self.is_released(block, page) => return Ok(()),
                 Err(error) => return Err(memory_failure(&error)),
             }
@@ -405,7 +410,7 @@ impl PagingIn {
         self.unshown.get(block)?.get(usize::try_from(page / CHUNK_PAGES).ok()?)
     }
 
-    /// Where the source can be asked; none: it can't at the moment.
+    /// Returns the stream for requests, or `None` if there is none at the moment.
     fn asking(&self) -> Option<Asking> {
         let state = self.lock();
         state.session.asking().map(Arc::clone)
@@ -420,7 +425,7 @@ impl PagingIn {
         }
     }
 
-    /// Asks for pages; where nobody can be asked, the next session begins with it.
+    /// Requests pages. Without a stream for requests, the next session begins with them.
     fn fetch(&self, mut runs: Vec<BlockRun>) {
         if runs.is_empty() {
             return;
@@ -434,14 +439,15 @@ impl PagingIn {
             runs = rest;
             runs.drain(..taken);
             if let Err(error) = sent {
-                // Its reader will see the same.
+                // Its reader will notice the same failure.
                 return tracing::debug!(%error, "a missing page could not be asked for");
             }
         }
     }
 
-    /// The session before is over, if it is not: its streams are closed, and nobody writes any more. Returns the new one's number;
-    /// it is never the session where another was asked for meanwhile.
+    /// Ends the previous session, if necessary: its streams are closed, and no thread writes any
+    /// more. Returns the number of the new session, which is never current if another one was
+    /// requested meanwhile.
     pub fn new_session(&self) -> u64 {
         let mut state = self.lock();
         state.asked_sessions += 1;
@@ -463,14 +469,14 @@ impl PagingIn {
         number
     }
 
-    /// Whether this is the session still, and more may come by it.
+    /// Returns whether this is still the current session, and more may arrive on it.
     #[must_use]
     pub fn is_session(&self, number: u64) -> bool {
         let state = self.lock();
         !state.over && !state.session.broken && state.session.number == number
     }
 
-    /// Takes a stream of this session in.
+    /// Admits a stream to this session.
     pub fn admit(self: &Arc<Self>, session: u64, welcomed: WelcomedStream) {
         let WelcomedStream { number, stream, sender, receiver } = welcomed;
         let mut state = self.lock();
@@ -502,9 +508,11 @@ impl PagingIn {
         }
     }
 
-    /// A session begins with what is missing, where the source does not know that by itself, and with what is waited for.
+    /// Opens a session: sends the list of missing pages, unless the source knows it, and the
+    /// requests of waiting accesses.
     fn open(&self, session: u64, sender: &Mutex<StreamSender>) -> Result<(), LaneError> {
-        // Held until all is told: who comes to a page meanwhile asks for it afterwards.
+        // Held until everything is sent: accesses that begin meanwhile send their requests
+        // afterwards.
         let mut sender = lock(sender);
         if session != FIRST_SESSION {
             self.tell_what_remains(&mut sender)?;
@@ -562,7 +570,8 @@ impl PagingIn {
         self.changed.notify_all();
     }
 
-    /// Keeps the session until nothing is missing, and says so to the source, unless that is held. Returns the figures.
+    /// Maintains the session until no page is missing, and reports that to the source, unless the
+    /// report is withheld. Returns the statistics.
     ///
     /// # Errors
     /// The guest is gone.
@@ -581,13 +590,14 @@ impl PagingIn {
         if let Some(sender) = self.asking()
             && let Err(error) = lock(&sender).send(&Message::PagedIn(Box::new(figures)))
         {
-            // It asks.
+            // The source will query it.
             tracing::debug!(%error, "the source does not know that page-in is complete");
         }
         Ok(figures)
     }
 
-    /// The source has read the last word, or can't be waited for any longer.
+    /// Closes the streams: the source has read the last message, or must not be waited for any
+    /// longer.
     pub fn close(&self) {
         let mut state = self.lock();
         let limit = Instant::now() + SILENCE_LIMIT;
@@ -598,12 +608,12 @@ impl PagingIn {
         state.session.streams.iter().for_each(Stream::close);
     }
 
-    /// Pages whose bytes are in place: nobody waits for them any more.
+    /// Handles pages whose bytes are in place: their accesses no longer wait.
     fn arrived(&self, block: usize, pages: PageRange) -> Result<(), Failure> {
         self.showing.fetch_add(1, Ordering::SeqCst);
         let shown = self.count_and_show(block, pages);
         self.showing.fetch_sub(1, Ordering::SeqCst);
-        // Whoever looks at the count does so under the lock.
+        // Readers of the count hold the lock.
         if self.is_whole() || self.lock().early {
             drop(self.lock());
             self.changed.notify_all();
@@ -611,7 +621,7 @@ impl PagingIn {
         shown
     }
 
-    /// Whether all is there, and has been shown.
+    /// Returns whether all pages are present and have been shown.
     fn is_whole(&self) -> bool {
         self.missing.count() == 0 && self.showing.load(Ordering::SeqCst) == 0
     }
@@ -638,7 +648,7 @@ impl PagingIn {
         Ok(())
     }
 
-    /// A chunk that has been shown to its last page needs no control any more.
+    /// Releases chunks that have been shown to their last page.
     fn shown(&self, block: usize, pages: PageRange) -> Result<(), Failure> {
         let Some(unshown) = self.unshown_of(block, pages.first) else { return Ok(()) };
         let count = u32::try_from(pages.count).unwrap_or(u32::MAX);
@@ -655,12 +665,12 @@ fn block_run(block: usize, pages: PageRange) -> BlockRun {
     BlockRun { block: u16::try_from(block).unwrap_or(u16::MAX), first: pages.first, count: pages.count }
 }
 
-/// One stream's thread.
+/// Thread of one stream.
 struct Reader {
     paging_in: Arc<PagingIn>,
     session: u64,
     receiver: StreamReceiver,
-    /// It is the one that pages are asked for on.
+    /// Whether it is the stream for requests.
     is_asked: bool,
 }
 
@@ -677,7 +687,7 @@ impl Reader {
         self.paging_in.stream_ended(self.session, whole.is_ok());
     }
 
-    /// Until it has brought all that it was to bring.
+    /// Runs until the stream has carried all its pages.
     fn until_ended(&mut self) -> Result<(), Failure> {
         loop {
             let incoming = self.receiver.receive().map_err(|error| lane_failure(&error))?;
@@ -716,7 +726,8 @@ impl Reader {
         }
     }
 
-    /// Pages may be quicker than the word of what is missing. False: it never comes.
+    /// Waits for the list of missing pages, which may come after the first pages. Returns false if
+    /// it never comes.
     fn until_begun(&self) -> bool {
         let mut state = self.paging_in.lock();
         while !state.begun && !state.over && !state.session.broken {
@@ -725,7 +736,8 @@ impl Reader {
         state.begun && !state.over
     }
 
-    /// Pages are written by one thread, once, and only while they are missing: after that they are the guest's.
+    /// Claims pages. They are written by one thread, once, and only while they are missing: after
+    /// that they belong to the guest.
     fn claim(&self, block: u16, first: u64, count: u64) -> Result<PageRange, Failure> {
         let pages = PageRange { first, count };
         let known = self.paging_in.regions.get(usize::from(block)).map_or(0, |region| region.pages());

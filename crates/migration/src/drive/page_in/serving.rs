@@ -1,4 +1,5 @@
-//! The source of a page-in: the guest stands still here, and its pages are sent, those first that somebody waits for.
+//! The source of a page-in. The guest is stopped here, and its pages are sent, those first that the
+//! destination requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,36 +19,37 @@ use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
 use crate::source::NotServed;
 
-/// Pages that go in one piece while nobody waits for them: 64 KiB.
+/// Pages of one piece that was not requested: 64 KiB.
 const BACKGROUND_PAGES: usize = 16;
-/// What nobody waits for may fill the wire's queue for so long, beside the round trip: who is waited for comes after that.
+/// How long unrequested pages may fill the wire's queue, in addition to the round trip. Requested
+/// pages come after that.
 const QUEUE_TIME: Duration = Duration::from_millis(3);
-/// The least that may be on its way of it,
+/// Smallest window of unrequested bytes in flight.
 const LEAST_WINDOW_BYTES: u64 = 128 << 10;
-/// and the most, also while it is not known what the wire carries.
+/// Largest window of unrequested bytes in flight, also used while the wire's rate is unknown.
 const MOST_WINDOW_BYTES: u64 = 64 << 20;
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
-/// A stream that carries nothing for so long says that it lives.
+/// A stream that carries nothing for this long sends a keep-alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Between two looks at what has arrived.
+/// Interval between two looks at what has arrived.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// Over so long it is measured what the wire carries.
+/// Time over which the wire's rate is measured.
 const MEASURING_INTERVAL: Duration = Duration::from_millis(100);
-/// Pages that go along with one that somebody waits for take no longer than this,
+/// Time limit for neighbours that are sent along with a requested page.
 const NEIGHBOURS_TIME: Duration = Duration::from_micros(250);
-/// and are no more than these.
+/// Maximum neighbours sent along with a requested page.
 const MOST_NEIGHBOURS: u64 = 16;
-/// What is sent belongs to no round.
+/// Pages sent here belong to no round.
 const NO_ROUND: u32 = 0;
-/// Streams of each lane for what nobody waits for.
+/// Streams of each lane for unrequested pages.
 const STREAMS_A_LANE: u16 = 2;
 
-/// The memory of a guest that has left, of which the destination lacks pages.
+/// Memory of a guest that has left, of which the destination lacks pages.
 pub struct KeptPages {
     regions: Vec<Arc<Region>>,
-    /// What has not been sent in this session.
+    /// Pages that have not been sent in this session.
     left: MissingPages,
-    /// What was asked for in this session: a peer that asks for the same without end is heard once.
+    /// Pages requested in this session. A page that a peer requests again and again is sent once.
     asked: MissingPages,
     state: Mutex<State>,
     changed: Condvar,
@@ -55,38 +57,40 @@ pub struct KeptPages {
 
 #[derive(Default)]
 struct State {
-    /// It is known what is left.
+    /// Whether the list of remaining pages is known.
     listed: bool,
-    /// What nobody waits for may go: not while the guest stands still for what goes beside it.
+    /// Whether unrequested pages may be sent: not while the guest is paused for the hand-over's own
+    /// traffic.
     all_may_go: bool,
-    /// What the guest had just written when it was stopped, and comes to first where it runs: before all else that nobody waits for,
+    /// Pages that the guest wrote right before it was stopped, and that it probably accesses first.
+    /// They precede all other unrequested pages.
     hot: VecDeque<BlockRun>,
-    /// from when on nothing of the hand-over comes after it.
+    /// Whether those pages may be sent: once nothing of the hand-over follows any more.
     hot_may_go: bool,
-    /// Who waits for what.
+    /// Requested pages, as block and page.
     demands: VecDeque<(usize, u64)>,
-    /// Where the pages are sent from that nobody waits for: behind the last that somebody waited for.
+    /// Position from which unrequested pages are sent: behind the last requested page.
     cursor: (usize, u64),
     streams: Vec<Stream>,
     ended: Option<Ended>,
-    /// Nothing is served any more, in no session.
+    /// Whether serving has ended for all sessions.
     abandoned: bool,
     sent_bytes: u64,
     window: Window,
 }
 
-/// How much of what nobody waits for may be on its way.
+/// Limit on unrequested bytes in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     round_trip: Duration,
-    /// What the wire carries, bytes a second, as far as it is known.
+    /// The wire's rate in bytes per second, as far as it is known.
     carried_bytes_per_s: f64,
-    /// The beginning of the measurement under way, and what had arrived by then.
+    /// Start of the current measurement, and the bytes that had arrived by then.
     since: Option<(Instant, u64)>,
 }
 
 impl Window {
-    /// So many bytes have arrived by now.
+    /// Notes that so many bytes have arrived by now.
     fn arrived(&mut self, now: Instant, bytes: u64) {
         let Some((since, before)) = self.since else {
             self.since = Some((now, bytes));
@@ -108,10 +112,10 @@ impl Window {
     }
 }
 
-/// Whether there is room for more of what nobody waits for.
+/// Whether there is room for more unrequested pages.
 enum Room {
     There,
-    /// Not for a while: the stream has to say that it lives.
+    /// Not for a while: the stream must send a keep-alive.
     NotYet,
     Over,
 }
@@ -123,19 +127,19 @@ enum Ended {
     Cut(Failure),
 }
 
-/// What comes of asking the destination for another session.
+/// Answer of the destination to a request for another session.
 pub enum Again {
-    /// Its streams.
+    /// The session's streams.
     Session(Vec<SessionStream>),
-    /// All pages are there.
+    /// All pages have arrived.
     Complete,
-    /// The destination has no such guest.
+    /// The destination does not have this guest.
     Refused(Failure),
-    /// There is nothing to serve any more. What the destination has of the guest is not known.
+    /// Nothing is left to serve. What the destination has of the guest is unknown.
     Lost(Failure),
 }
 
-/// A stream of a session, welcome at the destination.
+/// Stream of a session, welcomed by the destination.
 pub struct SessionStream {
     stream: Stream,
     sender: StreamSender,
@@ -143,7 +147,7 @@ pub struct SessionStream {
 }
 
 impl SessionStream {
-    /// Says that it lives.
+    /// Sends a keep-alive.
     pub(crate) fn keep_alive(&mut self) -> Result<(), LaneError> {
         self.sender.pad(1)
     }
@@ -153,8 +157,8 @@ impl SessionStream {
     }
 }
 
-/// Opens the streams of a session on lanes that answer. `hello`: of any stream of the migration; `rest`: what those carry
-/// that nobody waits for.
+/// Opens the streams of a session on lanes that answer. `hello`: of any stream of the migration;
+/// `rest`: how streams for unrequested pages are connected.
 ///
 /// # Errors
 /// No lane answers.
@@ -174,7 +178,7 @@ pub fn open_session(
     let mut failure = Failure::new(FailureCode::LaneLost, "there is no lane");
     let mut session = Vec::new();
     for lane in 0..lanes {
-        // What is asked for and answered is small, and must pass everywhere.
+        // Requests and their answers are small, and must pass everywhere.
         match open(lane, PAGE_IN_STREAM, Carries::Urgent) {
             Ok(stream) => {
                 session.push(stream);
@@ -201,7 +205,7 @@ pub fn open_session(
 }
 
 impl KeptPages {
-    /// The memory of a guest, block by block.
+    /// Keeps the memory of a guest, block by block.
     #[must_use]
     pub fn new(regions: Vec<Arc<Region>>) -> KeptPages {
         let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
@@ -211,45 +215,46 @@ impl KeptPages {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is changed under it is whole after each assignment.
+        // The state under the lock is consistent after each assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pages that have not been sent.
+    /// Returns the number of pages that have not been sent.
     #[must_use]
     pub fn left_pages(&self) -> u64 {
         self.left.count()
     }
 
-    /// Bytes handed to the streams of all sessions.
+    /// Returns the bytes handed to the streams of all sessions.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.lock().sent_bytes
     }
 
-    /// The guest runs at the destination: what nobody waits for may go as well.
+    /// Permits unrequested pages, because the guest runs at the destination.
     pub(crate) fn let_all_go(&self) {
         self.lock().all_may_go = true;
         self.changed.notify_all();
     }
 
-    /// The guest has just written these.
+    /// Sets the pages that the guest has just written.
     pub(crate) fn set_hot(&self, hot: Vec<BlockRun>) {
         self.lock().hot = hot.into();
     }
 
-    /// The guest will run there as soon as what has been said arrives: what it comes to first may follow.
+    /// Permits the pages that the guest accesses first: it will run there as soon as the messages
+    /// sent so far arrive.
     pub(crate) fn let_hot_go(&self) {
         self.lock().hot_may_go = true;
         self.changed.notify_all();
     }
 
-    /// What the round trip is, as far as it is known.
+    /// Sets the round trip, as far as it is known.
     pub(crate) fn set_round_trip(&self, round_trip: Duration) {
         self.lock().window.round_trip = round_trip;
     }
 
-    /// Nothing is served any more: the guest runs here again, or this agent ends.
+    /// Ends serving: the guest runs here again, or this agent ends.
     pub fn abandon(&self) {
         let mut state = self.lock();
         state.abandoned = true;
@@ -257,7 +262,8 @@ impl KeptPages {
         self.changed.notify_all();
     }
 
-    /// One session, until it ends. `list`: what remains, where the destination need not say it.
+    /// Runs one session until it ends. `list`: the remaining pages, if the destination need not
+    /// list them.
     fn session(&self, streams: Vec<SessionStream>, list: Option<&[BlockRun]>) -> Ended {
         self.begin(&streams, list);
         let mut streams = streams.into_iter();
@@ -295,7 +301,8 @@ impl KeptPages {
             connected_in.into_iter().chain(Some(window.round_trip).filter(|known| !known.is_zero())).min();
         *state = State {
             listed: list.is_some(),
-            // One that follows a cut finds a guest that runs; and the word that it runs may be quicker than this thread.
+            // After a cut the guest already runs; and the message that it runs may come before this
+            // thread does.
             all_may_go: all_may_go || list.is_none(),
             hot,
             hot_may_go,
@@ -323,7 +330,8 @@ impl KeptPages {
         }
     }
 
-    /// A thread of the session has come to its end: where it has not done what it was for, so does the session.
+    /// Handles the end of one of the session's threads: unless it has completed its work, the
+    /// session ends too.
     fn ends_by(&self, result: Result<Option<PagedIn>, LaneError>) {
         let ended = match result {
             Ok(None) => return,
@@ -336,7 +344,7 @@ impl KeptPages {
         self.changed.notify_all();
     }
 
-    /// Reads who waits, until all is said.
+    /// Reads requests until the destination has finished.
     fn hear(
         &self,
         mut receiver: StreamReceiver,
@@ -393,7 +401,7 @@ impl KeptPages {
         Ok(())
     }
 
-    /// Sends what somebody waits for.
+    /// Sends requested pages.
     fn answer(&self, asked: &Mutex<StreamSender>) -> Result<(), LaneError> {
         while let Some((block, page)) = self.next_demand() {
             if self.left.remove(block, page) {
@@ -409,7 +417,7 @@ impl KeptPages {
         Ok(())
     }
 
-    /// None: the session is over.
+    /// Returns the next request, or `None` if the session is over.
     fn next_demand(&self) -> Option<(usize, u64)> {
         let mut state = self.lock();
         loop {
@@ -423,7 +431,7 @@ impl KeptPages {
         }
     }
 
-    /// Pages that follow and are wanted soon, probably: as many as cost next to no time.
+    /// Claims pages that follow and are probably needed soon: as many as cost almost no time.
     fn claim_neighbours(&self, block: usize, page: u64) -> Vec<PageRange> {
         let most = {
             let state = self.lock();
@@ -442,7 +450,7 @@ impl KeptPages {
         claimed
     }
 
-    /// Sends what nobody waits for, until nothing is left.
+    /// Sends unrequested pages until none is left.
     fn send_the_rest(&self, mut sender: StreamSender) -> Result<(), LaneError> {
         loop {
             match self.until_there_is_room() {
@@ -457,7 +465,7 @@ impl KeptPages {
         sender.send(&Message::RemainingEnd { pages: 0 })
     }
 
-    /// Waits until little is on its way, for no longer than a stream may be silent.
+    /// Waits until little is in flight, but no longer than a stream may be silent.
     fn until_there_is_room(&self) -> Room {
         let limit = Instant::now() + KEEP_ALIVE;
         let mut state = self.lock();
@@ -486,7 +494,7 @@ impl KeptPages {
         }
     }
 
-    /// The next piece that nobody waits for; none: nothing is left, or the session is over.
+    /// Returns the next unrequested piece, or `None` if nothing is left or the session is over.
     fn next_piece(&self) -> Option<(usize, Vec<PageRange>)> {
         let mut state = self.lock();
         if state.ended.is_some() || state.abandoned {
@@ -517,7 +525,7 @@ impl KeptPages {
         None
     }
 
-    /// As many of one block as make a piece.
+    /// Returns as many pages of one block as make a piece.
     fn next_hot(&self, hot: &mut VecDeque<BlockRun>) -> Option<(usize, Vec<PageRange>)> {
         let (mut claimed, mut pages, mut of_block) = (Vec::new(), 0, None);
         while let Some(run) = hot.front_mut() {
@@ -558,21 +566,24 @@ fn whole(pages: f64) -> u64 {
     pages as u64
 }
 
-/// Asks the destination for another session, for as long as it takes, or until what it is given says that it is over.
+/// Requests another session from the destination, for as long as necessary, or until the function
+/// passed to it returns that serving is over.
 pub type AskAgain<'a> = dyn Fn(&dyn Fn() -> bool) -> Again + Sync + 'a;
 
-/// Serves a guest's pages, session after session, until all are at the destination. `first`: streams that are open already, and what
-/// remains. Gives the destination's figures; none: it was
-/// asked, and needs nothing any more.
+/// Serves a guest's pages, session after session, until all are at the destination. `first`:
+/// streams that are open already, and the remaining pages. Returns the destination's statistics, or
+/// `None` if the destination answered that it needs nothing any more.
 ///
 /// # Errors
-/// The destination has no such guest, or this was abandoned. A destination that has had a session has not refused it.
+/// The destination does not have this guest, or serving was abandoned. A destination that has had a
+/// session has not refused the guest.
 pub fn serve(
     kept: &KeptPages,
     first: Option<(Vec<SessionStream>, Vec<BlockRun>)>,
     again: &AskAgain<'_>,
 ) -> Result<Option<PagedIn>, NotServed> {
-    // It may run what it gave streams to: a shadow too, whose QEMU needs pages before it says whether its guest runs.
+    // The destination may run a guest for which it opened streams. This includes a shadow whose
+    // QEMU needs pages before it reports whether its guest runs.
     let mut granted = false;
     let mut ended = first.map(|(streams, list)| kept.session(streams, Some(&list)));
     loop {

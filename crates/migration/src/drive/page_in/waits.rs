@@ -1,4 +1,4 @@
-//! How long those waited who came to a missing page.
+//! Statistics of waits for missing pages.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use godwit_wire::{FIRST_WAIT_CLASS_NS, PagedIn, WAIT_CLASSES};
 
 use crate::report::nanos;
 
-/// Waits that are kept one by one: from them the percentiles come. Later ones take the place of earlier ones, so that all times of
-/// page-in have their share.
+/// Number of waits that are kept individually, for the percentiles. Later ones replace earlier ones
+/// in such a way that all times of the page-in are represented.
 const KEPT: usize = 1 << 16;
 
 #[derive(Debug, Default)]
@@ -26,14 +26,14 @@ impl Waits {
         if self.kept_ns.len() < KEPT {
             self.kept_ns.push(wait_ns);
         } else {
-            // A step that has no divisor in common with the size comes to every place in time.
+            // A step that is coprime to the size reaches every place in time.
             let place = (self.count % KEPT as u64).wrapping_mul(40_503) % KEPT as u64;
             self.kept_ns[usize::try_from(place).unwrap_or(0)] = wait_ns;
         }
         self.count += 1;
     }
 
-    /// The figures, of so many pages that were missing and so many cuts.
+    /// Returns the statistics, for so many missing pages and so many cuts.
     pub(super) fn figures(&self, pages: u64, cuts: u64) -> PagedIn {
         let mut sorted = self.kept_ns.clone();
         sorted.sort_unstable();

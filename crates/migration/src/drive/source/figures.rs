@@ -1,4 +1,4 @@
-//! What the source's driver tells of itself: progress, and the pause in pieces.
+//! Figures that the source's driver reports: progress, and the parts of the pause.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use crate::report::{LaneProgress, Progress, SwitchoverReport, ThrottleReport, mi
 use crate::source::{Source, SwitchoverTimes};
 use crate::throttle::ThrottleMeans;
 
-/// What has gone to the wire.
+/// Totals handed to the wire so far.
 #[derive(Clone, Copy)]
 pub(super) struct SentSoFar {
     pub(super) bytes: u64,
-    /// Bytes of the guest's pages for each of them.
+    /// Bytes of guest pages per byte sent.
     pub(super) expansion: f64,
 }
 
@@ -30,11 +30,11 @@ pub(super) fn progress_of(
     let rates = machine.rates();
     let remaining_bytes = remaining_pages * PAGE_SIZE;
     let elapsed = begun.elapsed();
-    // During round 0 the rate so far is the best that is known.
+    // During round 0 the average so far is the best rate known.
     let so_far = sent.bytes as f64 / elapsed.as_secs_f64().max(1e-3);
     let (wire, carried) = match (machine.phase(), machine.round()) {
         (_, 0) => (so_far, so_far * sent.expansion),
-        // What is missing goes raw.
+        // Missing pages go raw.
         (Phase::PageIn, _) => (rates.wire_bytes_per_s, rates.wire_bytes_per_s),
         _ => (rates.wire_bytes_per_s, rates.carried_bytes_per_s),
     };
@@ -57,7 +57,7 @@ pub(super) fn progress_of(
     }
 }
 
-/// What slowing the writers did, where they were.
+/// Returns the throttle's report, if writers were slowed.
 pub(super) fn throttle_report(tracking: &impl Tracking) -> Option<ThrottleReport> {
     let ThrottleFigures { faults, pages, held, .. } = tracking.throttle_figures();
     let least_share = tracking.least_cpu_share();
@@ -67,7 +67,8 @@ pub(super) fn throttle_report(tracking: &impl Tracking) -> Option<ThrottleReport
     (faults > 0 || least_share.is_some()).then_some(report)
 }
 
-/// The pause in pieces; the destination's times brought to this host's clock by the pings.
+/// Returns the parts of the pause. The pings' clock comparison converts the destination's times to
+/// this host's clock.
 pub(super) fn switchover_report(times: &SwitchoverTimes, clock: &PeerClock) -> Option<SwitchoverReport> {
     let destination = &times.destination;
     let arrived = Duration::from_nanos(clock.to_local_ns(destination.commit_ns)?);

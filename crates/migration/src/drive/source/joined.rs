@@ -1,4 +1,5 @@
-//! One result of several: a migration whose lane was cut goes on by another one, as a driver of its own.
+//! Combines several results into one: a migration whose lane was cut continues on another lane,
+//! with a new driver.
 
 use crate::encoding::EncodingReport;
 use crate::phase::Phase;
@@ -7,7 +8,8 @@ use crate::report::{PhaseReport, ThrottleReport};
 use super::SourceResult;
 
 impl SourceResult {
-    /// This result with what an earlier part of the same migration did, `reconnect_ms` before it. How it ended is this one's affair.
+    /// Adds to this result what an earlier part of the same migration did, `reconnect_ms` before
+    /// it. The outcome is that of this part.
     #[must_use]
     pub fn after(self, earlier: SourceResult, reconnect_ms: f64) -> SourceResult {
         let mut phases = earlier.phases;

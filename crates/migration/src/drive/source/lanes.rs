@@ -1,4 +1,5 @@
-//! The lanes of a source while it sends: each gets the streams that pay, and the work of one that stands still goes to the others.
+//! The lanes of a source while it sends: each gets the streams that pay, and the work of a stalled
+//! stream goes to the others.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -12,37 +13,38 @@ use super::streams::wire_number;
 use crate::drive::dispatch::{Dispatch, LaneFigures, LanePace};
 use crate::scaler::{LaneSample, Scaler, first_streams};
 
-/// The longest that a data stream carries nothing of what it has, while another has nothing to do.
+/// Longest time that a data stream with data in flight makes no progress, while another has nothing
+/// to do.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
-/// The same while the guest stands still.
+/// [`STALL_LIMIT`] while the guest is paused.
 const STALL_LIMIT_STOPPED: Duration = Duration::from_secs(1);
 
-/// What a unit takes of a stream's time while the guest stands still: the others wait for the last one.
+/// Time that a unit takes on a stream while the guest is paused: the others wait for the last one.
 const UNIT_TIME: Duration = Duration::from_millis(5);
-/// Less on its way than this leaves gaps, whatever the stream was seen to carry.
+/// Fewer bytes in flight leave gaps, whatever rate was seen on the stream.
 const LEAST_UNACKED: u64 = 32 << 10;
-/// Less time than this from look to look tells no rate.
+/// A shorter interval between two looks does not show a rate.
 const LEAST_LOOK: Duration = Duration::from_millis(50);
 
 pub(super) struct Lanes<'a> {
     dispatch: &'a Dispatch,
-    /// Takes the numbers of streams that are to be opened.
+    /// Receives the numbers of streams to open.
     opener: SyncSender<usize>,
     count: usize,
-    /// None: the number of streams is fixed.
+    /// `None`: the number of streams is fixed.
     scaler: Option<Scaler>,
     carried: Vec<Carried>,
     narrowness: Vec<Narrowness>,
 }
 
-/// What a lane was seen to carry.
+/// Rate observed on a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Carried {
-    /// When that was last looked at, and the bytes until then.
+    /// Time of the last look, and the bytes until then.
     last: Option<(Duration, u64)>,
-    /// The most in a second, of any time from one look to another.
+    /// Highest rate between two looks, bytes per second.
     best_bytes_per_s: f64,
-    /// Streams that it has.
+    /// Number of its streams.
     streams: usize,
 }
 
@@ -61,7 +63,8 @@ impl Carried {
         }
     }
 
-    /// How its streams go on while the guest stands still; none where nothing is known of it.
+    /// Returns how its streams continue while the guest is paused, or `None` if nothing is known
+    /// about the lane.
     fn pace(&self, round_trip: Duration) -> Option<LanePace> {
         if self.streams == 0 || self.best_bytes_per_s <= 0.0 {
             return None;
@@ -81,7 +84,7 @@ impl Carried {
 }
 
 impl<'a> Lanes<'a> {
-    /// So many lanes; `is_fixed`: they keep the streams that they begin with.
+    /// Creates the state for so many lanes. `is_fixed`: they keep the streams that they begin with.
     pub(super) fn new(
         dispatch: &'a Dispatch,
         opener: SyncSender<usize>,
@@ -94,9 +97,10 @@ impl<'a> Lanes<'a> {
         Lanes { dispatch, opener, count, scaler, carried, narrowness }
     }
 
-    /// Opens each lane's first streams: so many, or as many as the way's round trip needs.
+    /// Opens each lane's first streams: the given number, or as many as the path's round trip
+    /// requires.
     pub(super) fn open(&self, streams: Option<usize>, round_trip: Duration) {
-        // In turns: where the most that there may be is reached, no lane is without.
+        // In turns, so that no lane is without a stream if the maximum is reached.
         for _ in 0..streams.unwrap_or(first_streams(round_trip)).max(1) {
             (0..self.count).for_each(|lane| self.open_stream(lane));
         }
@@ -112,11 +116,11 @@ impl<'a> Lanes<'a> {
             return None;
         }
         let number = self.dispatch.open(lane, carries);
-        // Whoever opens them is there as long as the driver.
+        // The receiver exists as long as the driver.
         self.opener.send(number).ok().map(|()| number)
     }
 
-    /// Gives lanes on which large packets vanish streams with small ones.
+    /// Replaces the streams of lanes that drop large packets by streams with small segments.
     fn look_for_narrow(
         &mut self,
         now: Duration,
@@ -148,9 +152,10 @@ impl<'a> Lanes<'a> {
         }
     }
 
-    /// As many streams with small segments take the place of those with large ones.
+    /// Opens as many streams with small segments in place of those with large ones.
     fn narrow(&self, lane: usize, control: &mut StreamSender) -> Result<(), LaneError> {
-        // Before the others end: the one that showed that it is needed may be gone as well, and the last to end ends the migration.
+        // Before the others end: the one that showed the need may be gone as well, and the end of
+        // the last stream ends the migration.
         for _ in 0..self.dispatch.full_size(lane).len() {
             self.open_sized(lane, Carries::PagesNarrowly);
         }
@@ -160,7 +165,7 @@ impl<'a> Lanes<'a> {
         Ok(())
     }
 
-    /// To be called every now and then, `now` being the time since the begin.
+    /// Evaluates the lanes. Call it now and then; `now` is the time since the start.
     pub(super) fn look(
         &mut self,
         now: Duration,
@@ -174,7 +179,7 @@ impl<'a> Lanes<'a> {
             control.send(&Message::CloseStream { stream: wire_number(number) })?;
         }
         if stopped {
-            // A new stream would only carry the last pages by a small window.
+            // A new stream would only carry the last pages with a small window.
             return Ok(());
         }
         self.look_for_narrow(now, round_trip, control)?;
@@ -190,7 +195,8 @@ impl<'a> Lanes<'a> {
         Ok(())
     }
 
-    /// The most that all lanes together were seen to carry in a second; none: that has not shown.
+    /// Returns the highest rate seen on all lanes together, bytes per second, or `None` if it has
+    /// not shown.
     pub(super) fn carried_bytes_per_s(&self) -> Option<u64> {
         let best: f64 = self.carried.iter().map(|carried| carried.best_bytes_per_s).sum();
         #[expect(
@@ -201,7 +207,8 @@ impl<'a> Lanes<'a> {
         (best > 0.0).then_some(best as u64)
     }
 
-    /// How the lanes go on while the guest stands still. Streams of one lane share its wire: nobody waits for one of them alone.
+    /// Returns how the lanes continue while the guest is paused. Streams of one lane share its
+    /// wire, so they do not wait for one of them.
     pub(super) fn paces(&self, round_trip: Duration) -> Vec<Option<LanePace>> {
         if self.carried.iter().filter(|carried| carried.streams > 0).count() < 2 {
             return Vec::new();
@@ -209,7 +216,7 @@ impl<'a> Lanes<'a> {
         self.carried.iter().map(|carried| carried.pace(round_trip)).collect()
     }
 
-    /// What each lane carried.
+    /// Returns the totals of each lane.
     pub(super) fn figures(&self) -> Vec<LaneFigures> {
         self.dispatch.lane_figures(self.count)
     }
@@ -223,13 +230,13 @@ mod tests {
     fn a_lane_goes_on_as_it_was_seen_to_carry() {
         let (mut slow, ms) = (Carried::default(), Duration::from_millis);
         assert_eq!(slow.pace(Duration::ZERO), None);
-        // 12.5 MB/s by two streams, with a pause.
+        // 12.5 MB/s with two streams, with a pause.
         for (at, bytes) in [(0, 0), (100, 1_250_000), (200, 1_250_000), (210, 1_500_000), (300, 2_500_000)] {
             slow.look(ms(at), LaneSample { bytes, streams: 2, connecting: false });
         }
         let pace = slow.pace(Duration::ZERO).unwrap();
         assert_eq!((pace.chunk_pages, pace.most_unacked_bytes), (7, LEAST_UNACKED));
-        // With a way to go, what fills it comes on top.
+        // On a longer path, the bytes that fill it are added.
         assert_eq!(slow.pace(ms(40)).unwrap().most_unacked_bytes, 6_250_000 * 45 / 1000);
     }
 }

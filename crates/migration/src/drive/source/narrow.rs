@@ -1,33 +1,36 @@
-//! Finds that a lane swallows large packets: an interface whose MTU the network between the hosts does not carry, and nobody who
-//! says so. Streams then set up, and stand still as soon as they have full-size segments to send. No I/O, no clock.
+//! Detects a lane that drops large packets: the network between the hosts does not carry the
+//! interface's MTU, and no router reports it. Streams on such a lane connect, and stall as soon as
+//! they have full-size segments to send. No I/O, no clock.
 //!
-//! A stream that times out again and again is not enough, as the lane may be cut: another stream with small segments is opened
-//! beside it. Once that one has been welcomed, small packets pass both ways; what the stalled one sends anew after that and is not
-//! answered is lost for its size alone. From there on the lane's streams have small segments.
+//! Repeated timeouts of a stream are not sufficient evidence, because the lane may be cut. So
+//! another stream with small segments is opened beside it. Once the destination has welcomed that
+//! one, small packets pass in both directions; segments that the stalled stream retransmits after
+//! that without an answer are lost only because of their size. From then on the lane's streams use
+//! small segments.
 
 use std::time::Duration;
 
-/// So many timeouts in a row are suspicious: 1.4 s where the way is near.
+/// So many consecutive timeouts are suspicious: 1.4 s on a near path.
 const SUSPICIOUS_TIMEOUTS: u8 = 3;
-/// How long an answer to what was sent anew may take, beside round trips.
+/// Time limit for an answer to a retransmission, in addition to round trips.
 const ANSWER_LIMIT: Duration = Duration::from_millis(200);
-/// The same in round trips.
+/// Round trips added to [`ANSWER_LIMIT`].
 const ANSWER_ROUND_TRIPS: u32 = 2;
-/// False alarms until a lane is not looked at any more.
+/// False alarms after which a lane is no longer examined.
 const MOST_TRIES: u32 = 3;
 
-/// A stream with full-size segments as it is now.
+/// State of a stream with full-size segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FullSize {
     /// Its number on the board.
     pub(crate) stream: usize,
-    /// What TCP has carried.
+    /// Bytes that TCP has carried.
     pub(crate) carried_bytes: u64,
-    /// How often in a row it has sent the same in vain.
+    /// Number of consecutive unanswered retransmissions.
     pub(crate) timeouts: u8,
 }
 
-/// How far the stream with small segments is.
+/// State of the stream with small segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
     Connecting,
@@ -35,17 +38,17 @@ pub(crate) enum Beside {
     Broken,
 }
 
-/// What is to be done with the lane.
+/// Action to take on the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Nothing,
-    /// A stream with small segments is to be opened, and told by [`Narrowness::tries`].
+    /// Open a stream with small segments, and pass its number to [`Narrowness::tries`].
     Try,
-    /// Large packets do not pass: its streams are to have small segments.
+    /// Large packets do not pass: the lane's streams must use small segments.
     Narrow,
 }
 
-/// What is known of a lane.
+/// What is known about a lane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Narrowness {
     stage: Stage,
@@ -58,7 +61,8 @@ enum Stage {
     Usual,
     /// This stream has small segments.
     Trying(usize),
-    /// It was ready when the others were like this; since when one of them has been seen to send anew.
+    /// The stream with small segments was ready when the others were in this state. Since then one
+    /// of them has been seen to retransmit.
     Comparing {
         others: Vec<FullSize>,
         since: Option<Duration>,
@@ -67,7 +71,7 @@ enum Stage {
 }
 
 impl Narrowness {
-    /// The stream that is to show whether small packets pass.
+    /// Returns the stream that is to show whether small packets pass.
     pub(crate) fn trial(&self) -> Option<usize> {
         match self.stage {
             Stage::Trying(stream) => Some(stream),
@@ -79,13 +83,14 @@ impl Narrowness {
         matches!(self.stage, Stage::Narrow)
     }
 
-    /// The stream of this number has small segments.
+    /// Notes that the stream with this number has small segments.
     pub(crate) fn tries(&mut self, stream: usize) {
         self.tries += 1;
         self.stage = Stage::Trying(stream);
     }
 
-    /// To be called every now and then with the lane's streams of full size; `beside` is how far [`Narrowness::trial`] is.
+    /// Evaluates the lane. Call it now and then with the lane's streams of full size; `beside` is
+    /// the state of [`Narrowness::trial`].
     pub(crate) fn look(
         &mut self,
         now: Duration,
@@ -151,7 +156,7 @@ mod tests {
         [FullSize { stream: 0, carried_bytes, timeouts }]
     }
 
-    /// A lane that is tried by stream 1, which is ready.
+    /// Returns a lane that is tried with stream 1, which is ready.
     fn tried() -> Narrowness {
         let mut lane = Narrowness::default();
         assert_eq!(lane.look(ms(600), ROUND_TRIP, &at(900, 2), Beside::Broken), Step::Nothing);
@@ -179,10 +184,10 @@ mod tests {
     fn a_lane_that_was_only_cut_for_a_while_is_not_narrow() {
         let mut lane = tried();
         assert_eq!(lane.look(ms(3000), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
-        // The answer has come.
+        // The answer has arrived.
         assert_eq!(lane.look(ms(3300), ROUND_TRIP, &at(90_000, 0), Beside::Ready), Step::Nothing);
         assert!(!lane.is_narrow());
-        // So has the stream's end, or it is not told.
+        // The stream has ended, or its end is not reported.
         let mut lane = tried();
         assert_eq!(lane.look(ms(3300), ROUND_TRIP, &[], Beside::Ready), Step::Nothing);
         assert!(!lane.is_narrow());

@@ -1,4 +1,5 @@
-//! Page-in at the source, beside the driver: a thread that opens the streams, and then serves the destination until all pages are there.
+//! Page-in at the source, beside the driver: a thread that opens the streams, and then serves the
+//! destination until all pages are there.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -16,16 +17,16 @@ use crate::failure::{Failure, FailureCode};
 use crate::report::{PageInReport, millis};
 use crate::source::{Event, NotServed};
 
-/// How often streams that wait for the switchover say that they live.
+/// Interval of keep-alives on streams that wait for the switchover.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
-/// Most orders of a migration: to prepare and to begin once, to forget once for each end that is
-/// not able. The policy asks for page-in once.
+/// Maximum orders of a migration: prepare and begin once each, and forget once for each end that is
+/// unable. The policy requests page-in once.
 pub(super) const MOST_ORDERS: usize = 4;
 
-/// What the thread is to do.
+/// Order to the thread.
 pub(super) enum Order {
-    /// Open the streams, those that nobody waits for in this way.
+    /// Open the streams, with the given purpose for those of unrequested pages.
     Prepare(Carries),
     /// The guest will lack these pages.
     Begin(Vec<BlockRun>),
@@ -33,17 +34,17 @@ pub(super) enum Order {
     Forget,
 }
 
-/// What the driver knows of it.
+/// The driver's state of page-in.
 pub(super) struct PageInDesk<'a> {
     pub(super) orders: SyncSender<Order>,
     pub(super) kept: &'a KeptPages,
-    /// The destination is ready.
+    /// Whether the destination is ready.
     pub(super) peer_ready: bool,
-    /// The streams are.
+    /// Whether the streams are ready.
     pub(super) streams_ready: bool,
-    /// What was dirty right before the guest was stopped, of each block.
+    /// Pages that were dirty right before the guest was stopped, per block.
     pub(super) dirty_before: Vec<Vec<PageRange>>,
-    /// Pages that the guest lacked when it was handed over.
+    /// Number of pages that the guest lacked when it was handed over.
     pub(super) pages: u64,
     pub(super) since: Option<Instant>,
     pub(super) took: Option<Duration>,
@@ -71,7 +72,7 @@ impl<'a> PageInDesk<'a> {
     }
 }
 
-/// The thread.
+/// State of the thread.
 pub(super) struct Server<'a> {
     pub(super) kept: &'a KeptPages,
     pub(super) connect: &'a Connect<'a>,
@@ -83,7 +84,7 @@ pub(super) struct Server<'a> {
 }
 
 impl Server<'_> {
-    /// Until nobody gives orders any more, or all pages are at the destination.
+    /// Runs until no more orders can come, or all pages are at the destination.
     pub(super) fn run(&self, orders: &Receiver<Order>) {
         let mut streams: Option<Vec<SessionStream>> = None;
         loop {
@@ -106,7 +107,7 @@ impl Server<'_> {
                 Err(RecvTimeoutError::Timeout) => {
                     for stream in streams.iter_mut().flatten() {
                         if let Err(error) = stream.keep_alive() {
-                            // Once it has begun, a session that has lost one is replaced.
+                            // Once page-in has begun, a session that has lost a stream is replaced.
                             tracing::debug!(%error, "a page-in stream has broken before it was needed");
                         }
                     }
@@ -118,7 +119,7 @@ impl Server<'_> {
     }
 }
 
-/// How it ended; also where the thread panicked, as the driver waits for it.
+/// Reports how the thread ended, also after a panic, because the driver waits for it.
 struct LastWord<'a> {
     inbox: &'a Inbox,
     ended: Option<Result<Option<PagedIn>, NotServed>>,
@@ -134,7 +135,7 @@ impl Drop for LastWord<'_> {
 
 impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     fn order(&self, order: Order) {
-        // A thread that has ended has told why.
+        // A thread that has ended has reported why.
         let _ = self.page_in.orders.send(order);
     }
 
@@ -165,14 +166,15 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
     }
 
-    /// What is dirty right before the guest is stopped, taken so that it shows what it writes until then: that is what it comes to
-    /// first where it runs.
+    /// Takes the pages that are dirty right before the guest is stopped, so that what it writes
+    /// from then on shows: at the destination it accesses those pages first.
     pub(super) fn note_what_is_dirty(&mut self) -> Result<(), Failure> {
         self.page_in.dirty_before = self.take_all_dirty()?;
         Ok(())
     }
 
-    /// What is dirty at this moment, the guest standing still and its devices too, and what was before, is all that it will lack.
+    /// Reports everything that the guest will lack: the pages that are dirty now, with guest and
+    /// devices paused, and those that were dirty before.
     pub(super) fn tell_remaining(&mut self) -> Result<(), CannotSend> {
         let just_written = match self.take_all_dirty() {
             Ok(just_written) => just_written,
@@ -205,7 +207,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         Ok(())
     }
 
-    /// Of each block.
+    /// Takes the dirty pages of each block.
     fn take_all_dirty(&mut self) -> Result<Vec<Vec<PageRange>>, Failure> {
         let mut dirty = Vec::new();
         self.job.tracker.let_grow(false);
@@ -247,7 +249,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     }
 }
 
-/// Pages of each block, in one list.
+/// Returns the pages of all blocks in one list.
 fn block_runs(pages: &[Vec<PageRange>]) -> Vec<BlockRun> {
     let each = (0_u16..).zip(pages);
     each.flat_map(|(block, runs)| {

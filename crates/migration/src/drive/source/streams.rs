@@ -1,5 +1,5 @@
-//! The source's streams beside the driver: data streams are connected, the control stream is read, and what it says of units goes
-//! to the board at once.
+//! The source's streams beside the driver: data streams are connected, the control stream is read,
+//! and its reports about units go to the board at once.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -19,7 +19,7 @@ use crate::encoding::{Chooser, Compression};
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
 
-/// What the data streams' threads share.
+/// State shared by the data streams' threads.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
     pub(super) regions: &'a [Arc<Region>],
@@ -28,15 +28,16 @@ pub(super) struct Shared<'a> {
     pub(super) inbox: &'a Inbox,
     /// Connects a stream of a lane.
     pub(super) connect: &'a Connect<'a>,
-    /// The control stream's.
+    /// The control stream's hello.
     pub(super) hello: Hello,
     pub(super) compression: Compression,
 }
 
-/// How long a word of the destination may be on its way that tells more than a stream which can't be opened.
+/// How long to wait for a message of the destination that says more than the failure to open a
+/// stream.
 const WORD_LIMIT: Duration = Duration::from_millis(500);
 
-/// Opens the streams whose numbers come, each on a thread of its own, until nobody asks for more.
+/// Opens the streams whose numbers arrive, each on a thread of its own, until the channel closes.
 pub(super) fn open_streams<'scope>(
     scope: &'scope Scope<'scope, '_>,
     numbers: Receiver<usize>,
@@ -59,11 +60,12 @@ impl Shared<'_> {
             }
             Err(failure) => {
                 tracing::warn!(stream = number, %failure, "a data stream can't be opened");
-                // Nothing was sent on it: nothing is to be given back.
+                // Nothing was sent on it, so nothing has to be given back.
                 dispatch.broken(number, &failure.detail);
                 let is_last =
                     matches!(dispatch.closed(board_place(number), 0), Ok(Closing::GivenBack { live: 0 }));
-                // A destination that refuses the guest says why on the control stream, and opens no door any more.
+                // A destination that refuses the guest sends the reason on the control stream, and
+                // accepts no further streams.
                 if is_last && !dispatch.ends_within(WORD_LIMIT) {
                     inbox.put_now(Input::Machine(Event::LaneLost(failure)));
                 }
@@ -71,7 +73,7 @@ impl Shared<'_> {
         }
     }
 
-    /// A data stream, connected and welcome.
+    /// Connects a data stream and performs its handshake.
     fn open(&self, number: usize) -> Result<StreamSender, Failure> {
         let (lane, segments) = self.dispatch.way_of(number);
         let stream = (self.connect)(lane, segments, &self.dispatch.connecting)?;
@@ -88,13 +90,13 @@ pub(super) fn board_place(number: usize) -> u16 {
     u16::try_from(number).unwrap_or(u16::MAX)
 }
 
-/// The data streams' numbers on the wire come after the control stream's.
+/// Returns a data stream's number on the wire. Those numbers follow the control stream's.
 pub(super) fn wire_number(number: usize) -> u16 {
     u16::try_from(number + 1).unwrap_or(u16::MAX)
 }
 
-/// Reads the control stream until it ends, or until the destination has said what nothing can follow. The end of a finished
-/// migration is an event that nobody takes.
+/// Reads the control stream until it ends, or until a message that nothing can follow. The end of a
+/// finished migration is an event that nobody receives.
 pub(super) fn read_control(
     mut receiver: StreamReceiver,
     inbox: &Inbox,
@@ -104,7 +106,7 @@ pub(super) fn read_control(
     let (mut ready, mut page_in_ready, mut running) = (false, false, false);
     loop {
         let told = match receiver.receive() {
-            // By way of the driver these would wait for a sweep to end, which may wait for them.
+            // Through the driver these would wait for the end of a sweep, which may wait for them.
             Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => {
                 board_number(stream).and_then(|number| count(dispatch.applied(number, units))).map(|all| {
                     if all {
@@ -116,19 +118,20 @@ pub(super) fn read_control(
                 referring.forget_sent();
                 stream_closed(stream, units, inbox, dispatch)
             }
-            // Before the word that what it was part of is applied.
+            // Handled before the report that the unit is applied.
             Ok(Incoming::Message(Message::Missing { runs })) => referring.missing(&runs),
             Ok(Incoming::Message(Message::Digests(digests))) => referring.take_in(&digests),
-            // The driver's inbox has no bound of its own: these come as often as they are asked for, and not more.
+            // The driver's inbox has no bound of its own: these messages come only as often as they
+            // are requested.
             Ok(Incoming::Message(message)) => {
                 let goes_on = match message {
                     Message::Pong { .. } => dispatch.answered(),
-                    // Asked for once by each attempt, of which the policy makes one.
+                    // Requested once by each attempt, of which the policy makes one.
                     Message::PageInReady { .. } => !std::mem::replace(&mut page_in_ready, true),
                     Message::Ready => !std::mem::replace(&mut ready, true),
                     Message::Running(_) => !std::mem::replace(&mut running, true),
                     _ => {
-                        // A refusal, or what it must not say: nothing after it matters.
+                        // A refusal, or a forbidden message: nothing after it matters.
                         return inbox.put_now(Input::Lane(message));
                     }
                 };

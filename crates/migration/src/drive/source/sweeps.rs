@@ -1,4 +1,5 @@
-//! The source's sweeps over guest memory, in rounds and while the guest stands still, and what goes on beside them.
+//! The source's sweeps over guest memory, in rounds and while the guest is paused, and the work
+//! that goes on beside them.
 
 use std::time::{Duration, Instant};
 
@@ -21,17 +22,18 @@ use crate::ledger::Sweep;
 use crate::report::{Progress, nanos};
 use crate::source::{Event, Source};
 
-/// Round trips from here on need congestion windows that take the switchover in one flight.
+/// From this round trip on, congestion windows must take the switchover in one flight.
 pub(crate) const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
-/// How long the control stream's padding may take to arrive, beside [`WINDOW_ROUND_TRIPS`].
+/// Time limit for the arrival of the control stream's padding, in addition to
+/// [`WINDOW_ROUND_TRIPS`].
 const WINDOW_LIMIT: Duration = Duration::from_secs(2);
 /// Slow start from ten segments to [`DEVICE_STATE_ROOM`], and as much again.
 const WINDOW_ROUND_TRIPS: u32 = 10;
-/// The device state of a usual VM, with room: 0.2 MiB measured.
+/// Device state of a usual VM, with a margin: 0.2 MiB measured.
 const DEVICE_STATE_ROOM: u64 = 384 * 1024;
-/// What the last pages of an idle guest take, with room: 0.6 MiB measured.
+/// Size of the last pages of an idle guest, with a margin: 0.6 MiB measured.
 pub(crate) const LEAST_LAST_PAGES: u64 = 1024 * 1024;
-/// Beyond this padding costs more than it brings: the wire's rate counts, and no window.
+/// Beyond this, padding costs more than it gains: the wire's rate matters, not the window.
 pub(crate) const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 
 impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
@@ -43,7 +45,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.swept_all(swept, Awaited::Sent);
     }
 
-    /// While the guest stands still. What interrupts it is taken before the commit can be reached.
+    /// Sends the last pages while the guest is paused. Inputs that interrupt it are handled before
+    /// the commit can be reached.
     pub(super) fn send_last_pages(&mut self, round: u32) {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
@@ -61,16 +64,17 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             return self.later(Event::LaneLost(failure));
         }
         let swept = self.sweep(Scope::Last);
-        // What was said during the sweep has not been looked at yet.
+        // Messages that arrived during the sweep have not been examined yet.
         self.last_heard = Instant::now();
         self.swept_all(swept, Awaited::LastSent);
     }
 
-    /// False: something has come that makes it pointless.
+    /// Sweeps memory. Returns false if an input has made the sweep pointless.
     fn sweep(&mut self, scope: Scope) -> Result<bool, Failure> {
         let total_pages = self.job.regions.iter().map(|region| region.pages()).sum();
         let (dispatch, referring) = (self.dispatch, self.referring);
-        // Round 0 is over when all has been looked at, and later ones when so many pages have been sent.
+        // Round 0 is over when all memory has been examined, and later ones when so many pages have
+        // been sent.
         let round = (scope != Scope::Untouched).then_some((self.remaining_pages, self.counted.pages));
         let Driver {
             job,
@@ -122,32 +126,32 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         swept
     }
 
-    /// The sweep is over: everything is on the board, or something has come between.
+    /// Handles the end of the sweep: everything is on the board, or an input has interrupted it.
     fn swept_all(&mut self, swept: Result<bool, Failure>, awaited: Awaited) {
         match swept {
             Ok(true) => {
                 self.awaited = Some(awaited);
-                // The streams may have been quicker.
+                // The streams may have been faster.
                 self.waiting.push_back(Instant::now(), Input::Moved);
             }
-            // What interrupted it waits in the queue, and ends the migration.
+            // The interrupting input waits in the queue, and ends the migration.
             Ok(false) => {}
             Err(failure) => self.sweep_failed(failure),
         }
     }
 
-    /// A broken lane and a failure of this host are different events.
+    /// Handles a failed sweep. A broken lane and a failure of this host are different events.
     fn sweep_failed(&mut self, failure: Failure) {
         let local = matches!(failure.code, FailureCode::MemoryFailed | FailureCode::NotConverging);
         self.later(if local { Event::Failed(failure) } else { Event::LaneLost(failure) });
     }
 
-    /// What has been sent since this was last asked.
+    /// Returns what has been sent since the last call.
     pub(super) fn swept(&mut self) -> Sweep {
         let sent = self.dispatch.sent();
         let before = std::mem::replace(&mut self.counted, sent);
         Sweep {
-            // What a broken stream gives back is counted when it is sent again.
+            // Work that a broken stream gives back is counted when it is sent again.
             pages: sent.pages.saturating_sub(before.pages),
             zero_pages: sent.zero_pages - before.zero_pages,
             told_pages: sent.told_pages - before.told_pages,
@@ -171,16 +175,18 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
     }
 
-    /// Over a long way a round that was small leaves windows behind that a switchover would have to open while the guest stands
-    /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
-    /// the last sweep would send. The round is over when it has arrived.
+    /// Opens congestion windows on a long path. After a small round, the switchover would have to
+    /// open them while the guest is paused. Padding opens them before: on the control stream for
+    /// the device state, on each data stream for its share of what the last sweep would send. The
+    /// round is over when the padding has arrived.
     pub(super) fn open_windows(&mut self) -> Result<(), CannotSend> {
         if self.round_trip() < LONG_ROUND_TRIP {
             return Ok(());
         }
         let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
         self.dispatch.pad(last_pages.min(self.limited_window()));
-        // The control stream waits for no limit, so that it can always speak; the data streams do so for it.
+        // The control stream never waits for a limit, so that it can always send; the data streams
+        // wait for its bytes.
         self.control_padding = DEVICE_STATE_ROOM.min(self.limited_window());
         if let Err(error) = self.sender.pad(self.control_padding) {
             self.lane_broke(&error);
@@ -194,13 +200,15 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         Ok(())
     }
 
-    /// How long the padding's arrival is waited for: it is to save time, not to cost it.
+    /// Returns how long to wait for the padding's arrival: it must save time, not cost it.
     pub(super) fn window_limit(&self) -> Duration {
         WINDOW_LIMIT + WINDOW_ROUND_TRIPS * self.round_trip()
     }
 
-    /// A window beyond what two round trips bring at the limit is of no use, and slow to open. So it is beyond what the lanes carry,
-    /// which is allowed for twice, as it may not have shown yet: on a slow wire padding would keep each round waiting.
+    /// Returns the largest useful window. A window beyond what two round trips carry at the limit
+    /// is useless, and slow to open. So is one beyond what the lanes carry. Twice the rate seen is
+    /// allowed for, because the full rate may not have shown yet: on a slow wire padding would
+    /// delay each round.
     fn limited_window(&self) -> u64 {
         let round_trip_ns = self.round_trip().as_nanos();
         let within = |round_trips: u128, bytes_per_s: u64| {
@@ -213,9 +221,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     }
 }
 
-/// What goes on beside a sweep: the destination is pinged, progress told, the lanes looked at.
+/// Work beside a sweep: pings to the destination, progress reports, evaluation of the lanes.
 struct Beside<'d, 'a> {
-    /// Pages that were dirty when the round began, and pages sent before it; none in round 0.
+    /// Pages that were dirty when the round began, and pages sent before it; `None` in round 0.
     round: Option<(u64, u64)>,
     begun: Instant,
     progress: &'a (dyn Fn(Progress) + Sync),
@@ -235,7 +243,8 @@ struct Beside<'d, 'a> {
 }
 
 impl Beside<'_, '_> {
-    /// To be called again and again with the pages looked at so far. False: the sweep is pointless.
+    /// Does the work. It is called repeatedly with the number of pages examined so far. Returns
+    /// false if the sweep is pointless.
     fn goes_on(&mut self, looked_at: u64) -> Result<bool, Failure> {
         if self.stopped_since.is_some_and(|since| since.elapsed() > STOPPED_LIMIT) {
             return Err(overdue_failure());
@@ -258,8 +267,9 @@ impl Beside<'_, '_> {
         Ok(true)
     }
 
-    /// Takes what has come meanwhile. A broken stream's work is waited for by the sweep: it is told at once, and answers to pings
-    /// are read at once, as there may be many. True: the sweep is pointless.
+    /// Takes the inputs that have arrived meanwhile. Two kinds are handled at once: a broken
+    /// stream, because the sweep waits for its work, and answers to pings, because there may be
+    /// many. Returns true if the sweep is pointless.
     fn interrupted(&mut self) -> Result<bool, Failure> {
         for (at, input) in self.events.receiver.try_iter() {
             match input {

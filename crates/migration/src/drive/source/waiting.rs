@@ -1,4 +1,4 @@
-//! What has come and is not looked at yet.
+//! Inputs that have arrived and are not handled yet.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,11 +8,12 @@ use godwit_wire::Message;
 use crate::drive::{HypervisorEvent, Input};
 use crate::source::Event;
 
-/// Inputs that were taken from the inbox while something else was under way, and those that the driver brings about itself.
+/// Queue of inputs that were taken from the inbox during other work, and of those that the driver
+/// causes itself.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     inputs: VecDeque<(Instant, Input)>,
-    /// Of them, those that make a sweep pointless: asked for again and again.
+    /// Number of those that make a sweep pointless. It is kept because it is queried repeatedly.
     interrupting: usize,
 }
 
@@ -33,13 +34,13 @@ impl Waiting {
         Some((at, input))
     }
 
-    /// Whether any of them makes a sweep pointless.
+    /// Returns whether any of them makes a sweep pointless.
     pub(super) fn interrupt(&self) -> bool {
         self.interrupting > 0
     }
 }
 
-/// Whether a round under way is pointless once this has come.
+/// Returns whether this input makes the current round pointless.
 fn interrupts(input: &Input) -> bool {
     match input {
         Input::Machine(event) => {

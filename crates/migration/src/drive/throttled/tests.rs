@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// What was asked of the two, in order.
+/// Calls to the two fakes, in order.
 type Log = Arc<Mutex<Vec<String>>>;
 
 #[derive(Clone, Default)]
@@ -88,8 +88,9 @@ impl Tracking for Fakes {
     }
 }
 
-/// As if the last look had been a second ago, in which so many pages were written and half of them taken. Far too many: what is taken
-/// from the vCPUs at a time does not depend on the clock then.
+/// Simulates that the last look was a second ago, in which so many pages were written and half of
+/// them taken. They are far too many, so that the share taken from the vCPUs does not depend on the
+/// clock.
 fn a_second_of(throttled: &mut Throttled<Fakes, Fakes>, pages: u64) {
     let half = pages / 2;
     throttled.tracker.dirty.lock().unwrap().clear();
@@ -99,7 +100,7 @@ fn a_second_of(throttled: &mut Throttled<Fakes, Fakes>, pages: u64) {
     throttled.tracker.dirty.lock().unwrap().extend(0..half);
     let looking = throttled.looking.as_mut().unwrap();
     looking.last -= Duration::from_secs(1);
-    // A machine that was busy during the last look would put off this one.
+    // A machine that was busy during the last look would postpone this one.
     looking.every = LOOK_INTERVAL;
     throttled.steer();
 }
@@ -111,7 +112,7 @@ fn faults_first_and_the_quota_where_they_cannot_follow() {
     throttled.throttle(Some(9000.0)).unwrap();
     assert_eq!(fakes.said(), ["faults 9000"]);
     assert_eq!(throttled.least_cpu_share(), None);
-    // A faster link. Tracking goes on, and nothing begins anew: no mark is touched, no page lost.
+    // A faster link. Tracking continues, and nothing begins anew: no mark is touched, no page lost.
     throttled.throttle(Some(90_000.0)).unwrap();
     assert_eq!(fakes.said(), ["share 1.00", "no faults"]);
     a_second_of(&mut throttled, 800_000);
@@ -120,7 +121,7 @@ fn faults_first_and_the_quota_where_they_cannot_follow() {
     assert!(fakes.said().is_empty(), "the loop takes the new limit from here on");
     a_second_of(&mut throttled, 800_000);
     assert_eq!(fakes.said(), ["share 0.06"]);
-    // A slower one: writers are held before the processors are let go.
+    // A slower link: writers are held before the vCPUs are let go.
     throttled.throttle(Some(5000.0)).unwrap();
     assert_eq!(fakes.said(), ["faults 5000", "free"]);
     assert_eq!(throttled.least_cpu_share(), Some(0.0625));
@@ -149,7 +150,7 @@ fn a_quota_is_let_go_at_the_stop_and_at_every_end() {
 fn what_can_not_be_had_is_replaced_where_it_may_be() {
     let with = |faults_fail, quota_fails| Fakes { faults_fail, quota_fails, ..Fakes::default() };
     let hold = |fakes: &Fakes, means, limit| fakes.throttled(means).throttle(Some(limit));
-    // QEMU may only handle its own faults: the quota it is.
+    // QEMU may handle only its own faults, so the quota is used.
     let fakes = with(true, false);
     hold(&fakes, MeansUse::Auto, 100.0).unwrap();
     assert_eq!(fakes.said(), ["share 1.00", "no faults"]);

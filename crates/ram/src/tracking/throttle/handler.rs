@@ -1,4 +1,4 @@
-//! The thread that answers the writes that wait.
+//! The thread that answers waiting writes.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -14,21 +14,21 @@ use super::super::uffd::Userfaultfd;
 use super::pacer::{Pacer, Release};
 use crate::pages::PAGE_SIZE;
 
-/// Between two attempts once something has failed.
+/// Pause between two attempts after a failure.
 const FAILED_PAUSE: Duration = Duration::from_millis(10);
-/// So many threads are remembered by what they are.
+/// Maximum threads whose kind is remembered.
 const MOST_THREADS: usize = 1024;
 
-/// What a throttle has done so far.
+/// Statistics of a throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleFigures {
     /// Writes that were answered.
     pub faults: u64,
-    /// Pages that were released by them.
+    /// Pages released by the answers.
     pub pages: u64,
-    /// How long vCPUs waited, all together.
+    /// Total time that vCPUs waited.
     pub held: Duration,
-    /// How long the thread that answers was at it.
+    /// Total time that the answering thread was busy.
     pub answering: Duration,
 }
 
@@ -40,12 +40,13 @@ pub(super) struct Handler {
 
 struct Shared {
     userfaultfd: Userfaultfd,
-    /// Ends a wait for faults.
+    /// Descriptor that ends a wait for faults.
     nudge: std::os::fd::OwnedFd,
     begun: Instant,
     pacer: Mutex<Pacer>,
     over: AtomicBool,
-    /// The thread can't read faults any more: whoever waits does so until the userfaultfd is closed.
+    /// Whether the thread cannot read faults any more: waiting threads wait until the userfaultfd
+    /// is closed.
     failed: AtomicBool,
     faults: AtomicU64,
     pages: AtomicU64,
@@ -54,8 +55,8 @@ struct Shared {
 }
 
 impl Handler {
-    /// Answers the faults of process `pid`, without a limit at first. `vcpus`: the threads that a limit holds; where it is
-    /// empty, every one.
+    /// Answers the faults of process `pid`, without a limit at first. `vcpus`: the threads that a
+    /// limit holds; if empty, all threads.
     pub(super) fn start(userfaultfd: Userfaultfd, pid: i32, vcpus: &[u32]) -> Result<Handler, Errno> {
         let shared = Arc::new(Shared {
             userfaultfd,
@@ -80,25 +81,26 @@ impl Handler {
         Ok(Handler { shared, thread: Some(thread) })
     }
 
-    /// From now on so many pages a second; none: as many as there are.
+    /// Sets the limit in pages per second; `None`: no limit.
     pub(super) fn set_limit(&self, pages_per_s: Option<f64>) {
         let now = self.shared.begun.elapsed();
         self.shared.lock().set_limit(now, pages_per_s);
         self.shared.nudge();
     }
 
-    /// The guest is being stopped: nobody waits for long from here on, until the next limit.
+    /// Announces that the guest is being stopped: from now on no write waits for long, until the
+    /// next limit is set.
     pub(super) fn let_stop(&self) {
         self.shared.lock().let_stop();
         self.shared.nudge();
     }
 
-    /// What governs the memory that is throttled.
+    /// Returns the userfaultfd that governs the throttled memory.
     pub(super) fn userfaultfd(&self) -> &Userfaultfd {
         &self.shared.userfaultfd
     }
 
-    /// Whether faults are still answered.
+    /// Returns whether faults are still answered.
     pub(super) fn is_well(&self) -> bool {
         !self.shared.failed.load(Ordering::Relaxed)
     }
@@ -118,7 +120,8 @@ impl Drop for Handler {
         self.shared.over.store(true, Ordering::SeqCst);
         self.shared.nudge();
         if let Some(thread) = self.thread.take() {
-            // It has no result; with it goes the last use of the userfaultfd, which is closed below.
+            // The thread has no result. With it goes the last use of the userfaultfd, which is
+            // closed below.
             let _ = thread.join();
         }
     }
@@ -130,12 +133,13 @@ impl Shared {
     }
 
     fn nudge(&self) {
-        // It can only fail by being full, and then the thread has been told already.
+        // The write fails only if the counter is full, and then the thread has been notified
+        // already.
         let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
     }
 
-    /// Lets a write go on, with its neighbours where they are of the throttled memory too. Counted before: who sees that it
-    /// went on sees it counted.
+    /// Lets a write go on, together with its neighbours if they are in throttled memory too. Counts
+    /// it first, so that an observer who sees the write go on sees it counted.
     fn release(&self, Release { fault, pages, held }: Release) {
         let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
         self.held_ns.fetch_add(held_ns, Ordering::Relaxed);
@@ -146,7 +150,8 @@ impl Shared {
         let released = self.userfaultfd.release(fault.address & !(len_bytes - 1), len_bytes);
         let released = released.or_else(|_| self.userfaultfd.release(page, PAGE_SIZE));
         if released.is_err() {
-            // It is not throttled any more: the write may be tried again. A process that is gone waits for nothing.
+            // The memory is no longer throttled: the write may be retried. A process that has ended
+            // waits for nothing.
             let _ = self.userfaultfd.wake(page, PAGE_SIZE);
         }
     }
@@ -163,7 +168,7 @@ impl Shared {
             Err(errno) => return Err(errno),
         }
         if sources.last().is_some_and(|nudge| !nudge.revents().is_empty()) {
-            // Emptied, whatever the count was.
+            // Resets the counter, whatever its value.
             let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
         }
         Ok(())
@@ -176,7 +181,8 @@ fn run(shared: &Shared, mut threads: Threads) {
         let waited = shared.wait();
         let begun = Instant::now();
         if waited.and_then(|()| shared.userfaultfd.read_faults(&mut faults)).is_err() {
-            // The tracker ends it all at its next call; who waits is answered meanwhile as far as it goes.
+            // The tracker ends the throttle at its next call. Until then waiting threads are
+            // answered as far as possible.
             shared.failed.store(true, Ordering::Relaxed);
             shared.lock().set_limit(shared.begun.elapsed(), None);
             let _ = poll(&mut [PollFd::new(&shared.nudge, PollFlags::IN)], Some(&timespec(FAILED_PAUSE)));
@@ -191,7 +197,7 @@ fn run(shared: &Shared, mut threads: Threads) {
             }
         }
         loop {
-            // Not under the lock: whoever changes the limit is not to wait for the kernel.
+            // Not under the lock, so that a change of the limit does not wait for the kernel.
             let next = shared.lock().next(shared.begun.elapsed());
             let Some(release) = next else { break };
             shared.release(release);
@@ -201,9 +207,10 @@ fn run(shared: &Shared, mut threads: Threads) {
     }
 }
 
-/// Who is held and who is not: the guest's processors are, QEMU's other threads (devices, the monitor, vhost) are not, as the
-/// whole guest would wait with them. A thread that is none of the process's is KVM's, which fetches a page in a
-/// processor's stead while that runs another task of the guest (asynchronous page faults).
+/// Classification of threads. The guest's vCPUs are held. QEMU's other threads (devices, the
+/// monitor, vhost) are not, because the whole guest would wait with them. A thread that does not
+/// belong to the process is KVM's: it fetches a page on behalf of a vCPU while that runs another
+/// task of the guest (asynchronous page faults).
 struct Threads {
     pid: i32,
     vcpus: HashSet<u32>,

@@ -1,39 +1,47 @@
 //! # On throttling writers
 //!
-//! A guest that writes memory faster than the wire carries it never ends moving by itself. What slows it must not slow what
-//! only computes or reads. So the mark that tracking leaves on a page (see [`super`]) is used in the kernel's other way:
-//! where the userfaultfd is *not* one of `WP_ASYNC`, a write to a marked page waits until somebody answers. Answered at
-//! the rate that the wire can follow, each page's *first* write since it was last sent is slowed, and nothing else: a guest
-//! that stays within a page, or computes, or reads, runs at its own speed. This is what vSphere calls stun during page send
-//! (SDPS), exact to the page and to the thread.
+//! A guest that writes memory faster than the wire carries it never finishes moving by itself. A
+//! throttle must slow its writes without slowing computation or reads. So it uses the mark that
+//! tracking leaves on a page (see [`super`]) in the kernel's other mode: if the userfaultfd is
+//! *not* one of `WP_ASYNC`, a write to a marked page waits until a process answers. Answers come at
+//! the rate that the wire can follow. This slows each page's *first* write since it was last sent,
+//! and nothing else: a guest that stays within a page, computes, or reads, runs at its own speed.
+//! vSphere calls this stun during page send (SDPS); here it is exact to the page and to the thread.
 //!
-//! ## From one way to the other
+//! ## From asynchronous to synchronous
 //!
-//! A range of memory belongs to one userfaultfd at a time, and what makes it asynchronous is a property of that. Taking a range
-//! from one and giving it to another removes all marks, so there is a moment in which writes are not seen. The guest is
-//! not stopped for it. A piece of memory changes hands so:
+//! A range of memory belongs to one userfaultfd at a time, and the asynchronous mode is a property
+//! of the userfaultfd. Taking a range from one and giving it to another removes all marks, so for a
+//! moment writes are not seen. The guest is not stopped for this. A piece of memory changes hands
+//! as follows:
 //!
-//! 1. its bytes are copied;
-//! 2. the pages that were written since they were last taken are looked up: *W*. A page that is not in W was not written
-//!    since before the copy, so the copy of it is what the page holds;
-//! 3. it is unregistered here and registered there, and all of it but W is marked: from here on each write waits;
-//! 4. the pages that are not in W are compared with the copy. One that differs was written between 2 and 3, and loses its
-//!    mark, as if it had been written later. One that is the same may have been written too: with the bytes that it had.
+//! 1. Its bytes are copied.
+//! 2. The pages that were written since they were last taken are looked up: *W*. A page that is not
+//!    in W was not written since before the copy, so its copy is what the page holds.
+//! 3. The piece is unregistered here and registered there, and all of it except W is marked: from
+//!    here on each write waits.
+//! 4. The pages that are not in W are compared with the copy. A page that differs was written
+//!    between 2 and 3, and loses its mark, as if it had been written later. A page that is equal
+//!    may have been written too, but with the bytes that it had.
 //!
-//! That holds where nobody reads the memory between 2 and 3: who does may see bytes that are gone again by 4. So the memory that
-//! changes hands is always what the call at hand has not given out yet, and whoever reads memory that was given out before
-//! (a stream whose work is done again by another) has it not change hands meanwhile ([`DirtyTracker::let_grow`]).
+//! This holds only if no thread reads the memory between 2 and 3: such a thread might see bytes
+//! that are gone again by 4. So the memory that changes hands is always memory that the current
+//! call has not returned yet. A caller that reads memory returned earlier (when another stream
+//! redoes a stream's work) must prevent changes meanwhile ([`DirtyTracker::let_grow`]).
 //!
-//! Unmarked still means dirty and marked clean, so a scan goes on as before. It finds the same pages, or more.
+//! Unmarked still means dirty, and marked clean, so a scan works as before. It finds the same
+//! pages, or more.
 //!
-//! Only chunks in which something was written change hands, when [`DirtyTracker::take_dirty`] comes to them, a few in a call: the
-//! rest of the memory is cold. They do not change back: a throttle that is let go answers at once.
+//! Only chunks with written pages change hands, when [`DirtyTracker::take_dirty`] reaches them, a
+//! few per call: the rest of the memory is cold. They do not change back: a throttle without a
+//! limit answers at once.
 //!
-//! ## Taking what is dirty
+//! ## Taking dirty pages
 //!
-//! `PAGEMAP_SCAN` marks asynchronous memory only. In synchronous memory it is asked what is unmarked, and those runs are marked,
-//! exactly those: what is written between the two is either among them, and read afterwards, or is not, and stays unmarked.
-//! The handler may take away a mark at any moment; that makes a page dirty, which is never wrong.
+//! `PAGEMAP_SCAN` marks asynchronous memory only. In synchronous memory it reports which runs are
+//! unmarked, and exactly those runs are then marked. A page written between the two is either among
+//! them, and is read afterwards, or is not, and stays unmarked. The handler may remove a mark at
+//! any moment; that makes a page dirty, which is never wrong.
 //!
 //! [`DirtyTracker::take_dirty`]: super::DirtyTracker::take_dirty
 //! [`DirtyTracker::let_grow`]: super::DirtyTracker::let_grow
@@ -56,35 +64,36 @@ use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, gaps, normalise};
 use handler::Handler;
 
-/// The least that is throttled for one page that was written: 8 MiB.
+/// Smallest chunk that is throttled because of one written page: 8 MiB.
 const LEAST_CHUNK_PAGES: u64 = 2048;
-/// What changes hands at a time: 4 MiB, a millisecond or two of copying and comparing.
+/// Memory that changes hands at a time: 4 MiB, a millisecond or two of copying and comparing.
 const PIECE_PAGES: u64 = 1024;
-/// The most chunks of a block: each may become a mapping of its own, of which a process may have 65,530.
+/// Maximum chunks of a block. Each may become a mapping of its own, of which a process may have
+/// 65,530.
 const MOST_CHUNKS: u64 = 4096;
 
-/// The part of a guest's memory whose writers wait.
+/// Part of a guest's memory whose writers wait.
 pub(super) struct Throttle {
     handler: Handler,
     pid: i32,
-    /// Whether chunks that are written to are to become of it,
+    /// Whether chunks that are written to are to become throttled.
     grows: bool,
-    /// and may now.
+    /// Whether chunks may become throttled now.
     may_grow: bool,
-    /// What changed hands since that was last forgotten.
+    /// Memory that changed hands since this list was last cleared.
     changed_over: Vec<PageRange>,
     blocks: Vec<Chunks>,
     before: Vec<u8>,
     after: Vec<u8>,
 }
 
-/// Which chunks of a block are throttled.
+/// Record of which chunks of a block are throttled.
 struct Chunks {
     chunk_pages: u64,
     throttled: Vec<bool>,
 }
 
-/// What a chunk changes hands from.
+/// Tracked memory that a chunk leaves.
 pub(super) struct Tracked<'a> {
     pub(super) userfaultfd: &'a Userfaultfd,
     pub(super) pagemap: &'a Pagemap,
@@ -121,24 +130,27 @@ impl Throttle {
         })
     }
 
-    /// Holds writers to so many pages a second; none: answers at once, and leaves the rest of the memory alone.
+    /// Limits writers to so many pages per second. `None`: answers at once, and leaves the rest of
+    /// the memory alone.
     pub(super) fn set_limit(&mut self, pages_per_s: Option<f64>) {
         self.grows = pages_per_s.is_some();
         self.handler.set_limit(pages_per_s);
     }
 
-    /// The guest is being stopped: nobody waits for long from here on, and nothing changes hands, until the next limit.
+    /// Announces that the guest is being stopped: until the next limit is set, no write waits for
+    /// long, and no memory changes hands.
     pub(super) fn let_stop(&mut self) {
         self.grows = false;
         self.handler.let_stop();
     }
 
-    /// Whether nobody reads memory now that was taken before, so that it may change hands.
+    /// Sets whether memory may change hands. It may if no thread reads memory that was taken
+    /// before.
     pub(super) fn let_grow(&mut self, may_grow: bool) {
         self.may_grow = may_grow;
     }
 
-    /// What changed hands since [`Throttle::forget_changes`].
+    /// Returns the memory that changed hands since [`Throttle::forget_changes`].
     pub(super) fn changed_over(&self) -> &[PageRange] {
         &self.changed_over
     }
@@ -147,7 +159,7 @@ impl Throttle {
         self.changed_over.clear();
     }
 
-    /// Whether chunks that are written to are to be throttled.
+    /// Returns whether chunks that are written to are to be throttled.
     pub(super) fn grows(&self) -> bool {
         self.grows && self.may_grow
     }
@@ -156,8 +168,10 @@ impl Throttle {
         self.handler.figures()
     }
 
+    /// Checks that writes are still answered.
+    ///
     /// # Errors
-    /// Writes are not answered any more: only the end of the throttle helps.
+    /// Writes are not answered any more: only ending the throttle helps.
     pub(super) fn check(&self) -> Result<(), TrackError> {
         match self.handler.is_well() {
             true => Ok(()),
@@ -165,7 +179,8 @@ impl Throttle {
         }
     }
 
-    /// The first pages of `stretch` that are throttled all, or not at all, and which.
+    /// Returns the first pages of `stretch` that are either all throttled or all not, and which of
+    /// the two.
     pub(super) fn of_one_kind(&self, block: usize, stretch: PageRange) -> (PageRange, bool) {
         match self.blocks.get(block) {
             Some(chunks) => chunks.of_one_kind(stretch),
@@ -173,7 +188,7 @@ impl Throttle {
         }
     }
 
-    /// Protects pages that were found dirty in throttled memory, all of which lie in `segment`.
+    /// Protects pages that were found dirty in throttled memory. All of them are in `segment`.
     pub(super) fn protect(&self, segment: &Segment, pages: PageRange) -> Result<(), Errno> {
         let userfaultfd = self.handler.userfaultfd();
         segment
@@ -181,12 +196,12 @@ impl Throttle {
             .try_for_each(|address| userfaultfd.write_protect(address, pages.len_bytes()))
     }
 
-    /// The chunk that `page` lies in.
+    /// Returns the chunk that contains `page`.
     pub(super) fn chunk_of(&self, block: usize, page: u64, all: PageRange) -> PageRange {
         self.blocks.get(block).map_or(PageRange::new(page, 1), |chunks| chunks.chunk_of(page, all))
     }
 
-    /// Throttles a chunk: what was dirty in it stays so, and no write is missed.
+    /// Throttles a chunk. Dirty pages in it stay dirty, and no write is missed.
     pub(super) fn take_over(
         &mut self,
         block: usize,
@@ -232,7 +247,8 @@ impl Throttle {
     }
 }
 
-/// Pages of the pieces, each at a multiple of that, in which a block of so many pages comes under a throttle.
+/// Returns the size, in pages, of the aligned pieces in which a block of so many pages comes under
+/// a throttle.
 #[must_use]
 pub fn throttle_chunk_pages(block_pages: u64) -> u64 {
     let mut chunk_pages = LEAST_CHUNK_PAGES;
@@ -278,7 +294,7 @@ impl Chunks {
     }
 }
 
-/// What was written in asynchronous memory and not taken since, as a normal list.
+/// Returns what was written in asynchronous memory and not taken since, as a normal list.
 fn written_in(tracked: &mut Tracked<'_>, chunk: PageRange) -> Result<Vec<PageRange>, Errno> {
     let mut written = Vec::new();
     for segment in &tracked.block.segments {
@@ -293,7 +309,8 @@ fn written_in(tracked: &mut Tracked<'_>, chunk: PageRange) -> Result<Vec<PageRan
     Ok(written)
 }
 
-/// Gives the chunk from one userfaultfd to another and protects all of it but what was written, in each mapping.
+/// Moves the chunk from one userfaultfd to another and protects all of it except what was written,
+/// in each mapping.
 fn change_hands(
     tracked: &Tracked<'_>,
     throttle: &Userfaultfd,
@@ -317,7 +334,7 @@ fn change_hands(
     Ok(())
 }
 
-/// The pages whose bytes are not what they were.
+/// Returns the pages whose bytes have changed.
 fn changed_pages<'a>(chunk: PageRange, before: &'a [u8], after: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
     const PAGE_BYTES: usize = 4096;
     const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);

@@ -1,40 +1,44 @@
-//! Which of the writes that wait goes on next, and when: no I/O and no clock.
+//! Decides which waiting write goes on next, and when. It does no I/O and reads no clock.
 //!
-//! A bucket holds pages. It is filled at the limit's rate, and whoever writes a page takes from it. Among the threads that
-//! wait the next is the one that has had least so far: start-time fair queueing (Goyal, Vin, Cheng 1996), by which a thread
-//! that writes now and then never waits behind those that write all the time.
+//! A bucket holds pages. It fills at the limit's rate, and a thread that writes a page takes from
+//! it. Of the waiting threads, the one that has received least goes next. This is start-time fair
+//! queueing (Goyal, Vin, Cheng 1996), with which a thread that writes now and then never waits
+//! behind those that write all the time.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::super::uffd::Fault;
 
-/// Faults a second that are answered without the handler becoming what limits: a third of what was measured with pages
-/// released eight at a time (ARCHITECTURE.md). Where the limit is higher, neighbours are released along.
+/// Faults per second that are answered without the handler becoming the bottleneck: a third of the
+/// rate measured with pages released eight at a time (ARCHITECTURE.md). If the limit is higher,
+/// neighbours are released along with a page.
 const FAULTS_PER_S: f64 = 10_000.0;
-/// The most pages that one answer releases: 256 KiB.
+/// Most pages that one answer releases: 256 KiB.
 const MOST_WINDOW_PAGES: u32 = 64;
-/// The bucket holds what comes in this time: writes of one time slice of a scheduler may come in one go.
+/// The bucket holds what flows in during this time: the writes of one scheduler time slice may come
+/// at once.
 const BURST: Duration = Duration::from_millis(5);
-/// The longest that a write waits, however low the limit. A processor that emulates a device may hold QEMU's own lock meanwhile.
+/// Longest wait of a write, however low the limit. A vCPU that emulates a device may hold QEMU's
+/// own lock meanwhile.
 const MOST_HELD: Duration = Duration::from_millis(50);
-/// The longest that a write waits while the guest is being stopped: a processor that waits can't stop.
+/// Longest wait of a write while the guest is being stopped: a vCPU that waits cannot stop.
 const MOST_HELD_STOPPING: Duration = Duration::from_millis(1);
-/// So many threads' shares are remembered before those that do not wait are forgotten.
+/// Most threads whose shares are remembered; beyond it, threads that do not wait are forgotten.
 const MOST_WRITERS: usize = 1024;
 
-/// The state of the bucket and of those that wait.
+/// State of the bucket and of the waiting threads.
 #[derive(Debug)]
 pub(super) struct Pacer {
-    /// None: nobody waits.
+    /// The limit; `None`: no write waits.
     limit_pages_per_s: Option<f64>,
-    /// Pages that may be released; below zero after releases that could not wait.
+    /// Pages that may be released; negative after releases that could not wait.
     tokens: f64,
     refilled: Duration,
     most_held: Duration,
-    /// Up to where, in pages, the shares of all have come.
+    /// The virtual time, in pages, that all shares have reached.
     virtual_time: f64,
-    /// Up to where each thread's has.
+    /// The virtual time that each thread's share has reached.
     shares: HashMap<u32, f64>,
     waiting: Vec<Waiting>,
 }
@@ -43,24 +47,25 @@ pub(super) struct Pacer {
 struct Waiting {
     fault: Fault,
     since: Duration,
-    /// Its thread's share so far, or what the others have had meanwhile where that is more: who was idle saves nothing up.
+    /// The thread's share so far, or the others' progress if that is more: an idle thread saves
+    /// nothing up.
     start: f64,
-    /// Its thread's share so far.
+    /// The thread's share so far.
     share: f64,
 }
 
-/// A write that goes on.
+/// Write that goes on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Release {
     pub(super) fault: Fault,
-    /// How many pages go with it: a power of two.
+    /// Number of pages released with it: a power of two.
     pub(super) pages: u32,
-    /// How long it waited.
+    /// Time that it waited.
     pub(super) held: Duration,
 }
 
 impl Pacer {
-    /// One without a limit, at time zero.
+    /// Creates a pacer without a limit, at time zero.
     pub(super) fn new() -> Pacer {
         Pacer {
             limit_pages_per_s: None,
@@ -73,7 +78,7 @@ impl Pacer {
         }
     }
 
-    /// From now on so many pages a second; none: as many as there are.
+    /// Sets the limit in pages per second; `None`: no limit.
     pub(super) fn set_limit(&mut self, now: Duration, pages_per_s: Option<f64>) {
         self.refill(now);
         self.limit_pages_per_s = pages_per_s.map(|limit| limit.max(1.0));
@@ -81,12 +86,13 @@ impl Pacer {
         self.most_held = MOST_HELD;
     }
 
-    /// The guest is being stopped: whoever waits goes on soon, and the limit holds as far as that lets it, until the next.
+    /// Announces that the guest is being stopped: waiting writes go on soon, and the limit holds as
+    /// far as that permits, until the next limit is set.
     pub(super) fn let_stop(&mut self) {
         self.most_held = MOST_HELD_STOPPING;
     }
 
-    /// A write begins to wait.
+    /// Adds a write that begins to wait.
     pub(super) fn add(&mut self, now: Duration, fault: Fault) {
         if self.shares.len() > MOST_WRITERS {
             let waiting: Vec<u32> = self.waiting.iter().map(|waiting| waiting.fault.thread).collect();
@@ -96,13 +102,13 @@ impl Pacer {
         self.waiting.push(Waiting { fault, since: now, start: share.max(self.virtual_time), share: *share });
     }
 
-    /// Pages were released past the queue: the others wait for it.
+    /// Counts pages that were released outside the queue: the others wait for them.
     pub(super) fn charge(&mut self, now: Duration, pages: u32) {
         self.refill(now);
         self.tokens = (self.tokens - f64::from(pages)).max(-self.most_tokens());
     }
 
-    /// The next that goes on, if one may now.
+    /// Returns the next write to go on, if one may go on now.
     pub(super) fn next(&mut self, now: Duration) -> Option<Release> {
         self.refill(now);
         let pages = self.window_pages();
@@ -117,7 +123,8 @@ impl Pacer {
         Some(Release { fault, pages, held: now.saturating_sub(since) })
     }
 
-    /// When [`Pacer::next`] has one; none: when another write begins to wait.
+    /// Returns when [`Pacer::next`] will return a write; `None`: not before another write begins to
+    /// wait.
     pub(super) fn next_at(&self, now: Duration) -> Option<Duration> {
         let oldest = self.waiting.iter().map(|waiting| waiting.since).min()?;
         let Some(limit) = self.limit_pages_per_s else { return Some(now) };
@@ -126,7 +133,7 @@ impl Pacer {
         Some((self.refilled + filled).min(oldest + self.most_held))
     }
 
-    /// Pages released at a time: one, where the handler can keep up so.
+    /// Returns how many pages to release at a time: one, if the handler can keep up with that.
     pub(super) fn window_pages(&self) -> u32 {
         let faults = self.limit_pages_per_s.unwrap_or(0.0) / FAULTS_PER_S;
         let mut pages = 1;
@@ -173,8 +180,8 @@ mod tests {
         Fault { address: page * PAGE, thread }
     }
 
-    /// Runs for `time` with threads that write again as soon as they may, after a pause of each one's own. Gives what went on,
-    /// and when.
+    /// Runs for `time` with threads that write again as soon as they may, after a pause of their
+    /// own. Returns the writes that went on, and when.
     fn run(pacer: &mut Pacer, pauses: &[Duration], time: Duration) -> Vec<(Duration, Release)> {
         let mut begin: Vec<_> = pauses.iter().map(|_| Some(Duration::ZERO)).collect();
         let (mut now, mut released) = (Duration::ZERO, Vec::new());
@@ -260,10 +267,10 @@ mod tests {
         let mut pacer = Pacer::new();
         pacer.set_limit(Duration::ZERO, Some(1000.0));
         let mut pauses = vec![Duration::ZERO; 30];
-        // A third of what is due to it.
+        // A third of its fair share.
         pauses.push(Duration::from_millis(100));
         let released = run(&mut pacer, &pauses, Duration::from_secs(3));
-        // One page of the others' may have to come first, at each of its writes.
+        // At each of its writes, one page of the others may have to come first.
         let seldom = released.iter().skip(100).filter(|(_, release)| release.fault.thread == 30);
         let longest = seldom.map(|(_, release)| release.held).max().unwrap();
         assert!(longest <= Duration::from_millis(3), "{longest:?}");
@@ -296,7 +303,7 @@ mod tests {
             let mut pacer = Pacer::new();
             pacer.set_limit(Duration::ZERO, Some(limit));
             let mut pauses: Vec<_> = pauses.into_iter().map(Duration::from_micros).collect();
-            // Enough of them to use the limit up.
+            // Enough of them to use up the limit.
             pauses.resize(pauses.len().max(4), Duration::ZERO);
             let time = Duration::from_millis(500);
             let released = run(&mut pacer, &pauses, time);

@@ -2,7 +2,7 @@ use godwit_ram::TrackError;
 
 use super::*;
 
-/// Nobody comes to any page.
+/// Guest that accesses no page.
 struct Idle;
 
 impl Faults for Idle {
@@ -61,7 +61,7 @@ fn a_held_source_is_told_nothing_of_a_guest_that_is_gone() {
     assert_eq!(paging_in.until_complete().unwrap_err().code, FailureCode::Cancelled);
 }
 
-/// A stream that has said hello with that number, and its source's end.
+/// Returns a stream that has sent a hello with that number, and its source's end.
 fn welcomed(number: u16) -> (WelcomedStream, Stream) {
     let listener = godwit_lanes::listen((std::net::Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let lane = godwit_lanes::Lane { from: None, to: listener.local_addr().unwrap() };
