@@ -85,7 +85,7 @@ impl Agent {
         match &slot.condition {
             // The migration learns of it from QMP and discards the shadow.
             Condition::MigratingIn { .. } => {
-                tracing::warn!(vm = name.as_str(), reason, "a shadow's QEMU ended")
+                tracing::warn!(vm = name.as_str(), reason, "a shadow's QEMU ended");
             }
             // The destination may own the guest already: the migration knows, and settles it.
             Condition::MigratingOut { .. } => {
