@@ -39,8 +39,8 @@ unit: ## Unit and property tests
 e2e: programs ## End-to-end tests: real QEMU guests in labs, two at a time
 	scripts/test.sh e2e
 
-sim: ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)
-	$(CARGO) run --release --locked -p godwit-sim -- $(SIM)
+sim: programs ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)
+	target/debug/godwit-sim $(SIM)
 
 bench: build ## Print the promises' figures, all or those of one scenario (SCENARIOS=switchover BENCH=OPTIONS)
 	$(if $(filter debian,$(SCENARIOS)),scripts/deps --bench)
@@ -48,14 +48,14 @@ bench: build ## Print the promises' figures, all or those of one scenario (SCENA
 	  if [ $$scenario = scan ]; then $(CARGO) bench --locked -p godwit-ram; else target/release/godwit-bench $$scenario $(BENCH); fi; \
 	done
 
-reliability: build ## Kill, cut, fill and corrupt at each phase of a migration; writes docs/reliability.md (FAULTS=OPTIONS)
-	target/release/godwit-bench faults $(or $(FAULTS),--write)
+reliability: programs ## Kill, cut, fill and corrupt at each phase of a migration; writes docs/reliability.md (FAULTS=OPTIONS)
+	target/debug/godwit-bench faults $(or $(FAULTS),--write)
 
-soak: build ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=N, SOAK_SEED=N repeats a run)
-	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak::moves_under_faults
+soak: programs ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=N, SOAK_SEED=N repeats a run)
+	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1 soak::moves_under_faults
 
-soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
-	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
+soak-mixed: programs ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
+	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
 
 schemathesis: programs ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
 	scripts/schemathesis.sh
