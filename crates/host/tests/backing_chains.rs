@@ -1,6 +1,6 @@
 //! Backing files of disks: which ones a VM may have, and that the chain stays the recorded one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "these tests need little of it")]
 mod support;
