@@ -12,7 +12,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 .PHONY: help deps build programs demo test check unit e2e sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## Install what is missing to build and run (needs root only if something is)
 	@scripts/deps

@@ -330,14 +330,17 @@ fn stat_of(pid: i32) -> std::io::Result<Stat> {
     parse_stat(&String::from_utf8_lossy(&stat)).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
 
-/// `PID (NAME) STATE …`: the state is field 3, the start time field 22 (proc_pid_stat(5)). The name may hold
-/// anything, parentheses too.
+/// `PID (NAME) STATE …`: the state is field 3, the number of threads field 20, the start time field 22
+/// (proc_pid_stat(5)). The name may hold anything, parentheses too. A process whose first thread has ended is a
+/// zombie to its state, and lives as long as it has others.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;
-    let start_time = fields.nth(18)?.parse().ok()?;
-    Some(Stat { start_time, is_ended: matches!(state, "Z" | "X" | "x") })
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    let is_ended = matches!(state, "X" | "x") || (state == "Z" && threads <= 1);
+    Some(Stat { start_time, is_ended })
 }
 
 #[cfg(test)]
@@ -380,6 +383,9 @@ mod tests {
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.start_time, stat.is_ended), (4242, true));
         assert!(parse_stat("12 (a) R 1").is_none());
+        // Its first thread has ended, and two run.
+        let led_by_none = text.replacen(" 1 0 4242", " 2 0 4242", 1);
+        assert!(led_by_none != text && !parse_stat(&led_by_none).unwrap().is_ended);
     }
 
     #[test]

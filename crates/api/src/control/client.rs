@@ -444,7 +444,7 @@ impl ManagerClient {
                 Ok(response) if response.status().is_success() => return Ok(response),
                 Ok(response) => self.refusal(response).await,
                 Err(_) if may_again => {
-                    broke.get_or_insert_with(Instant::now);
+                    broke = Some(Instant::now());
                     sent += 1;
                     continue;
                 }

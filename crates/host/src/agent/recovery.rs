@@ -81,9 +81,6 @@ impl Agent {
         let groups = cgroups(&config);
         let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users, groups };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
-        godwit_qemu::end_left_helpers(|uid| places.users.include(uid))
-            .await
-            .map_err(|error| host_failed("QEMUs that an earlier agent asked can't be ended", &error))?;
         let limits = HostLimits::new(&config);
         let host_bytes = crate::memory::total_bytes()
             .map_err(|error| host_failed("/proc/meminfo can't be read", &error))?;
@@ -109,7 +106,15 @@ impl Agent {
             cpus: tokio::sync::Mutex::default(),
         });
         agent.adopt_all().await?;
+        tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
+    }
+
+    /// Ends the QEMUs that an earlier agent asked something. One that hangs in the kernel keeps no VM from its agent.
+    async fn end_left_helpers(self: Arc<Self>) {
+        if let Err(error) = godwit_qemu::end_left_helpers(|uid| self.places.users.include(uid)).await {
+            tracing::warn!(%error, "cannot end QEMUs that an earlier agent asked: they take memory until they end");
+        }
     }
 
     async fn adopt_all(self: &Arc<Self>) -> Result<(), ApiError> {

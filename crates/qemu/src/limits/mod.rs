@@ -30,11 +30,12 @@ const QEMU_BYTES: u64 = GIB;
 const TCG_BYTES: u64 = GIB + GIB / 2;
 /// A vCPU's thread: its stack, its arena of malloc, its TLB under TCG.
 const VCPU_BYTES: u64 = 16 * MIB;
-/// A device: its rings, its requests under way, a qcow2 image's caches (32 MiB by default).
+/// A device, or a layer of a disk: rings, requests under way, a qcow2 image's caches (32 MiB by
+/// default, for each layer).
 const DEVICE_BYTES: u64 = 64 * MIB;
-/// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages: 1/64 of it is more
-/// than all of these.
-const PAGE_TABLES_SHIFT: u32 = 6;
+/// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages: 1/32 of it is more
+/// than all of these. A guest that runs guests has shadow pages for 2 % of its own (KVM_PERMILLE_MMU_PAGES).
+const PAGE_TABLES_SHIFT: u32 = 5;
 
 /// Address space that is reserved and never used: libraries, the sandbox, alignment of guest
 /// memory.
@@ -42,8 +43,9 @@ const RESERVED_BYTES: u64 = 8 * GIB;
 /// Of each thread: 8 MiB of stack and an arena of 64 MiB, which is aligned in 128 MiB (glibc 2.36).
 const THREAD_RESERVED_BYTES: u64 = 136 * MIB;
 
-/// QEMU's pool for disk requests (64 threads), migration, tracker and display threads.
-const OTHER_TASKS: u64 = 256;
+/// QEMU's pool for disk requests (64 threads), 255 channels of its own migration, tracker and display
+/// threads. QEMU 7.2 aborts where it cannot start a thread.
+const OTHER_TASKS: u64 = 512;
 /// Sockets, images, libraries, taps.
 const OTHER_FILES: u64 = 4096;
 
@@ -66,6 +68,7 @@ impl QemuLimits {
     pub fn of(spec: &ResolvedSpec) -> QemuLimits {
         let (guest, vcpus) = (spec.memory_bytes(), u64::from(spec.vcpus));
         let devices = (spec.disks.len() + spec.nics.len() + spec.extra_devices.len()) as u64;
+        let layers: usize = spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
         let tcg = if spec.accel == Accelerator::Tcg { TCG_BYTES } else { 0 };
         let parts = [
             guest,
@@ -73,7 +76,7 @@ impl QemuLimits {
             QEMU_BYTES,
             tcg,
             vcpus.saturating_mul(VCPU_BYTES),
-            devices.saturating_mul(DEVICE_BYTES),
+            (devices + layers as u64).saturating_mul(DEVICE_BYTES),
         ];
         let memory_bytes = parts.into_iter().fold(0, u64::saturating_add);
         let tasks = OTHER_TASKS + vcpus + 8 * devices;
@@ -117,9 +120,9 @@ mod tests {
     #[test]
     fn a_vm_may_have_its_memory_and_what_qemu_needs_beside_it() {
         let kvm = QemuLimits::of(&spec(65_536, "kvm"));
-        assert_eq!(kvm.memory_bytes, (65_536 + 1024 + 1024 + 64 + 64) * MIB);
+        assert_eq!(kvm.memory_bytes, (65_536 + 2048 + 1024 + 64 + 64) * MIB);
         assert_eq!(QemuLimits::of(&spec(65_536, "tcg")).memory_bytes, kvm.memory_bytes + TCG_BYTES);
-        assert_eq!((kvm.tasks, kvm.open_files), (268, 4128));
+        assert_eq!((kvm.tasks, kvm.open_files), (524, 4128));
         assert!(kvm.address_space_bytes > kvm.memory_bytes + 40 * GIB);
     }
 
