@@ -87,7 +87,10 @@ fn remove_abandoned() -> Result<()> {
         let Some(prefix) = file_name.to_str() else { continue };
         if process_of(prefix).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             eprintln!("trial: taking down lab {prefix}, whose process was killed");
-            down(&LabName { prefix: prefix.to_owned(), state_dir: entry.path() })?;
+            // Two trials that begin at the same time both find it: one of them takes it down.
+            if let Err(error) = down(&LabName { prefix: prefix.to_owned(), state_dir: entry.path() }) {
+                eprintln!("trial: cannot take down lab {prefix}: {error:#}");
+            }
         }
     }
     Ok(())
