@@ -21,7 +21,7 @@ build: deps ## Release build: godwit, the tracker library, the lab and its guest
 	$(CARGO) build --release --workspace --examples --bins --lib --locked
 	target/release/examples/guest_image
 
-programs: deps ## Development build of what demo and tests run: a third of the time of `make build`
+programs: deps ## Development build of what demo and tests run, with the engine optimised
 	$(CARGO) build --workspace --lib --bins --examples --locked
 	target/debug/examples/guest_image
 
