@@ -67,7 +67,7 @@ fn disks_and_memory_that_are_full() -> Result<()> {
 #[test]
 fn guests_that_shut_themselves_down() -> Result<()> {
     // The later moments are in `make reliability`; docs/reliability.md says which of them fail.
-    let cells = [(Fault::GuestShutDown, Moment::PreCopy)];
+    let cells = [(Fault::GuestShutDown, Moment::PreCopy), (Fault::GuestShutDown, Moment::Started)];
     try_all("faults-shutdown", StagePlan::Usual, &cells)
 }
 
