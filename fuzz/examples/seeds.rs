@@ -248,7 +248,7 @@ fn api() -> Vec<Vec<u8>> {
         (15, json!({"readings": []})),
         (18, json!({"id": "00"})),
         (20, json!({"host": "1gbit", "migration": "none", "lanes": {"10.0.0.1": "500mbit"}})),
-        (21, json!({"code": "busy", "message": "m", "mend": "n"})),
+        (21, json!({"code": "busy", "message": "m", "remedy": "n"})),
     ];
     let events = [(23, "progress", &progress), (24, "failed", &bodies[18].1)];
     let event = |(which, name, data): &(u8, &str, &Value)| {
@@ -415,7 +415,7 @@ fn answers() -> Vec<Vec<u8>> {
         })
     };
     let error = json!({
-        "error": { "code": "preflight", "message": "too little memory", "mend": "free some" },
+        "error": { "code": "preflight", "message": "too little memory", "remedy": "free some" },
     });
     vec![
         dry_run(json!({})),
@@ -446,7 +446,7 @@ fn outcomes() -> Vec<Vec<u8>> {
             "phases": [{ "phase": "pre-copy", "duration_ms": 800.0 }], "switchover": null, "error": error,
         })
     };
-    let error = json!({ "code": "lane-lost", "message": "the lane is gone", "mend": "migrate again" });
+    let error = json!({ "code": "lane-lost", "message": "the lane is gone", "remedy": "migrate again" });
     let host = json!({
         "name": "liar", "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1, "memory_committed_bytes": 0,
         "huge_pages": true, "migration_addresses": ["10.0.0.9"], "networks": {}, "peers": {}, "vms": 0,
@@ -461,7 +461,7 @@ fn outcomes() -> Vec<Vec<u8>> {
         (0, status(report("failed", error.clone()))),
         (0, status(report("in-doubt", error))),
         (1, json!({ "id": "m1" })),
-        (2, json!({ "code": "busy", "message": "VM web is moving", "mend": "wait" })),
+        (2, json!({ "code": "busy", "message": "VM web is moving", "remedy": "wait" })),
         (3, vm),
         (4, host),
         (5, json!({ "peers": { "b": "https://10.0.0.2:7700" } })),

@@ -93,8 +93,8 @@ pub fn run_answers(data: &[u8]) {
     let report = json!({
         "vm": "web", "from": "a", "to": "b", "verdict": "unknown", "prediction": null,
         "checks": [
-            { "name": "agents", "verdict": "unknown", "evidence": "not asked", "mend": "" },
-            { "name": "disks", "verdict": "warn", "evidence": "not seen", "mend": "" },
+            { "name": "agents", "verdict": "unknown", "evidence": "not asked", "remedy": "" },
+            { "name": "disks", "verdict": "warn", "evidence": "not seen", "remedy": "" },
         ],
     });
     let mut report: PreflightReport = serde_json::from_value(report).expect("a report");

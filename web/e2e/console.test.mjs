@@ -64,7 +64,7 @@ async function picture(name) {
 const button = (name) => page.getByRole('button', { name, exact: true });
 const dialogue = () => page.getByRole('dialog');
 
-test('a wrong token is refused with what mends it', async () => {
+test('a wrong token is refused with the remedy', async () => {
   await page.goto(`${url}/`);
   await page.getByLabel('Token').fill('godwit_00_11');
   await button('Log in').click();

@@ -103,7 +103,7 @@ impl fmt::Display for Endpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody answers there.
-    #[error("{} ({})", self.detail(), self.mend())]
+    #[error("{} ({})", self.detail(), self.remedy())]
     Unreachable {
         /// Where it should be.
         endpoint: Endpoint,
@@ -114,7 +114,7 @@ pub enum ClientError {
     #[error(transparent)]
     Refused(#[from] ApiError),
     /// What came back is no answer of an agent.
-    #[error("{} ({})", self.detail(), self.mend())]
+    #[error("{} ({})", self.detail(), self.remedy())]
     Protocol {
         /// Who answered.
         endpoint: Endpoint,
@@ -153,7 +153,7 @@ impl ClientError {
 
     /// What to do about it.
     #[must_use]
-    pub fn mend(&self) -> &str {
+    pub fn remedy(&self) -> &str {
         match self {
             ClientError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
                 "is it running, and are you root? start it with `godwit host run --config FILE`"
@@ -161,7 +161,7 @@ impl ClientError {
             ClientError::Unreachable { .. } => {
                 "is it running and the network up? start it with `godwit host run --config FILE`"
             }
-            ClientError::Refused(error) => &error.mend,
+            ClientError::Refused(error) => &error.remedy,
             ClientError::Protocol { .. } => "is another program listening there, or another version?",
         }
     }
@@ -533,9 +533,11 @@ impl Client {
             Err(error) => return error,
         };
         match serde_json::from_slice::<ApiError>(&body) {
-            Ok(error) => {
-                ClientError::Refused(ApiError { message: cut(error.message), mend: cut(error.mend), ..error })
-            }
+            Ok(error) => ClientError::Refused(ApiError {
+                message: cut(error.message),
+                remedy: cut(error.remedy),
+                ..error
+            }),
             Err(_) => self.protocol(format!("HTTP status {status} without an error of ours")),
         }
     }

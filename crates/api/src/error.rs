@@ -1,4 +1,4 @@
-//! What an agent answers when it does not do what it was asked: a code for programs, a message and the mend for
+//! What an agent answers when it does not do what it was asked: a code for programs, a message and the remedy for
 //! people.
 
 use std::fmt;
@@ -88,22 +88,22 @@ pub struct ApiError {
     /// What failed and why, one line.
     pub message: String,
     /// What to do about it; empty where the message says it all.
-    #[serde(default)]
-    pub mend: String,
+    #[serde(default, alias = "mend")]
+    pub remedy: String,
 }
 
 impl ApiError {
     /// An error of the given code.
-    pub fn new(code: ErrorCode, message: impl Into<String>, mend: impl Into<String>) -> Self {
-        ApiError { code, message: message.into(), mend: mend.into() }
+    pub fn new(code: ErrorCode, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        ApiError { code, message: message.into(), remedy: remedy.into() }
     }
 }
 
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        if !self.mend.is_empty() {
-            write!(f, " ({})", self.mend)?;
+        if !self.remedy.is_empty() {
+            write!(f, " ({})", self.remedy)?;
         }
         Ok(())
     }

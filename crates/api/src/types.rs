@@ -301,7 +301,7 @@ impl QemuEngineOptions {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`]: QEMU has no such value.
     pub fn check_values(&self) -> Result<(), ApiError> {
-        let refuse = |message, mend| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+        let refuse = |message, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         match self.multifd_channels {
             Some(channels) if !(1..=255).contains(&channels) => {
                 return refuse(format!("{channels} multifd channels are not possible"), "give 1 to 255");
@@ -321,7 +321,7 @@ impl QemuEngineOptions {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`]: QEMU can't do both.
     pub fn check_together(&self) -> Result<(), ApiError> {
-        let refuse = |message: &str, mend| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+        let refuse = |message: &str, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         match self.multifd_channels {
             Some(_) if self.postcopy => {
                 refuse("post-copy and multifd do not go together in QEMU", "leave one of them out")

@@ -311,15 +311,15 @@ fn token_row(token: &TokenInfo) -> Vec<String> {
 
 impl From<ManagerError> for Failure {
     fn from(error: ManagerError) -> Failure {
-        let (message, mend) = (error.detail(), error.mend().to_owned());
+        let (message, remedy) = (error.detail(), error.remedy().to_owned());
         match error {
             ManagerError::Refused(problem) => {
                 let in_doubt = problem.cause == Some(ErrorCode::InDoubt);
                 let exit = if in_doubt { Exit::InDoubt } else { of_code(problem.code) };
-                Failure { exit, code: problem.code.name(), message, mend }
+                Failure { exit, code: problem.code.name(), message, remedy }
             }
-            ManagerError::Unreachable { .. } => Failure::new(Exit::Unreachable, message, mend),
-            ManagerError::Protocol { .. } => Failure::new(Exit::Failure, message, mend),
+            ManagerError::Unreachable { .. } => Failure::new(Exit::Unreachable, message, remedy),
+            ManagerError::Protocol { .. } => Failure::new(Exit::Failure, message, remedy),
         }
     }
 }

@@ -81,8 +81,8 @@ fn to_cancel<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> 
     let Drain { id, state, .. } = last(drains, host)?;
     let message =
         format!("no drain of host {host} is under way: the last one, {id}, is {}", drain_state(*state));
-    let mend = format!("`godwit host drain {host} --undo` brings back what it has moved");
-    Err(Failure::new(Exit::Conflict, message, mend))
+    let remedy = format!("`godwit host drain {host} --undo` brings back what it has moved");
+    Err(Failure::new(Exit::Conflict, message, remedy))
 }
 
 fn to_undo<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
@@ -308,7 +308,7 @@ mod tests {
         }
         let in_doubt = json!({
             "id": "v", "vm": "web", "from": "a", "state": "failed", "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
-            "attempts": 1, "failure": { "code": "in-doubt", "message": "", "mend": "" }
+            "attempts": 1, "failure": { "code": "in-doubt", "message": "", "remedy": "" }
         });
         let over = drain("d", "done", 1, &["stays"]);
         assert_eq!(drain_exit(&over, DrainState::Done, &[from_value(in_doubt).unwrap()]), Exit::InDoubt);

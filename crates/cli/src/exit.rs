@@ -124,11 +124,11 @@ pub(crate) struct Failure {
     /// For programs.
     pub(crate) code: String,
     pub(crate) message: String,
-    pub(crate) mend: String,
+    pub(crate) remedy: String,
 }
 
 impl Failure {
-    pub(crate) fn new(exit: Exit, message: impl Into<String>, mend: impl Into<String>) -> Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>, remedy: impl Into<String>) -> Failure {
         let code = match exit {
             Exit::Ok | Exit::Failure => "failure",
             Exit::Usage => "invalid-request",
@@ -141,67 +141,67 @@ impl Failure {
             Exit::InDoubt => "in-doubt",
             Exit::Interrupted => "interrupted",
         };
-        Failure { exit, code: code.to_owned(), message: message.into(), mend: mend.into() }
+        Failure { exit, code: code.to_owned(), message: message.into(), remedy: remedy.into() }
     }
 
-    /// What the command line's parser says, for programs: the usage is left out, its tips are the mend.
+    /// What the command line's parser says, for programs: the usage is left out, its tips are the remedy.
     pub(crate) fn of_usage(error: &clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             return Failure::usage("no command is named, or not all of it", "see --help");
         }
         let text = error.to_string();
         let said = text.lines().take_while(|line| !line.starts_with("Usage:"));
-        let (mut message, mut mend) = (Vec::new(), Vec::new());
+        let (mut message, mut remedy) = (Vec::new(), Vec::new());
         for line in
             said.map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("For more information"))
         {
             match line.strip_prefix("tip: ") {
-                Some(tip) => mend.push(tip),
+                Some(tip) => remedy.push(tip),
                 None => message.push(line),
             }
         }
-        mend.push("see --help");
+        remedy.push("see --help");
         let message = message.join(" ");
-        Failure::usage(message.strip_prefix("error: ").unwrap_or(&message), mend.join("; "))
+        Failure::usage(message.strip_prefix("error: ").unwrap_or(&message), remedy.join("; "))
     }
 
-    /// Of an error that has its mend in brackets at its end, as those of this project do.
+    /// Of an error that has its remedy in brackets at its end, as those of this project do.
     pub(crate) fn told(exit: Exit, error: &impl fmt::Display) -> Failure {
         let text = error.to_string();
         let apart = text.strip_suffix(')').and_then(|text| text.rsplit_once(" ("));
         // The system's own word is none.
-        match apart.filter(|(_, mend)| !mend.starts_with("os error ")) {
-            Some((message, mend)) => Failure::new(exit, message, mend),
+        match apart.filter(|(_, remedy)| !remedy.starts_with("os error ")) {
+            Some((message, remedy)) => Failure::new(exit, message, remedy),
             None => Failure::new(exit, text, ""),
         }
     }
 
-    pub(crate) fn usage(message: impl Into<String>, mend: impl Into<String>) -> Failure {
-        Failure::new(Exit::Usage, message, mend)
+    pub(crate) fn usage(message: impl Into<String>, remedy: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, message, remedy)
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        if self.mend.is_empty() { Ok(()) } else { write!(f, "\n  {}", self.mend) }
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "\n  {}", self.remedy) }
     }
 }
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Failure {
         let exit = Exit::of_code(error.code);
-        Failure { exit, code: error.code.to_string(), message: error.message, mend: error.mend }
+        Failure { exit, code: error.code.to_string(), message: error.message, remedy: error.remedy }
     }
 }
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
-        let (message, mend) = (error.detail(), error.mend().to_owned());
+        let (message, remedy) = (error.detail(), error.remedy().to_owned());
         match error {
             ClientError::Refused(error) => error.into(),
-            ClientError::Unreachable { .. } => Failure::new(Exit::Unreachable, message, mend),
-            ClientError::Protocol { .. } => Failure::new(Exit::Failure, message, mend),
+            ClientError::Unreachable { .. } => Failure::new(Exit::Unreachable, message, remedy),
+            ClientError::Protocol { .. } => Failure::new(Exit::Failure, message, remedy),
         }
     }
 }
@@ -252,7 +252,7 @@ mod tests {
             cuts: Vec::new(),
             phases,
             switchover: None,
-            error: Some(FailureReport { code: code.into(), message: String::new(), mend: String::new() }),
+            error: Some(FailureReport { code: code.into(), message: String::new(), remedy: String::new() }),
         }
     }
 
@@ -287,13 +287,13 @@ mod tests {
             let failure = Failure::of_usage(&error);
             assert_eq!((failure.exit, failure.code.as_str()), (Exit::Usage, "invalid-request"));
             assert!(failure.message.starts_with(message), "{}", failure.message);
-            assert!(failure.mend.ends_with("see --help"), "{}", failure.mend);
+            assert!(failure.remedy.ends_with("see --help"), "{}", failure.remedy);
         }
     }
 
     #[test]
     fn the_mend_of_an_error_is_told_apart() {
-        for (text, message, mend) in [
+        for (text, message, remedy) in [
             (
                 "a.toml: port: no such key (docs/manager.md lists every key)",
                 "a.toml: port: no such key",
@@ -307,7 +307,7 @@ mod tests {
             ("it is so", "it is so", ""),
         ] {
             let failure = Failure::told(Exit::Usage, &text);
-            assert_eq!((failure.message.as_str(), failure.mend.as_str()), (message, mend));
+            assert_eq!((failure.message.as_str(), failure.remedy.as_str()), (message, remedy));
         }
     }
 

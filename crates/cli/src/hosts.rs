@@ -108,11 +108,11 @@ impl Hosts {
             });
         };
         let text = std::fs::read_to_string(&path).map_err(|error| {
-            let mend = "name an existing file with --hosts or GODWIT_HOSTS";
+            let remedy = "name an existing file with --hosts or GODWIT_HOSTS";
             Failure::new(
                 Exit::NotFound,
                 format!("the hosts file {} can't be read: {error}", path.display()),
-                mend,
+                remedy,
             )
         })?;
         Hosts::parse(&text, path)
@@ -120,9 +120,9 @@ impl Hosts {
 
     fn parse(text: &str, path: PathBuf) -> Result<Hosts, Failure> {
         let wrong = |why: String| {
-            let mend =
+            let remedy =
                 "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", see docs/cli.md";
-            Failure::usage(format!("{}: {why}", path.display()), mend)
+            Failure::usage(format!("{}: {why}", path.display()), remedy)
         };
         let file: HostsFile = toml::from_str(text).map_err(|error| {
             let line =
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(hosts.one(None).unwrap_err().exit, Exit::Usage);
         let unknown = hosts.chosen(Some("c")).unwrap_err();
         assert_eq!(unknown.exit, Exit::NotFound);
-        assert!(unknown.mend.contains("a, b"));
+        assert!(unknown.remedy.contains("a, b"));
     }
 
     #[test]

@@ -58,8 +58,8 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
         )
     })?;
     let token: JoinTokenText = text.parse().map_err(|why| {
-        let mend = "make one with `godwit control join-token create HOST`";
-        Failure::usage(format!("{}: {why}", file.display()), mend)
+        let remedy = "make one with `godwit control join-token create HOST`";
+        Failure::usage(format!("{}: {why}", file.display()), remedy)
     })?;
     check_authority(&options, &token)?;
     let machine = machine_name();

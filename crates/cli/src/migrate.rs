@@ -97,12 +97,12 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         return Err(Failure::usage("--references belongs to Godwit's own engine", "leave it out"));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.policy.is_some() {
-        let mend = "leave it out; QEMU's has --auto-converge and --postcopy";
-        return Err(Failure::usage("--policy belongs to Godwit's own engine", mend));
+        let remedy = "leave it out; QEMU's has --auto-converge and --postcopy";
+        return Err(Failure::usage("--policy belongs to Godwit's own engine", remedy));
     }
     if matches!(options.engine, EngineArg::Qemu) && (options.page_in || options.no_page_in) {
-        let mend = "leave it out; QEMU's has --postcopy";
-        return Err(Failure::usage("--page-in and --no-page-in belong to Godwit's own engine", mend));
+        let remedy = "leave it out; QEMU's has --postcopy";
+        return Err(Failure::usage("--page-in and --no-page-in belong to Godwit's own engine", remedy));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
         let message = "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
@@ -193,8 +193,8 @@ async fn follow(
 /// The stream ended without a report: the agent knows how it went, if it can still be asked.
 async fn broken_off(client: &Client, id: &str) -> Result<Report, Failure> {
     let lost = |why: String| {
-        let mend = "what became of it is not known here: start that agent again, then see `godwit vm list` and `vm show` (running, or in doubt); its report has gone with the agent if that ended";
-        Failure::new(Exit::Unreachable, format!("the agent was lost during migration {id}: {why}"), mend)
+        let remedy = "what became of it is not known here: start that agent again, then see `godwit vm list` and `vm show` (running, or in doubt); its report has gone with the agent if that ended";
+        Failure::new(Exit::Unreachable, format!("the agent was lost during migration {id}: {why}"), remedy)
     };
     let status = client.migration(id).await.map_err(|error| lost(error.to_string()))?;
     status.report.ok_or_else(|| lost("it answers again, and the migration is not over".to_owned()))
@@ -266,8 +266,8 @@ async fn resolve(
     let runner = answers.iter().find(|(_, vms)| vms.iter().any(runs)).map(|(host, _)| *host);
     if let Some(runner) = runner.filter(|runner| *runner != word.runs_on) {
         let message = format!("host {runner} answers and runs VM {vm}: it can't be host {}'s", word.runs_on);
-        let mend = format!("mend the link between the two hosts, or say `--runs-on {runner}`");
-        return Err(Failure::new(Exit::Conflict, message, mend));
+        let remedy = format!("remedy the link between the two hosts, or say `--runs-on {runner}`");
+        return Err(Failure::new(Exit::Conflict, message, remedy));
     }
     let in_doubt = |vms: Vec<VmInfo>| vms.into_iter().any(|known| known.name == vm && known.in_doubt);
     let mut asked: Vec<&str> =
@@ -416,11 +416,11 @@ mod tests {
     fn settings_of_the_other_engine_are_refused() {
         let failure = parse("godwit migrate web --to b --auto-converge").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
-        assert!(failure.mend.contains("--engine qemu"));
+        assert!(failure.remedy.contains("--engine qemu"));
         let failure = parse("godwit migrate web --to b --engine qemu --dry-run").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         let failure = parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
-        assert!(failure.mend.contains("--multifd-compression"));
+        assert!(failure.remedy.contains("--multifd-compression"));
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn because(one: &Move) -> String {
         return format!("{}, {} left", progress.phase, byte_count(progress.remaining_bytes));
     }
     let failure = one.failure.as_ref();
-    failure.map(|failure| format!("{} ({})", failure.message, failure.mend)).unwrap_or_default()
+    failure.map(|failure| format!("{} ({})", failure.message, failure.remedy)).unwrap_or_default()
 }
 
 fn move_row(one: &Move) -> Vec<String> {
@@ -221,7 +221,7 @@ mod tests {
             ("failed", Some("preflight"), 1, Exit::Preflight),
             ("failed", Some("in-doubt"), 1, Exit::InDoubt),
         ] {
-            let failure = code.map(|code| json!({ "code": code, "message": "", "mend": "" }));
+            let failure = code.map(|code| json!({ "code": code, "message": "", "remedy": "" }));
             let over = json!({
                 "id": "v", "vm": "web", "from": "a", "state": state, "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
                 "attempts": attempts, "failure": failure

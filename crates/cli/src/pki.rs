@@ -65,8 +65,8 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
 
 fn never_issued(name: &str, dir: &Path) -> Failure {
     let message = format!("{name} has no certificate in {}: there is nothing to renew", dir.display());
-    let mend = format!("name another --dir, or issue one: godwit pki issue {name} --dir {}", dir.display());
-    Failure::new(Exit::NotFound, message, mend)
+    let remedy = format!("name another --dir, or issue one: godwit pki issue {name} --dir {}", dir.display());
+    Failure::new(Exit::NotFound, message, remedy)
 }
 
 fn tell(issued: &Issued, output: Output) -> Result<(), Failure> {

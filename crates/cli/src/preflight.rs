@@ -54,11 +54,11 @@ fn checks(checks: &[Check]) -> String {
             check.name.name().to_owned(),
             check.verdict.name().to_owned(),
             check.evidence.clone(),
-            check.mend.clone(),
+            check.remedy.clone(),
         ]
     };
     let rows: Vec<_> = checks.iter().map(row).collect();
-    table(&["check", "verdict", "evidence", "mend"], &rows)
+    table(&["check", "verdict", "evidence", "remedy"], &rows)
 }
 
 fn ranking_text(ranking: &PreflightRanking, output: Output) -> String {

@@ -22,8 +22,8 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     if !PROBE_SECONDS.contains(&options.seconds) {
         let message = format!("--seconds {} is not possible", options.seconds);
-        let mend = format!("give {} to {}", PROBE_SECONDS.start(), PROBE_SECONDS.end());
-        return Err(Failure::usage(message, mend));
+        let remedy = format!("give {} to {}", PROBE_SECONDS.start(), PROBE_SECONDS.end());
+        return Err(Failure::usage(message, remedy));
     }
     hosts.check(&options.to)?;
     let (from, client) = hosts.other(&options.to, options.from.as_deref().or(only))?;
@@ -137,8 +137,8 @@ fn render(report: &ProbeReport, output: Output) -> String {
     text.push_str(&table(&heads, &rows));
     let mut remarks: Vec<String> = report.lanes.iter().flat_map(remarks).collect();
     if let Some(failure) = &report.together_failure {
-        let FailureReport { code, message, mend } = failure;
-        remarks.push(format!("all together: {message} [{code}]\n  mend: {mend}\n"));
+        let FailureReport { code, message, remedy } = failure;
+        remarks.push(format!("all together: {message} [{code}]\n  remedy: {remedy}\n"));
     }
     if let Some(limit) = report.bandwidth_limit {
         remarks.push(format!(
@@ -197,7 +197,7 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
     let name = lane_name(lane);
     let mut lines = Vec::new();
     if let Some(failure) = &lane.failure {
-        lines.push(format!("{name}: {} [{}]\n  mend: {}\n", failure.message, failure.code, failure.mend));
+        lines.push(format!("{name}: {} [{}]\n  remedy: {}\n", failure.message, failure.code, failure.remedy));
     }
     if let Some(mtu) = lane.mtu {
         let interface = mtu.interface.map_or_else(|| "an unknown size".to_owned(), |mtu| mtu.to_string());
@@ -205,7 +205,7 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
         if mtu.black_hole {
             lines.push(format!(
                 "{name}: MTU of the interface {interface}, but only {passes} passes, and what is larger vanishes without a word: \
-                 a migration would stand still for seconds, and go on with small packets\n  mend: set the interface's MTU to {passes} on both hosts, or let the network between them carry {interface}\n"
+                 a migration would stand still for seconds, and go on with small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or let the network between them carry {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
             lines.push(format!("{name}: MTU of the interface {interface}, but only {passes} passes\n"));
@@ -325,14 +325,14 @@ mod tests {
         report.together_failure = Some(FailureReport {
             code: "lane-lost".to_owned(),
             message: "the peer closed the lane".to_owned(),
-            mend: "check the network".to_owned(),
+            remedy: "check the network".to_owned(),
         });
         report.bandwidth_limit = Some("500mbit".parse().unwrap());
         let text = render(&report, Output::new(false));
         expect(
             &text,
             &[
-                "all together: the peer closed the lane [lane-lost]\n  mend: check the network",
+                "all together: the peer closed the lane [lane-lost]\n  remedy: check the network",
                 "the limits of host a hold a migration to 500mbit: the probe keeps to none",
                 "800 MiB/s",
             ],
@@ -380,7 +380,7 @@ mod tests {
         let failure = FailureReport {
             code: "lane-lost".into(),
             message: "can't connect".into(),
-            mend: "look at it".into(),
+            remedy: "look at it".into(),
         };
         let dead = LaneProbe {
             throughput: Vec::new(),
@@ -400,7 +400,7 @@ mod tests {
             &text,
             &[
                 "can't connect [lane-lost]",
-                "mend: look at it",
+                "remedy: look at it",
                 "MTU of the interface 9000, but only 1500 passes",
                 "failed",
                 "no lane carries a migration",

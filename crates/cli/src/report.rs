@@ -13,8 +13,8 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
     let mut text = headline(report, output);
     if let Some(error) = &report.error {
         text.push_str(&format!("  reason: {} [{}]\n", error.message, error.code));
-        if !error.mend.is_empty() {
-            text.push_str(&format!("  mend:   {}\n", error.mend));
+        if !error.remedy.is_empty() {
+            text.push_str(&format!("  remedy:   {}\n", error.remedy));
         }
     }
     if !report.has_begun() && report.error.is_some() {
@@ -374,7 +374,7 @@ mod tests {
         let error = FailureReport {
             code: "peer-unreachable".into(),
             message: "b is gone".into(),
-            mend: "look at b".into(),
+            remedy: "look at b".into(),
         };
         let text =
             render(&Report { outcome: Outcome::Failed, error: Some(error), ..report() }, Output::new(false));

@@ -25,8 +25,9 @@ pub(crate) async fn run(
         VmCommand::Create(options) => {
             let start = options.start;
             if !options.labels.is_empty() {
-                let mend = "name a manager (--manager, or [manager] in the hosts file), or leave --label out";
-                return Err(Failure::usage("labels are kept by a manager, and none makes this VM", mend));
+                let remedy =
+                    "name a manager (--manager, or [manager] in the hosts file), or leave --label out";
+                return Err(Failure::usage("labels are kept by a manager, and none makes this VM", remedy));
             }
             let spec = create::specification(*options)?;
             refuse_second(&spec.name, hosts, output).await?;
@@ -126,11 +127,11 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("reason", reason.clone()));
     }
     if vm.in_doubt {
-        let mend = format!(
-            "start the other host's agent, or mend the link: it settles within seconds. Gone for good: power it off, then `godwit migration resolve {} --runs-on {}`",
+        let remedy = format!(
+            "start the other host's agent, or repair the link: it settles within seconds. Gone for good: power it off, then `godwit migration resolve {} --runs-on {}`",
             vm.name, vm.host
         );
-        lines.push(("what to do", mend));
+        lines.push(("what to do", remedy));
     }
     if let Some(migration) = &vm.migration {
         lines.push(("migration", migration.clone()));

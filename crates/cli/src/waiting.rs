@@ -78,8 +78,8 @@ impl Waiting {
             let since = *away_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.longest_away {
                 let failure = Failure::from(error);
-                let mend = format!("{what} goes on without this command: `{command}` tells how it ends");
-                return Err(Failure { exit: Exit::Unreachable, mend, ..failure });
+                let remedy = format!("{what} goes on without this command: `{command}` tells how it ends");
+                return Err(Failure { exit: Exit::Unreachable, remedy, ..failure });
             }
         }
     }
@@ -143,7 +143,7 @@ mod tests {
         let failure = waiting(Duration::ZERO).look(look, "move v1", "godwit control move show v1").await;
         let failure = failure.unwrap_err();
         assert_eq!((failure.exit, failure.code.as_str()), (Exit::Unreachable, "unreachable"));
-        assert!(failure.mend.contains("`godwit control move show v1`"), "{failure}");
+        assert!(failure.remedy.contains("`godwit control move show v1`"), "{failure}");
     }
 
     #[tokio::test]

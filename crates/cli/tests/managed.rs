@@ -372,7 +372,7 @@ fn whatever_is_refused_says_what_to_do() {
         "control --host a status",
     ] {
         let (code, _, failure) = managed.run(line);
-        let mend = failure["error"]["mend"].as_str().unwrap_or_default();
-        assert!(code != 0 && !mend.is_empty() && !mend.contains("/api/"), "{line}: {failure}");
+        let remedy = failure["error"]["remedy"].as_str().unwrap_or_default();
+        assert!(code != 0 && !remedy.is_empty() && !remedy.contains("/api/"), "{line}: {failure}");
     }
 }

@@ -63,7 +63,7 @@ pub mod fuzzing {
     #[must_use]
     pub fn kept_of_migration(status: &MigrationStatus) -> (Vec<String>, Option<Vec<u8>>) {
         let (failure, report) = crate::moves::kept_of_answer(status);
-        let texts = failure.map(|failure| vec![failure.code, failure.message, failure.mend]);
+        let texts = failure.map(|failure| vec![failure.code, failure.message, failure.remedy]);
         (texts.unwrap_or_default(), report)
     }
 }

@@ -1,4 +1,4 @@
-//! The agent's configuration file (TOML). Every error names the file, the place in it and the mend.
+//! The agent's configuration file (TOML). Every error names the file, the place in it and the remedy.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -212,8 +212,8 @@ impl PoliciesConfig {
             ("deadline", Intent::Deadline(Duration::MAX)),
         ];
         intents.into_iter().find_map(|(name, intent)| {
-            let (key, why, mend) = self.of(intent).problem(intent)?;
-            Some((format!("policies.{name}.{key}"), why, mend))
+            let (key, why, remedy) = self.of(intent).problem(intent)?;
+            Some((format!("policies.{name}.{key}"), why, remedy))
         })
     }
 }
@@ -304,7 +304,7 @@ pub enum ConfigError {
         why: String,
     },
     /// A value makes no sense.
-    #[error("{path}: {key}: {why} ({mend})")]
+    #[error("{path}: {key}: {why} ({remedy})")]
     Value {
         /// The file.
         path: PathBuf,
@@ -313,7 +313,7 @@ pub enum ConfigError {
         /// What is wrong with its value.
         why: String,
         /// What to write instead.
-        mend: String,
+        remedy: String,
     },
 }
 
@@ -350,7 +350,7 @@ impl Config {
         })?;
         match config.first_problem() {
             None => Ok(config),
-            Some((key, why, mend)) => Err(ConfigError::Value { path: path.to_owned(), key, why, mend }),
+            Some((key, why, remedy)) => Err(ConfigError::Value { path: path.to_owned(), key, why, remedy }),
         }
     }
 
@@ -389,10 +389,10 @@ impl Config {
 
     fn peers_problem(&self) -> Option<(String, String, String)> {
         let problem =
-            |name: &str, why: String, mend: &str| Some((format!("peers.{name}"), why, mend.to_owned()));
+            |name: &str, why: String, remedy: &str| Some((format!("peers.{name}"), why, remedy.to_owned()));
         for (name, url) in &self.peers {
             match url.parse::<Endpoint>() {
-                Err(error) => return problem(name, error.message, &error.mend),
+                Err(error) => return problem(name, error.message, &error.remedy),
                 Ok(Endpoint::Tcp(_)) if !self.insecure => {
                     let why = "http:// is unprotected, and this host is not insecure".into();
                     return problem(name, why, "write https://");
@@ -411,7 +411,7 @@ impl Config {
     }
 
     fn first_problem(&self) -> Option<(String, String, String)> {
-        let problem = |key: &str, why: String, mend: &str| Some((key.to_owned(), why, mend.to_owned()));
+        let problem = |key: &str, why: String, remedy: &str| Some((key.to_owned(), why, remedy.to_owned()));
         if self.name.is_empty()
             || !self.name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         {
@@ -446,8 +446,8 @@ impl Config {
         if self.socket.as_os_str().len() > 107 {
             return problem("socket", "a socket's path has at most 107 bytes".into(), "use a shorter path");
         }
-        if let Some((key, why, mend)) = self.protection_problem().or_else(|| self.policies.problem()) {
-            return problem(&key, why, mend);
+        if let Some((key, why, remedy)) = self.protection_problem().or_else(|| self.policies.problem()) {
+            return problem(&key, why, remedy);
         }
         let known = |lane: &IpAddr| self.migration_addresses.contains(lane);
         if let Some(lane) = self.limits.lanes.keys().find(|lane| !known(lane))
@@ -456,8 +456,8 @@ impl Config {
             let why = "no lane leaves from an address that is not among migration_addresses".into();
             return problem(&format!("limits.lanes.\"{lane}\""), why, "name one of those");
         }
-        if let Some((key, why, mend)) = self.peers_problem() {
-            return problem(&key, why, &mend);
+        if let Some((key, why, remedy)) = self.peers_problem() {
+            return problem(&key, why, &remedy);
         }
         for (name, network) in &self.networks {
             // IFNAMSIZ is 16 with the final zero (linux/if.h).

@@ -41,19 +41,19 @@ pub(crate) fn no_user(error: &std::io::Error) -> ApiError {
 }
 
 pub(crate) fn file_unusable(vm: &str, error: &FileError) -> ApiError {
-    ApiError::new(ErrorCode::NotFound, format!("VM \"{vm}\": {error}"), error.mend())
+    ApiError::new(ErrorCode::NotFound, format!("VM \"{vm}\": {error}"), error.remedy())
 }
 
 pub(crate) fn spec_refused(error: &SpecError) -> ApiError {
-    ApiError::new(ErrorCode::InvalidRequest, error.to_string(), error.mend())
+    ApiError::new(ErrorCode::InvalidRequest, error.to_string(), error.remedy())
 }
 
 pub(crate) fn qemu_unusable(error: &InspectError) -> ApiError {
-    ApiError::new(ErrorCode::HypervisorFailed, error.to_string(), error.mend())
+    ApiError::new(ErrorCode::HypervisorFailed, error.to_string(), error.remedy())
 }
 
 pub(crate) fn start_failed(error: &StartError) -> ApiError {
-    ApiError::new(ErrorCode::HypervisorFailed, error.to_string(), error.mend())
+    ApiError::new(ErrorCode::HypervisorFailed, error.to_string(), error.remedy())
 }
 
 impl From<NetworkError> for ApiError {
@@ -78,7 +78,7 @@ pub(crate) fn of_peer(
     error: ClientError,
     refused: impl FnOnce(ApiError) -> ApiError,
 ) -> ApiError {
-    let told = |code, mend: &str| ApiError::new(code, format!("host {host}: {error}"), mend);
+    let told = |code, remedy: &str| ApiError::new(code, format!("host {host}: {error}"), remedy);
     match error {
         ClientError::Refused(error) => refused(error),
         ClientError::Unreachable { .. } => told(

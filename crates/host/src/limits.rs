@@ -135,7 +135,7 @@ mod tests {
         let limits = limits();
         let refused = limits.set(LimitOf::Lane("10.0.0.9".parse().unwrap()), rate("1gbit")).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NotFound);
-        assert!(refused.to_string().contains("10.0.0.9") && refused.mend.contains("fd77::1"), "{refused}");
+        assert!(refused.to_string().contains("10.0.0.9") && refused.remedy.contains("fd77::1"), "{refused}");
         limits.set(LimitOf::Lane("fd77::1".parse().unwrap()), rate("1gbit")).unwrap();
     }
 }

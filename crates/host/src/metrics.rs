@@ -404,7 +404,7 @@ mod tests {
 
     /// One that has had everything.
     fn eventful() -> Report {
-        let error = FailureReport { code: "lane-lost".into(), message: "cut".into(), mend: String::new() };
+        let error = FailureReport { code: "lane-lost".into(), message: "cut".into(), remedy: String::new() };
         Report {
             outcome: Outcome::Failed,
             error: Some(error),

@@ -286,8 +286,8 @@ impl Migrations {
             return Ok(entry);
         }
         let message = format!("migration {id} is over already");
-        let mend = format!("see its report with `godwit migration show {id}`");
-        Err(ApiError::new(ErrorCode::WrongState, message, mend))
+        let remedy = format!("see its report with `godwit migration show {id}`");
+        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
 
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
@@ -425,7 +425,7 @@ pub(crate) mod tests {
         control.progress(Progress { phase: Phase::PageIn, ..Progress::begin(1 << 20) });
         let refused = migrations.cancel(&control.id).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Busy);
-        assert!(refused.message.contains("host b") && refused.mend.contains("gone for good"), "{refused}");
+        assert!(refused.message.contains("host b") && refused.remedy.contains("gone for good"), "{refused}");
         assert!(!*control.cancel.borrow());
     }
 

@@ -55,7 +55,8 @@ impl Peers {
 }
 
 fn check(peers: &BTreeMap<String, String>, config: &Config) -> Result<(), ApiError> {
-    let wrong = |message: String, mend: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+    let wrong =
+        |message: String, remedy: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
     if peers.len() > MOST_PEERS {
         return wrong(format!("{} hosts are too many", peers.len()), "name 10,000 at most");
     }

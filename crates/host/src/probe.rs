@@ -61,7 +61,7 @@ impl Probes {
     /// `what` says what the probe is, for whoever comes second.
     fn take_turn(&self, agent: &Agent, what: String) -> Result<Turn, ApiError> {
         let host = &agent.config().name;
-        let busy = |message, mend| Err(ApiError::new(ErrorCode::Busy, message, mend));
+        let busy = |message, remedy| Err(ApiError::new(ErrorCode::Busy, message, remedy));
         if let Some(vm) = agent.migrations().under_way().or_else(|| agent.incoming().under_way()) {
             let message =
                 format!("VM \"{vm}\" is on the move from or to host {host}: a probe would slow it down");

@@ -214,7 +214,7 @@ fn probe_in_background(agent: Arc<Agent>) {
         };
         let accel = if agent.accel(&qemu.path).await.kvm { Accelerator::Kvm } else { Accelerator::Tcg };
         if let Err(error) = agent.cpu(&qemu, accel).await {
-            tracing::warn!(%error, mend = error.mend(), "it is not known what CPU guests can have");
+            tracing::warn!(%error, remedy = error.remedy(), "it is not known what CPU guests can have");
         }
     });
 }

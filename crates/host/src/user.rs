@@ -104,8 +104,8 @@ impl QemuUsers {
     /// # Errors
     /// The user is not there, or the range is somebody's, or not to be had on this host.
     pub(crate) fn of(config: &Config) -> Result<QemuUsers, ApiError> {
-        let refused = |key: &str, why: String, mend: &str| {
-            ApiError::new(ErrorCode::InvalidRequest, format!("{key}: {why}"), mend)
+        let refused = |key: &str, why: String, remedy: &str| {
+            ApiError::new(ErrorCode::InvalidRequest, format!("{key}: {why}"), remedy)
         };
         if let Some(user) = &config.qemu_user {
             let user = look_up(user)

@@ -202,7 +202,7 @@ impl Vm {
             Err(AdoptError::Monitor { .. }) if ends_soon(pid, start_time).await => return Ok(None),
             Err(error) => {
                 let message = format!("QEMU of VM \"{}\" can't be adopted: {error}", spec.name);
-                return Err(ApiError::new(ErrorCode::HypervisorFailed, message, error.mend()));
+                return Err(ApiError::new(ErrorCode::HypervisorFailed, message, error.remedy()));
             }
         };
         let regions = open_memory(&files, spec)?;

@@ -420,7 +420,7 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
             agent.start(&web()).await.unwrap_err(),
         ] {
             assert_eq!(refused.code, ErrorCode::InDoubt);
-            assert!(refused.message.contains("host b") && refused.mend.contains("resolve"), "{refused}");
+            assert!(refused.message.contains("host b") && refused.remedy.contains("resolve"), "{refused}");
         }
     });
     host.run(async {
@@ -456,7 +456,7 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
         assert!(info.reason.is_some_and(|reason| reason.contains("missing")) && !info.in_doubt);
         let refused = agent.start(&web()).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::WrongState);
-        assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
+        assert!(refused.message.contains("host b") && refused.remedy.contains("restart"), "{refused}");
         assert!(agent.delete(&web(), false).await.is_err());
         assert!(ram.join("web.missing").exists());
         agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
@@ -571,7 +571,7 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Failed);
         for refused in [agent.start(&web()).await.err(), agent.delete(&web(), false).await.err()] {
             let refused = refused.unwrap();
-            assert!(refused.code == ErrorCode::WrongState && refused.mend.contains("--force"), "{refused}");
+            assert!(refused.code == ErrorCode::WrongState && refused.remedy.contains("--force"), "{refused}");
         }
         assert_eq!(host.qemus().len(), 1);
         agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();

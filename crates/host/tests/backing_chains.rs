@@ -130,7 +130,7 @@ async fn opened(host: &TestHost) -> Arc<Agent> {
 fn assert_refused(refused: Result<impl Sized, ApiError>, text: &str) {
     let Err(error) = refused else { panic!("not refused") };
     assert_eq!(error.code, ErrorCode::Preflight, "{error}");
-    assert!(error.message.contains(text) && !error.mend.is_empty(), "{error}");
+    assert!(error.message.contains(text) && !error.remedy.is_empty(), "{error}");
 }
 
 #[test]

@@ -323,7 +323,7 @@ fn another_host_names_no_file_that_is_not_for_vms() {
             let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
             assert_eq!(refused.code, ErrorCode::Preflight, "{kernel:?} {disk:?}");
             assert!(refused.message.contains("opens for no guest of another host"), "{refused}");
-            assert!(refused.mend.contains("vm_dirs"), "{refused}");
+            assert!(refused.remedy.contains("vm_dirs"), "{refused}");
         }
         // What everybody on the host can read is no secret of it; to write is another matter.
         open_wide(host.path());

@@ -126,7 +126,7 @@ fn a_lane_that_fails_is_told_and_the_others_are_measured() {
         let [whole, broken] = &report.lanes[..] else { panic!("{report:#?}") };
         assert!(whole.failure.is_none() && whole.throughput.len() == STREAM_COUNTS.len());
         let failure = broken.failure.as_ref().unwrap();
-        assert!(failure.message.contains("127.0.0.3") && !failure.mend.is_empty(), "{failure:?}");
+        assert!(failure.message.contains("127.0.0.3") && !failure.remedy.is_empty(), "{failure:?}");
         assert!(report.estimate.is_some() && report.together.is_empty());
     });
 }
@@ -212,7 +212,8 @@ fn what_can_not_be_probed_is_refused_with_its_reason() {
 
 /// What a release without probes says to one.
 fn answer_like_an_old_agent(listener: &TcpListener) {
-    let body = r#"{"code":"not-found","message":"the agent knows no such request","mend":"see docs/api.md"}"#;
+    let body =
+        r#"{"code":"not-found","message":"the agent knows no such request","remedy":"see docs/api.md"}"#;
     for mut stream in listener.incoming().flatten() {
         let mut request = [0; 4096];
         let _ = stream.read(&mut request);

@@ -7,7 +7,7 @@ use godwit_wire::Reason;
 use crate::report::FailureReport;
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $mend:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $remedy:literal;)*) => {
         /// Stable code of a failure. The numbers are those of docs/protocol.md.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
@@ -29,8 +29,8 @@ macro_rules! codes {
 
             /// Returns the remedy.
             #[must_use]
-            pub fn mend(self) -> &'static str {
-                match self { $(FailureCode::$name => $mend),* }
+            pub fn remedy(self) -> &'static str {
+                match self { $(FailureCode::$name => $remedy),* }
             }
         }
     };
@@ -100,7 +100,7 @@ impl Failure {
         FailureReport {
             code: self.code.name().into(),
             message: self.detail.clone(),
-            mend: self.code.mend().into(),
+            remedy: self.code.remedy().into(),
         }
     }
 }

@@ -53,7 +53,8 @@ pub struct FailureReport {
     /// What failed and why, one line for people.
     pub message: String,
     /// What to do about it.
-    pub mend: String,
+    #[serde(alias = "mend")]
+    pub remedy: String,
 }
 
 /// One sweep over the guest's memory.

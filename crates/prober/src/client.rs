@@ -36,14 +36,14 @@ pub enum AskError {
     #[error("cannot read the prober's answer: {0}; restart the prober with the version of this program")]
     Protocol(#[from] serde_json::Error),
     /// The daemon refused the request.
-    #[error("{message}; {mend}")]
+    #[error("{message}; {remedy}")]
     Refused {
         /// For programs: `not_watched`, `failed`, `bad_request`.
         code: String,
         /// What failed, and why.
         message: String,
         /// What to do.
-        mend: String,
+        remedy: String,
     },
 }
 
@@ -132,8 +132,8 @@ impl Client {
         }
         let value: Value = serde_json::from_str(&answer)?;
         if let Some(error) = value.get("error") {
-            let Refusal { code, message, mend } = serde_json::from_value(error.clone())?;
-            return Err(AskError::Refused { code, message, mend });
+            let Refusal { code, message, remedy } = serde_json::from_value(error.clone())?;
+            return Err(AskError::Refused { code, message, remedy });
         }
         Ok(serde_json::from_value(value)?)
     }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. A request that
-//! fails is answered by `{"error":{"code","message","mend"}}`.
+//! fails is answered by `{"error":{"code","message","remedy"}}`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::IpAddr;
@@ -53,7 +53,7 @@ pub(crate) enum Request {
 pub(crate) struct Refusal {
     pub(crate) code: String,
     pub(crate) message: String,
-    pub(crate) mend: String,
+    pub(crate) remedy: String,
 }
 
 /// Listens, calls `ready`, then probes until the process ends. Runs in the network namespace that
@@ -142,8 +142,8 @@ fn done(result: Result<()>) -> Value {
     }
 }
 
-fn refuse(code: &str, message: &str, mend: &str) -> Value {
-    json!({ "error": Refusal { code: code.to_owned(), message: message.to_owned(), mend: mend.to_owned() } })
+fn refuse(code: &str, message: &str, remedy: &str) -> Value {
+    json!({ "error": Refusal { code: code.to_owned(), message: message.to_owned(), remedy: remedy.to_owned() } })
 }
 
 #[cfg(test)]

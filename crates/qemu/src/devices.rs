@@ -41,7 +41,7 @@ pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Ve
 fn device_obstacle(argument: &str) -> Option<Obstacle> {
     let driver = driver_of(argument);
     let has = |part: &str| driver.contains(part);
-    let (code, why, mend) = if has("vhost-user") || driver.starts_with("vhost-vdpa") {
+    let (code, why, remedy) = if has("vhost-user") || driver.starts_with("vhost-vdpa") {
         let why =
             "its back end writes guest memory from a process of its own, which dirty tracking doesn't see";
         ("device-vhost-user", why, "use --engine qemu, or a virtio device that QEMU itself serves")
@@ -67,7 +67,7 @@ fn device_obstacle(argument: &str) -> Option<Obstacle> {
     } else {
         return None;
     };
-    Some(Obstacle::new(code, format!("device {driver}: {why}"), mend))
+    Some(Obstacle::new(code, format!("device {driver}: {why}"), remedy))
 }
 
 /// The driver that a `-device` argument names, as JSON or as QEMU's own list; lower case.
@@ -109,7 +109,7 @@ mod tests {
         let probe = AccelProbe { kvm: false, reason: String::new() };
         let spec = spec.resolve(&qemu(version), &probe).unwrap();
         let obstacles = external_engine_obstacles(&spec, &qemu(version));
-        assert!(obstacles.iter().all(|obstacle| !obstacle.mend.is_empty()));
+        assert!(obstacles.iter().all(|obstacle| !obstacle.remedy.is_empty()));
         obstacles.into_iter().map(|obstacle| obstacle.code).collect()
     }
 

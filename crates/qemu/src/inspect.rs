@@ -85,7 +85,7 @@ impl InspectError {
 
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> String {
+    pub fn remedy(&self) -> String {
         let wanted = "QEMU 7.2 or later (Debian: apt-get install qemu-system-x86)";
         match self {
             InspectError::CannotStart { .. } => format!("install {wanted}, or name its path"),
@@ -94,10 +94,10 @@ impl InspectError {
         }
     }
 
-    /// Code, message and mend together.
+    /// Code, message and remedy together.
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.mend())
+        Obstacle::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

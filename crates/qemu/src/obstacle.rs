@@ -1,4 +1,4 @@
-//! What stands in the way, in the one shape in which the project tells it: code, message, mend.
+//! What stands in the way, in the one shape in which the project tells it: code, message, remedy.
 
 use std::fmt;
 
@@ -12,19 +12,20 @@ pub struct Obstacle {
     /// What can't be done and why.
     pub message: String,
     /// What the operator can do about it.
-    pub mend: String,
+    #[serde(alias = "mend")]
+    pub remedy: String,
 }
 
 impl Obstacle {
     /// An obstacle of these three parts.
     #[must_use]
-    pub fn new(code: &str, message: impl Into<String>, mend: impl Into<String>) -> Obstacle {
-        Obstacle { code: code.to_owned(), message: message.into(), mend: mend.into() }
+    pub fn new(code: &str, message: impl Into<String>, remedy: impl Into<String>) -> Obstacle {
+        Obstacle { code: code.to_owned(), message: message.into(), remedy: remedy.into() }
     }
 }
 
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.message, self.mend)
+        write!(f, "{}; {}", self.message, self.remedy)
     }
 }

@@ -101,7 +101,7 @@ impl AdoptError {
 
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> String {
+    pub fn remedy(&self) -> String {
         match self {
             AdoptError::Gone { .. } => "start the VM again".to_owned(),
             AdoptError::Monitor { pid, .. } => {
@@ -111,10 +111,10 @@ impl AdoptError {
         }
     }
 
-    /// Code, message and mend together.
+    /// Code, message and remedy together.
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.mend())
+        Obstacle::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

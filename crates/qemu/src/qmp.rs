@@ -126,7 +126,7 @@ impl QmpError {
 
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> String {
+    pub fn remedy(&self) -> String {
         let text = match self {
             QmpError::Command { .. } => "see the VM's log for what QEMU says beside this",
             QmpError::Closed { .. } => "see the VM's log for why QEMU ended, then start the VM",
@@ -142,10 +142,10 @@ impl QmpError {
         text.to_owned()
     }
 
-    /// Code, message and mend together.
+    /// Code, message and remedy together.
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.mend())
+        Obstacle::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

@@ -334,7 +334,7 @@ pub struct ResolvedNic {
     pub address: Option<IpAddr>,
 }
 
-/// Why a specification is refused. The text says what and why; [`SpecError::mend`] what to do.
+/// Why a specification is refused. The text says what and why; [`SpecError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// A name that can't be part of file names.
@@ -443,7 +443,7 @@ impl SpecError {
 
     /// What the user can do about it.
     #[must_use]
-    pub fn mend(&self) -> String {
+    pub fn remedy(&self) -> String {
         match self {
             SpecError::Name { .. } => {
                 let most = VmName::MAX_BYTES;
@@ -475,10 +475,10 @@ impl SpecError {
         }
     }
 
-    /// Code, message and mend together.
+    /// Code, message and remedy together.
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.mend())
+        Obstacle::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

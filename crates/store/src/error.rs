@@ -56,14 +56,14 @@ pub enum StoreError {
         written: Written,
     },
     /// The store answers and does not want to.
-    #[error("the store {store} refuses: {why} ({mend})")]
+    #[error("the store {store} refuses: {why} ({remedy})")]
     Refused {
         /// The file, or the endpoints.
         store: String,
         /// What it says.
         why: String,
         /// What to do.
-        mend: &'static str,
+        remedy: &'static str,
     },
     /// Changes that a watch should tell are forgotten.
     #[error(

@@ -140,7 +140,7 @@ impl EtcdStore {
         let key = self.layout.strip(&key);
         let value = String::from_utf8(value).map_err(|_| Failure::Refused {
             why: format!("{key} holds what no manager wrote"),
-            mend: "remove the key, and give the manager a prefix of its own",
+            remedy: "remove the key, and give the manager a prefix of its own",
         })?;
         Ok(Item { key, value, revision })
     }

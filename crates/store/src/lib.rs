@@ -73,7 +73,7 @@ pub trait Store: Send + Sync + 'static {
     /// Waits until this manager leads. While the store can't be asked it goes on waiting.
     ///
     /// # Errors
-    /// What waiting can't mend: the store refuses this manager.
+    /// A fault that waiting does not cure: the store refuses this manager.
     async fn lead(&self, candidate: &Candidate) -> Result<Leadership, StoreError>;
 
     /// Who leads; none: nobody does at the moment.

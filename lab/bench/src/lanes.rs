@@ -182,7 +182,7 @@ fn measure_links(settings: &Settings, cases: &[Case], figures: &mut Vec<CaseFigu
     let accel = trial.vm("a", "bench")?.accel;
     eprintln!("{links}: guest of {memory} by {accel}");
     if let Some(error) = move_guest(&trial, &mut guest, None)?.error {
-        bail!("the first move over {links} did not complete: {} ({})", error.message, error.mend);
+        bail!("the first move over {links} did not complete: {} ({})", error.message, error.remedy);
     }
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); cases.len()];
     for place in schedule::turns(&vec![settings.runs; cases.len()]) {

@@ -296,7 +296,7 @@ async fn answer(request: axum::extract::Request) -> Response {
         1 => (StatusCode::CONFLICT, "x".repeat(1 << 20)).into_response(),
         2 => (StatusCode::OK, "[".repeat(8 << 20)).into_response(),
         _ => {
-            let refusal = json!({ "code": "busy", "message": "m".repeat(60 << 10), "mend": "" });
+            let refusal = json!({ "code": "busy", "message": "m".repeat(60 << 10), "remedy": "" });
             (StatusCode::CONFLICT, refusal.to_string()).into_response()
         }
     }

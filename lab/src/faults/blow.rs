@@ -145,8 +145,8 @@ impl<'a> Blow<'a> {
         }
     }
 
-    /// Mends what can be mended.
-    pub(super) fn mend(&mut self) -> Result<()> {
+    /// Repairs what can be repaired.
+    pub(super) fn repair(&mut self) -> Result<()> {
         let Blow { trial, source, destination, .. } = *self;
         match self.cell.fault {
             Fault::KillSourceAgent | Fault::KillDestinationAgent | Fault::CreatedAgain => {

@@ -265,7 +265,7 @@ impl Soak<'_> {
                     drop(held);
                     // It may have come when nothing was there any more for it to have an effect on.
                     blow.last(first);
-                    blow.mend()?;
+                    blow.repair()?;
                     true
                 }
             };

@@ -330,7 +330,7 @@ impl Scene {
         }
         let lasted = blow.last(&moving);
         let held_up = self.check_while_it_lasts(cell, source, lasted);
-        blow.mend().context("the fault could not be mended")?;
+        blow.repair().context("the fault could not be repaired")?;
         held_up?;
         if !answers {
             unlimited();

@@ -1,4 +1,4 @@
-//! What can't be done gets one error with its cause and the mend, and leaves nothing half made. Asked through the
+//! What can't be done gets one error with its cause and the remedy, and leaves nothing half made. Asked through the
 //! `godwit` command, as its users do.
 
 use std::fs;
@@ -21,7 +21,7 @@ const NOT_FOUND: i32 = 3;
 const CONFLICT: i32 = 4;
 const PREFLIGHT: i32 = 5;
 
-/// One error: an exit code, all the words wanted in the message, a mend, and nothing on standard output.
+/// One error: an exit code, all the words wanted in the message, a remedy, and nothing on standard output.
 fn expect_error(trial: &Trial, arguments: &[&str], code: i32, words: &[&str]) -> Result<()> {
     let said = trial.godwit(&[&["--json"], arguments].concat())?;
     check_error(&said, code, words).with_context(|| format!("godwit {}: {said:?}", arguments.join(" ")))
@@ -37,8 +37,8 @@ fn check_error(said: &CliOutput, code: i32, words: &[&str]) -> Result<()> {
     for word in words {
         ensure!(message.contains(word), "the message lacks {word:?}");
     }
-    ensure!(!error["mend"].as_str().unwrap_or_default().is_empty() || message.contains('('), "no mend");
-    eprintln!("  told: {message} ({})", error["mend"].as_str().unwrap_or_default());
+    ensure!(!error["remedy"].as_str().unwrap_or_default().is_empty() || message.contains('('), "no remedy");
+    eprintln!("  told: {message} ({})", error["remedy"].as_str().unwrap_or_default());
     Ok(())
 }
 
@@ -180,7 +180,7 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
 
 /// Migrates to b by the agent's API, expects a refusal that says `word`, and the guest untouched.
 fn expect_failed_move(trial: &Trial, word: &str) -> Result<()> {
-    let (message, mend) = match trial.begin_migration("web", "a", &MigrationRequest::to("b")) {
+    let (message, remedy) = match trial.begin_migration("web", "a", &MigrationRequest::to("b")) {
         Err(error) => {
             ensure!(error.code().is_some_and(|code| code != ErrorCode::Unknown), "{error}");
             (error.to_string(), error.to_string())
@@ -189,11 +189,14 @@ fn expect_failed_move(trial: &Trial, word: &str) -> Result<()> {
             let report = migration.report()?;
             ensure!(report.outcome == Outcome::Failed, "{report:#?}");
             let error = report.error.context("no reason")?;
-            (error.message, error.mend)
+            (error.message, error.remedy)
         }
     };
-    ensure!(message.contains(word) && !mend.is_empty(), "{message} ({mend}), where {word:?} was expected");
-    eprintln!("  told: {message} ({mend})");
+    ensure!(
+        message.contains(word) && !remedy.is_empty(),
+        "{message} ({remedy}), where {word:?} was expected"
+    );
+    eprintln!("  told: {message} ({remedy})");
     ensure!(trial.vm("a", "web")?.state == VmState::Running, "{:?}", trial.vm("a", "web")?);
     Ok(())
 }

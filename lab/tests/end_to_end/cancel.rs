@@ -23,7 +23,7 @@ fn during_pre_copy_it_rolls_back() -> Result<()> {
         ensure!(report.outcome == Outcome::Cancelled, "{report:#?}");
         ensure!(report.switchover_ms.is_none(), "{report:#?}");
         let error = report.error.context("no reason")?;
-        ensure!(error.code == "cancelled" && !error.mend.is_empty(), "{error:?}");
+        ensure!(error.code == "cancelled" && !error.remedy.is_empty(), "{error:?}");
         trial.expect_traces("b", &clean)?;
         trial.expect_whole(&guest)?;
     }

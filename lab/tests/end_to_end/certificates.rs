@@ -25,7 +25,7 @@ fn a_foreign_certificate_gets_no_guest() -> Result<()> {
     let report = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?.report()?;
     let error = report.error.context("it was let in")?;
     ensure!(report.outcome == Outcome::Failed && error.message.contains("certificate"), "{error:?}");
-    eprintln!("  told: {} ({}; {})", error.message, error.code, error.mend);
+    eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
     trial.expect_whole(&guest)?;
     std::fs::write(&key, own.1)?;
     std::fs::write(&certificate, own.0)?;
@@ -46,7 +46,7 @@ fn a_revoked_certificate_gets_no_guest_until_there_is_another() -> Result<()> {
     let report = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?.report()?;
     let error = report.error.context("it was let in")?;
     ensure!(report.outcome == Outcome::Failed && error.message.contains("Revoked"), "{error:?}");
-    eprintln!("  told: {} ({}; {})", error.message, error.code, error.mend);
+    eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
     trial.expect_whole(&guest)?;
     // A renewed certificate is another one, and is taken without a restart.
     authority.renew("b", 1)?;

@@ -19,8 +19,8 @@ fn strike(trial: &Trial, guest: &Guest, blow: impl FnOnce() -> Result<()>) -> Re
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Failed, "{report:#?}");
     let error = report.error.context("no reason")?;
-    ensure!(!error.message.is_empty() && !error.mend.is_empty(), "{error:?}");
-    eprintln!("  told: {} ({}; {})", error.message, error.code, error.mend);
+    ensure!(!error.message.is_empty() && !error.remedy.is_empty(), "{error:?}");
+    eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
     guest.verify().context("the guest at the source")?;
     Ok(())
 }

@@ -29,8 +29,8 @@ fn a_cut_that_lasts_too_long_leaves_the_guest_at_the_source() -> Result<()> {
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Failed && report.engine == EngineKind::Godwit, "{report:#?}");
     let error = report.error.context("no reason")?;
-    ensure!(error.code == "lane-lost" && !error.mend.is_empty(), "{error:?}");
-    eprintln!("  told: {} ({})", error.message, error.mend);
+    ensure!(error.code == "lane-lost" && !error.remedy.is_empty(), "{error:?}");
+    eprintln!("  told: {} ({})", error.message, error.remedy);
     guest.verify()?;
     set_link(&trial, "up")?;
     trial.expect_traces("b", &clean)?;

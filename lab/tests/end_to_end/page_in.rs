@@ -86,7 +86,7 @@ fn a_cut_link_costs_time_and_no_page() -> Result<()> {
     );
     let late = trial.ask(trial.agent("a").cancel_migration(&migration.id));
     ensure!(
-        matches!(&late, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy && error.mend.contains("gone for good")),
+        matches!(&late, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy && error.remedy.contains("gone for good")),
         "{late:?}"
     );
     set_link(&trial, "up")?;

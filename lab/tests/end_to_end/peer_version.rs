@@ -42,8 +42,8 @@ fn peers_of_another_version_are_told_from_peers_that_are_gone() -> Result<()> {
         ensure!(report.outcome == Outcome::Failed, "{report:#?}");
         let error = report.error.context("no reason")?;
         ensure!(error.code == code && error.message.contains(words), "to {host}: {error:?}");
-        ensure!(!error.mend.is_empty(), "{error:?}");
-        eprintln!("  told: {} ({}; {})", error.message, error.code, error.mend);
+        ensure!(!error.remedy.is_empty(), "{error:?}");
+        eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
         trial.expect_whole(&guest)?;
         trial.expect_traces("a", &with_guest)?;
     }

@@ -143,7 +143,7 @@ fn refused_alike(trial: &Trial) -> Result<()> {
     ensure!(report.outcome == Outcome::Failed && report.means.is_none(), "{report:#?}");
     let real = report.error.context("no reason")?;
     let without_figures = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
-    ensure!(foretold.code == real.code && foretold.mend == real.mend, "{foretold:?}, really {real:?}");
+    ensure!(foretold.code == real.code && foretold.remedy == real.remedy, "{foretold:?}, really {real:?}");
     ensure!(
         without_figures(&foretold.message) == without_figures(&real.message),
         "{foretold:?}, really {real:?}"

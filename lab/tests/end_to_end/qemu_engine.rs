@@ -88,7 +88,7 @@ fn post_copy_moves_it_where_qemu_has_the_right() -> Result<()> {
     let guest = trial.guest("a", &GuestPlan::new("web"))?;
     let report = trial.begin_migration("web", "a", &request)?.report()?;
     let error = report.error.context("it moved")?;
-    ensure!(error.mend.contains("vm.unprivileged_userfaultfd"), "{error:?}");
+    ensure!(error.remedy.contains("vm.unprivileged_userfaultfd"), "{error:?}");
     trial.expect_whole(&guest)?;
     trial.finish()
 }
@@ -101,15 +101,15 @@ fn private_memory_is_refused_by_one_engine_and_moved_by_the_other() -> Result<()
     spec.memory = vec![MemoryBlock { backing: Backing::Private, ..spec.memory[0] }];
     trial.create("a", spec)?;
     let refused = trial.begin_migration("private", "a", &MigrationRequest::to("b"));
-    let (message, mend) = match refused {
+    let (message, remedy) = match refused {
         Err(error) => (error.to_string(), error.to_string()),
         Ok(migration) => {
             let error = migration.report()?.error.context("it moved")?;
-            (error.message, error.mend)
+            (error.message, error.remedy)
         }
     };
     ensure!(message.contains("shared") || message.contains("private"), "{message}");
-    ensure!(mend.contains("--engine qemu"), "{mend}");
+    ensure!(remedy.contains("--engine qemu"), "{remedy}");
     until("the guest has booted", LIMIT, || {
         Ok(trial.console("a", "private")?.contains("HEARTBEAT").then_some(()))
     })?;

@@ -5,7 +5,7 @@ import type { Page, Problem } from './types';
 export const API = '/api/v1';
 
 /** The problem's fields that the console shows, whatever sent them. */
-export type ShownProblem = Pick<Problem, 'title' | 'detail' | 'mend' | 'checks'> & { status: number; code: string };
+export type ShownProblem = Pick<Problem, 'title' | 'detail' | 'remedy' | 'checks'> & { status: number; code: string };
 
 /** Where an answer does not say when to ask again. */
 const RETRY_AFTER_MS = 1000;
@@ -101,7 +101,7 @@ async function reach(url: string, init: RequestInit): Promise<Response> {
         code: 'unreachable',
         title: 'The manager does not answer',
         detail: 'The connection to it broke, or none could be made.',
-        mend: 'See whether the manager runs and whether its address can be reached from here; then try again.',
+        remedy: 'See whether the manager runs and whether its address can be reached from here; then try again.',
       });
     }
   }
@@ -128,7 +128,7 @@ export async function refusal(response: Response): Promise<Refusal> {
     title: told.title ?? `The manager answered ${response.status}`,
     detail: told.detail ?? response.statusText,
   };
-  if (told.mend) problem.mend = told.mend;
+  if (told.remedy) problem.remedy = told.remedy;
   if (told.checks) problem.checks = told.checks;
   if (response.status === 401) caller?.refused(problem);
   return new Refusal(problem, retryAfterMs(response));
@@ -142,7 +142,7 @@ export function problemOf(error: unknown): ShownProblem {
     code: 'console',
     title: 'The console failed',
     detail: error instanceof Error ? error.message : String(error),
-    mend: 'Load the page anew. If it happens again, report it with what you did.',
+    remedy: 'Load the page anew. If it happens again, report it with what you did.',
   };
 }
 

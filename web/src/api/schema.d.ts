@@ -409,6 +409,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/name-conflicts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Names of VMs that other hosts than their own claim, without a move that explains it, by name. Such a claim changes
+         *     nothing: operations on the VM go to the host that holds its name.
+         */
+        get: operations["list_name_conflicts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/networks": {
         parameters: {
             query?: never;
@@ -565,6 +585,26 @@ export interface paths {
         post?: never;
         /** Deletes a stopped VM and what its host keeps of it; disks are left alone. A VM with a move is not deleted. */
         delete: operations["delete_vm"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/vms/{vm}/binding": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Gives a VM's name to the VM that this host reports. For a name whose host is gone for good, or that the wrong one of
+         *     two VMs has: what other hosts have of that name stays as it is.
+         */
+        post: operations["bind_vm"];
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -834,6 +874,16 @@ export interface components {
             /** @description The same in one line, or that nobody says what its model holds. */
             why: string;
         };
+        /**
+         * @description `POST /api/v1/vms/{vm}/binding`: an operator's word on which host holds a name.
+         * @example {
+         *       "host": "host-b"
+         *     }
+         */
+        BindVm: {
+            /** @description The host whose VM has the name from now on. */
+            host: string;
+        };
         /** @description A number of bytes, or text such as `4GiB`; told as text. */
         ByteSize: string | number;
         /**
@@ -889,6 +939,16 @@ export interface components {
             /** @enum {string} */
             kind: "vm-gone";
         } | {
+            /** @description Other hosts than its own claim a VM's name, and nothing explains it, or other ones than before. */
+            data: components["schemas"]["NameConflict"];
+            /** @enum {string} */
+            kind: "name-conflict";
+        } | {
+            /** @description Only its own host claims a VM's name again, by that name. */
+            data: string;
+            /** @enum {string} */
+            kind: "name-conflict-gone";
+        } | {
             /** @description A move is new or has changed. */
             data: components["schemas"]["Move"];
             /** @enum {string} */
@@ -926,18 +986,18 @@ export interface components {
          * @description One check.
          * @example {
          *       "evidence": "host-b has no network \"prod\"",
-         *       "mend": "add it to networks of host-b's configuration",
          *       "name": "networks",
+         *       "remedy": "add it to networks of host-b's configuration",
          *       "verdict": "fail"
          *     }
          */
         Check: {
             /** @description What was seen, one line. */
             evidence: string;
-            /** @description What to do about it; empty: nothing is to be done. */
-            mend?: string;
             /** @description What was checked. */
             name: components["schemas"]["CheckName"];
+            /** @description What to do about it; empty: nothing is to be done. */
+            remedy?: string;
             /** @description How it came out. */
             verdict: components["schemas"]["Verdict"];
         };
@@ -980,6 +1040,11 @@ export interface components {
             hosts: number;
             /**
              * Format: int64
+             * @description Hosts that report what no agent reports, or more than the manager takes.
+             */
+            hosts_faulty?: number;
+            /**
+             * Format: int64
              * @description Hosts whose agent has been heard lately.
              */
             hosts_up: number;
@@ -996,6 +1061,11 @@ export interface components {
              * @description Moves that wait.
              */
             moves_waiting: number;
+            /**
+             * Format: int64
+             * @description VMs' names that other hosts than their own claim, without a move that explains it.
+             */
+            name_conflicts?: number;
             /** @description The manager's version. */
             version: string;
             /**
@@ -1614,10 +1684,10 @@ export interface components {
         FailureReport: {
             /** @description Stable code for programs, kebab-case. */
             code: string;
-            /** @description What to do about it. */
-            mend: string;
             /** @description What failed and why, one line for people. */
             message: string;
+            /** @description What to do about it. */
+            remedy: string;
         };
         /** @description How long a guest waited for pages that it lacked: 0 where it came to none. */
         FetchTimes: {
@@ -1818,6 +1888,8 @@ export interface components {
         HostSummary: {
             /** @description Its agent's address. */
             address: string;
+            /** @description What its agent reported that no agent reports, or that is more than the manager takes. */
+            fault?: string | null;
             /** @description What an operator named it by. */
             labels?: {
                 [key: string]: string;
@@ -1883,6 +1955,7 @@ export interface components {
          *       "epoch": 1,
          *       "host": "host-a",
          *       "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left",
+         *       "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
          *       "machine": "pc-q35-10.0",
          *       "memory_bytes": 4294967296,
          *       "migration": null,
@@ -2172,6 +2245,11 @@ export interface components {
              * @description Moves out of it and into it at a time, as somebody said; none: by the link.
              */
             most_moves?: number | null;
+            /**
+             * Format: int64
+             * @description Reports of its agent that were refused since this manager began: `fault` says why the last one was.
+             */
+            refused_reports?: number;
         };
         /**
          * @description A network, by the name that hosts give it in their configurations. `GET /api/v1/vms?network=NAME` has its VMs.
@@ -2213,6 +2291,7 @@ export interface components {
          *         ],
          *         "epoch": 3,
          *         "host": "host-a",
+         *         "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
          *         "machine": "pc-q35-10.0",
          *         "memory_bytes": 4294967296,
          *         "migration": null,
@@ -2347,10 +2426,10 @@ export interface components {
         MoveFailure: {
             /** @description The agent's code. */
             code: string;
-            /** @description What to do about it. */
-            mend: string;
             /** @description What failed and why. */
             message: string;
+            /** @description What to do about it. */
+            remedy: string;
         };
         /**
          * @description `GET /api/v1/limits`: how many moves may run at a time, as it holds now. 0 lets nothing begin.
@@ -2495,6 +2574,51 @@ export interface components {
          * @enum {string}
          */
         MoveState: "waiting" | "starting" | "running" | "done" | "failed" | "cancelled";
+        /** @description What a host reports of a VM's name. */
+        NameClaim: {
+            /**
+             * Format: int64
+             * @description The epoch in which the host says it owns it; none: it has not been heard.
+             */
+            epoch?: number | null;
+            /** @description The host. */
+            host: string;
+            /** @description The guest's incarnation. */
+            incarnation?: string;
+            state?: components["schemas"]["VmState"] | null;
+            /** @description The guest's uuid; none: the host reports none. */
+            uuid?: string | null;
+        };
+        /**
+         * @description A VM's name that other hosts than its own claim, without a move that explains it.
+         * @example {
+         *       "claims": [
+         *         {
+         *           "epoch": 900,
+         *           "host": "host-x",
+         *           "incarnation": "00000000000000000000000000000001",
+         *           "state": "running",
+         *           "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34"
+         *         }
+         *       ],
+         *       "holder": {
+         *         "epoch": 3,
+         *         "host": "host-a",
+         *         "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
+         *         "state": "running",
+         *         "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34"
+         *       },
+         *       "vm": "web"
+         *     }
+         */
+        NameConflict: {
+            /** @description What the others report. */
+            claims: components["schemas"]["NameClaim"][];
+            /** @description The host that holds it: operations on the VM go there. */
+            holder: components["schemas"]["NameClaim"];
+            /** @description The name. */
+            vm: string;
+        };
         /** @description A baseline by name that all hosts could have. */
         NamedCpu: {
             /** @description What `-cpu` would take. */
@@ -2681,6 +2805,8 @@ export interface components {
             items: {
                 /** @description Its agent's address. */
                 address: string;
+                /** @description What its agent reported that no agent reports, or that is more than the manager takes. */
+                fault?: string | null;
                 /** @description What an operator named it by. */
                 labels?: {
                     [key: string]: string;
@@ -2850,6 +2976,26 @@ export interface components {
             total: number;
         };
         /** @description A page of a list, in the order of the items' names or times. */
+        Page_NameConflict: {
+            /** @description What is on it. */
+            items: {
+                /** @description What the others report. */
+                claims: components["schemas"]["NameClaim"][];
+                /** @description The host that holds it: operations on the VM go there. */
+                holder: components["schemas"]["NameClaim"];
+                /** @description The name. */
+                vm: string;
+            }[];
+            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            next?: string | null;
+            /**
+             * Format: int64
+             * @description All that the request's filter lets through, on whatever page.
+             * @example 1
+             */
+            total: number;
+        };
+        /** @description A page of a list, in the order of the items' names or times. */
         Page_RuleInfo: {
             /** @description What is on it. */
             items: {
@@ -2889,6 +3035,11 @@ export interface components {
             items: {
                 /** @description Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended. */
                 also_runs_at?: string[];
+                /**
+                 * @description Other hosts that claim this name, and nothing that the manager or its host did explains it. Operations on the
+                 *     VM go to `host`.
+                 */
+                conflicts?: string[];
                 /** @description The host that runs it, or has it. */
                 host: string;
                 /** @description Whether it is not known which host may run it. */
@@ -3041,8 +3192,8 @@ export interface components {
          *         },
          *         {
          *           "evidence": "host-b has no network \"prod\"",
-         *           "mend": "add it to networks of host-b's configuration",
          *           "name": "networks",
+         *           "remedy": "add it to networks of host-b's configuration",
          *           "verdict": "fail"
          *         }
          *       ],
@@ -3093,7 +3244,7 @@ export interface components {
          * @example {
          *       "code": "not-found",
          *       "detail": "no VM \"web\"",
-         *       "mend": "see `godwit vm list`",
+         *       "remedy": "see `godwit vm list`",
          *       "status": 404,
          *       "title": "There is no such thing",
          *       "type": "urn:godwit:problem:not-found"
@@ -3109,7 +3260,7 @@ export interface components {
             /** @description What failed and why, one line. */
             detail: string;
             /** @description What to do about it; empty where the detail says it all. */
-            mend?: string;
+            remedy?: string;
             /**
              * Format: int32
              * @description The HTTP status.
@@ -3726,6 +3877,8 @@ export interface components {
             host: string;
             /** @description Whether it is not known if this host or another may run it. */
             in_doubt?: boolean;
+            /** @description Which life of the VM this is: another one after it was deleted and created again. */
+            incarnation?: string;
             /** @description The versioned machine type. */
             machine: string;
             /**
@@ -3814,6 +3967,11 @@ export interface components {
         VmSummary: {
             /** @description Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended. */
             also_runs_at?: string[];
+            /**
+             * @description Other hosts that claim this name, and nothing that the manager or its host did explains it. Operations on the
+             *     VM go to `host`.
+             */
+            conflicts?: string[];
             /** @description The host that runs it, or has it. */
             host: string;
             /** @description Whether it is not known which host may run it. */
@@ -3923,7 +4081,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -3942,7 +4100,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -3992,7 +4150,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4011,7 +4169,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4075,7 +4233,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4174,7 +4332,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4193,7 +4351,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4291,7 +4449,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4310,7 +4468,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4347,7 +4505,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4366,7 +4524,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4427,7 +4585,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4446,7 +4604,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4508,7 +4666,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4584,7 +4742,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4603,7 +4761,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4670,7 +4828,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4689,7 +4847,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4756,7 +4914,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4775,7 +4933,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4845,7 +5003,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4864,7 +5022,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4913,7 +5071,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -4989,7 +5147,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5062,7 +5220,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5081,7 +5239,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5144,7 +5302,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5187,7 +5345,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5206,7 +5364,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5281,7 +5439,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5300,7 +5458,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5380,7 +5538,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5399,7 +5557,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5457,7 +5615,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5476,7 +5634,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5528,7 +5686,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5547,7 +5705,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5610,7 +5768,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5629,7 +5787,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5669,7 +5827,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5688,7 +5846,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5754,7 +5912,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5833,7 +5991,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5852,7 +6010,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5897,7 +6055,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -5981,7 +6139,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6042,7 +6200,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6103,7 +6261,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6122,7 +6280,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6189,7 +6347,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6275,7 +6433,77 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_name_conflicts: {
+        parameters: {
+            query?: {
+                /** @description Where the page begins: `next` of the page before. */
+                cursor?: string;
+                /** @description Items of the page. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A page of conflicts */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "items": [
+                     *         {
+                     *           "claims": [
+                     *             {
+                     *               "epoch": 900,
+                     *               "host": "host-x",
+                     *               "incarnation": "00000000000000000000000000000001",
+                     *               "state": "running",
+                     *               "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34"
+                     *             }
+                     *           ],
+                     *           "holder": {
+                     *             "epoch": 3,
+                     *             "host": "host-a",
+                     *             "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
+                     *             "state": "running",
+                     *             "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34"
+                     *           },
+                     *           "vm": "web"
+                     *         }
+                     *       ],
+                     *       "total": 1
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Page_NameConflict"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6340,7 +6568,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6386,7 +6614,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6435,7 +6663,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6454,7 +6682,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6536,7 +6764,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6621,7 +6849,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6640,7 +6868,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6711,7 +6939,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6751,7 +6979,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6770,7 +6998,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6821,7 +7049,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6885,7 +7113,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6904,7 +7132,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6944,7 +7172,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -6963,7 +7191,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7038,7 +7266,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7109,6 +7337,7 @@ export interface operations {
                      *       "epoch": 1,
                      *       "host": "host-a",
                      *       "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left",
+                     *       "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
                      *       "machine": "pc-q35-10.0",
                      *       "memory_bytes": 4294967296,
                      *       "migration": null,
@@ -7144,7 +7373,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7163,7 +7392,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7203,6 +7432,7 @@ export interface operations {
                      *         ],
                      *         "epoch": 3,
                      *         "host": "host-a",
+                     *         "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
                      *         "machine": "pc-q35-10.0",
                      *         "memory_bytes": 4294967296,
                      *         "migration": null,
@@ -7248,7 +7478,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7291,7 +7521,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7310,7 +7540,124 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "status": 503,
+                     *       "title": "The store does not answer",
+                     *       "type": "urn:godwit:problem:store-away"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    bind_vm: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                /** @description Its name */
+                vm: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "host": "host-b"
+                 *     }
+                 */
+                "application/json": components["schemas"]["BindVm"];
+            };
+        };
+        responses: {
+            /** @description The VM that has the name now */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "also_at": [],
+                     *       "host": "host-a",
+                     *       "info": {
+                     *         "accel": "kvm",
+                     *         "addresses": [
+                     *           "10.64.0.7"
+                     *         ],
+                     *         "epoch": 3,
+                     *         "host": "host-a",
+                     *         "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
+                     *         "machine": "pc-q35-10.0",
+                     *         "memory_bytes": 4294967296,
+                     *         "migration": null,
+                     *         "name": "web",
+                     *         "pid": 1201,
+                     *         "reason": null,
+                     *         "spec": {
+                     *           "accel": "kvm",
+                     *           "machine": "pc-q35-10.0",
+                     *           "memory": [
+                     *             {
+                     *               "backing": "shared",
+                     *               "size": "4GiB"
+                     *             }
+                     *           ],
+                     *           "name": "web",
+                     *           "vcpus": 2
+                     *         },
+                     *         "state": "running",
+                     *         "vcpus": 2
+                     *       },
+                     *       "is_current": true,
+                     *       "labels": {
+                     *         "tier": "front"
+                     *       },
+                     *       "memory_bytes": 4294967296,
+                     *       "name": "web",
+                     *       "planned": "on",
+                     *       "state": "running",
+                     *       "vcpus": 2
+                     *     }
+                     */
+                    "application/json": components["schemas"]["ManagedVm"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "remedy": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Why not */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "store-away",
+                     *       "detail": "the store does not answer",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7350,7 +7697,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7369,7 +7716,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7417,7 +7764,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7436,7 +7783,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7510,7 +7857,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7529,7 +7876,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7576,8 +7923,8 @@ export interface operations {
                      *         },
                      *         {
                      *           "evidence": "host-b has no network \"prod\"",
-                     *           "mend": "add it to networks of host-b's configuration",
                      *           "name": "networks",
+                     *           "remedy": "add it to networks of host-b's configuration",
                      *           "verdict": "fail"
                      *         }
                      *       ],
@@ -7601,7 +7948,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7651,6 +7998,7 @@ export interface operations {
                      *       "epoch": 1,
                      *       "host": "host-a",
                      *       "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left",
+                     *       "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
                      *       "machine": "pc-q35-10.0",
                      *       "memory_bytes": 4294967296,
                      *       "migration": null,
@@ -7686,7 +8034,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7705,7 +8053,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7756,6 +8104,7 @@ export interface operations {
                      *       "epoch": 1,
                      *       "host": "host-a",
                      *       "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left",
+                     *       "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40",
                      *       "machine": "pc-q35-10.0",
                      *       "memory_bytes": 4294967296,
                      *       "migration": null,
@@ -7791,7 +8140,7 @@ export interface operations {
                      * @example {
                      *       "code": "not-found",
                      *       "detail": "no VM \"web\"",
-                     *       "mend": "see `godwit vm list`",
+                     *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
@@ -7810,7 +8159,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"

@@ -112,7 +112,7 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
           {immovable.map((check) => (
             <p key={check.name}>
               <code>{check.name}</code> {check.evidence}
-              {check.mend ? `. ${sentence(check.mend)}` : ''}
+              {check.remedy ? `. ${sentence(check.remedy)}` : ''}
             </p>
           ))}
         </div>
@@ -120,7 +120,7 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
       {fits.length === 0 && immovable.length === 0 && (
         <div class="notice notice-bad">
           <strong>No host can take it</strong>
-          <p>Below stands why, host by host. End a host's maintenance, add a host, or mend what is named there.</p>
+          <p>Below stands why, host by host. End a host's maintenance, add a host, or remedy what is named there.</p>
         </div>
       )}
       <div class="ranked" role="radiogroup" aria-label="Destination">
@@ -236,7 +236,7 @@ function Checks({ report }: { report: PreflightReport }) {
             <th scope="row">{check.name}</th>
             <td>
               {check.evidence}
-              {check.mend && <span class="mend">{sentence(check.mend)}</span>}
+              {check.remedy && <span class="remedy">{sentence(check.remedy)}</span>}
             </td>
           </tr>
         ))}

@@ -72,7 +72,7 @@ export function MovePage({ id }: { id: string }) {
             code: move.failure.code,
             title: 'The move failed',
             detail: move.failure.message,
-            mend: move.failure.mend,
+            remedy: move.failure.remedy,
           }}
         />
       )}

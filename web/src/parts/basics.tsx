@@ -143,7 +143,7 @@ export function Act(props: {
   );
 }
 
-/** A problem document (RFC 9457): what failed, why, and what mends it. */
+/** A problem document (RFC 9457): what failed, why, and the remedy. */
 export function ProblemBox({ problem }: { problem: ShownProblem }) {
   return (
     <div class="problem" role="alert">
@@ -151,11 +151,11 @@ export function ProblemBox({ problem }: { problem: ShownProblem }) {
       <div>
         <strong>{problem.title}</strong>
         <p>{problem.detail}</p>
-        {problem.mend && <p class="mend">{sentence(problem.mend)}</p>}
+        {problem.remedy && <p class="remedy">{sentence(problem.remedy)}</p>}
         {problem.checks?.map((check) => (
           <p key={check.name}>
             <code>{check.name}</code> {check.evidence}
-            {check.mend ? `: ${check.mend}` : ''}
+            {check.remedy ? `: ${check.remedy}` : ''}
           </p>
         ))}
       </div>

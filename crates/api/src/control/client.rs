@@ -38,7 +38,7 @@ const BETWEEN_SENDS: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
     /// Nobody answers there.
-    #[error("{} ({})", self.detail(), self.mend())]
+    #[error("{} ({})", self.detail(), self.remedy())]
     Unreachable {
         /// Where it should be.
         endpoint: Endpoint,
@@ -49,7 +49,7 @@ pub enum ManagerError {
     #[error(transparent)]
     Refused(#[from] Problem),
     /// What came back is no answer of a manager.
-    #[error("{} ({})", self.detail(), self.mend())]
+    #[error("{} ({})", self.detail(), self.remedy())]
     Protocol {
         /// Who answered.
         endpoint: Endpoint,
@@ -75,7 +75,7 @@ impl ManagerError {
 
     /// What to do about it.
     #[must_use]
-    pub fn mend(&self) -> &str {
+    pub fn remedy(&self) -> &str {
         match self {
             ManagerError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
                 "is it running, and are you root? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
@@ -83,7 +83,7 @@ impl ManagerError {
             ManagerError::Unreachable { .. } => {
                 "is it running, and the network up? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
             }
-            ManagerError::Refused(problem) => &problem.mend,
+            ManagerError::Refused(problem) => &problem.remedy,
             ManagerError::Protocol { .. } => "is another program listening there, or another version?",
         }
     }

@@ -66,7 +66,8 @@ pub struct MoveFailure {
     /// What failed and why.
     pub message: String,
     /// What to do about it.
-    pub mend: String,
+    #[serde(alias = "mend")]
+    pub remedy: String,
 }
 
 /// `POST /api/v1/vms/{vm}/moves`.

@@ -110,7 +110,7 @@ impl Verdict {
 /// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "mend": "add it to networks of host-b's configuration"
+    "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "remedy": "add it to networks of host-b's configuration"
 }))]
 pub struct Check {
     /// What was checked.
@@ -120,8 +120,8 @@ pub struct Check {
     /// What was seen, one line.
     pub evidence: String,
     /// What to do about it; empty: nothing is to be done.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub mend: String,
+    #[serde(default, alias = "mend", skip_serializing_if = "String::is_empty")]
+    pub remedy: String,
 }
 
 /// A VM and a target, every check named.
@@ -215,7 +215,7 @@ pub struct PreflightRanking {
     "kind": "report", "vm": "web", "from": "host-a", "to": "host-b", "verdict": "fail",
     "checks": [
         { "name": "target", "verdict": "pass", "evidence": "host-b is up" },
-        { "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "mend": "add it to networks of host-b's configuration" }
+        { "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "remedy": "add it to networks of host-b's configuration" }
     ]
 }))]
 pub enum Preflight {

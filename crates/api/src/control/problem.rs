@@ -123,7 +123,7 @@ impl ProblemCode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "type": "urn:godwit:problem:not-found", "title": "There is no such thing", "status": 404, "detail": "no VM \"web\"",
-    "code": "not-found", "mend": "see `godwit vm list`"
+    "code": "not-found", "remedy": "see `godwit vm list`"
 }))]
 pub struct Problem {
     /// `urn:godwit:problem:CODE`.
@@ -138,8 +138,8 @@ pub struct Problem {
     /// Stable code for programs.
     pub code: ProblemCode,
     /// What to do about it; empty where the detail says it all.
-    #[serde(default)]
-    pub mend: String,
+    #[serde(default, alias = "mend")]
+    pub remedy: String,
     /// The code of the agent that refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -152,14 +152,14 @@ pub struct Problem {
 
 impl Problem {
     /// A problem of the given code.
-    pub fn new(code: ProblemCode, detail: impl Into<String>, mend: impl Into<String>) -> Problem {
+    pub fn new(code: ProblemCode, detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
         Problem {
             kind: format!("urn:godwit:problem:{}", code.name()),
             title: code.title().to_owned(),
             status: code.status().as_u16(),
             detail: detail.into(),
             code,
-            mend: mend.into(),
+            remedy: remedy.into(),
             cause: None,
             checks: Box::default(),
         }
@@ -177,14 +177,14 @@ impl Problem {
             ErrorCode::Preflight | ErrorCode::InsufficientMemory => ProblemCode::Preflight,
             _ => ProblemCode::HostRefused,
         };
-        Problem { cause: Some(error.code), ..Problem::new(code, error.message, error.mend) }
+        Problem { cause: Some(error.code), ..Problem::new(code, error.message, error.remedy) }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.detail)?;
-        if self.mend.is_empty() { Ok(()) } else { write!(f, " ({})", self.mend) }
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, " ({})", self.remedy) }
     }
 }
 

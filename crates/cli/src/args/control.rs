@@ -42,7 +42,7 @@ impl ManagerPlace {
         let endpoint = named.to_string_lossy().parse::<Endpoint>();
         endpoint
             .map(Some)
-            .map_err(|error| Failure::usage(format!("GODWIT_MANAGER: {}", error.message), error.mend))
+            .map_err(|error| Failure::usage(format!("GODWIT_MANAGER: {}", error.message), error.remedy))
     }
 
     /// The certificate that is named.

@@ -58,8 +58,8 @@ pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
     let mut text = format!("{}\n", output.paint(tone, &line));
     if let Some(error) = error {
         text.push_str(&format!("  reason: {} [{}]\n", error.message, error.code));
-        if !error.mend.is_empty() {
-            text.push_str(&format!("  mend:   {}\n", error.mend));
+        if !error.remedy.is_empty() {
+            text.push_str(&format!("  remedy:   {}\n", error.remedy));
         }
     }
     let mut lines = predicted.as_ref().map_or_else(Vec::new, |predicted| foretold(dry_run, predicted));
@@ -211,7 +211,7 @@ mod tests {
         let error = FailureReport {
             code: "insufficient-memory".into(),
             message: "host b has not enough".into(),
-            mend: "take another".into(),
+            remedy: "take another".into(),
         };
         let refused = DryRun {
             predicted: None,

@@ -13,7 +13,7 @@ pub(super) fn specification(options: CreateArgs) -> Result<VmSpec, Failure> {
         Some(path) => from_file(path, options.name)?,
         None => from_flags(options)?,
     };
-    spec.validate().map_err(|error| Failure::usage(error.to_string(), error.mend()))?;
+    spec.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
     Ok(spec)
 }
 
@@ -26,8 +26,8 @@ fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
         )
     })?;
     let wrong = |why: String| {
-        let mend = "docs/cli.md shows a specification; `godwit vm show --json` prints one";
-        Failure::usage(format!("{}: {why}", path.display()), mend)
+        let remedy = "docs/cli.md shows a specification; `godwit vm show --json` prints one";
+        Failure::usage(format!("{}: {why}", path.display()), remedy)
     };
     let is_json =
         path.extension().is_some_and(|extension| extension == "json") || text.trim_start().starts_with('{');
@@ -161,7 +161,7 @@ mod tests {
         ] {
             let failure = create(line).unwrap_err();
             assert!(failure.message.contains(word), "{line}: {failure}");
-            assert!(!failure.mend.is_empty());
+            assert!(!failure.remedy.is_empty());
         }
     }
 

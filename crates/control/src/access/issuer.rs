@@ -191,7 +191,7 @@ impl Oidc {
 
 fn away(why: &str) -> Problem {
     let detail = format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
-    let mend =
+    let remedy =
         "ask again in a minute; look after the issuer, or show a token of `godwit control token create`";
-    Problem::new(ProblemCode::IssuerAway, detail, mend)
+    Problem::new(ProblemCode::IssuerAway, detail, remedy)
 }

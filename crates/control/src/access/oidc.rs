@@ -122,9 +122,9 @@ pub fn caller(
 }
 
 fn refused(why: &str) -> OidcRefusal {
-    let mend = "take a new token from the issuer, for the audience that the manager's [oidc] names";
+    let remedy = "take a new token from the issuer, for the audience that the manager's [oidc] names";
     let detail = format!("the token of the OIDC issuer is refused: {why}");
-    OidcRefusal::Refused(Problem::new(ProblemCode::Unauthenticated, detail, mend))
+    OidcRefusal::Refused(Problem::new(ProblemCode::Unauthenticated, detail, remedy))
 }
 
 /// The key that a token names; one that names none is of the only key there is.
@@ -197,8 +197,8 @@ fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
     let role = [Role::Admin, Role::Operator, Role::Viewer].into_iter().find(|role| makes(*role));
     let Some(role) = role else {
         let detail = format!("{name} has no role here by the claim {}", rules.role_claim);
-        let mend = "have the issuer give one, or name the holder's group under [oidc.roles]";
-        return Err(Problem::new(ProblemCode::Forbidden, detail, mend));
+        let remedy = "have the issuer give one, or name the holder's group under [oidc.roles]";
+        return Err(Problem::new(ProblemCode::Forbidden, detail, remedy));
     };
     Ok(Caller::named(name, role))
 }

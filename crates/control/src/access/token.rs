@@ -119,10 +119,10 @@ impl Tokens {
     /// # Errors
     /// [`ProblemCode::Unauthenticated`]: it is no token, not known, or has expired. A wrong secret and an unknown id are told alike.
     pub fn caller(&self, shown: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
-        let refused = |detail: &str, mend: &str| Problem::new(ProblemCode::Unauthenticated, detail, mend);
+        let refused = |detail: &str, remedy: &str| Problem::new(ProblemCode::Unauthenticated, detail, remedy);
         let unknown = || {
-            let mend = "it is mistyped, revoked or of another manager: an admin makes another with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
-            refused("the token is not known here", mend)
+            let remedy = "it is mistyped, revoked or of another manager: an admin makes another with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
+            refused("the token is not known here", remedy)
         };
         let secret = Secret::parse(shown).ok_or_else(unknown)?;
         let record = self.all.get(secret.id()).ok_or_else(unknown)?;

@@ -66,7 +66,7 @@ impl Hosts {
         address: &str,
         secure: impl FnOnce(Endpoint, &Identity) -> Client,
     ) -> Result<Client, Problem> {
-        let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
+        let wrong = |detail: String, remedy: &str| Problem::new(ProblemCode::InvalidRequest, detail, remedy);
         let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
         if !is_plain(address) {
             let detail = format!("{address:?} has more than a name or an IP address and a port");

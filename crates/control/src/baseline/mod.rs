@@ -61,7 +61,7 @@ impl CpuBaselines {
         apart(move || {
             let (common, no_common) = match seen.common(&[]) {
                 Ok(common) => (Some(told_common(&common)), None),
-                Err(error) => (None, Some(format!("{error} ({})", error.mend()))),
+                Err(error) => (None, Some(format!("{error} ({})", error.remedy()))),
             };
             let baseline = plan.as_ref().map(|plan| &plan.baseline);
             CpuBaselineInfo {
@@ -139,9 +139,9 @@ impl CpuBaselines {
         self.planning
             .change(|keeper| async move {
                 if baselines.state.inventory().baseline().is_none() {
-                    let (detail, mend) =
+                    let (detail, remedy) =
                         ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
-                    return Err(Problem::new(ProblemCode::NotFound, detail, mend));
+                    return Err(Problem::new(ProblemCode::NotFound, detail, remedy));
                 }
                 keeper.remove(BASELINE, ID).await?;
                 baselines.state.change(|inventory| inventory.plan_baseline(None));
@@ -168,14 +168,17 @@ impl CpuBaselines {
             return Ok(());
         }
         let evidence = falls_short(name, &baseline.cpu_model, &some_features(&lacks));
-        let mend = "take a lower baseline first (`godwit control cpu-baseline set`), or leave the host out";
+        let remedy = "take a lower baseline first (`godwit control cpu-baseline set`), or leave the host out";
         let check = Check {
             name: CheckName::CpuBaseline,
             verdict: Verdict::Fail,
             evidence: evidence.clone(),
-            mend: mend.to_owned(),
+            remedy: remedy.to_owned(),
         };
-        Err(Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::BaselineUnmet, evidence, mend) })
+        Err(Problem {
+            checks: Box::new([check]),
+            ..Problem::new(ProblemCode::BaselineUnmet, evidence, remedy)
+        })
     }
 
     fn seen_cpus(&self) -> (CpuSurvey, Option<BaselinePlan>) {
@@ -206,16 +209,16 @@ fn falls_short(host: &str, cpu_model: &str, lacks: &str) -> String {
     format!("host {host} falls short of {cpu_model}: it lacks {lacks}")
 }
 
-fn wrong(detail: impl Into<String>, mend: impl Into<String>) -> Problem {
-    Problem::new(ProblemCode::InvalidRequest, detail, mend)
+fn wrong(detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
+    Problem::new(ProblemCode::InvalidRequest, detail, remedy)
 }
 
 fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
     let SetCpuBaseline { model, without } = request;
     let may_stand = |letter: char| letter.is_ascii_alphanumeric() || "=,+-._".contains(letter);
     if model.is_empty() || model.len() > MOST_MODEL_BYTES || !model.chars().all(may_stand) {
-        let mend = "write `computed`, a level of the psABI or a model as QEMU's -cpu takes it";
-        return Err(wrong("that can't be a CPU model", mend));
+        let remedy = "write `computed`, a level of the psABI or a model as QEMU's -cpu takes it";
+        return Err(wrong("that can't be a CPU model", remedy));
     }
     let settings = CpuModel::parse(model).settings;
     // Others change what is checked (`enforce`), or are no part of what a host is compared by.
@@ -244,7 +247,7 @@ fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<Bas
     let baseline = if model == COMPUTED_BASELINE {
         let common = seen.common(&without);
         common
-            .map_err(|error| Problem::new(ProblemCode::WrongState, error.to_string(), error.mend()))?
+            .map_err(|error| Problem::new(ProblemCode::WrongState, error.to_string(), error.remedy()))?
             .baseline
     } else {
         seen.named(&model).ok_or_else(|| unknown_name(seen, &model))?
@@ -297,7 +300,7 @@ fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
         1 => String::new(),
         count => format!(" (and {} more hosts)", count - 1),
     };
-    let mend = format!(
+    let remedy = format!(
         "take a lower one (`computed` is what all hosts have), or say that no VM need go to {}: --without {}",
         Names(&names, hosts.len()),
         first.host
@@ -306,9 +309,9 @@ fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
         name: CheckName::CpuBaseline,
         verdict: Verdict::Fail,
         evidence: evidence(host),
-        mend: "take a lower one, or name the host as one that may fall short".to_owned(),
+        remedy: "take a lower one, or name the host as one that may fall short".to_owned(),
     };
     let checks = hosts.iter().take(NAMED_HOSTS).map(check).collect();
     let detail = format!("{}{others}", evidence(first));
-    Some(Problem { checks, ..Problem::new(ProblemCode::BaselineUnmet, detail, mend) })
+    Some(Problem { checks, ..Problem::new(ProblemCode::BaselineUnmet, detail, remedy) })
 }

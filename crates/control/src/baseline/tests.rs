@@ -81,7 +81,7 @@ async fn a_host_in_use_that_falls_short_has_to_be_named() {
     let manager = managed().await;
     let refused = set(&manager, request("Haswell-v4", &[])).await.unwrap_err();
     assert_eq!((refused.code, refused.checks.len()), (ProblemCode::BaselineUnmet, 1));
-    assert!(refused.mend.contains("--without old"), "{refused}");
+    assert!(refused.remedy.contains("--without old"), "{refused}");
     assert_eq!(manager.state.inventory().baseline(), None);
     let nobody = set(&manager, request("Haswell-v4", &["nobody"])).await.unwrap_err();
     assert_eq!(nobody.code, ProblemCode::NotFound);
@@ -148,7 +148,7 @@ async fn what_is_no_baseline_is_refused_with_what_is() {
         assert!(problem.detail.contains(why), "{problem}");
     }
     let problem = set(&manager, request("Zen9", &[])).await.unwrap_err();
-    assert!(problem.mend.contains("Nehalem-v1, Haswell-v4"), "{problem}");
+    assert!(problem.remedy.contains("Nehalem-v1, Haswell-v4"), "{problem}");
     assert_eq!(manager.state.inventory().baseline(), None);
     // A feature that nobody knows is one that each host lacks.
     let problem = set(&manager, request("Nehalem-v1,+warp", &[])).await.unwrap_err();

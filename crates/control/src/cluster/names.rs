@@ -19,8 +19,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
     if is_plain {
         return Ok(());
     }
-    let mend = "use letters, digits, - _ and ., 63 at most, a letter or digit in front";
-    Err(Problem::new(ProblemCode::InvalidRequest, "that can't be a name", mend))
+    let remedy = "use letters, digits, - _ and ., 63 at most, a letter or digit in front";
+    Err(Problem::new(ProblemCode::InvalidRequest, "that can't be a name", remedy))
 }
 
 /// What has no look of its own, and may change that of what stands beside it: controls, and marks of the direction of writing (UAX #9).

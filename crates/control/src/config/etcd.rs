@@ -42,7 +42,7 @@ fn default_lease_s() -> u64 {
 }
 
 impl EtcdConfig {
-    /// What is wrong with it, and the mend.
+    /// What is wrong with it, and the remedy.
     pub(crate) fn problem(&self) -> Option<(&'static str, String, &'static str)> {
         let given = |one: bool| if one { "given" } else { "missing" };
         if self.user.is_some() != self.password_file.is_some() {

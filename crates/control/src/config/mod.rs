@@ -1,4 +1,4 @@
-//! The manager's configuration file (TOML). Every error names the file, the place in it and the mend.
+//! The manager's configuration file (TOML). Every error names the file, the place in it and the remedy.
 
 mod etcd;
 
@@ -138,7 +138,7 @@ pub enum ConfigError {
         why: String,
     },
     /// A value makes no sense.
-    #[error("{path}: {key}: {why} ({mend})")]
+    #[error("{path}: {key}: {why} ({remedy})")]
     Value {
         /// The file.
         path: PathBuf,
@@ -147,7 +147,7 @@ pub enum ConfigError {
         /// What is wrong with it.
         why: String,
         /// What to write instead.
-        mend: &'static str,
+        remedy: &'static str,
     },
 }
 
@@ -171,7 +171,7 @@ impl Config {
             .map_err(|error| ConfigError::Syntax { path: path.to_owned(), why: error.to_string() })?;
         match config.problem() {
             None => Ok(config),
-            Some((key, why, mend)) => Err(ConfigError::Value { path: path.to_owned(), key, why, mend }),
+            Some((key, why, remedy)) => Err(ConfigError::Value { path: path.to_owned(), key, why, remedy }),
         }
     }
 

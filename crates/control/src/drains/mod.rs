@@ -181,8 +181,8 @@ impl Driver {
             let was = inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance;
             if inventory.seen_host(host).is_some_and(|seen| seen.state == HostState::Away) {
                 let detail = format!("host {host} is not heard, and without its agent no VM leaves it");
-                let mend = "start its agent; if the host is dead see docs/recover.md";
-                return Err(Problem::new(ProblemCode::HostAway, detail, mend));
+                let remedy = "start its agent; if the host is dead see docs/recover.md";
+                return Err(Problem::new(ProblemCode::HostAway, detail, remedy));
             }
             was
         };

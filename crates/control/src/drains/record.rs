@@ -151,7 +151,7 @@ impl HostDrain {
             if newest.state == MoveState::Done {
                 (of.state, of.reason) = (DrainVmState::Back, "it came back".to_owned());
             } else if let Some(failure) = newest.failure.as_ref().filter(|_| newest.state.is_over()) {
-                of.reason = format!("its way back failed: {} ({})", failure.message, failure.mend);
+                of.reason = format!("its way back failed: {} ({})", failure.message, failure.remedy);
             }
         }
         for (vm, why) in self.back.iter().flat_map(|back| &back.stays) {
@@ -188,7 +188,7 @@ fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
 }
 
 fn failure(one: &Move) -> String {
-    let told = one.failure.as_ref().map(|failure| format!("{} ({})", failure.message, failure.mend));
+    let told = one.failure.as_ref().map(|failure| format!("{} ({})", failure.message, failure.remedy));
     told.unwrap_or_else(|| "its move failed".to_owned())
 }
 

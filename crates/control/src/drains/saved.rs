@@ -190,11 +190,11 @@ pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
     let detail = format!(
         "host {host} has {vms} VMs, too many for one drain: a plan with these names has room for about {fit}"
     );
-    let mend = format!(
+    let remedy = format!(
         "empty it in parts: set it into maintenance (`godwit control host maintenance {host} on`), move some of its VMs with \
          `godwit control move create VM`, then drain the rest"
     );
-    Err(Problem::new(ProblemCode::InvalidRequest, detail, mend))
+    Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
 }
 
 /// What it takes as JSON.
@@ -259,7 +259,7 @@ mod tests {
         assert!(bytes(&saved) + ENVELOPE_BYTES <= MOST_VALUE_BYTES, "{most} VMs: {}", bytes(&saved));
         let problem = check_size("a", &longest(most + 1).plan).unwrap_err();
         assert!(problem.detail.contains(&format!("has {} VMs", most + 1)), "{problem}");
-        assert!(problem.mend.contains("in parts"), "{problem}");
+        assert!(problem.remedy.contains("in parts"), "{problem}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Agents for QuickAgents {
             let failure = JobFailure {
                 code: "preflight".into(),
                 message: format!("{target} refuses"),
-                mend: "none".into(),
+                remedy: "none".into(),
             };
             return Some(JobEvent::Refused { migration, failure }.into());
         }
@@ -422,7 +422,7 @@ async fn a_host_of_too_many_vms_for_one_drain_is_refused_before_anything_is_done
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
     let problem = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap_err();
     assert_eq!(problem.code, ProblemCode::InvalidRequest, "{problem}");
-    assert!(problem.detail.contains("1504 VMs") && problem.mend.contains("in parts"), "{problem}");
+    assert!(problem.detail.contains("1504 VMs") && problem.remedy.contains("in parts"), "{problem}");
     assert!(rig.drains.all().is_empty() && !rig.state.inventory().host_plan("a").unwrap().maintenance);
 }
 

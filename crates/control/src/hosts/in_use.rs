@@ -18,14 +18,15 @@ pub(crate) fn check_unused(
     moves: &Moves,
     inventory: &Inventory,
 ) -> Result<(), Problem> {
-    let mend = format!(
+    let remedy = format!(
         "wait for its end or call it off; `godwit control host forget {host} --force` (`?force=true`) ends it as failed"
     );
-    let refused =
-        |what: String, mend: &str| Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), mend);
+    let refused = |what: String, remedy: &str| {
+        Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), remedy)
+    };
     if let Some((id, state)) = drains.of_host(host) {
         let does = if state == DrainState::Undoing { "is being filled again" } else { "is being emptied" };
-        return Err(refused(format!("{does} by drain {id}"), &mend));
+        return Err(refused(format!("{does} by drain {id}"), &remedy));
     }
     let moves: Vec<String> = {
         let all = moves.all();
@@ -35,18 +36,18 @@ pub(crate) fn check_unused(
     };
     if !moves.is_empty() {
         let what = format!("has {}: {}", Count(moves.len(), "open move"), some(&moves));
-        return Err(refused(what, &mend));
+        return Err(refused(what, &remedy));
     }
     let runs = |state: VmState| !matches!(state, VmState::Stopped | VmState::Failed);
     let vms = inventory.vms_of(host).filter(|info| runs(info.state));
     let vms: Vec<String> = vms.map(|info| info.name.clone()).collect();
     if !vms.is_empty() && inventory.is_heard(host) {
         let what = format!("answers, and runs {}: {}", Count(vms.len(), "VM"), some(&vms));
-        let mend = format!(
+        let remedy = format!(
             "empty it with `godwit host drain {host}`; with `godwit control host forget {host} --force` (`?force=true`) they run on, and no \
              manager knows of them"
         );
-        return Err(refused(what, &mend));
+        return Err(refused(what, &remedy));
     }
     Ok(())
 }

@@ -160,12 +160,12 @@ fn check_not_emptied(host: &str, drains: &Drains) -> Result<(), Problem> {
         return Ok(());
     };
     let detail = format!("host {host} is being emptied by drain {id}");
-    let mend = format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
-    Err(Problem::new(ProblemCode::WrongState, detail, mend))
+    let remedy = format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
+    Err(Problem::new(ProblemCode::WrongState, detail, remedy))
 }
 
 fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
-    let wrong = |detail: &str, mend: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
+    let wrong = |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
     if plan.link_bits_per_s == Some(0) {
         return wrong("a link of 0 bits a second carries nothing", "leave it out, or say what it carries");
     }

@@ -132,8 +132,8 @@ async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) ->
         Came::From(_) => {}
     }
     let missing = || {
-        let mend = "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
-        Problem::new(ProblemCode::Unauthenticated, "no token is shown", mend)
+        let remedy = "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
+        Problem::new(ProblemCode::Unauthenticated, "no token is shown", remedy)
     };
     let shown = shown.ok_or_else(missing)?;
     let shown = shown.to_str().ok().and_then(|shown| shown.split_once(' ')).ok_or_else(missing)?;

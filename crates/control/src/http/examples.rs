@@ -25,8 +25,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
         .map(|(name, schema)| (name.clone(), schema.clone()))
         .collect();
     // What is wrong with a manager is not what is wrong with a request.
-    let mend = "see to the store: docs/store.md; what runs runs on without it";
-    let failed = Problem::new(ProblemCode::StoreAway, "the store does not answer", mend);
+    let remedy = "see to the store: docs/store.md; what runs runs on without it";
+    let failed = Problem::new(ProblemCode::StoreAway, "the store does not answer", remedy);
     let failed = serde_json::to_value(failed).ok();
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         if let Some(RefOr::T(body)) = &mut operation.request_body {
@@ -193,10 +193,9 @@ mod tests {
         }
         let types = types();
         let read = types.get(name).ok_or_else(|| format!("add {name} to the types of server/examples.rs"))?;
-        let made =
-            read(example).map_err(|why| format!("{name} does not read its example: {why}; mend it"))?;
+        let made = read(example).map_err(|why| format!("{name} does not read its example: {why}; fix it"))?;
         let unread = format!(
-            "{name} does not read all of its example (it makes {made} of it): mend a name or a value in it"
+            "{name} does not read all of its example (it makes {made} of it): fix a name or a value in it"
         );
         is_in(example, &made).then_some(()).ok_or(unread)
     }

@@ -88,8 +88,8 @@ pub(crate) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Opti
     let mut why = nobody("no manager leads at the moment");
     loop {
         let leader = manager.leader().await.map_err(|error| {
-            let mend = "see to the store: docs/store.md; what runs runs on without it";
-            Problem::new(ProblemCode::StoreAway, error.to_string(), mend)
+            let remedy = "see to the store: docs/store.md; what runs runs on without it";
+            Problem::new(ProblemCode::StoreAway, error.to_string(), remedy)
         })?;
         match leader {
             None => {}
@@ -113,8 +113,8 @@ pub(crate) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Opti
 }
 
 fn nobody(detail: &str) -> Problem {
-    let mend = "ask again in some seconds; `godwit control status` names the one that leads";
-    Problem::new(ProblemCode::NoLeader, detail, mend)
+    let remedy = "ask again in some seconds; `godwit control status` names the one that leads";
+    Problem::new(ProblemCode::NoLeader, detail, remedy)
 }
 
 /// A connection to the manager that leads, or why there is none; nothing was asked by it yet.
@@ -131,8 +131,8 @@ async fn reach(
         Ok(connection) => Ok(Leader { name, address, client, connection }),
         Err(_) => {
             let detail = format!("manager {name} leads, and {address} can't be reached");
-            let mend = "ask again in some seconds: if it is gone, another one leads by then";
-            Err(Problem::new(ProblemCode::NoLeader, detail, mend))
+            let remedy = "ask again in some seconds: if it is gone, another one leads by then";
+            Err(Problem::new(ProblemCode::NoLeader, detail, remedy))
         }
     })
 }
@@ -155,8 +155,8 @@ async fn ask(
     if is_root && !manager.hosts().are_secure() {
         let detail =
             format!("manager {name} leads, and takes no word of this one's: neither has a certificate");
-        let mend = format!("ask it with a token: --manager {address}, or by its own socket");
-        return Err(Problem::new(ProblemCode::NoLeader, detail, mend));
+        let remedy = format!("ask it with a token: --manager {address}, or by its own socket");
+        return Err(Problem::new(ProblemCode::NoLeader, detail, remedy));
     }
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, MAX_BODY_BYTES).await.map_err(|_| {
@@ -182,8 +182,8 @@ async fn ask(
     let answered = client.pass_on(connection, parts.method, &path, parts.headers, body).await;
     let mut response = answered.map_err(|_| {
         let detail = format!("manager {name} leads, and the connection to it broke before it answered");
-        let mend = "look whether it was done, and ask again in some seconds";
-        Problem::new(ProblemCode::NoLeader, detail, mend)
+        let remedy = "look whether it was done, and ask again in some seconds";
+        Problem::new(ProblemCode::NoLeader, detail, remedy)
     })?;
     for own in [CONNECTION, TRANSFER_ENCODING] {
         response.headers_mut().remove(own);

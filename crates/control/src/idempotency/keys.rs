@@ -53,9 +53,9 @@ impl Keyed {
     /// [`ProblemCode::InvalidRequest`]: that can't be a key.
     pub(crate) fn new(caller: &str, key: &[u8], target: &str, body: &[u8]) -> Result<Keyed, Problem> {
         if !(1..=MOST_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
-            let mend = "give 1 to 255 visible ASCII characters, a new UUID for each request";
+            let remedy = "give 1 to 255 visible ASCII characters, a new UUID for each request";
             let detail = "the Idempotency-Key can't be a key";
-            return Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
         }
         let caller = blake3::hash(caller.as_bytes()).to_hex().to_string();
         // Its length in front: no two different pairs run together alike.
@@ -78,7 +78,7 @@ impl Keyed {
             let detail = "this Idempotency-Key was used for another request";
             return Err(Problem::new(ProblemCode::KeyReused, detail, "take a new key for each request"));
         }
-        let conflict = |detail: &str, mend: &str| Err(Problem::new(ProblemCode::Conflict, detail, mend));
+        let conflict = |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::Conflict, detail, remedy));
         match &kept.answer {
             None => conflict(
                 "this request was begun, and the manager that carried it out ended before it was answered",

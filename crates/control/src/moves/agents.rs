@@ -72,7 +72,7 @@ impl FollowedAgents {
             Ok(client) => client,
             Err(problem) => {
                 let failure =
-                    JobFailure { code: problem.code.name(), message: problem.detail, mend: problem.mend };
+                    JobFailure { code: problem.code.name(), message: problem.detail, remedy: problem.remedy };
                 return JobEvent::Refused { migration, failure };
             }
         };
@@ -82,7 +82,7 @@ impl FollowedAgents {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
                 let code = error.code.to_string();
-                let failure = bounded(JobFailure { code, message: error.message, mend: error.mend });
+                let failure = bounded(JobFailure { code, message: error.message, remedy: error.remedy });
                 JobEvent::Refused { migration, failure }
             }
             Err(error) => {
@@ -121,7 +121,7 @@ pub(super) fn ended(report: &Report) -> Ended {
         bounded(JobFailure {
             code: error.map_or("internal".to_owned(), |error| error.code.clone()),
             message: error.map_or("the report does not say why".to_owned(), |error| error.message.clone()),
-            mend: error.map_or(String::new(), |error| error.mend.clone()),
+            remedy: error.map_or(String::new(), |error| error.remedy.clone()),
         })
     };
     match report.outcome {
@@ -133,9 +133,9 @@ pub(super) fn ended(report: &Report) -> Ended {
 }
 
 /// A failure as it is kept: its texts are a host's.
-fn bounded(JobFailure { code, message, mend }: JobFailure) -> JobFailure {
-    let [code, message, mend] = [code, message, mend].map(|text| beginning(&text, MOST_REASON_BYTES));
-    JobFailure { code, message, mend }
+fn bounded(JobFailure { code, message, remedy }: JobFailure) -> JobFailure {
+    let [code, message, remedy] = [code, message, remedy].map(|text| beginning(&text, MOST_REASON_BYTES));
+    JobFailure { code, message, remedy }
 }
 
 /// Where a VM is, as the hosts tell that are heard.

@@ -278,8 +278,8 @@ fn under_way_to(state: &JobState) -> Option<&String> {
 }
 
 fn told_failure(failure: &JobFailure) -> MoveFailure {
-    let JobFailure { code, message, mend } = failure.clone();
-    MoveFailure { code, message, mend }
+    let JobFailure { code, message, remedy } = failure.clone();
+    MoveFailure { code, message, remedy }
 }
 
 /// The job whose attempt has this name, if it is a job's.

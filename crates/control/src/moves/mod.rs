@@ -313,8 +313,8 @@ impl Driver {
             return Ok(());
         };
         let detail = format!("move {} has VM \"{vm}\" already", other.id);
-        let mend = format!("wait for its end, or cancel it with `godwit control move cancel {}`", other.id);
-        Err(Problem::new(ProblemCode::WrongState, detail, mend))
+        let remedy = format!("wait for its end, or cancel it with `godwit control move cancel {}`", other.id);
+        Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
     async fn cancel(&mut self, id: &str) -> Result<Move, Problem> {

@@ -184,7 +184,7 @@ impl MoveRequests {
 pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
     options.check_values().map_err(Problem::of_agent)?;
     let together = options.check_together();
-    together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.mend))
+    together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.remedy))
 }
 
 /// A move that preflight says no to.
@@ -196,8 +196,8 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
         count => format!(" (and {} more)", count - 1),
     };
     let detail = format!("VM \"{}\" can't go to host {}: {}{more}", report.vm, report.to, first.evidence);
-    let mend = first.mend.clone();
-    Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, mend) })
+    let remedy = first.remedy.clone();
+    Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, remedy) })
 }
 
 fn no_vm(vm: &str) -> Problem {

@@ -10,7 +10,7 @@ pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
     let to = &report.to;
     match &dry_run.error {
         Some(error) => {
-            let found = Found::fail(format!("{} ({})", error.message, error.code), error.mend.clone());
+            let found = Found::fail(format!("{} ({})", error.message, error.code), error.remedy.clone());
             set(&mut report.checks, CheckName::Agents, found);
         }
         None => {
@@ -28,7 +28,7 @@ pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
 
 /// The source's agent did not tell.
 pub(crate) fn without_answer(report: &mut PreflightReport, problem: &Problem) {
-    let found = Found::unknown(format!("no dry run: {}", problem.detail), problem.mend.clone());
+    let found = Found::unknown(format!("no dry run: {}", problem.detail), problem.remedy.clone());
     set(&mut report.checks, CheckName::Agents, found);
     judge(report);
 }

@@ -57,7 +57,7 @@ pub(super) fn cpu(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
             "give it a model in a fixed version, or the cluster's baseline, when it is started next",
         ),
         Ok(()) => Found::pass(format!("guests on host {} can have all of {model}", to.name)),
-        Err(unfit) => Found::fail(format!("host {}: {unfit}", to.name), unfit.mend()),
+        Err(unfit) => Found::fail(format!("host {}: {unfit}", to.name), unfit.remedy()),
     }
 }
 

@@ -27,32 +27,32 @@ pub(crate) use ranking::first;
 pub(crate) struct Found {
     verdict: Verdict,
     evidence: String,
-    mend: String,
+    remedy: String,
 }
 
 impl Found {
-    fn new(verdict: Verdict, evidence: impl Into<String>, mend: impl Into<String>) -> Found {
-        Found { verdict, evidence: evidence.into(), mend: mend.into() }
+    fn new(verdict: Verdict, evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
+        Found { verdict, evidence: evidence.into(), remedy: remedy.into() }
     }
 
     fn pass(evidence: impl Into<String>) -> Found {
         Found::new(Verdict::Pass, evidence, "")
     }
 
-    fn warn(evidence: impl Into<String>, mend: impl Into<String>) -> Found {
-        Found::new(Verdict::Warn, evidence, mend)
+    fn warn(evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
+        Found::new(Verdict::Warn, evidence, remedy)
     }
 
-    fn unknown(evidence: impl Into<String>, mend: impl Into<String>) -> Found {
-        Found::new(Verdict::Unknown, evidence, mend)
+    fn unknown(evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
+        Found::new(Verdict::Unknown, evidence, remedy)
     }
 
-    fn fail(evidence: impl Into<String>, mend: impl Into<String>) -> Found {
-        Found::new(Verdict::Fail, evidence, mend)
+    fn fail(evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
+        Found::new(Verdict::Fail, evidence, remedy)
     }
 
     fn named(self, name: CheckName) -> Check {
-        Check { name, verdict: self.verdict, evidence: self.evidence, mend: self.mend }
+        Check { name, verdict: self.verdict, evidence: self.evidence, remedy: self.remedy }
     }
 }
 
@@ -138,8 +138,8 @@ pub fn immovable_by(inventory: &Inventory, vm: &str, engine: EngineKind) -> Opti
     vm::CHECKS.iter().find_map(|(name, check)| {
         let found = check(&subject);
         (found.verdict == Verdict::Fail).then(|| {
-            let mend = if found.mend.is_empty() { String::new() } else { format!("; {}", found.mend) };
-            obstacle(*name, format!("{}{mend}", found.evidence))
+            let remedy = if found.remedy.is_empty() { String::new() } else { format!("; {}", found.remedy) };
+            obstacle(*name, format!("{}{remedy}", found.evidence))
         })
     })
 }

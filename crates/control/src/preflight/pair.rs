@@ -88,7 +88,7 @@ fn qemu_version(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let (Some(from), Some(there)) = (subject.from.info, to.info) else { return untold(to.name) };
     if let Some(problem) = &there.qemu_problem {
         let evidence = format!("host {} has no QEMU that can be used: {problem}", to.name);
-        return Found::fail(evidence, "mend that, or take another host");
+        return Found::fail(evidence, "remedy that, or take another host");
     }
     let (Some(here), Some(version)) = (&from.qemu_version, &there.qemu_version) else {
         return Found::unknown("a host does not tell the version of its QEMU", "see `godwit host show`");

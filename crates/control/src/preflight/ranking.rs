@@ -66,10 +66,10 @@ pub(crate) fn first(ranking: PreflightRanking) -> Result<(String, String), Probl
     let PreflightRanking { vm, immovable, fits, ruled_out, .. } = ranking;
     if let Some(check) = immovable.first() {
         let detail = format!("VM \"{vm}\" can't go anywhere: {}", check.evidence);
-        let mend = check.mend.clone();
+        let remedy = check.remedy.clone();
         return Err(Problem {
             checks: immovable.into(),
-            ..Problem::new(ProblemCode::Preflight, detail, mend)
+            ..Problem::new(ProblemCode::Preflight, detail, remedy)
         });
     }
     if let Some(best) = fits.into_iter().next() {
@@ -83,8 +83,8 @@ pub(crate) fn first(ranking: PreflightRanking) -> Result<(String, String), Probl
         more => named.push(format!("and {more} more")),
     }
     let why = if named.is_empty() { "there is no other".to_owned() } else { named.join("; ") };
-    let mend = format!("see all that is in the way: /api/v1/vms/{vm}/preflight");
-    Err(Problem::new(ProblemCode::NoHost, format!("no host takes VM \"{vm}\": {why}"), mend))
+    let remedy = format!("see all that is in the way: /api/v1/vms/{vm}/preflight");
+    Err(Problem::new(ProblemCode::NoHost, format!("no host takes VM \"{vm}\": {why}"), remedy))
 }
 
 fn told(score: Score) -> PlacementScore {

@@ -197,7 +197,7 @@ fn each_thing_in_the_way_is_seen_by_its_check() {
         let seen = check(&inventory, name);
         assert_eq!(seen.verdict, verdict, "{seen:?}");
         assert!(seen.evidence.contains(words), "{words} is missing in {seen:?}");
-        assert!(seen.verdict == Verdict::Pass || !seen.mend.is_empty(), "{seen:?}");
+        assert!(seen.verdict == Verdict::Pass || !seen.remedy.is_empty(), "{seen:?}");
         assert_eq!(report(&inventory).verdict == Fail, verdict == Fail);
         let is_of_vm = vm::CHECKS.iter().any(|(of_vm, _)| *of_vm == name);
         assert_eq!(immovable(&inventory, "web").is_some(), is_of_vm && verdict == Fail, "{seen:?}");

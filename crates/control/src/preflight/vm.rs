@@ -20,14 +20,14 @@ fn state(subject: &Subject<'_>) -> Found {
     let (vm, info) = (&subject.vm, subject.vm.info);
     let host = subject.from.name;
     if vm.in_doubt {
-        let mend = format!("make sure of it, then `godwit migration resolve {} --runs-on HOST`", info.name);
-        return Found::fail("it is in doubt which host may run it", mend);
+        let remedy = format!("make sure of it, then `godwit migration resolve {} --runs-on HOST`", info.name);
+        return Found::fail("it is in doubt which host may run it", remedy);
     }
     if !vm.is_current {
-        let mend = "see that its agent runs and can be reached";
+        let remedy = "see that its agent runs and can be reached";
         return Found::unknown(
             format!("host {host} is not heard; it told last that it is {}", info.state),
-            mend,
+            remedy,
         );
     }
     if let Some(page_in) = &info.page_in {
@@ -39,8 +39,8 @@ fn state(subject: &Subject<'_>) -> Found {
         let evidence = format!(
             "{missing} pages of it are still at the host that it came from, and it has no connection to that one"
         );
-        let mend = "bring that host's agent back, or the link to it; where that host is gone for good the guest is lost";
-        return Found::fail(evidence, mend);
+        let remedy = "bring that host's agent back, or the link to it; where that host is gone for good the guest is lost";
+        return Found::fail(evidence, remedy);
     }
     match info.state {
         VmState::Running | VmState::Paused => match vm.planned_move {
@@ -55,9 +55,9 @@ fn state(subject: &Subject<'_>) -> Found {
         VmState::Starting => Found::fail("it starts at the moment", "ask again in a moment"),
         state => {
             let evidence = format!("it does not run ({state}): there is nothing to move");
-            let mend =
+            let remedy =
                 format!("it stays with its host; to take it along start it: `godwit vm start {}`", info.name);
-            Found::fail(evidence, mend)
+            Found::fail(evidence, remedy)
         }
     }
 }
@@ -65,12 +65,12 @@ fn state(subject: &Subject<'_>) -> Found {
 fn devices(subject: &Subject<'_>) -> Found {
     let spec = &subject.vm.info.spec;
     let obstacles = untrackable_parts(&spec.memory, &spec.extra_devices);
-    let Some(Obstacle { mend, .. }) = obstacles.first() else {
+    let Some(Obstacle { remedy, .. }) = obstacles.first() else {
         return Found::pass("no device and no memory that can't move");
     };
     let all: Vec<&str> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
     match subject.engine {
-        EngineKind::Godwit => Found::fail(all.join("; "), mend.clone()),
+        EngineKind::Godwit => Found::fail(all.join("; "), remedy.clone()),
         EngineKind::Qemu => Found::warn(format!("left to QEMU's own engine: {}", all.join("; ")), ""),
     }
 }
@@ -87,7 +87,7 @@ fn tracking(subject: &Subject<'_>) -> Found {
         Some(info) => match &info.tracking_problem {
             Some(problem) => Found::fail(
                 format!("host {host} can't track memory: {problem}"),
-                "mend that, or use --engine qemu",
+                "remedy that, or use --engine qemu",
             ),
             None => Found::pass(format!("host {host}, kernel {}", info.kernel)),
         },

@@ -92,8 +92,8 @@ fn no_rule(name: &str) -> Problem {
     Problem::new(ProblemCode::NotFound, detail, "see `godwit control rule list`")
 }
 
-fn wrong(detail: impl Into<String>, mend: impl Into<String>) -> Problem {
-    Problem::new(ProblemCode::InvalidRequest, detail, mend)
+fn wrong(detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
+    Problem::new(ProblemCode::InvalidRequest, detail, remedy)
 }
 
 /// A rule as placement has it, unless it contradicts itself or says nothing.
@@ -157,7 +157,7 @@ fn check_names(what: &str, names: &[String]) -> Result<(), Problem> {
     let mut seen = BTreeSet::new();
     for name in names {
         check_name(name)
-            .map_err(|problem| wrong(format!("{what} {name:?}: {}", problem.detail), problem.mend))?;
+            .map_err(|problem| wrong(format!("{what} {name:?}: {}", problem.detail), problem.remedy))?;
         if !seen.insert(name) {
             return Err(wrong(format!("the rule names {what} {name} twice"), "name it once"));
         }

@@ -48,7 +48,7 @@ fn a_rule_that_contradicts_itself_or_says_nothing_is_refused() {
     ] {
         let problem = read(request(value)).unwrap_err();
         assert_eq!(problem.code, ProblemCode::InvalidRequest);
-        assert!(problem.detail.contains(why) && !problem.mend.is_empty(), "{problem}");
+        assert!(problem.detail.contains(why) && !problem.remedy.is_empty(), "{problem}");
     }
 }
 

@@ -450,13 +450,13 @@ fn problem(error: &RecordError) -> Problem {
         _ => ProblemCode::ManagerFailed,
     };
     let text = error.to_string();
-    // The store's errors have their mends in brackets at their ends.
-    let (detail, mend) = match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
-        Some((detail, mend)) => (detail, mend),
+    // The store's errors have their remedies in brackets at their ends.
+    let (detail, remedy) = match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
+        Some((detail, remedy)) => (detail, remedy),
         None if code == ProblemCode::StoreAway => (text.as_str(), STORE_AWAY),
         None => (text.as_str(), "see what the manager has logged, and docs/store.md"),
     };
-    Problem::new(code, detail, mend)
+    Problem::new(code, detail, remedy)
 }
 
 #[cfg(test)]
@@ -540,8 +540,8 @@ mod tests {
     fn whatever_the_store_says_has_a_mend() {
         let unavailable =
             StoreError::Unavailable { store: "s".into(), why: "no answer".into(), written: Written::No };
-        let refused = StoreError::Refused { store: "s".into(), why: "no space".into(), mend: "compact it" };
-        for (error, detail, mend) in [
+        let refused = StoreError::Refused { store: "s".into(), why: "no space".into(), remedy: "compact it" };
+        for (error, detail, remedy) in [
             (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "at once", "ask for less"),
             (unavailable, "no answer", "ask again"),
             (refused, "no space", "compact it"),
@@ -549,7 +549,7 @@ mod tests {
         ] {
             let problem = problem(&error.into());
             assert!(problem.detail.contains(detail) && !problem.detail.ends_with(')'), "{problem:?}");
-            assert!(problem.mend.contains(mend) && !problem.mend.ends_with(')'), "{problem:?}");
+            assert!(problem.remedy.contains(remedy) && !problem.remedy.ends_with(')'), "{problem:?}");
         }
     }
 }

@@ -73,12 +73,12 @@ impl Excess {
     }
 
     pub(super) fn of_stopped(self, vm: &str) -> Problem {
-        let mend = "delete it and make it anew without a model (disks are left alone), raise the baseline, or start it with \
+        let remedy = "delete it and make it anew without a model (disks are left alone), raise the baseline, or start it with \
             skip_preflight (`--skip-preflight`): it can't move to every host then";
-        self.problem(vm, mend)
+        self.problem(vm, remedy)
     }
 
-    fn problem(self, vm: &str, mend: &str) -> Problem {
+    fn problem(self, vm: &str, remedy: &str) -> Problem {
         let evidence = match self {
             Excess::Features { model, baseline, features } => {
                 format!(
@@ -96,9 +96,9 @@ impl Excess {
             name: CheckName::CpuBaseline,
             verdict: Verdict::Fail,
             evidence: evidence.clone(),
-            mend: mend.to_owned(),
+            remedy: remedy.to_owned(),
         };
         let detail = format!("VM \"{vm}\" can't start: {evidence}");
-        Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::Preflight, detail, mend) }
+        Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::Preflight, detail, remedy) }
     }
 }

@@ -207,7 +207,7 @@ impl Vms {
     async fn make_vm(&self, request: CreateManagedVm, caller: &Caller) -> Result<HostedVm, Problem> {
         let CreateManagedVm { mut spec, host, labels, start } = request;
         spec.validate()
-            .map_err(|error| Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.mend()))?;
+            .map_err(|error| Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.remedy()))?;
         check_labels(&labels)?;
         let name = spec.name.clone();
         let _turn = self.turn_of_vm(&name)?;
@@ -259,8 +259,8 @@ impl Vms {
     fn check_free(&self, name: &str) -> Result<(), Problem> {
         let inventory = self.state.inventory();
         let taken = |detail: String| {
-            let mend = "take another name, or delete that VM first";
-            Err(Problem::new(ProblemCode::AlreadyExists, detail, mend))
+            let remedy = "take another name, or delete that VM first";
+            Err(Problem::new(ProblemCode::AlreadyExists, detail, remedy))
         };
         if let Some(vm) = inventory.seen_vm(name) {
             return taken(format!("there is a VM \"{name}\" on host {} already", vm.info.host));
@@ -296,8 +296,8 @@ impl Vms {
             if seen.in_doubt && !others.is_empty() {
                 let detail =
                     format!("VM \"{vm}\" is in doubt: hosts {host} and {} have it", others.join(", "));
-                let mend = format!("make sure of it, then `godwit migration resolve {vm} --runs-on HOST`");
-                let problem = Problem::new(ProblemCode::WrongState, detail, mend);
+                let remedy = format!("make sure of it, then `godwit migration resolve {vm} --runs-on HOST`");
+                let problem = Problem::new(ProblemCode::WrongState, detail, remedy);
                 return Err(Problem { cause: Some(ErrorCode::InDoubt), ..problem });
             }
             Arc::clone(seen.info)
@@ -308,22 +308,22 @@ impl Vms {
     /// Refuses what would end a VM that is under way; `waiting`: also where its move has not begun.
     fn refuse_under_way(&self, info: &VmInfo, verb: &str, waiting: bool) -> Result<(), Problem> {
         let vm = &info.name;
-        let refused = |why: String, mend: String| {
+        let refused = |why: String, remedy: String| {
             let detail = format!("VM \"{vm}\" can't be {verb}: {why}");
-            Err(Problem::new(ProblemCode::WrongState, detail, mend))
+            Err(Problem::new(ProblemCode::WrongState, detail, remedy))
         };
         let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
         if let Some(id) = planned {
             let state = self.requests.moves()?.all().get(&id).map(|one| one.state);
             if waiting || state != Some(MoveState::Waiting) {
-                let mend = format!("wait for its end, or call it off: `godwit control move cancel {id}`");
-                return refused(format!("move {id} has it"), mend);
+                let remedy = format!("wait for its end, or call it off: `godwit control move cancel {id}`");
+                return refused(format!("move {id} has it"), remedy);
             }
         }
         match (info.state, &info.migration) {
             (VmState::MigratingOut | VmState::MigratingIn, Some(id)) => {
-                let mend = format!("wait for its end, or cancel it: `godwit migration cancel {id}`");
-                refused(format!("migration {id} has it"), mend)
+                let remedy = format!("wait for its end, or cancel it: `godwit migration cancel {id}`");
+                refused(format!("migration {id} has it"), remedy)
             }
             (VmState::MigratingOut | VmState::MigratingIn, None) => {
                 refused("a migration has it".to_owned(), "wait for its end".to_owned())
@@ -366,8 +366,8 @@ impl Vms {
         if let Some(host) = unheard.filter(|_| !force) {
             let detail =
                 format!("no host tells of VM \"{vm}\", and host {host} is not heard, which may have it");
-            let mend = "see that its agent runs; with force the manager forgets what was planned of the VM";
-            return Err(Problem::new(ProblemCode::HostAway, detail, mend));
+            let remedy = "see that its agent runs; with force the manager forgets what was planned of the VM";
+            return Err(Problem::new(ProblemCode::HostAway, detail, remedy));
         }
         self.plan_vm(vm, None).await
     }
@@ -437,13 +437,13 @@ async fn settled(
     match client.vm(name).await {
         Ok(info) if info.spec.uuid == Some(uuid) => Ok(info),
         Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
-            Err(Problem { mend: "nothing was made; ask again when it answers".to_owned(), ..problem })
+            Err(Problem { remedy: "nothing was made; ask again when it answers".to_owned(), ..problem })
         }
         _ => {
-            let mend = format!(
+            let remedy = format!(
                 "whether it was made is not known: `godwit vm show {name}` says so when its host answers"
             );
-            Err(Problem { mend, ..problem })
+            Err(Problem { remedy, ..problem })
         }
     }
 }
@@ -451,8 +451,8 @@ async fn settled(
 /// The host that holds a VM's name is not heard.
 fn unheard(vm: &str, host: &str) -> Problem {
     let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
-    let mend = "see that its agent runs and can be reached";
-    Problem::new(ProblemCode::HostAway, detail, mend)
+    let remedy = "see that its agent runs and can be reached";
+    Problem::new(ProblemCode::HostAway, detail, remedy)
 }
 
 /// What an agent's answer is to who asked.

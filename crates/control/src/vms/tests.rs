@@ -358,7 +358,7 @@ async fn a_host_that_falls_silent_meanwhile_is_told_and_nothing_stays_planned() 
         changes
     });
     let refused = cluster.root(Method::POST, VMS, Some(with(web(), json!({ "host": "rude" })))).await;
-    assert!(refused.body["mend"].as_str().unwrap().contains("not known"), "{}", refused.body);
+    assert!(refused.body["remedy"].as_str().unwrap().contains("not known"), "{}", refused.body);
     assert_eq!(refused.problem(), ProblemCode::HostAway);
     cluster.assert_unmade("web").await;
 }

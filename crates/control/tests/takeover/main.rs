@@ -236,7 +236,7 @@ async fn with_etcd_away_managers_answer_what_they_know_and_go_on_when_it_is_back
         let path = "/api/v1/vms/vm-00000/moves";
         let refused = manager.ask(Method::POST, path, &token, Some(json!({ "to": "host-0001" }))).await;
         assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert!(!refused.problem().mend.is_empty());
+        assert!(!refused.problem().remedy.is_empty());
     }
     assert!(etcd.run());
     let next = leader_of(&managers).await;
@@ -298,7 +298,7 @@ async fn without_certificates_root_is_told_where_to_ask_and_tokens_are_judged_by
     let token = json!({ "name": "ada", "role": "viewer" });
     let refused = follower.ask_as_root(Method::POST, "/api/v1/tokens", Some(token.clone())).await.problem();
     assert_eq!(refused.code, ProblemCode::NoLeader);
-    assert!(refused.mend.contains(&leader.address), "{}", refused.mend);
+    assert!(refused.remedy.contains(&leader.address), "{}", refused.remedy);
     // A token is good at every manager at once, and what it may not do is noted.
     let made: CreatedToken = leader.ask_as_root(Method::POST, "/api/v1/tokens", Some(token)).await.read();
     let looked = follower.ask(Method::GET, "/api/v1/hosts", &made.token, None).await;

@@ -81,5 +81,5 @@ impl Agent {
 
 fn refused(spec: &ResolvedSpec, unfit: &Unfit, from: &str, host: &str) -> ApiError {
     let message = format!("VM \"{}\" can't move from host {from} to host {host}: {unfit}", spec.name);
-    ApiError::new(ErrorCode::Preflight, message, unfit.mend())
+    ApiError::new(ErrorCode::Preflight, message, unfit.remedy())
 }

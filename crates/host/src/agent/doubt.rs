@@ -238,8 +238,8 @@ impl Agent {
         let other = other.unwrap_or_default();
         let message =
             format!("VM \"{name}\" was being handed over between hosts {} and {other}", self.config.name);
-        let mend = format!("name one of them: host {} has nothing to do with it", word.runs_on);
-        Err(ApiError::new(ErrorCode::InvalidRequest, message, mend))
+        let remedy = format!("name one of them: host {} has nothing to do with it", word.runs_on);
+        Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
 
     /// Whether this process's pages are kept for another host.

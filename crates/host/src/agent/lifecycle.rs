@@ -153,8 +153,8 @@ impl Agent {
                     self.config.name,
                     path.display()
                 );
-                let mend = "the agent's log says why it is left alone; mend that and restart the agent, or remove the record's directory to forget the VM";
-                Err(ApiError::new(ErrorCode::AlreadyExists, message, mend))
+                let remedy = "the agent's log says why it is left alone; fix that and restart the agent, or remove the record's directory to forget the VM";
+                Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy))
             }
         }
     }

@@ -97,8 +97,8 @@ impl Agent {
         }
         let message =
             format!("VM \"{name}\" can't be migrated: pages of it are still at the host it came from");
-        let mend = "wait until they are here: `godwit vm show` says how many are not";
-        Err(ApiError::new(ErrorCode::Busy, message, mend))
+        let remedy = "wait until they are here: `godwit vm show` says how many are not";
+        Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
 
     /// What is wrong with a request, whatever the VM.
@@ -109,8 +109,8 @@ impl Agent {
             && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
         {
             let message = format!("{streams} streams a lane are not possible");
-            let mend = format!("give 1 to {MAX_STREAMS_A_LANE}");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+            let remedy = format!("give 1 to {MAX_STREAMS_A_LANE}");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         if request.engine == EngineKind::Qemu && request.compression != Compression::default() {
             return Err(ApiError::new(
@@ -204,7 +204,7 @@ impl Agent {
         let error = FailureReport {
             code: ErrorCode::HostFailed.to_string(),
             message: format!("the engine failed: {error}"),
-            mend: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"
+            remedy: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"
                 .into(),
         };
         Report { error: Some(error), ..blank_report(self, vm, request, begun, outcome) }
@@ -608,8 +608,8 @@ fn check_id(id: Option<&str>) -> Result<(), ApiError> {
     if id.is_none_or(is_plain) {
         return Ok(());
     }
-    let mend = format!("use letters, digits and -, at most {MAX_ID_BYTES}");
-    Err(ApiError::new(ErrorCode::InvalidRequest, "that can't be a migration's id", mend))
+    let remedy = format!("use letters, digits and -, at most {MAX_ID_BYTES}");
+    Err(ApiError::new(ErrorCode::InvalidRequest, "that can't be a migration's id", remedy))
 }
 
 fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
@@ -622,8 +622,8 @@ fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = format!("a switchover budget of {budget} ms is not possible");
-    let mend = format!("give a time above zero and of at most {} s, like 20ms", most.as_secs());
-    Err(ApiError::new(ErrorCode::InvalidRequest, message, mend))
+    let remedy = format!("give a time above zero and of at most {} s, like 20ms", most.as_secs());
+    Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
 }
 
 #[cfg(test)]
@@ -645,6 +645,6 @@ mod tests {
         }
         let error = check(EngineKind::Godwit, 9000.0).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidRequest);
-        assert!(error.message.contains("9000 ms") && error.mend.contains("8 s"), "{error:?}");
+        assert!(error.message.contains("9000 ms") && error.remedy.contains("8 s"), "{error:?}");
     }
 }

@@ -54,7 +54,7 @@ impl Agent {
             FileError::NotAllowed { role, path } => self.file_refused(&spec.name, rule, role, &path),
             FileError::ChainChanged { .. } => {
                 let message = format!("VM \"{}\": {error}", spec.name);
-                ApiError::new(ErrorCode::Preflight, message, error.mend())
+                ApiError::new(ErrorCode::Preflight, message, error.remedy())
             }
             _ => file_unusable(&spec.name, &error),
         })?;

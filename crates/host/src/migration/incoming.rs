@@ -194,8 +194,8 @@ impl IncomingMigrations {
 
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
         self.lock().iter().find(|entry| entry.id.to_string() == id).cloned().ok_or_else(|| {
-            let mend = "the agent may have restarted since: see `godwit vm list` for where the VM runs";
-            ApiError::new(ErrorCode::NotFound, format!("no migration {id} arrives at this host"), mend)
+            let remedy = "the agent may have restarted since: see `godwit vm list` for where the VM runs";
+            ApiError::new(ErrorCode::NotFound, format!("no migration {id} arrives at this host"), remedy)
         })
     }
 
@@ -396,8 +396,8 @@ pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
     }
     match problem {
         Some(error) if listeners.is_empty() => {
-            let mend = "see that the host has one of the migration_addresses of its configuration";
-            Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), mend))
+            let remedy = "see that the host has one of the migration_addresses of its configuration";
+            Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), remedy))
         }
         _ => Ok(listeners),
     }
@@ -411,7 +411,7 @@ async fn begin(
     doors: Doors,
 ) -> Result<IncomingAccepted, ApiError> {
     let failed = |failure: &Failure| {
-        ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.mend())
+        ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.remedy())
     };
     let is_all = doors.by == ReferenceUse::All;
     let offer = if is_all { agent.references().offer(vm) } else { Offer::default() };

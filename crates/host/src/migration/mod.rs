@@ -113,8 +113,8 @@ fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError>
     match peer {
         Some(Extension(peer)) if peer.name != from => {
             let message = format!("host {} can't hand over a VM as host {from}", peer.name);
-            let mend = "a host's name in its configuration and in its certificate must be the same";
-            Err(ApiError::new(ErrorCode::Forbidden, message, mend))
+            let remedy = "a host's name in its configuration and in its certificate must be the same";
+            Err(ApiError::new(ErrorCode::Forbidden, message, remedy))
         }
         _ => Ok(()),
     }

@@ -102,14 +102,14 @@ impl Outgoing {
                     self.vm.name,
                     all.join("; ")
                 ),
-                mend: first.mend.clone(),
+                remedy: first.remedy.clone(),
             });
         }
         match self.agent.tracking_problem() {
             Some(problem) => Err(FailureReport {
                 code: ErrorCode::Preflight.to_string(),
                 message: format!("host {} can't track memory: {problem}", self.agent.config().name),
-                mend: "mend that, or use --engine qemu".into(),
+                remedy: "remedy that, or use --engine qemu".into(),
             }),
             None => Ok(()),
         }
@@ -135,7 +135,7 @@ impl Outgoing {
         FailureReport {
             code: ErrorCode::Preflight.to_string(),
             message: format!("the memory of VM \"{}\" can't be tracked: {why}", self.vm.name),
-            mend: "mend that, or use --engine qemu".into(),
+            remedy: "remedy that, or use --engine qemu".into(),
         }
     }
 
@@ -650,12 +650,12 @@ impl Paths {
 }
 
 pub(super) fn report_of_api(error: ApiError) -> FailureReport {
-    FailureReport { code: error.code.to_string(), message: error.message, mend: error.mend }
+    FailureReport { code: error.code.to_string(), message: error.message, remedy: error.remedy }
 }
 
 pub(super) fn report_of_client(host: &str, error: ClientError) -> FailureReport {
     report_of_api(of_peer(host, error, |error| {
         let message = format!("host {host} does not take the VM: {}", error.message);
-        ApiError::new(error.code, message, error.mend)
+        ApiError::new(error.code, message, error.remedy)
     }))
 }

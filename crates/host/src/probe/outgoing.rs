@@ -74,14 +74,14 @@ pub(super) async fn begin(
 /// Checks the request, and asks the destination to let the streams in.
 async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiError> {
     let (host, to) = (agent.config().name.clone(), request.to.clone());
-    let invalid = |message, mend: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+    let invalid = |message, remedy: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
     if to == host {
         return invalid(format!("host {host} does not probe itself"), "name another host");
     }
     if !PROBE_SECONDS.contains(&request.seconds) {
         let (least, most) = (PROBE_SECONDS.start(), PROBE_SECONDS.end());
-        let mend = format!("give {least} to {most}");
-        return invalid(format!("{} seconds for each throughput are not possible", request.seconds), &mend);
+        let remedy = format!("give {least} to {most}");
+        return invalid(format!("{} seconds for each throughput are not possible", request.seconds), &remedy);
     }
     if request.guest_bytes == 0 {
         return invalid("a VM without memory does not move".to_owned(), "give its memory, such as 16GiB");
@@ -93,8 +93,12 @@ async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiEr
     let accepted: IncomingProbeAccepted =
         peer.post("/v1/incoming-probes", &wanted).await.map_err(|error| refused(&to, error))?;
     let Ok(id) = accepted.id.parse() else {
-        let mend = "both agents must run releases that know each other";
-        return Err(ApiError::new(ErrorCode::PeerVersion, format!("host {to} names a probe by no id"), mend));
+        let remedy = "both agents must run releases that know each other";
+        return Err(ApiError::new(
+            ErrorCode::PeerVersion,
+            format!("host {to} names a probe by no id"),
+            remedy,
+        ));
     };
     Ok(Outgoing { agent, request, extent: ProbeExtent::Full, peer, accepted, id, begun, turn })
 }
@@ -116,7 +120,7 @@ fn refused(host: &str, error: ClientError) -> ApiError {
             let message = format!("host {host} runs a release that knows no probes ({})", error.message);
             ApiError::new(ErrorCode::PeerVersion, message, format!("upgrade Godwit on host {host}"))
         }
-        code => ApiError::new(code, format!("host {host}: {}", error.message), error.mend),
+        code => ApiError::new(code, format!("host {host}: {}", error.message), error.remedy),
     })
 }
 
@@ -282,9 +286,9 @@ async fn readings(peer: &Client, id: &str, since_ns: u64) -> Result<Vec<CpuReadi
 
 /// Why the whole probe came to nothing.
 fn failed(host: &str, failure: &Failure) -> ApiError {
-    let told = |code, mend: &str| ApiError::new(code, format!("host {host}: {}", failure.detail), mend);
+    let told = |code, remedy: &str| ApiError::new(code, format!("host {host}: {}", failure.detail), remedy);
     match failure.code {
-        FailureCode::VersionMismatch => told(ErrorCode::PeerVersion, failure.code.mend()),
+        FailureCode::VersionMismatch => told(ErrorCode::PeerVersion, failure.code.remedy()),
         FailureCode::Cancelled => told(ErrorCode::Cancelled, "probe again when no VM is on the move"),
         FailureCode::UnknownMigration => told(
             ErrorCode::HostFailed,

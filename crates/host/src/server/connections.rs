@@ -118,8 +118,8 @@ async fn read_body(State(limit): State<Duration>, request: Request, next: Next) 
         Ok(Err(_)) => tell_too_long(StatusCode::PAYLOAD_TOO_LARGE.into_response()).await,
         Err(_) => {
             let message = format!("the request's body did not come within {limit:?}");
-            let mend = "see the link between the two hosts, then ask again";
-            Refusal(ApiError::new(ErrorCode::InvalidRequest, message, mend)).into_response()
+            let remedy = "see the link between the two hosts, then ask again";
+            Refusal(ApiError::new(ErrorCode::InvalidRequest, message, remedy)).into_response()
         }
     }
 }

@@ -48,8 +48,8 @@ async fn set_lane(
 ) -> Result<Json<Limits>, Refusal> {
     let address: IpAddr = address.parse().map_err(|_| {
         let message = format!("\"{address}\" is no address");
-        let mend = "name a lane by this host's address, one of its migration_addresses";
-        ApiError::new(ErrorCode::InvalidRequest, message, mend)
+        let remedy = "name a lane by this host's address, one of its migration_addresses";
+        ApiError::new(ErrorCode::InvalidRequest, message, remedy)
     })?;
     set(&agent, LimitOf::Lane(address), &bytes)
 }

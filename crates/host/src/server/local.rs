@@ -51,7 +51,7 @@ pub(super) async fn guard(
     }
     tracing::warn!(?uid, "a request on the agent's socket was refused: is its directory open to others?");
     let message = "the agent's socket is root's alone";
-    let mend =
+    let remedy =
         "run this as root, or ask by https:// with an operator's certificate (`godwit pki issue --operator`)";
-    Refusal(ApiError::new(ErrorCode::Forbidden, message, mend)).into_response()
+    Refusal(ApiError::new(ErrorCode::Forbidden, message, remedy)).into_response()
 }

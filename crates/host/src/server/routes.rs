@@ -51,8 +51,8 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .merge(limits::routes())
         .merge(follow::routes())
         .fallback(async || {
-            let mend = "see docs/api.md; another version of the agent may know it";
-            Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", mend))
+            let remedy = "see docs/api.md; another version of the agent may know it";
+            Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", remedy))
         })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(axum::middleware::map_response(tell_too_long))

@@ -103,8 +103,8 @@ pub(super) async fn guard(
     let allowed = peer.as_ref().is_some_and(|peer| may(peer.role, request.method(), request.uri().path()));
     let Some(peer) = peer.filter(|_| allowed) else {
         let message = "this certificate does not allow that request";
-        let mend = "use an operator's certificate (`godwit pki issue --operator`), or the agent's socket";
-        return Refusal(ApiError::new(ErrorCode::Forbidden, message, mend)).into_response();
+        let remedy = "use an operator's certificate (`godwit pki issue --operator`), or the agent's socket";
+        return Refusal(ApiError::new(ErrorCode::Forbidden, message, remedy)).into_response();
     };
     request.extensions_mut().insert(peer);
     next.run(request).await

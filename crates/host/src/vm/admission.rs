@@ -158,14 +158,15 @@ impl Condition {
 
     fn refusal(&self, vm: &str, operation: &Operation) -> ApiError {
         let verb = operation.verb();
-        let (code, why, mend) = self.obstacle(vm, operation);
-        ApiError::new(code, format!("VM \"{vm}\" can't be {verb}: {why}"), mend)
+        let (code, why, remedy) = self.obstacle(vm, operation);
+        ApiError::new(code, format!("VM \"{vm}\" can't be {verb}: {why}"), remedy)
     }
 
     /// What keeps an operation from beginning, and what to do about it.
     fn obstacle(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
-        let busy = |why: &str, mend: &str| (ErrorCode::Busy, why.to_owned(), mend.to_owned());
-        let wrong = |mend: &str| (ErrorCode::WrongState, format!("it is {}", self.state()), mend.to_owned());
+        let busy = |why: &str, remedy: &str| (ErrorCode::Busy, why.to_owned(), remedy.to_owned());
+        let wrong =
+            |remedy: &str| (ErrorCode::WrongState, format!("it is {}", self.state()), remedy.to_owned());
         match self {
             Condition::MigratingOut { migration } => busy(
                 &format!("migration {migration} has it"),
@@ -214,7 +215,7 @@ impl Condition {
                     "pages of its memory are still at host {from} and can't be fetched (`godwit vm show` says why): it would run on with zeros in their place"
                 ),
                 format!(
-                    "mend that and restart this host's agent, which fetches them from host {from} and keeps the VM paused; `godwit vm stop --force` gives the guest up"
+                    "remedy that and restart this host's agent, which fetches them from host {from} and keeps the VM paused; `godwit vm stop --force` gives the guest up"
                 ),
             ),
             Condition::InDoubt { keeps_pages_for: Some(to) } => (
@@ -223,7 +224,7 @@ impl Condition {
                     "it was handed over to host {to}, and pages that the guest lacks there are here alone"
                 ),
                 format!(
-                    "host {to} is asked until it answers: mend it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
+                    "host {to} is asked until it answers: repair it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
                     operation.beyond_a_doubt()
                 ),
             ),
@@ -231,7 +232,7 @@ impl Condition {
                 ErrorCode::InDoubt,
                 "the link or an agent was lost at its hand-over, and another host may run it".to_owned(),
                 format!(
-                    "the other host is asked until it answers: mend it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
+                    "the other host is asked until it answers: repair it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
                     operation.beyond_a_doubt()
                 ),
             ),
@@ -247,14 +248,14 @@ impl Condition {
 
     /// Why nobody speaks with the guest of a VM that has no process in the table.
     pub(crate) fn without_console(&self, vm: &str) -> ApiError {
-        let (why, mend) = match self.is_being_adopted() {
+        let (why, remedy) = match self.is_being_adopted() {
             true => (
                 "its QEMU has not answered since the agent's start".to_owned(),
                 "wait until its pages come, see `godwit vm show`",
             ),
             false => (format!("it is {}", self.state()), "start it first"),
         };
-        ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" has no console: {why}"), mend)
+        ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" has no console: {why}"), remedy)
     }
 
     /// How a QEMU is ended that says nothing to this agent.
@@ -457,7 +458,7 @@ mod tests {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         let error = doubt.admit("web", &Operation::Start).unwrap_err();
         assert_eq!(error.code, ErrorCode::InDoubt);
-        assert!(error.mend.contains("`godwit migration resolve web --runs-on HOST`"), "{error}");
+        assert!(error.remedy.contains("`godwit migration resolve web --runs-on HOST`"), "{error}");
     }
 
     #[test]
@@ -466,11 +467,11 @@ mod tests {
         for operation in [Operation::Start, Operation::Stop { force: true }] {
             let error = doubt.admit("web", &operation).unwrap_err();
             assert_eq!(error.code, ErrorCode::InDoubt);
-            assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
-            assert!(error.message.contains("host b") && error.mend.contains("resolve"), "{error}");
+            assert!(!error.remedy.contains("if it runs there, `godwit vm delete`"), "{error}");
+            assert!(error.message.contains("host b") && error.remedy.contains("resolve"), "{error}");
         }
         let error = doubt.admit("web", &Operation::Delete { force: false }).unwrap_err();
-        assert!(error.code == ErrorCode::InDoubt && error.mend.contains("--force"), "{error}");
+        assert!(error.code == ErrorCode::InDoubt && error.remedy.contains("--force"), "{error}");
         doubt.admit("web", &Operation::Delete { force: true }).unwrap();
     }
 
@@ -479,7 +480,7 @@ mod tests {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         for operation in [Operation::Stop { force: false }, Operation::Delete { force: false }] {
             let error = doubt.admit("web", &operation).unwrap_err();
-            assert!(error.code == ErrorCode::InDoubt && error.mend.contains("--force"), "{error}");
+            assert!(error.code == ErrorCode::InDoubt && error.remedy.contains("--force"), "{error}");
         }
         assert_eq!(doubt.admit("web", &Operation::Stop { force: true }).unwrap(), Condition::Stopping);
         assert_eq!(doubt.admit("web", &Operation::Delete { force: true }).unwrap(), Condition::Deleting);
@@ -491,18 +492,18 @@ mod tests {
         for (silent, stops) in
             [(doubt(Some("b".to_owned())), false), (doubt(None), true), (Condition::Failed, true)]
         {
-            let mend = silent.end_of_silent(42);
-            assert_eq!(mend.contains("vm stop --force"), stops, "{mend}");
+            let remedy = silent.end_of_silent(42);
+            assert_eq!(remedy.contains("vm stop --force"), stops, "{remedy}");
             assert_eq!(silent.admit("web", &Operation::Stop { force: true }).is_ok(), stops);
-            assert_eq!(mend.contains("kill -9 42"), !stops, "{mend}");
+            assert_eq!(remedy.contains("kill -9 42"), !stops, "{remedy}");
         }
         for waits in [Condition::Adopting, Condition::LacksPages { from: "a".to_owned() }] {
             waits.admit("web", &Operation::Delete { force: true }).unwrap_err();
             assert!(!waits.mend_of_name().contains("delete that"), "{waits:?}");
             waits.admit("web", &Operation::Start).unwrap_err();
-            assert!(!waits.without_console("web").mend.contains("start"), "{waits:?}");
+            assert!(!waits.without_console("web").remedy.contains("start"), "{waits:?}");
         }
-        assert!(Condition::Stopped.without_console("web").mend.contains("start"));
+        assert!(Condition::Stopped.without_console("web").remedy.contains("start"));
     }
 
     #[test]
@@ -514,7 +515,7 @@ mod tests {
             Operation::MigrateOut { migration: "m1".to_owned() },
         ] {
             let error = lacks.admit("web", &operation).unwrap_err();
-            assert!(error.message.contains("host a") && error.mend.contains("restart"), "{error}");
+            assert!(error.message.contains("host a") && error.remedy.contains("restart"), "{error}");
             Condition::Adopting.admit("web", &operation).unwrap_err();
         }
         assert_eq!(lacks.admit("web", &Operation::Stop { force: false }).unwrap(), Condition::Stopping);
@@ -524,7 +525,7 @@ mod tests {
     fn a_guest_that_runs_is_not_killed_in_passing_because_its_qemu_says_nothing() {
         let stop = |force| Condition::Adopting.admit("web", &Operation::Stop { force });
         let error = stop(false).unwrap_err();
-        assert!(error.code == ErrorCode::Busy && error.mend.contains("stop --force"), "{error}");
+        assert!(error.code == ErrorCode::Busy && error.remedy.contains("stop --force"), "{error}");
         assert_eq!(stop(true).unwrap(), Condition::Stopping);
     }
 }

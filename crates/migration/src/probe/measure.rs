@@ -137,9 +137,9 @@ fn ends_all(failure: &Failure) -> bool {
 }
 
 fn lane_report(failure: &Failure) -> FailureReport {
-    let mend =
+    let remedy =
         "check the network between the two addresses; a migration leaves out a lane that can't be connected";
-    FailureReport { mend: mend.to_owned(), ..failure.to_report() }
+    FailureReport { remedy: remedy.to_owned(), ..failure.to_report() }
 }
 
 impl LaneProbe {

@@ -158,7 +158,7 @@ fn no_host(
             *tally.entry(kind).or_default() += 1;
         }
     }
-    // The fewer things are in the way, the nearer; what can be mended before what an operator has forbidden.
+    // The fewer things are in the way, the nearer; what can be fixed before what an operator has forbidden.
     let name = |index: &usize| &hosts[*index].facts.name;
     let weight = |reasons: &[Exclusion]| {
         let forbidden = reasons.iter().filter(|reason| matches!(reason, Exclusion::Rule { .. })).count();

@@ -30,7 +30,8 @@ pub struct JobFailure {
     /// What failed and why, one line.
     pub message: String,
     /// What to do about it.
-    pub mend: String,
+    #[serde(alias = "mend")]
+    pub remedy: String,
 }
 
 /// One migration of a job.
@@ -378,10 +379,10 @@ impl Times<'_> {
 
     /// The source's agent does not know the migration any more; where the VM is says what became of it.
     fn located(&self, attempt: Attempt, whereabouts: Whereabouts, stay: fn(Attempt) -> JobState) -> Step {
-        let of = |code: &str, message: String, mend: &str| JobFailure {
+        let of = |code: &str, message: String, remedy: &str| JobFailure {
             code: code.to_owned(),
             message,
-            mend: mend.to_owned(),
+            remedy: remedy.to_owned(),
         };
         let migration = &attempt.migration;
         match whereabouts {
@@ -393,13 +394,13 @@ impl Times<'_> {
             }
             Whereabouts::Elsewhere { host } => {
                 let message = format!("the VM is on host {host} now");
-                let mend = "submit another job if it is to leave that host";
-                Step::to(gave_up(attempt, of(MOVED_ELSEWHERE, message, mend)))
+                let remedy = "submit another job if it is to leave that host";
+                Step::to(gave_up(attempt, of(MOVED_ELSEWHERE, message, remedy)))
             }
             Whereabouts::InDoubt => {
                 let message = "it is not known which of the two hosts may run the VM".to_owned();
-                let mend = "see `godwit vm show`; `godwit migration resolve` settles it";
-                Step::to(gave_up(attempt, of("in-doubt", message, mend)))
+                let remedy = "see `godwit vm show`; `godwit migration resolve` settles it";
+                Step::to(gave_up(attempt, of("in-doubt", message, remedy)))
             }
             Whereabouts::NotFound => {
                 let ask = Action::Ask { migration: migration.clone() };
@@ -436,7 +437,7 @@ fn forgotten(host: &str) -> JobFailure {
     JobFailure {
         code: "host-forgotten".to_owned(),
         message: format!("host {host} was taken out of the inventory"),
-        mend: "add the host again with `godwit control host add`, and see where the VM is".to_owned(),
+        remedy: "add the host again with `godwit control host add`, and see where the VM is".to_owned(),
     }
 }
 

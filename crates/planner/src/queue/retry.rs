@@ -11,7 +11,7 @@ pub enum Retry {
     Soon,
     /// It may pass by itself: each try later than the last.
     Later,
-    /// It does not pass by itself: somebody has to mend something.
+    /// It does not pass by itself: someone has to act.
     NeedsAPerson,
 }
 
@@ -32,7 +32,7 @@ pub const LOST_TRACK: &str = "lost-track";
 pub const MOVED_ELSEWHERE: &str = "moved-elsewhere";
 
 /// What a code means. One that is not known needs a person: it may be an obstacle of the VM's devices (`memory-private`, `qemu-too-old`),
-/// which no time mends.
+/// which do not pass with time.
 #[must_use]
 pub fn cause(code: &str) -> Cause {
     use Retry::{Later, NeedsAPerson, Soon};
@@ -69,11 +69,7 @@ pub fn cause(code: &str) -> Cause {
             (NeedsAPerson, false, "the guest shut itself down: a VM that is stopped does not move")
         }
         MOVED_ELSEWHERE => (NeedsAPerson, false, "the VM was moved to another host meanwhile"),
-        _ => (
-            NeedsAPerson,
-            false,
-            "this manager knows no code of that name, so nobody knows that time mends it",
-        ),
+        _ => (NeedsAPerson, false, "this manager knows no code of that name, so a retry may never succeed"),
     };
     Cause { retry, elsewhere, why }
 }

@@ -74,7 +74,7 @@ impl CpuError {
 
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> &'static str {
+    pub fn remedy(&self) -> &'static str {
         match self {
             CpuError::CannotStart { .. } => "see that QEMU's user may start it, or name another QEMU",
             CpuError::NoAnswer { .. } => {
@@ -84,10 +84,10 @@ impl CpuError {
         }
     }
 
-    /// Code, message and mend together.
+    /// Code, message and remedy together.
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.mend())
+        Obstacle::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

@@ -215,7 +215,7 @@ pub enum NoCommon {
 impl NoCommon {
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> &'static str {
+    pub fn remedy(&self) -> &'static str {
         match self {
             NoCommon::NoHosts => "add a host whose agent answers",
             NoCommon::MixedAccelerators { .. } => {

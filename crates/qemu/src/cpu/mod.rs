@@ -57,7 +57,7 @@ pub struct HostCpu {
     pub deprecated: BTreeSet<String>,
 }
 
-/// Why a guest with a CPU model can't run, or go on running, on a host. [`Unfit::mend`] says what to do.
+/// Why a guest with a CPU model can't run, or go on running, on a host. [`Unfit::remedy`] says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// The host's QEMU has no such model.
@@ -95,7 +95,7 @@ pub enum Unfit {
 impl Unfit {
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> &'static str {
+    pub fn remedy(&self) -> &'static str {
         match self {
             Unfit::UnknownModel { .. } => {
                 "upgrade the host's QEMU, or give the VM a model that both hosts know"

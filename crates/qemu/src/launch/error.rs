@@ -57,7 +57,7 @@ fn or_nothing(last_words: &str) -> &str {
     if last_words.is_empty() { "it wrote nothing" } else { last_words }
 }
 
-/// Words of QEMU (7.2 to 10.x) and the mend of what they tell; the first that is found counts.
+/// Words of QEMU (7.2 to 10.x) and the remedy of what they tell; the first that is found counts.
 const MENDS: [(&str, &str); 15] = [
     ("invalid kernel header", "give the path of a kernel: a bzImage, a multiboot or a PVH kernel"),
     ("sandbox", "take a QEMU that was built with seccomp, or set qemu_sandbox = false in the configuration"),
@@ -102,7 +102,7 @@ impl StartError {
 
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> String {
+    pub fn remedy(&self) -> String {
         let text = match self {
             StartError::Prepare { .. } => {
                 "check that the agent's run directory is short, writable and not full"
@@ -112,16 +112,16 @@ impl StartError {
             StartError::Exited { last_words, .. } | StartError::NotReady { last_words, .. } => {
                 MENDS.iter().find(|(words, _)| last_words.contains(words)).map_or(
                     "change what QEMU complains of; the VM's QEMU log has all it wrote",
-                    |(_, mend)| mend,
+                    |(_, remedy)| remedy,
                 )
             }
         };
         text.to_owned()
     }
 
-    /// Code, message and mend together.
+    /// Code, message and remedy together.
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.mend())
+        Obstacle::new(self.code(), self.to_string(), self.remedy())
     }
 }

@@ -134,10 +134,10 @@ pub enum FileError {
 impl FileError {
     /// What the operator can do about it.
     #[must_use]
-    pub fn mend(&self) -> String {
+    pub fn remedy(&self) -> String {
         match self {
             FileError::Open { .. } => "every host that runs the VM must see it at that path".to_owned(),
-            FileError::Image { why, .. } => why.mend().to_owned(),
+            FileError::Image { why, .. } => why.remedy().to_owned(),
             FileError::TooDeep { .. } => {
                 "see `qemu-img info --backing-chain`; `qemu-img convert` makes one whole image of it"
                     .to_owned()
@@ -393,7 +393,7 @@ mod tests {
             assert!(asked.len() <= most_asked && !asked.contains(&at("secret")), "{asked:?}");
             assert!(error.to_string().contains(text), "{error}");
             assert!(error.to_string().contains("its backing chain changed: recorded "), "{error}");
-            assert!(error.mend().contains("delete the VM and create it again"), "{}", error.mend());
+            assert!(error.remedy().contains("delete the VM and create it again"), "{}", error.remedy());
         };
         top("secret", Some("raw"));
         refused(&format!("found {} (raw)", at("secret").display()), 1);
@@ -474,7 +474,7 @@ mod tests {
                     assert!(is_copied && error.kind() == io::ErrorKind::FileTooLarge, "{error}");
                     let error = StartError::prepare("copy", &path, &error);
                     assert!(error.to_string().contains("more than the 256 MiB"), "{error}");
-                    assert!(error.mend().contains("let others read"), "{}", error.mend());
+                    assert!(error.remedy().contains("let others read"), "{}", error.remedy());
                 }
             }
         }
@@ -488,7 +488,7 @@ mod tests {
         for path in [folder.path(), &pipe, Path::new("/dev/null"), &folder.path().join("missing")] {
             let error = open("disk", path).unwrap_err();
             assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-            assert!(!error.mend().is_empty());
+            assert!(!error.remedy().is_empty());
         }
     }
 }

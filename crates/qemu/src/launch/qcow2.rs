@@ -60,7 +60,7 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    pub(super) fn mend(&self) -> &'static str {
+    pub(super) fn remedy(&self) -> &'static str {
         match self {
             ImageError::Read(_) | ImageError::Garbled => "see `qemu-img check`",
             ImageError::NotQcow2 => "give the format that the disk image really has",

@@ -179,12 +179,12 @@ fn last_words_are_errors_of_this_start() {
 
 #[test]
 fn mends_fit_what_qemu_says() {
-    let mend = |words: &str| {
-        StartError::Exited { exit: crate::process::Exit::Code(1), last_words: words.to_owned() }.mend()
+    let remedy = |words: &str| {
+        StartError::Exited { exit: crate::process::Exit::Code(1), last_words: words.to_owned() }.remedy()
     };
-    assert!(mend("Failed to get \"write\" lock").contains("uses this disk image"));
-    assert!(mend("Host doesn't support requested features").contains("CPU model"));
-    assert!(mend("could not open kernel file '/x': No such file").contains("kernel"));
-    assert!(mend("Could not open '/x.img': No such file or directory").contains("exists"));
-    assert!(mend("something else").contains("log"));
+    assert!(remedy("Failed to get \"write\" lock").contains("uses this disk image"));
+    assert!(remedy("Host doesn't support requested features").contains("CPU model"));
+    assert!(remedy("could not open kernel file '/x': No such file").contains("kernel"));
+    assert!(remedy("Could not open '/x.img': No such file or directory").contains("exists"));
+    assert!(remedy("something else").contains("log"));
 }

@@ -96,7 +96,7 @@ fn what_is_wrong_is_told_by_its_code() {
         spoil(&mut spec);
         let error = spec.validate().unwrap_err();
         assert_eq!(error.code(), code, "{error}");
-        assert!(!error.mend().is_empty());
+        assert!(!error.remedy().is_empty());
     }
 }
 

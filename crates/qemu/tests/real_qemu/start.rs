@@ -56,14 +56,14 @@ async fn a_qemu_that_ends_at_its_start_says_why() {
         last_words.contains("no-such-device") && last_words.contains("not a valid device model"),
         "{error}"
     );
-    assert!(error.mend().contains("device"));
+    assert!(error.remedy().contains("device"));
     std::fs::write(bench.path("vmlinuz"), "no kernel").unwrap();
     let spec = bench.spec(|spec| {
         spec.disks.clear();
         spec.kernel = Some(bench.path("vmlinuz"));
     });
     let error = bench.start("a", &spec).await.unwrap_err();
-    assert!(error.mend().contains("kernel"), "{error}: {}", error.mend());
+    assert!(error.remedy().contains("kernel"), "{error}: {}", error.remedy());
     // The log of the failure before is not told again.
     assert!(!error.to_string().contains("no-such-device"), "{error}");
 }
@@ -111,7 +111,7 @@ async fn an_image_in_use_is_refused() {
     let spec = bench.spec(|_| {});
     let first = bench.start("a", &spec).await.unwrap();
     let error = bench.start("b", &spec).await.unwrap_err();
-    assert!(error.mend().contains("uses this disk image"), "{error}");
+    assert!(error.remedy().contains("uses this disk image"), "{error}");
     first.quit().await;
     bench.start("b", &spec).await.unwrap().quit().await;
 }

@@ -21,7 +21,7 @@ pub(super) enum Failure {
     /// What was asked for is of a revision that etcd has forgotten.
     Compacted,
     /// It does not want to.
-    Refused { why: String, mend: &'static str },
+    Refused { why: String, remedy: &'static str },
 }
 
 impl Failure {
@@ -33,9 +33,9 @@ impl Failure {
             Failure::Compacted => StoreError::Refused {
                 store,
                 why: "it forgets revisions while they are read".to_owned(),
-                mend: "have it compact after an hour: --auto-compaction-retention=1h",
+                remedy: "have it compact after an hour: --auto-compaction-retention=1h",
             },
-            Failure::Refused { why, mend } => StoreError::Refused { store, why, mend },
+            Failure::Refused { why, remedy } => StoreError::Refused { store, why, remedy },
         }
     }
 }
@@ -173,15 +173,15 @@ pub(super) fn judge(error: &Error) -> Failure {
     match i32::from(status.code()) {
         11 if said.contains("compacted") => Failure::Compacted,
         8 if said.contains("space exceeded") => {
-            Failure::Refused { why: said, mend: "compact and defragment etcd, then `etcdctl alarm disarm`" }
+            Failure::Refused { why: said, remedy: "compact and defragment etcd, then `etcdctl alarm disarm`" }
         }
         // Invalid argument, permission denied, unauthenticated: among the first is a wrong password.
         3 | 7 | 16 => Failure::Refused {
             why: said,
-            mend: "give this manager's etcd user or certificate read and write access to its prefix",
+            remedy: "give this manager's etcd user or certificate read and write access to its prefix",
         },
         // Precondition, out of range.
-        9 | 11 => Failure::Refused { why: said, mend: "etcd's log says more" },
+        9 | 11 => Failure::Refused { why: said, remedy: "etcd's log says more" },
         _ => {
             let mut why = said;
             let mut cause = status.source();

@@ -39,12 +39,12 @@ pub(crate) struct Running {
     fails: Option<(FailureReport, f64)>,
 }
 
-fn refuse<T>(code: ErrorCode, message: impl Into<String>, mend: &str) -> Result<T, ApiError> {
-    Err(ApiError::new(code, message, mend))
+fn refuse<T>(code: ErrorCode, message: impl Into<String>, remedy: &str) -> Result<T, ApiError> {
+    Err(ApiError::new(code, message, remedy))
 }
 
 fn failure(code: &str, message: String) -> FailureReport {
-    FailureReport { code: code.to_owned(), message, mend: "a fault of the simulated fleet".to_owned() }
+    FailureReport { code: code.to_owned(), message, remedy: "a fault of the simulated fleet".to_owned() }
 }
 
 impl World {
@@ -397,7 +397,7 @@ impl Running {
             let error = FailureReport {
                 code: "cancelled".to_owned(),
                 message: "somebody cancelled it".to_owned(),
-                mend: String::new(),
+                remedy: String::new(),
             };
             return Some((Outcome::Cancelled, Some(error)));
         }

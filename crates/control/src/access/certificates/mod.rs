@@ -159,19 +159,19 @@ impl Certificates {
     /// The list of revoked certificates.
     pub(crate) fn revoked(&self) -> Result<RevokedCertificates, Problem> {
         self.hosts.revocations.newest().as_ref().map(told).ok_or_else(|| {
-            let mend = "revoke one with `godwit control certificate revoke`, or forget a host";
-            Problem::new(ProblemCode::NotFound, "no certificate has been revoked", mend)
+            let remedy = "revoke one with `godwit control certificate revoke`, or forget a host";
+            Problem::new(ProblemCode::NotFound, "no certificate has been revoked", remedy)
         })
     }
 
     /// Revokes a certificate by its serial number.
     pub(crate) async fn revoke(&self, serial: &str) -> Result<RevokedCertificates, Problem> {
-        let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
-        let mend = "see `godwit control certificate list`, or `godwit pki show FILE`";
-        let serial: Serial = serial.parse().map_err(|why: String| wrong(why, mend))?;
+        let wrong = |detail: String, remedy: &str| Problem::new(ProblemCode::InvalidRequest, detail, remedy);
+        let remedy = "see `godwit control certificate list`, or `godwit pki show FILE`";
+        let serial: Serial = serial.parse().map_err(|why: String| wrong(why, remedy))?;
         if self.hosts.identity().is_some_and(|own| *own.serial() == serial) {
-            let mend = "give the manager another certificate first";
-            return Err(wrong("cannot revoke the manager's own certificate".to_owned(), mend));
+            let remedy = "give the manager another certificate first";
+            return Err(wrong("cannot revoke the manager's own certificate".to_owned(), remedy));
         }
         let certificates = self.clone();
         self.planning
@@ -236,11 +236,11 @@ impl Certificates {
 
 fn failed(error: &PkiError) -> Problem {
     if let PkiError::BadList { .. } = error {
-        let mend = "see crl.pem beside the certificate of [authority]; where the list is full, make a new authority (docs/recover.md)";
-        return Problem::new(ProblemCode::WrongState, error.to_string(), mend);
+        let remedy = "see crl.pem beside the certificate of [authority]; where the list is full, make a new authority (docs/recover.md)";
+        return Problem::new(ProblemCode::WrongState, error.to_string(), remedy);
     }
-    let mend = "see the files of [authority] in the manager's configuration";
-    Problem::new(ProblemCode::ManagerFailed, error.to_string(), mend)
+    let remedy = "see the files of [authority] in the manager's configuration";
+    Problem::new(ProblemCode::ManagerFailed, error.to_string(), remedy)
 }
 
 fn told(list: &RevocationList) -> RevokedCertificates {

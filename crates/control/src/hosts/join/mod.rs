@@ -175,10 +175,10 @@ fn empty_plan() -> HostPlan {
 
 /// What who asked is told of certificates.
 fn of_pki(error: &PkiError) -> Problem {
-    let mend = "see docs/manager.md, \"How a host joins\"";
+    let remedy = "see docs/manager.md, \"How a host joins\"";
     let code = match error {
         PkiError::BadRequest { .. } | PkiError::BadName { .. } => ProblemCode::InvalidRequest,
         _ => ProblemCode::ManagerFailed,
     };
-    Problem::new(code, error.to_string(), mend)
+    Problem::new(code, error.to_string(), remedy)
 }

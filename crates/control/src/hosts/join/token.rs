@@ -36,8 +36,8 @@ pub(crate) struct JoinUse {
 /// What is told of every token that is not known, whatever is wrong with it.
 #[must_use]
 pub(crate) fn unknown_join_token() -> Problem {
-    let mend = "make a new one with `godwit control join-token create HOST`";
-    Problem::new(ProblemCode::Unauthenticated, "the join token is not known here", mend)
+    let remedy = "make a new one with `godwit control join-token create HOST`";
+    Problem::new(ProblemCode::Unauthenticated, "the join token is not known here", remedy)
 }
 
 impl JoinTokenRecord {
@@ -91,8 +91,12 @@ impl JoinTokenRecord {
             }
             (Some(address), _) | (None, Some(address)) => Ok(address.clone()),
             (None, None) => {
-                let mend = "name the agent's address: --address https://IP:7700";
-                Err(Problem::new(ProblemCode::InvalidRequest, "nobody says where the host's agent is", mend))
+                let remedy = "name the agent's address: --address https://IP:7700";
+                Err(Problem::new(
+                    ProblemCode::InvalidRequest,
+                    "nobody says where the host's agent is",
+                    remedy,
+                ))
             }
         }
     }

@@ -110,7 +110,7 @@ impl LimitsOfMoves {
 
 /// What holds after a change, where it makes sense.
 fn changed(before: LimitsPlan, request: UpdateLimits) -> Result<LimitsPlan, Problem> {
-    let wrong = |detail: String, mend: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
+    let wrong = |detail: String, remedy: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
     let UpdateLimits { out_of_host, into_host, per_datastore, in_all, datastores } = request;
     let numbers = [out_of_host, into_host, per_datastore, in_all].into_iter().flatten();
     if let Some(most) = numbers.chain(datastores.values().copied()).flatten().find(|most| *most > MOST) {
@@ -118,8 +118,8 @@ fn changed(before: LimitsPlan, request: UpdateLimits) -> Result<LimitsPlan, Prob
     }
     let is_path = |path: &&String| Path::new(path).is_absolute() && path.len() <= LONGEST_PATH;
     if let Some(path) = datastores.keys().find(|path| !is_path(path)) {
-        let mend = "name a datastore by its path: `godwit control datastores`";
-        return wrong(format!("\"{path}\" is no datastore"), mend);
+        let remedy = "name a datastore by its path: `godwit control datastores`";
+        return wrong(format!("\"{path}\" is no datastore"), remedy);
     }
     let mut plan = LimitsPlan {
         out_of_host: out_of_host.unwrap_or(before.out_of_host),

@@ -81,7 +81,7 @@ fn check(options: &QemuEngineOptions) -> Result<(), FailureReport> {
     options.check_values().and_then(|()| options.check_together()).map_err(|error| FailureReport {
         code: error.code.to_string(),
         message: error.message,
-        mend: error.mend,
+        remedy: error.remedy,
     })
 }
 
@@ -100,9 +100,10 @@ fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), FailureRep
             qemu.version_text(),
             spec.name
         ),
-        mend: "use Godwit's own engine or QEMU 9.0, or create the VM with 64 KiB more in each memory block \
+        remedy:
+            "use Godwit's own engine or QEMU 9.0, or create the VM with 64 KiB more in each memory block \
             (docs/engines.md)"
-            .into(),
+                .into(),
     })
 }
 
@@ -124,7 +125,7 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, FailureReport>
         return Err(FailureReport {
             code: ErrorCode::Preflight.to_string(),
             message: "QEMU's own engine sends the guest's memory unprotected".into(),
-            mend: "use Godwit's own engine, or add --plaintext where the network between the hosts is theirs alone"
+            remedy: "use Godwit's own engine, or add --plaintext where the network between the hosts is theirs alone"
                 .into(),
         });
     }
@@ -174,14 +175,14 @@ mod tests {
     #[test]
     fn memory_that_qemu_would_spoil_is_refused() {
         const GIB: u64 = 1 << 30;
-        let (debian_12, mended) = (qemu((7, 2, 22)), qemu((9, 0, 0)));
+        let (debian_12, fixed) = (qemu((7, 2, 22)), qemu((9, 0, 0)));
         let refused = check_tracking(&vm(Accel::Tcg, &[GIB]), &debian_12).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Preflight.to_string());
-        assert!(refused.message.contains("7.2.22") && refused.mend.contains("64 KiB"), "{refused:?}");
+        assert!(refused.message.contains("7.2.22") && refused.remedy.contains("64 KiB"), "{refused:?}");
         // One block of two is one too many.
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000, GIB]), &debian_12).is_err());
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000]), &debian_12).is_ok());
-        assert!(check_tracking(&vm(Accel::Tcg, &[GIB]), &mended).is_ok());
+        assert!(check_tracking(&vm(Accel::Tcg, &[GIB]), &fixed).is_ok());
         assert!(check_tracking(&vm(Accel::Kvm, &[GIB]), &debian_12).is_ok());
     }
 

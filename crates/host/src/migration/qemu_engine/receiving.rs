@@ -39,8 +39,8 @@ pub(in crate::migration) async fn begin_incoming(
     let failed = |what: &str, error: QmpError| {
         let failure = qemu_failure(&agent.config().name, what, &error);
         let no_postcopy = failure.detail.contains(NO_POSTCOPY);
-        let mend = if no_postcopy { POSTCOPY_MEND } else { failure.code.mend() };
-        ApiError::new(ErrorCode::HypervisorFailed, failure.detail, mend)
+        let remedy = if no_postcopy { POSTCOPY_MEND } else { failure.code.remedy() };
+        ApiError::new(ErrorCode::HypervisorFailed, failure.detail, remedy)
     };
     set_up(qmp, options, Side::Destination).await.map_err(|error| failed("prepare", error))?;
     let events = qmp.events();

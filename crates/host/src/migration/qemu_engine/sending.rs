@@ -142,7 +142,7 @@ impl<'a> Sending<'a> {
             let failure = FailureReport {
                 code: doubt.name().to_owned(),
                 message: format!("{}; the destination's QEMU may run the guest", failure.message),
-                mend: doubt.mend().to_owned(),
+                remedy: doubt.remedy().to_owned(),
             };
             return Report { error: Some(failure), ..self.report(Outcome::InDoubt, None) };
         }
@@ -279,10 +279,10 @@ impl<'a> Sending<'a> {
     }
 
     fn ended(&mut self, cancelled: bool) -> Option<End> {
-        let failed = |code: &str, message: String, mend: &str| FailureReport {
+        let failed = |code: &str, message: String, remedy: &str| FailureReport {
             code: code.to_owned(),
             message,
-            mend: mend.to_owned(),
+            remedy: remedy.to_owned(),
         };
         match self.last.status.as_ref()? {
             MigrationStatus::Completed => {
@@ -292,7 +292,7 @@ impl<'a> Sending<'a> {
             }
             MigrationStatus::Cancelled => {
                 let code = FailureCode::Cancelled;
-                Some(End::Not(Outcome::Cancelled, failed(code.name(), "cancelled".into(), code.mend())))
+                Some(End::Not(Outcome::Cancelled, failed(code.name(), "cancelled".into(), code.remedy())))
             }
             MigrationStatus::Failed => {
                 let why = self.last.error_desc.clone().unwrap_or_else(|| "it does not say why".into());
@@ -300,7 +300,7 @@ impl<'a> Sending<'a> {
                 let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Failed };
                 Some(End::Not(
                     outcome,
-                    failed(code.name(), format!("QEMU's migration failed: {why}"), code.mend()),
+                    failed(code.name(), format!("QEMU's migration failed: {why}"), code.remedy()),
                 ))
             }
             MigrationStatus::PostcopyPaused => {
@@ -308,7 +308,7 @@ impl<'a> Sending<'a> {
                     "the link broke during QEMU's post-copy: the guest is paused at the destination";
                 Some(End::Not(
                     Outcome::InDoubt,
-                    failed(FailureCode::InDoubt.name(), message.into(), FailureCode::InDoubt.mend()),
+                    failed(FailureCode::InDoubt.name(), message.into(), FailureCode::InDoubt.remedy()),
                 ))
             }
             _ => None,

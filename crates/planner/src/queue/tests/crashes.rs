@@ -10,7 +10,7 @@ use super::retry::RetryPolicy;
 const EPOCH: u64 = 7;
 
 fn failure(code: &str) -> JobFailure {
-    JobFailure { code: code.into(), message: String::new(), mend: String::new() }
+    JobFailure { code: code.into(), message: String::new(), remedy: String::new() }
 }
 
 #[derive(Clone, Copy, Debug)]
