@@ -7,8 +7,8 @@ use std::path::Path;
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, Encoding, HEADER_LEN, Message, MigrationId, PageRun, PagedIn,
-    PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
+    Begin, BlockRun, Codec, Delta, Digests, Encoding, HEADER_LEN, Message, MigrationId, PageRun,
+    PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
 };
 use serde_json::{Value, json};
 
@@ -40,7 +40,8 @@ fn main() {
 }
 
 fn messages() -> Vec<Message> {
-    let runs = vec![BlockRun { block: 0, first: 3, count: 40 }, BlockRun { block: 1, first: 0, count: 1 }];
+    let runs =
+        vec![BlockRun { block: 0, first: 3, count: 40 }, BlockRun { block: 1, first: 0, count: 1 }];
     let place = Place { content: 1, block: 0, page: 7 };
     let reason = Reason { code: 7, detail: "cancelled by an operator".into() };
     vec![
@@ -64,7 +65,13 @@ fn messages() -> Vec<Message> {
         Message::Refused(reason.clone()),
         Message::Abort(reason),
         Message::Padding { bytes: 40 },
-        Message::References(References { round: 1, block: 0, first: 4, place, hashes: vec![[5; 32]; 2] }),
+        Message::References(References {
+            round: 1,
+            block: 0,
+            first: 4,
+            place,
+            hashes: vec![[5; 32]; 2],
+        }),
         Message::Missing { runs: runs.clone() },
         Message::Digests(Digests { place, prefixes: vec![1, 0, 3] }),
         Message::Delta(Delta {
@@ -169,7 +176,8 @@ fn qmp() -> Vec<Vec<u8>> {
         json!({"timestamp": {"seconds": -1, "microseconds": -1}, "event": "STOP"}),
         json!([]),
     ];
-    let mut inputs: Vec<Vec<u8>> = lines.iter().map(|line| format!("{line}\r\n").into_bytes()).collect();
+    let mut inputs: Vec<Vec<u8>> =
+        lines.iter().map(|line| format!("{line}\r\n").into_bytes()).collect();
     inputs.push(inputs[..7].concat());
     inputs
 }
@@ -200,7 +208,8 @@ fn images() -> Vec<Vec<u8>> {
             extension.resize(extension.len().next_multiple_of(8), 0);
         }
         extension.extend([0; 8]);
-        let offset = if backing.is_empty() { 0 } else { u64::from(header_bytes) + extension.len() as u64 };
+        let offset =
+            if backing.is_empty() { 0 } else { u64::from(header_bytes) + extension.len() as u64 };
         let mut head = b"QFI\xfb".to_vec();
         head.extend(version.to_be_bytes());
         head.extend(offset.to_be_bytes());
@@ -233,7 +242,10 @@ fn api() -> Vec<Vec<u8>> {
         (3, json!({"to": "b", "policy": "deadline=90s", "bandwidth_limit": "1gbit", "streams": 2})),
         (4, json!({"limit": "none"})),
         (5, json!({"to": "b", "seconds": 0.5})),
-        (6, json!({"spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "qemu"})),
+        (
+            6,
+            json!({"spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "qemu"}),
+        ),
         (7, json!({"run": true})),
         (8, json!({"epoch": 2, "from": "a"})),
         (9, json!({"from": "a", "limit_ms": 600_000})),
@@ -325,7 +337,8 @@ format = "qcow2"
 [[nics]]
 network = "lan"
 "#;
-    let json = json!({"name": "web", "memory": [{"size": "1G", "backing": "private"}], "kernel": "/k"});
+    let json =
+        json!({"name": "web", "memory": [{"size": "1G", "backing": "private"}], "kernel": "/k"});
     vec![
         [b"\0", config.as_bytes()].concat(),
         [b"\x01", spec.as_bytes()].concat(),
@@ -367,7 +380,8 @@ fn reports() -> Vec<Vec<u8>> {
         "peers": { "a": "http://a:1" }, "vms": 2, "load_average_1min": 0.5,
     });
     let host = format!("event: host\ndata: {host}\n\n");
-    let progress = serde_json::to_value(godwit_migration::Progress::begin(1 << 20)).expect("progress");
+    let progress =
+        serde_json::to_value(godwit_migration::Progress::begin(1 << 20)).expect("progress");
     let migration = |from: &str, to: &str| {
         let status = json!({
             "id": "m1", "vm": "web", "from": from, "to": to, "engine": "godwit", "started_unix_ms": 1,
@@ -429,7 +443,8 @@ fn answers() -> Vec<Vec<u8>> {
 
 /// Answers to all else that the manager asks; the number is that of the target's table.
 fn outcomes() -> Vec<Vec<u8>> {
-    let progress = serde_json::to_value(godwit_migration::Progress::begin(1 << 20)).expect("progress");
+    let progress =
+        serde_json::to_value(godwit_migration::Progress::begin(1 << 20)).expect("progress");
     let status = |report: Value| {
         json!({
             "id": "m1", "vm": "web", "from": "a", "to": "b", "engine": "godwit", "started_unix_ms": 1,
@@ -446,7 +461,8 @@ fn outcomes() -> Vec<Vec<u8>> {
             "phases": [{ "phase": "pre-copy", "duration_ms": 800.0 }], "switchover": null, "error": error,
         })
     };
-    let error = json!({ "code": "lane-lost", "message": "the lane is gone", "remedy": "migrate again" });
+    let error =
+        json!({ "code": "lane-lost", "message": "the lane is gone", "remedy": "migrate again" });
     let host = json!({
         "name": "liar", "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1, "memory_committed_bytes": 0,
         "huge_pages": true, "migration_addresses": ["10.0.0.9"], "networks": {}, "peers": {}, "vms": 0,
@@ -470,7 +486,6 @@ fn outcomes() -> Vec<Vec<u8>> {
     answers.iter().map(|(which, body)| [&[*which], body.to_string().as_bytes()].concat()).collect()
 }
 
-/// Requests to join.
 fn joins() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder");
     let signing = godwit_pki::request(&folder.path().join("key.pem")).expect("a signing request");

@@ -1,10 +1,11 @@
 //! Bodies of requests and of answers, and events.
 
 use godwit_api::{
-    ApiError, CreateVm, EventParser, HostEvent, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
-    IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingResume, IncomingRun, IncomingStatus,
-    Limits, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer,
-    PageInRequest, ProbeEvent, ProbeRequest, Resolve, Resolved, SetLimit, SetPeers, StopVm, Told, VmInfo,
+    ApiError, CreateVm, EventParser, HostEvent, HostInfo, IncomingAccepted, IncomingChecked,
+    IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus, IncomingRequest,
+    IncomingResume, IncomingRun, IncomingStatus, Limits, MigrationAccepted, MigrationEvent,
+    MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest, ProbeEvent, ProbeRequest,
+    Resolve, Resolved, SetLimit, SetPeers, StopVm, Told, VmInfo,
 };
 use godwit_migration::DryRun;
 use godwit_migration::handover::Known;

@@ -27,7 +27,8 @@ fn missing(which: u8, text: &[u8]) {
     file.write_all(text).and_then(|()| file.write_all(&vec![0; length])).expect("it is written");
     if let Ok(missing) = MissingPages::open(file.path()) {
         let blocks = missing.block_pages().len();
-        let all: u64 = (0..blocks).map(|block| missing.count_in(block, PageRange::new(0, u64::MAX))).sum();
+        let all: u64 =
+            (0..blocks).map(|block| missing.count_in(block, PageRange::new(0, u64::MAX))).sum();
         assert_eq!(all, missing.count());
     }
 }

@@ -68,11 +68,16 @@ fn check_round_trip(message: &Message) -> Vec<u8> {
         }
         (Message::Missing { runs: again }, Message::Missing { runs })
         | (Message::Remaining { runs: again }, Message::Remaining { runs })
-        | (Message::Fetch { runs: again }, Message::Fetch { runs }) => assert_eq!(again[..], runs[..taken]),
+        | (Message::Fetch { runs: again }, Message::Fetch { runs }) => {
+            assert_eq!(again[..], runs[..taken])
+        }
         (Message::Refused(again), Message::Refused(before))
         | (Message::Abort(again), Message::Abort(before)) => {
             assert_eq!(again.code, before.code);
-            assert!(before.detail.starts_with(&again.detail) && !again.detail.contains(char::is_control));
+            assert!(
+                before.detail.starts_with(&again.detail)
+                    && !again.detail.contains(char::is_control)
+            );
         }
         (Message::Pages(again), Message::Pages(before)) => {
             assert_eq!(again, before);

@@ -24,7 +24,6 @@ pub struct Target {
     pub most_mib: usize,
 }
 
-/// Every target.
 pub const TARGETS: [Target; 14] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },

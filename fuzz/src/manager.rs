@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use godwit_api::control::{JoinRequest, JoinTokenText, ManagedVm, PreflightReport, Problem};
 use godwit_api::{
-    ApiError, EventParser, HostEvent, HostInfo, MigrationAccepted, MigrationStatus, RevocationsTaken,
-    SetPeers, Told, VmInfo,
+    ApiError, EventParser, HostEvent, HostInfo, MigrationAccepted, MigrationStatus,
+    RevocationsTaken, SetPeers, Told, VmInfo,
 };
 use godwit_control::cluster::inventory::{HostPlan, Inventory};
 use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration};
@@ -43,11 +43,16 @@ fn vm(name: &str) -> VmInfo {
 fn cluster() -> Inventory {
     let mut inventory = Inventory::default();
     for name in ["a", "b", "liar"] {
-        inventory.plan_host(name, HostPlan { address: format!("http://{name}:1"), ..HostPlan::default() });
+        inventory.plan_host(
+            name,
+            HostPlan { address: format!("http://{name}:1"), ..HostPlan::default() },
+        );
         inventory.reached(name);
         inventory.heard(name, HostEvent::Host(Box::new(host(name))), 1);
         if name == "a" {
-            VMS.iter().for_each(|vm| drop(inventory.heard(name, HostEvent::Vm(Box::new(self::vm(vm))), 1)));
+            VMS.iter().for_each(|vm| {
+                drop(inventory.heard(name, HostEvent::Vm(Box::new(self::vm(vm))), 1))
+            });
         }
         if name != "liar" {
             inventory.heard(name, HostEvent::Known, 1);
@@ -100,7 +105,10 @@ pub fn run_answers(data: &[u8]) {
     let mut report: PreflightReport = serde_json::from_value(report).expect("a report");
     with_dry_run(&mut report, dry_run);
     let written = serde_json::to_vec(&report).expect("it can be written");
-    assert!(serde_json::from_slice::<PreflightReport>(&written).is_ok(), "what was written can't be read");
+    assert!(
+        serde_json::from_slice::<PreflightReport>(&written).is_ok(),
+        "what was written can't be read"
+    );
 }
 
 /// An agent's answer to anything else that the manager asks of it, by the first byte of the input:

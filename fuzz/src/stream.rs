@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, fuzzing};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{
-    Codec, Encoding, FrameHeader, Kind, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, checksum,
+    Codec, Encoding, FrameHeader, Kind, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader,
+    checksum,
 };
 
 const PAGES: u64 = 100;
@@ -42,7 +43,8 @@ fn region() -> &'static Region {
     static REGION: OnceLock<Region> = OnceLock::new();
     REGION.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a folder");
-        let region = Region::create(&folder.path().join("memory"), PAGES * PAGE_SIZE, None).expect("a file");
+        let region =
+            Region::create(&folder.path().join("memory"), PAGES * PAGE_SIZE, None).expect("a file");
         region.allocate(PageRange { first: 0, count: PAGES }).expect("memory");
         region
     })
@@ -75,7 +77,9 @@ fn frames(data: &[u8]) -> Vec<u8> {
     while let Some(code) = data.u8() {
         let start = bytes.len();
         match Kind::from_code(code & 0x3f) {
-            Some(kind @ (Kind::Pages | Kind::CompressedPages)) => put_pages(kind, &mut data, &mut bytes),
+            Some(kind @ (Kind::Pages | Kind::CompressedPages)) => {
+                put_pages(kind, &mut data, &mut bytes)
+            }
             Some(kind) => {
                 let payload = data.some();
                 let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);

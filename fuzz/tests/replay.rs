@@ -78,7 +78,8 @@ fn mutated(random: &mut Random, corpus: &[Vec<u8>], longest: usize) -> Vec<u8> {
 #[test]
 fn the_corpus_and_mutations_of_it_do_no_harm() {
     let _alone = ALONE.lock().expect("no other test failed");
-    let mutations = std::env::var("FUZZ_MUTATIONS").map_or(2000, |text| text.parse().expect("a number"));
+    let mutations =
+        std::env::var("FUZZ_MUTATIONS").map_or(2000, |text| text.parse().expect("a number"));
     for target in TARGETS {
         let corpus = corpus(target);
         assert!(!corpus.is_empty(), "{}", target.name);
@@ -125,7 +126,10 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ("qmp", filled(b"{\"return\":[", b"[0],", b"0]}\n", line)),
         ("qmp", filled(b"{\"event\":\"A\",\"data\":{\"a\":[", b"\"\",", b"0]}}\n", line)),
         ("qmp", vec![b' '; 4 << 20]),
-        ("api", filled(b"\0{\"spec\":{\"name\":\"a\",\"extra_devices\":[", b"\"\",", b"\"\"]}}", body)),
+        (
+            "api",
+            filled(b"\0{\"spec\":{\"name\":\"a\",\"extra_devices\":[", b"\"\",", b"\"\"]}}", body),
+        ),
         (
             "api",
             filled(
@@ -137,9 +141,22 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "api",
-            filled(b"\0{\"spec\":{\"name\":\"a\",\"memory\":[", b"{\"size\":1},", b"{\"size\":1}]}}", body),
+            filled(
+                b"\0{\"spec\":{\"name\":\"a\",\"memory\":[",
+                b"{\"size\":1},",
+                b"{\"size\":1}]}}",
+                body,
+            ),
         ),
-        ("api", filled(b"\x06{\"spec\":{\"name\":\"a\",\"extra_devices\":[", b"\"\",", b"\"\"]}}", body)),
+        (
+            "api",
+            filled(
+                b"\x06{\"spec\":{\"name\":\"a\",\"extra_devices\":[",
+                b"\"\",",
+                b"\"\"]}}",
+                body,
+            ),
+        ),
         (
             "api",
             filled(
@@ -151,13 +168,31 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "api",
-            filled(b"\x06{\"spec\":{\"name\":\"a\",\"memory\":[", b"{\"size\":1},", b"{\"size\":1}]}}", body),
+            filled(
+                b"\x06{\"spec\":{\"name\":\"a\",\"memory\":[",
+                b"{\"size\":1},",
+                b"{\"size\":1}]}}",
+                body,
+            ),
         ),
         (
             "images",
-            filled(b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\xff\x00\0\0\x03\xff", b"\0\0\0\x01\0\0\0\0", b"", 65_536),
+            filled(
+                b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\xff\x00\0\0\x03\xff",
+                b"\0\0\0\x01\0\0\0\0",
+                b"",
+                65_536,
+            ),
         ),
-        ("api", filled(b"\x0a{\"id\":\"\",\"addresses\":[", b"\"1.1.1.1:1\",", b"\"1.1.1.1:1\"]}", body)),
+        (
+            "api",
+            filled(
+                b"\x0a{\"id\":\"\",\"addresses\":[",
+                b"\"1.1.1.1:1\",",
+                b"\"1.1.1.1:1\"]}",
+                body,
+            ),
+        ),
         (
             "api",
             filled(
@@ -169,9 +204,18 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("api", filled(b"\x17", b"data:\n", b"\n", body)),
         ("reports", filled(b"", b"event:vm-gone\ndata:\"a\"\n\n", b"", body)),
-        ("reports", filled(b"event:host\ndata:{\"peers\":{", b"\"a\":\"\",", b"\"a\":\"\"}}\n\n", body)),
-        ("reports", filled(b"event:vm\ndata:{\"addresses\":[", b"\"::1\",", b"\"::1\"]}\n\n", body)),
-        ("answers", filled(b"{\"guest\":{\"samples\":[", b"{\"ms\":1,\"pages\":1},", b"{}]}}", body)),
+        (
+            "reports",
+            filled(b"event:host\ndata:{\"peers\":{", b"\"a\":\"\",", b"\"a\":\"\"}}\n\n", body),
+        ),
+        (
+            "reports",
+            filled(b"event:vm\ndata:{\"addresses\":[", b"\"::1\",", b"\"::1\"]}\n\n", body),
+        ),
+        (
+            "answers",
+            filled(b"{\"guest\":{\"samples\":[", b"{\"ms\":1,\"pages\":1},", b"{}]}}", body),
+        ),
         ("outcomes", filled(b"\0{\"report\":{\"rounds\":[", b"{\"round\":1},", b"{}]}}", body)),
         ("outcomes", filled(b"\x03{\"addresses\":[", b"\"::1\",", b"\"::1\"]}", body)),
         ("outcomes", filled(b"\x05{\"peers\":{", b"\"a\":\"\",", b"\"a\":\"\"}}", body)),
@@ -195,7 +239,8 @@ fn the_worst_that_peers_can_send_takes_no_more_than_is_said() {
             let length = usize::try_from(length).expect("small").min(300_000);
             for byte in [0, 1, 0xff] {
                 let bytes = u32::try_from(length).expect("small").to_le_bytes();
-                let frame = [&[*kind as u8, bytes[0], bytes[1], bytes[2]], &vec![byte; length][..]].concat();
+                let frame = [&[*kind as u8, bytes[0], bytes[1], bytes[2]], &vec![byte; length][..]]
+                    .concat();
                 run(target("frames"), &frame);
             }
         }
@@ -212,7 +257,8 @@ fn the_table_of_the_document_is_the_targets() {
             Some((name, *cells.get(3)?))
         })
         .collect();
-    let targets: Vec<_> = TARGETS.iter().map(|target| (target.name, target.most_mib.to_string())).collect();
+    let targets: Vec<_> =
+        TARGETS.iter().map(|target| (target.name, target.most_mib.to_string())).collect();
     let documented: Vec<_> = rows.iter().map(|(name, most)| (*name, (*most).to_owned())).collect();
     assert_eq!(documented, targets);
 }

@@ -32,11 +32,13 @@ fn main() -> Result<()> {
 
 fn measure(name: &LabName) -> Result<()> {
     let LabName { prefix, state_dir } = name.clone();
-    let options = LabOptions { agents: false, replace: true, prefix, state_dir, ..LabOptions::default() };
+    let options =
+        LabOptions { agents: false, replace: true, prefix, state_dir, ..LabOptions::default() };
     let lab = up(&options, &Programs::beside(std::env::current_exe()?))?;
     let host = &lab.hosts[1].namespace;
-    let added =
-        Command::new("ip").args(["-n", host, "addr", "add", "10.88.0.21/24", "dev", "br-lan"]).status()?;
+    let added = Command::new("ip")
+        .args(["-n", host, "addr", "add", "10.88.0.21/24", "dev", "br-lan"])
+        .status()?;
     anyhow::ensure!(added.success(), "can't give the host the target's address");
     let echo = in_namespace(host, || UdpSocket::bind((TARGET, 7)))??;
     std::thread::spawn(move || {
@@ -49,9 +51,13 @@ fn measure(name: &LabName) -> Result<()> {
     let mut client = Client::connect(&LabPaths::new(&name.state_dir).client_socket())?;
     let target: IpAddr = TARGET.parse()?;
     client.watch(target)?;
-    client.wait_answer(target, 0, Duration::from_secs(10))?.context("the target does not answer")?;
+    client
+        .wait_answer(target, 0, Duration::from_secs(10))?
+        .context("the target does not answer")?;
     let cpus = std::thread::available_parallelism()?.get();
-    println!("computing  sent   lost  median rtt us  longest gap ms  longest send gap ms  prober's CPU %");
+    println!(
+        "computing  sent   lost  median rtt us  longest gap ms  longest send gap ms  prober's CPU %"
+    );
     for programs in [0, 2 * cpus] {
         let mut load = (0..programs).map(|_| busy()).collect::<Result<Vec<Child>>>()?;
         let (since_ns, cpu_before) = (monotonic_ns(), cpu_ticks(prober.pid)?);
@@ -77,12 +83,20 @@ fn measure(name: &LabName) -> Result<()> {
 }
 
 fn busy() -> Result<Child> {
-    Command::new("sh").args(["-c", "while :; do :; done"]).spawn().context("can't start a busy program")
+    Command::new("sh")
+        .args(["-c", "while :; do :; done"])
+        .spawn()
+        .context("can't start a busy program")
 }
 
 /// User and system time of a process.
 fn cpu_ticks(pid: i32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let rest = stat.rsplit_once(')').context("no stat")?.1;
-    Ok(rest.split_ascii_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum())
+    Ok(rest
+        .split_ascii_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum())
 }

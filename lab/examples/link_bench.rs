@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use godwit_lab::iperf::Iperf;
-use godwit_lab::{LabName, LabOptions, LabStatus, Programs, daemon, down, in_namespace, status, up};
+use godwit_lab::{
+    LabName, LabOptions, LabStatus, Programs, daemon, down, in_namespace, status, up,
+};
 use godwit_prober::Gaps;
 use godwit_prober::watch::{WatchOptions, watch};
 
@@ -83,12 +85,19 @@ fn measure(name: &LabName, options: &LabOptions, lab: &LabStatus, control: &str)
     let outcome = measure_between(name, options, lab, control);
     // An empty datagram ends the echo.
     let own = echo.local_addr()?;
-    in_namespace(b, || std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.send_to(&[], own)))??;
+    in_namespace(b, || {
+        std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.send_to(&[], own))
+    })??;
     drop(echoing.join());
     outcome
 }
 
-fn measure_between(name: &LabName, options: &LabOptions, lab: &LabStatus, control: &str) -> Result<()> {
+fn measure_between(
+    name: &LabName,
+    options: &LabOptions,
+    lab: &LabStatus,
+    control: &str,
+) -> Result<()> {
     let (a, b) = (&lab.hosts[0].namespace, &lab.hosts[1].namespace);
     let address = &lab.hosts[1].migration_addresses[0];
     let dropped = |lab: &LabStatus| lab.links.iter().map(|link| link.dropped).sum::<u64>();

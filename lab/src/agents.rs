@@ -81,7 +81,10 @@ impl AgentTools {
             )?,
         };
         if !godwit.is_file() {
-            bail!("agents need {}; build it with `make programs`, or use --no-agents", godwit.display());
+            bail!(
+                "agents need {}; build it with `make programs`, or use --no-agents",
+                godwit.display()
+            );
         }
         let tracker = match &options.tracker {
             Some(path) if path.is_file() => path.clone(),
@@ -94,7 +97,9 @@ impl AgentTools {
 
 fn find_in_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file())
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|file| file.is_file())
 }
 
 fn find_tracker(godwit: &Path) -> Result<PathBuf> {
@@ -206,7 +211,9 @@ fn listen(host: &Host, options: &LabOptions) -> Vec<SocketAddr> {
 pub(crate) fn authority(paths: &LabPaths) -> Result<Authority> {
     let dir = paths.pki();
     let authority = match Authority::open(&dir) {
-        Err(PkiError::NoAuthority { .. }) => Authority::create(&dir, "godwit lab", CERTIFICATE_DAYS),
+        Err(PkiError::NoAuthority { .. }) => {
+            Authority::create(&dir, "godwit lab", CERTIFICATE_DAYS)
+        }
         opened => opened,
     };
     authority.context("the lab's authority")
@@ -215,16 +222,22 @@ pub(crate) fn authority(paths: &LabPaths) -> Result<Authority> {
 /// A certificate of the lab's own authority, made where it is missing.
 fn certificate(paths: &LabPaths, host: &Host, options: &LabOptions) -> Result<Tls> {
     let (dir, authority) = (paths.pki(), authority(paths)?);
-    let (certificate, key) = (dir.join(format!("{}.pem", host.name)), dir.join(format!("{}.key", host.name)));
+    let (certificate, key) =
+        (dir.join(format!("{}.pem", host.name)), dir.join(format!("{}.key", host.name)));
     if !certificate.exists() {
         let addresses = host.migration_addresses(&options.lanes(), options.family);
-        let grant = Grant { name: host.name.clone(), role: Role::Host, addresses, days: CERTIFICATE_DAYS };
+        let grant =
+            Grant { name: host.name.clone(), role: Role::Host, addresses, days: CERTIFICATE_DAYS };
         authority.issue(&grant).context("a lab host's certificate")?;
     }
     Ok(Tls { authority: authority.certificate(), certificate, key })
 }
 
-fn peers_of<'a>(host: &Host, topology: &'a Topology, options: &LabOptions) -> BTreeMap<&'a str, String> {
+fn peers_of<'a>(
+    host: &Host,
+    topology: &'a Topology,
+    options: &LabOptions,
+) -> BTreeMap<&'a str, String> {
     let others = topology.hosts.iter().filter(|other| other.name != host.name);
     others.filter_map(|other| Some((other.name.as_str(), url(other, options)?))).collect()
 }
@@ -236,7 +249,11 @@ pub(crate) fn url(host: &Host, options: &LabOptions) -> Option<String> {
 }
 
 /// Makes each host's directories.
-pub(crate) fn make_directories(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> Result<()> {
+pub(crate) fn make_directories(
+    topology: &Topology,
+    options: &LabOptions,
+    paths: &LabPaths,
+) -> Result<()> {
     let for_holds = if options.hooks.holds { &FOR_HOLDS[..] } else { &[] };
     for host in &topology.hosts {
         for name in ["state", "run", "ram"].iter().chain(for_holds) {
@@ -247,8 +264,14 @@ pub(crate) fn make_directories(topology: &Topology, options: &LabOptions, paths:
         if options.hooks.small_state {
             let directory = paths.host(&host.name).join("state");
             let size = std::ffi::CString::new(format!("mode=0700,size={SMALL_STATE_BYTES}"))?;
-            rustix::mount::mount("state", &directory, "tmpfs", MountFlags::empty(), size.as_c_str())
-                .with_context(|| format!("can't mount a tmpfs at {}", directory.display()))?;
+            rustix::mount::mount(
+                "state",
+                &directory,
+                "tmpfs",
+                MountFlags::empty(),
+                size.as_c_str(),
+            )
+            .with_context(|| format!("can't mount a tmpfs at {}", directory.display()))?;
         }
         if options.hooks.clock.is_some() {
             std::fs::write(clock_step(paths, &host.name), [0; CLOCK_FILE_BYTES])?;
@@ -277,12 +300,20 @@ struct WatchEntry {
 }
 
 /// The hosts file: where the CLI finds the agents and the client.
-pub(crate) fn write_hosts_file(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> Result<()> {
+pub(crate) fn write_hosts_file(
+    topology: &Topology,
+    options: &LabOptions,
+    paths: &LabPaths,
+) -> Result<()> {
     let manager = HostEntry { api: format!("unix:{}", paths.manager_socket().display()) };
-    let entry = |host: &'_ Host| HostEntry { api: format!("unix:{}", socket(paths, &host.name).display()) };
+    let entry =
+        |host: &'_ Host| HostEntry { api: format!("unix:{}", socket(paths, &host.name).display()) };
     let file = HostsFile {
         hosts: topology.hosts.iter().map(|host| (host.name.as_str(), entry(host))).collect(),
-        watch: WatchEntry { socket: paths.client_socket(), namespace: topology.client_namespace.clone() },
+        watch: WatchEntry {
+            socket: paths.client_socket(),
+            namespace: topology.client_namespace.clone(),
+        },
         manager: options.manager.then_some(manager),
     };
     write_whole(&paths.hosts_file(), &toml::to_string(&file)?)
@@ -343,7 +374,8 @@ mod tests {
         };
         make_directories(&topology, &options, &paths).unwrap();
         write_configs(&topology, &options, &paths, &tools).unwrap();
-        let value: toml::Table = std::fs::read_to_string(config(&paths, "a")).unwrap().parse().unwrap();
+        let value: toml::Table =
+            std::fs::read_to_string(config(&paths, "a")).unwrap().parse().unwrap();
         let texts = |key: &str| -> Vec<&str> {
             value[key].as_array().unwrap().iter().filter_map(toml::Value::as_str).collect()
         };
@@ -357,7 +389,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let paths = LabPaths::new(directory.path());
         write_hosts_file(&Topology::new("godwit", 2), &LabOptions::default(), &paths).unwrap();
-        let value: toml::Table = std::fs::read_to_string(paths.hosts_file()).unwrap().parse().unwrap();
+        let value: toml::Table =
+            std::fs::read_to_string(paths.hosts_file()).unwrap().parse().unwrap();
         let api = value["hosts"]["a"]["api"].as_str().unwrap();
         assert!(api.starts_with("unix:/") && api.ends_with("/hosts/a/agent.sock"), "{api}");
         assert!(value["watch"]["socket"].as_str().unwrap().ends_with("/client.sock"));

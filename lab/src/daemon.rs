@@ -12,12 +12,10 @@ use serde::de::DeserializeOwned;
 
 use crate::{door, emulator};
 
-/// Kind of process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DaemonKind {
     /// The link emulator.
     Emulator,
-    /// The client prober.
     Client,
     /// Port forwarder to the manager.
     Door,
@@ -66,7 +64,8 @@ pub(crate) fn command(lab: &Path, kind: DaemonKind, config: &Path) -> Command {
 }
 
 fn read<T: DeserializeOwned>(config: &Path) -> Result<T> {
-    let text = std::fs::read_to_string(config).with_context(|| format!("can't read {}", config.display()))?;
+    let text = std::fs::read_to_string(config)
+        .with_context(|| format!("can't read {}", config.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is not readable", config.display()))
 }
 

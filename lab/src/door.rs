@@ -31,7 +31,9 @@ impl DoorConfig {
 /// Returns a socket that listens on this machine, at the manager's usual port if that is free.
 pub(crate) fn listen() -> Result<TcpListener> {
     let at = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
-    at(MANAGER_PORT).or_else(|_| at(0)).context("no port of 127.0.0.1 is free for the manager's console")
+    at(MANAGER_PORT)
+        .or_else(|_| at(0))
+        .context("no port of 127.0.0.1 is free for the manager's console")
 }
 
 /// Forwards connections until it is ended. Its standard input is the listening socket.
@@ -41,7 +43,8 @@ pub(crate) fn run(config: &DoorConfig, say_ready: impl FnOnce() -> Result<()>) -
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = tokio::net::TcpListener::from_std(listener).context("standard input is no socket")?;
+        let listener =
+            tokio::net::TcpListener::from_std(listener).context("standard input is no socket")?;
         say_ready()?;
         let to = config.to;
         loop {

@@ -15,7 +15,9 @@ use crate::links::remove_namespaces;
 use crate::namespace;
 use crate::process::{ProcessId, end_all, self_and_ancestors};
 use crate::state::{LabLock, LabState};
-use crate::topology::{DEFAULT_PREFIX, DEFAULT_STATE_DIR, LabPaths, check_prefix, is_lab_namespace};
+use crate::topology::{
+    DEFAULT_PREFIX, DEFAULT_STATE_DIR, LabPaths, check_prefix, is_lab_namespace,
+};
 
 /// Time that a process may take after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
@@ -54,8 +56,10 @@ pub fn down(name: &LabName) -> Result<bool> {
 
 /// Returns what exists of a lab: its namespaces and its directory.
 pub(crate) fn leftovers(name: &LabName) -> Result<Vec<String>> {
-    let mut left: Vec<String> =
-        own_namespaces(name)?.into_iter().map(|namespace| format!("namespace {namespace}")).collect();
+    let mut left: Vec<String> = own_namespaces(name)?
+        .into_iter()
+        .map(|namespace| format!("namespace {namespace}"))
+        .collect();
     // An empty directory contains only our own lock.
     let holds_something =
         std::fs::read_dir(&name.state_dir).is_ok_and(|mut entries| entries.next().is_some());
@@ -82,8 +86,10 @@ pub(crate) fn tear_down(name: &LabName) -> Result<()> {
 }
 
 fn own_namespaces(name: &LabName) -> Result<Vec<String>> {
-    let mut own: Vec<String> =
-        namespace::list()?.into_iter().filter(|found| is_lab_namespace(&name.prefix, found)).collect();
+    let mut own: Vec<String> = namespace::list()?
+        .into_iter()
+        .filter(|found| is_lab_namespace(&name.prefix, found))
+        .collect();
     own.sort();
     Ok(own)
 }
@@ -95,9 +101,11 @@ fn hypervisors(paths: &LabPaths) -> Vec<ProcessId> {
         let entries = std::fs::read_dir(directory).into_iter().flatten();
         entries.filter_map(|entry| Some(entry.ok()?.path()))
     };
-    let hosts = below(paths.hosts()).filter_map(|host| host.file_name()?.to_str().map(str::to_owned));
+    let hosts =
+        below(paths.hosts()).filter_map(|host| host.file_name()?.to_str().map(str::to_owned));
     let vms = hosts.flat_map(|host| below(agents::run_dir(paths, &host).join("vms")));
-    vms.filter_map(|vm| ProcessId::parse(&std::fs::read_to_string(vm.join("qemu.pid")).ok()?)).collect()
+    vms.filter_map(|vm| ProcessId::parse(&std::fs::read_to_string(vm.join("qemu.pid")).ok()?))
+        .collect()
 }
 
 /// Returns the processes in the namespaces, except the one that runs `down` inside.
@@ -106,14 +114,16 @@ fn inhabitants(namespaces: &[String]) -> Result<Vec<ProcessId>> {
     let mut found = Vec::new();
     for name in namespaces {
         let pids = namespace::processes(name)?;
-        found.extend(pids.into_iter().filter(|pid| !spared.contains(pid)).filter_map(ProcessId::of));
+        found
+            .extend(pids.into_iter().filter(|pid| !spared.contains(pid)).filter_map(ProcessId::of));
     }
     Ok(found)
 }
 
 /// Unmounts file systems below a directory, the innermost first: the hosts' guest RAM.
 fn unmount_below(root: &Path) -> Result<()> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mount table")?;
+    let table =
+        std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mount table")?;
     for place in mounts_below(&table, root) {
         unmount(&place, UnmountFlags::DETACH)
             .with_context(|| format!("can't unmount {}", place.display()))?;
@@ -124,7 +134,8 @@ fn unmount_below(root: &Path) -> Result<()> {
 /// Returns the mount points below `root` in a mountinfo table, the last mounted first.
 fn mounts_below(table: &str, root: &Path) -> Vec<PathBuf> {
     let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape);
-    let mut below: Vec<PathBuf> = places.filter(|place| place != root && place.starts_with(root)).collect();
+    let mut below: Vec<PathBuf> =
+        places.filter(|place| place != root && place.starts_with(root)).collect();
     below.reverse();
     below
 }
@@ -142,7 +153,10 @@ fn unescape(field: &str) -> PathBuf {
 fn remove_state(paths: &LabPaths) -> Result<()> {
     let root = paths.root();
     if !is_lab_directory(paths) {
-        bail!("{} holds something, but nothing of a lab; look at it and remove it yourself", root.display());
+        bail!(
+            "{} holds something, but nothing of a lab; look at it and remove it yourself",
+            root.display()
+        );
     }
     match std::fs::remove_dir_all(root) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -155,8 +169,11 @@ fn remove_state(paths: &LabPaths) -> Result<()> {
 /// Returns whether a directory belongs to a lab: a mistyped path must not cost a user's files.
 fn is_lab_directory(paths: &LabPaths) -> bool {
     let marks = [paths.state_file(), paths.hosts_file(), paths.hosts(), paths.client_config()];
-    let is_empty = std::fs::read_dir(paths.root()).map_or(true, |mut entries| entries.next().is_none());
-    is_empty || paths.root() == Path::new(DEFAULT_STATE_DIR) || marks.iter().any(|mark| mark.exists())
+    let is_empty =
+        std::fs::read_dir(paths.root()).map_or(true, |mut entries| entries.next().is_none());
+    is_empty
+        || paths.root() == Path::new(DEFAULT_STATE_DIR)
+        || marks.iter().any(|mark| mark.exists())
 }
 
 #[cfg(test)]
@@ -181,7 +198,10 @@ mod tests {
                      32 31 0:51 / /run/lab/hosts/a/ram/with\\040blank rw - tmpfs x rw\n\
                      33 30 0:52 / /run/lab-other/ram rw - tmpfs x rw\n";
         let found = mounts_below(table, Path::new("/run/lab"));
-        assert_eq!(found, [Path::new("/run/lab/hosts/a/ram/with blank"), Path::new("/run/lab/hosts/a/ram")]);
+        assert_eq!(
+            found,
+            [Path::new("/run/lab/hosts/a/ram/with blank"), Path::new("/run/lab/hosts/a/ram")]
+        );
     }
 
     #[test]

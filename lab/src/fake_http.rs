@@ -66,7 +66,8 @@ mod tests {
 
     #[test]
     fn a_request_with_its_body_is_answered() {
-        let asked = b"POST /v1/incoming HTTP/1.1\r\nContent-Length: 2\r\nhost: b\r\n\r\n{}".to_vec();
+        let asked =
+            b"POST /v1/incoming HTTP/1.1\r\nContent-Length: 2\r\nhost: b\r\n\r\n{}".to_vec();
         let mut talk = Talk(std::io::Cursor::new(asked), Vec::new());
         answer_one(&mut talk, |line| {
             assert_eq!(line, "POST /v1/incoming HTTP/1.1\r\n");

@@ -28,5 +28,6 @@ pub fn ask_guest(namespace: &str, address: IpAddr, request: &Request) -> Result<
 pub(crate) fn connect(namespace: &str, address: IpAddr, limit: Duration) -> Result<TcpStream> {
     let socket = SocketAddr::new(address, CONTROL_PORT);
     let connect = || TcpStream::connect_timeout(&socket, limit);
-    in_namespace(namespace, connect)?.with_context(|| format!("cannot connect to the guest at {socket}"))
+    in_namespace(namespace, connect)?
+        .with_context(|| format!("cannot connect to the guest at {socket}"))
 }

@@ -31,7 +31,6 @@ const USER_SPACE_MODULES: [&str; 3] = ["overlay", "autofs4", "binfmt_misc"];
 /// Kernel and initramfs for QEMU's `-kernel` and `-initrd`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestImage {
-    /// The kernel (bzImage).
     pub kernel: PathBuf,
     /// The initramfs (newc).
     pub initrd: PathBuf,
@@ -67,7 +66,11 @@ pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
 }
 
 /// Builds the kernel, and an initramfs with that name and further modules.
-fn build_with(out_dir: &Path, initrd: &str, further_modules: &[&str]) -> anyhow::Result<GuestImage> {
+fn build_with(
+    out_dir: &Path,
+    initrd: &str,
+    further_modules: &[&str],
+) -> anyhow::Result<GuestImage> {
     let init = build_init(out_dir)?;
     let kernel = kernel::obtain(&out_dir.join("kernel"))?;
     let mut archive = cpio::Archive::new();
@@ -76,7 +79,10 @@ fn build_with(out_dir: &Path, initrd: &str, further_modules: &[&str]) -> anyhow:
     }
     // The kernel opens it for init before init can mount anything.
     archive.character_device("dev/console", 5, 1)?;
-    archive.program("init", &fs::read(&init).with_context(|| format!("reading {}", init.display()))?)?;
+    archive.program(
+        "init",
+        &fs::read(&init).with_context(|| format!("reading {}", init.display()))?,
+    )?;
     for module in kernel.modules(&[&MODULES, further_modules].concat())? {
         archive.file(&format!("modules/{}.ko", module.name), &module.bytes)?;
     }
@@ -101,7 +107,16 @@ fn build_init(out_dir: &Path) -> anyhow::Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(&tree)
-        .args(["build", "--quiet", "--release", "--locked", "--package", "godwit-guest", "--target", TARGET])
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--locked",
+            "--package",
+            "godwit-guest",
+            "--target",
+            TARGET,
+        ])
         .arg("--target-dir")
         .arg(&target_dir)
         .env_remove("RUSTFLAGS")

@@ -39,8 +39,9 @@ impl Iperf<'_> {
     /// iperf3 is missing, or its own error.
     pub fn goodput(&self) -> Result<f64> {
         let lanes = || (FIRST_PORT..).zip(self.addresses);
-        let _servers =
-            lanes().map(|(port, _)| Server::start(self.to, port)).collect::<Result<Vec<Server>>>()?;
+        let _servers = lanes()
+            .map(|(port, _)| Server::start(self.to, port))
+            .collect::<Result<Vec<Server>>>()?;
         let clients = lanes().map(|(port, address)| self.send(port, *address));
         let clients = clients.collect::<Result<Vec<Child>>>()?;
         clients.into_iter().map(received).sum()
@@ -48,8 +49,20 @@ impl Iperf<'_> {
 
     fn send(&self, port: u16, to: IpAddr) -> Result<Child> {
         let mut command = Command::new("iperf3");
-        command.args(["-c", &to.to_string(), "-p", &port.to_string(), "-P", &self.streams.to_string()]);
-        command.args(["-t", &self.duration.as_secs().to_string(), "-O", &self.omitted.as_secs().to_string()]);
+        command.args([
+            "-c",
+            &to.to_string(),
+            "-p",
+            &port.to_string(),
+            "-P",
+            &self.streams.to_string(),
+        ]);
+        command.args([
+            "-t",
+            &self.duration.as_secs().to_string(),
+            "-O",
+            &self.omitted.as_secs().to_string(),
+        ]);
         command.args(["-J", "--connect-timeout", "5000"]);
         if let Some(congestion) = self.congestion {
             command.args(["-C", congestion]);

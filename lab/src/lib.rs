@@ -51,8 +51,8 @@ pub use crate::process::ProcessId;
 pub use crate::programs::Programs;
 pub use crate::status::{ClientStatus, HostStatus, LabStatus, status};
 pub use crate::topology::{
-    AGENT_PORT, CLIENT_IPV4, CLIENT_IPV6, DEFAULT_PREFIX, DEFAULT_STATE_DIR, LAN_BRIDGE, LAN_NETWORK,
-    LabPaths, MAX_HOSTS, MAX_LANES,
+    AGENT_PORT, CLIENT_IPV4, CLIENT_IPV6, DEFAULT_PREFIX, DEFAULT_STATE_DIR, LAN_BRIDGE,
+    LAN_NETWORK, LabPaths, MAX_HOSTS, MAX_LANES,
 };
 pub use crate::units::{BitRate, Family, Loss, Rtt, UnitError};
 pub use crate::up::up;

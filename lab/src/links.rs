@@ -29,7 +29,9 @@ use crate::emulator::{EmulatorConfig, LaneConfig, PortConfig};
 use crate::namespace::{set_sysctls, sysctl};
 use crate::options::LabOptions;
 use crate::tools::Batch;
-use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, Host, LAN_BRIDGE, LAN_NIC, LabPaths, Lane, Topology};
+use crate::topology::{
+    CLIENT_IPV4, CLIENT_IPV6, Host, LAN_BRIDGE, LAN_NIC, LabPaths, Lane, Topology,
+};
 use crate::units::{BitRate, Loss};
 
 const MTU: u16 = 1500;
@@ -68,11 +70,12 @@ pub(crate) fn make_namespaces(topology: &Topology, options: &LabOptions) -> Resu
     for namespace in topology.namespaces() {
         // Addresses are usable at once: no duplicate address detection. Set before interfaces
         // exist.
-        let ipv6 = ["all", "default"].map(|of| (format!("net/ipv6/conf/{of}/accept_dad"), "0".to_owned()));
+        let ipv6 =
+            ["all", "default"].map(|of| (format!("net/ipv6/conf/{of}/accept_dad"), "0".to_owned()));
         set_sysctls(&namespace, &ipv6, true)?;
         // The bridges switch and do not filter, whatever the machine's firewall has loaded.
-        let bridge =
-            ["ip", "ip6", "arp"].map(|of| (format!("net/bridge/bridge-nf-call-{of}tables"), "0".to_owned()));
+        let bridge = ["ip", "ip6", "arp"]
+            .map(|of| (format!("net/bridge/bridge-nf-call-{of}tables"), "0".to_owned()));
         set_sysctls(&namespace, &bridge, true)?;
         Batch::ip_in(&namespace).line("link set lo up").run()?;
     }
@@ -117,7 +120,9 @@ pub(crate) fn make_guest_lan(topology: &Topology) -> Result<()> {
     let mut pairs = Batch::ip();
     for host in &topology.hosts {
         let (inner, outer) = (&host.namespace, host.lan_port());
-        pairs.line(format!("link add {LAN_NIC} netns {inner} type veth peer name {outer} netns {client}"));
+        pairs.line(format!(
+            "link add {LAN_NIC} netns {inner} type veth peer name {outer} netns {client}"
+        ));
     }
     pairs.run()?;
     for host in &topology.hosts {
@@ -156,7 +161,8 @@ fn make_migration_bridge(topology: &Topology, lane: Lane, engine: LinkEngine) ->
     let mut pairs = Batch::ip();
     for host in &topology.hosts {
         let (inner, outer) = (&host.namespace, host.migration_port(lane));
-        pairs.line(format!("link add {nic} netns {inner} type veth peer name {outer} netns {link}"));
+        pairs
+            .line(format!("link add {nic} netns {inner} type veth peer name {outer} netns {link}"));
     }
     pairs.run()?;
     let mut batch = Batch::ip_in(link);
@@ -206,7 +212,11 @@ pub(crate) fn configure_migration_nics(
 }
 
 /// Returns the emulator's configuration for this lab.
-pub(crate) fn emulator_config(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> EmulatorConfig {
+pub(crate) fn emulator_config(
+    topology: &Topology,
+    options: &LabOptions,
+    paths: &LabPaths,
+) -> EmulatorConfig {
     let port = |host: &Host, lane: Lane| PortConfig {
         namespace: host.namespace.clone(),
         device: lane.nic(),
@@ -247,7 +257,11 @@ fn raise_tcp_buffers(namespace: &str, wanted_bytes: u64) -> Result<()> {
             continue;
         };
         if most < wanted_bytes {
-            set_sysctls(namespace, &[(key.to_owned(), format!("{least} {start} {wanted_bytes}"))], false)?;
+            set_sysctls(
+                namespace,
+                &[(key.to_owned(), format!("{least} {start} {wanted_bytes}"))],
+                false,
+            )?;
         }
     }
     Ok(())
@@ -345,7 +359,10 @@ mod tests {
         shape_switch_port(&mut batch, "mig-a", &model(Some("1gbit"), "10ms"), LinkEngine::Netem);
         let text = batch.text();
         assert!(text.contains("htb rate 1000000000bit"), "{text}");
-        assert!(text.ends_with("parent 1:1 handle 10: netem limit 5416 delay 5000us loss 0%\n"), "{text}");
+        assert!(
+            text.ends_with("parent 1:1 handle 10: netem limit 5416 delay 5000us loss 0%\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -38,8 +38,9 @@ pub fn processes(name: &str) -> Result<Vec<i32>> {
         return Ok(Vec::new());
     };
     let same = |pid: &i32| {
-        std::fs::metadata(format!("/proc/{pid}/ns/net"))
-            .is_ok_and(|found| (found.st_dev(), found.st_ino()) == (wanted.st_dev(), wanted.st_ino()))
+        std::fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|found| {
+            (found.st_dev(), found.st_ino()) == (wanted.st_dev(), wanted.st_ino())
+        })
     };
     let entries = std::fs::read_dir("/proc").context("can't read /proc")?;
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());

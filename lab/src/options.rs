@@ -6,10 +6,11 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::emulator::switch::LinkModel;
-use crate::topology::{DEFAULT_PREFIX, DEFAULT_STATE_DIR, Lane, MAX_HOSTS, MAX_LANES, check_prefix};
+use crate::topology::{
+    DEFAULT_PREFIX, DEFAULT_STATE_DIR, Lane, MAX_HOSTS, MAX_LANES, check_prefix,
+};
 use crate::units::{BitRate, Family, Loss, Rtt};
 
-/// Options of a lab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabOptions {
     /// Number of hosts, 1 to 16.
@@ -107,7 +108,8 @@ impl LabOptions {
     /// only a QEMU that runs as root can do that.
     #[must_use]
     pub fn for_postcopy(self) -> LabOptions {
-        let setting = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+        let setting =
+            std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
         match setting.trim() {
             "1" => self,
             _ => LabOptions { qemu_user: Some("root".to_owned()), ..self },
@@ -125,7 +127,11 @@ impl LabOptions {
 
     /// Returns the rates of the migration networks' links.
     fn rates(&self) -> Vec<Option<BitRate>> {
-        if self.lanes.is_empty() { vec![self.link] } else { self.lanes.iter().copied().map(Some).collect() }
+        if self.lanes.is_empty() {
+            vec![self.link]
+        } else {
+            self.lanes.iter().copied().map(Some).collect()
+        }
     }
 
     /// Returns the rate of the first lane's links; `None`: as fast as the machine.
@@ -149,10 +155,16 @@ impl LabOptions {
     pub(crate) fn check(&self) -> Result<()> {
         check_prefix(&self.prefix)?;
         if !(1..=MAX_HOSTS).contains(&self.hosts) {
-            bail!("a lab has 1 to {MAX_HOSTS} hosts, not {}; choose --hosts in that range", self.hosts);
+            bail!(
+                "a lab has 1 to {MAX_HOSTS} hosts, not {}; choose --hosts in that range",
+                self.hosts
+            );
         }
         if self.lanes.len() > MAX_LANES {
-            bail!("a lab has up to {MAX_LANES} lanes, not {}; name fewer with --lane", self.lanes.len());
+            bail!(
+                "a lab has up to {MAX_LANES} lanes, not {}; name fewer with --lane",
+                self.lanes.len()
+            );
         }
         if self.link.is_some() && !self.lanes.is_empty() {
             bail!("--link is the rate of a single lane; give each lane its own with --lane");
@@ -175,7 +187,11 @@ impl std::fmt::Display for LabOptions {
             write!(f, "lanes {}", rates.join(" and "))?;
         } else {
             let rate = self.rates().first().copied().flatten();
-            write!(f, "link {}", rate.map_or_else(|| "unshaped".to_owned(), |rate| rate.to_string()))?;
+            write!(
+                f,
+                "link {}",
+                rate.map_or_else(|| "unshaped".to_owned(), |rate| rate.to_string())
+            )?;
         }
         if let Some(cap) = self.flow_cap {
             write!(f, ", {cap} a flow")?;
@@ -206,12 +222,16 @@ mod tests {
     fn lanes_have_their_own_rates() {
         let one = LabOptions { link: Some(rate("1gbit")), ..LabOptions::default() };
         let same = LabOptions { lanes: vec![rate("1gbit")], ..LabOptions::default() };
-        let two = LabOptions { lanes: vec![rate("1gbit"), rate("250mbit")], ..LabOptions::default() };
+        let two =
+            LabOptions { lanes: vec![rate("1gbit"), rate("250mbit")], ..LabOptions::default() };
         assert!(one.is_same_lab(&same) && !one.is_same_lab(&two));
         assert_eq!(one.to_string(), same.to_string());
         assert_eq!(two.to_string(), "2 hosts, lanes 1gbit and 250mbit, round trip 0ms, loss 0%");
         let lanes = two.lanes();
-        assert_eq!((lanes.len(), lanes[1].index, lanes[1].model.rate), (2, 1, Some(rate("250mbit"))));
+        assert_eq!(
+            (lanes.len(), lanes[1].index, lanes[1].model.rate),
+            (2, 1, Some(rate("250mbit")))
+        );
         assert_eq!(LabOptions::default().lanes()[0].model.rate, None);
     }
 
@@ -222,7 +242,11 @@ mod tests {
             LabOptions { hosts: 0, ..LabOptions::default() },
             LabOptions { hosts: 17, ..LabOptions::default() },
             LabOptions { lanes: vec![rate("1gbit"); 17], ..LabOptions::default() },
-            LabOptions { link: Some(rate("1gbit")), lanes: vec![rate("1gbit")], ..LabOptions::default() },
+            LabOptions {
+                link: Some(rate("1gbit")),
+                lanes: vec![rate("1gbit")],
+                ..LabOptions::default()
+            },
             LabOptions { prefix: "a b".to_owned(), ..LabOptions::default() },
             LabOptions { state_dir: PathBuf::from("/run"), ..LabOptions::default() },
             LabOptions { state_dir: PathBuf::from("lab"), ..LabOptions::default() },

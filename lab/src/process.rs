@@ -12,7 +12,9 @@ use anyhow::{Context, Result, bail};
 use godwit_prober::clock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::namespace::in_namespace;
@@ -102,7 +104,13 @@ pub(crate) fn end_all(processes: &[ProcessId], grace: Duration) -> Result<()> {
 pub(crate) fn self_and_ancestors() -> Vec<i32> {
     let parent_of = |pid: &i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 0)
+        stat.rsplit_once(')')?
+            .1
+            .split_ascii_whitespace()
+            .nth(1)?
+            .parse()
+            .ok()
+            .filter(|parent| *parent > 0)
     };
     std::iter::successors(i32::try_from(std::process::id()).ok(), parent_of).collect()
 }
@@ -152,7 +160,8 @@ pub(crate) fn start_with(
     let mut child = in_namespace(namespace, move || command.spawn())?
         .with_context(|| format!("can't start {program}; is it there and executable?"))?;
     let pid = i32::try_from(child.id())?;
-    let pidfd = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())).context("no pid")??;
+    let pidfd =
+        Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())).context("no pid")??;
     // Our child exists until we wait for it, even if it has ended: a later wait for readiness
     // notices that.
     let (_, start_time) = stat_of(pid).with_context(|| format!("{program} is gone"))?;
@@ -162,10 +171,19 @@ pub(crate) fn start_with(
 
 impl Started {
     /// Waits until the process prints `ready` on its standard output.
-    pub(crate) fn wait_ready_line(&mut self, what: &str, log: &Path, limit: Duration) -> Result<()> {
+    pub(crate) fn wait_ready_line(
+        &mut self,
+        what: &str,
+        log: &Path,
+        limit: Duration,
+    ) -> Result<()> {
         let stdout = self.stdout.take().context("standard output is not piped")?;
         if !wait_readable(&stdout, Instant::now() + limit) {
-            bail!("{what} (process {}) is not ready after {limit:?}; its log:\n{}", self.id.pid, tail(log));
+            bail!(
+                "{what} (process {}) is not ready after {limit:?}; its log:\n{}",
+                self.id.pid,
+                tail(log)
+            );
         }
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
@@ -189,7 +207,11 @@ impl Started {
                 bail!("{what} ended at its start; its log ({}):\n{}", log.display(), tail(log));
             }
             if Instant::now() >= deadline {
-                bail!("{what} does not answer after {limit:?}; its log ({}):\n{}", log.display(), tail(log));
+                bail!(
+                    "{what} does not answer after {limit:?}; its log ({}):\n{}",
+                    log.display(),
+                    tail(log)
+                );
             }
         }
         Ok(())

@@ -99,11 +99,14 @@ impl LabLock {
     pub(crate) fn take(paths: &LabPaths) -> Result<LabLock> {
         let root = paths.root();
         loop {
-            std::fs::create_dir_all(root).with_context(|| format!("can't make {}", root.display()))?;
+            std::fs::create_dir_all(root)
+                .with_context(|| format!("can't make {}", root.display()))?;
             let directory = match File::open(root) {
                 Ok(directory) => directory,
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                Err(error) => return Err(error).with_context(|| format!("can't open {}", root.display())),
+                Err(error) => {
+                    return Err(error).with_context(|| format!("can't open {}", root.display()));
+                }
             };
             if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
                 bail!(
@@ -114,9 +117,9 @@ impl LabLock {
             // The previous holder may have removed the directory that we hold: the one with its
             // name is then another.
             let held = directory.metadata()?;
-            if std::fs::metadata(root)
-                .is_ok_and(|named| (named.st_dev(), named.st_ino()) == (held.st_dev(), held.st_ino()))
-            {
+            if std::fs::metadata(root).is_ok_and(|named| {
+                (named.st_dev(), named.st_ino()) == (held.st_dev(), held.st_ino())
+            }) {
                 return Ok(LabLock { _directory: directory });
             }
         }
@@ -139,7 +142,10 @@ mod tests {
         state.save(&paths).unwrap();
         let loaded = LabState::load(&paths).unwrap();
         assert_eq!(loaded.processes.len(), 1);
-        assert_eq!(loaded.process(&Role::Agent("a".to_owned())), Some(ProcessId { pid: 10, start_time: 2 }));
+        assert_eq!(
+            loaded.process(&Role::Agent("a".to_owned())),
+            Some(ProcessId { pid: 10, start_time: 2 })
+        );
         assert_eq!(loaded.process(&Role::Client), None);
     }
 

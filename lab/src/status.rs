@@ -25,14 +25,11 @@ pub struct LabStatus {
     pub options: Option<LabOptions>,
     /// Engine that switches the migration networks.
     pub engine: Option<LinkEngine>,
-    /// Its hosts.
     pub hosts: Vec<HostStatus>,
-    /// Its client.
     pub client: Option<ClientStatus>,
     /// Address of the manager's console on this machine.
     #[serde(default)]
     pub console: Option<String>,
-    /// The manager's socket.
     #[serde(default)]
     pub manager: Option<PathBuf>,
     /// The hosts file for the CLI.
@@ -48,7 +45,6 @@ pub struct LabStatus {
 pub struct HostStatus {
     /// `a`, `b`, …
     pub name: String,
-    /// Its network namespace.
     pub namespace: String,
     /// Its addresses on the migration networks, in the order of the lanes.
     pub migration_addresses: Vec<String>,
@@ -61,11 +57,9 @@ pub struct HostStatus {
 /// The client of the lab.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// Its network namespace.
     pub namespace: String,
     /// Its addresses on the guest LAN.
     pub addresses: Vec<String>,
-    /// Socket of the prober.
     pub socket: PathBuf,
     /// The prober, if it runs.
     pub prober: Option<ProcessId>,
@@ -109,12 +103,15 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
             Role::Door => "the way to the manager's console".to_owned(),
             Role::Agent(host) => format!("the agent of host {host}"),
         };
-        problems
-            .push(format!("{what} (process {}) has ended; `godwit-lab up` starts it again", process.id.pid));
+        problems.push(format!(
+            "{what} (process {}) has ended; `godwit-lab up` starts it again",
+            process.id.pid
+        ));
     }
     let (lanes, family) = (state.options.lanes(), state.options.family);
-    let addresses =
-        |host: &Host| host.migration_addresses(&lanes, family).iter().map(IpAddr::to_string).collect();
+    let addresses = |host: &Host| {
+        host.migration_addresses(&lanes, family).iter().map(IpAddr::to_string).collect()
+    };
     let host = |host: &Host| HostStatus {
         name: host.name.clone(),
         namespace: host.namespace.clone(),
@@ -151,10 +148,12 @@ impl fmt::Display for LabStatus {
             return writeln!(f, "no lab is up; `godwit-lab up` brings one");
         };
         let state = if self.up { "up" } else { "in trouble" };
-        let engine = self.engine.map(|engine| format!(", switched by {engine}")).unwrap_or_default();
+        let engine =
+            self.engine.map(|engine| format!(", switched by {engine}")).unwrap_or_default();
         writeln!(f, "the lab is {state}: {options}{engine}")?;
         for host in &self.hosts {
-            let agent = host.agent.map_or_else(|| "no agent".to_owned(), |id| format!("agent {}", id.pid));
+            let agent =
+                host.agent.map_or_else(|| "no agent".to_owned(), |id| format!("agent {}", id.pid));
             writeln!(
                 f,
                 "  host {}  namespace {}  {}  {agent}",
@@ -164,8 +163,9 @@ impl fmt::Display for LabStatus {
             )?;
         }
         if let Some(client) = &self.client {
-            let prober =
-                client.prober.map_or_else(|| "no prober".to_owned(), |id| format!("prober {}", id.pid));
+            let prober = client
+                .prober
+                .map_or_else(|| "no prober".to_owned(), |id| format!("prober {}", id.pid));
             writeln!(
                 f,
                 "  client  namespace {}  {}  {prober}",
@@ -174,7 +174,8 @@ impl fmt::Display for LabStatus {
             )?;
         }
         if let Some(manager) = &self.manager {
-            let console = self.console.as_deref().map(|at| format!("  console {at}/")).unwrap_or_default();
+            let console =
+                self.console.as_deref().map(|at| format!("  console {at}/")).unwrap_or_default();
             writeln!(f, "  manager  unix:{}{console}", manager.display())?;
         }
         for link in &self.links {

@@ -28,7 +28,6 @@ impl Batch {
         Batch { tool: "tc", namespace: Some(namespace.to_owned()), lines: String::new() }
     }
 
-    /// Adds a line.
     pub(crate) fn line(&mut self, line: impl AsRef<str>) -> &mut Batch {
         self.lines.push_str(line.as_ref());
         self.lines.push('\n');
@@ -53,7 +52,11 @@ impl Batch {
         if let Some(namespace) = &self.namespace {
             command.args(["-n", namespace]);
         }
-        command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .args(["-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -70,14 +73,16 @@ impl Batch {
             return Ok(());
         }
         let said = String::from_utf8_lossy(&output.stderr);
-        let place = self.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default();
+        let place =
+            self.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default();
         bail!("{} failed{place}: {}{}", self.tool, said.trim(), self.failed_line(&said))
     }
 
     /// Returns the line that iproute2's `Command failed -:N` names.
     fn failed_line(&self, said: &str) -> String {
-        let number =
-            said.rsplit_once("Command failed -:").and_then(|(_, number)| number.trim().parse::<usize>().ok());
+        let number = said
+            .rsplit_once("Command failed -:")
+            .and_then(|(_, number)| number.trim().parse::<usize>().ok());
         let line = number.and_then(|number| self.lines.lines().nth(number.checked_sub(1)?));
         line.map(|line| format!(" (`{line}`)")).unwrap_or_default()
     }

@@ -30,7 +30,6 @@ pub const CLIENT_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1);
 /// A host's port of the guest LAN's bridge.
 pub(crate) const LAN_NIC: &str = "lan0";
 
-/// One host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     /// `a`, `b`, …
@@ -102,8 +101,14 @@ pub(crate) fn is_lab_namespace(prefix: &str, name: &str) -> bool {
 /// Checks that a prefix yields valid namespace names and no others.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if prefix.is_empty() || prefix.len() > 32 || !prefix.chars().all(good) || prefix.starts_with('-') {
-        bail!("`{prefix}` is no prefix for namespaces: use up to 32 lower-case letters, digits and dashes");
+    if prefix.is_empty()
+        || prefix.len() > 32
+        || !prefix.chars().all(good)
+        || prefix.starts_with('-')
+    {
+        bail!(
+            "`{prefix}` is no prefix for namespaces: use up to 32 lower-case letters, digits and dashes"
+        );
     }
     Ok(())
 }
@@ -291,7 +296,8 @@ pub(crate) mod tests {
 
     /// Returns so many lanes without shaping.
     pub(crate) fn lanes(count: u8) -> Vec<Lane> {
-        let model = LinkModel { rate: None, rtt: Rtt::default(), loss: Loss::default(), flow_cap: None };
+        let model =
+            LinkModel { rate: None, rtt: Rtt::default(), loss: Loss::default(), flow_cap: None };
         (0..count).map(|index| Lane { index, model }).collect()
     }
 
@@ -306,7 +312,10 @@ pub(crate) mod tests {
         };
         assert_eq!(lab.hosts[0].namespace, "godwit-a");
         assert_eq!(addresses(&lab.hosts[1], Family::Ipv4), ["10.77.0.12", "10.77.1.12"]);
-        assert_eq!(addresses(&lab.hosts[1], Family::Both)[1..], ["fd77::12", "10.77.1.12", "fd77:0:0:1::12"]);
+        assert_eq!(
+            addresses(&lab.hosts[1], Family::Both)[1..],
+            ["fd77::12", "10.77.1.12", "fd77:0:0:1::12"]
+        );
         assert_eq!(addresses(last, Family::Ipv6), ["fd77::26", "fd77:0:0:1::26"]);
         assert_eq!((last.name.as_str(), last.migration_port(lanes[1])), ("p", "mig1-p".to_owned()));
         assert_eq!(lab.namespaces().len(), 18);
@@ -317,7 +326,9 @@ pub(crate) mod tests {
         for name in ["godwit-a", "godwit-p", "godwit-client", "godwit-link"] {
             assert!(is_lab_namespace("godwit", name), "{name}");
         }
-        for name in ["godwit", "godwit-", "godwit-q", "godwit-aa", "godwit-test-a", "other-a", "xgodwit-a"] {
+        for name in
+            ["godwit", "godwit-", "godwit-q", "godwit-aa", "godwit-test-a", "other-a", "xgodwit-a"]
+        {
             assert!(!is_lab_namespace("godwit", name), "{name}");
         }
     }

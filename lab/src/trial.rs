@@ -98,7 +98,10 @@ impl Trial {
             options,
             programs: needs::programs().context("checked above")?,
             image: image::find(&image::default_dir()).context("checked above")?,
-            runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?,
+            runtime: tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()?,
             finished: false,
             _turn: turn,
         };
@@ -125,7 +128,6 @@ impl Trial {
         Ok(())
     }
 
-    /// The trial's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -227,7 +229,8 @@ impl Trial {
     /// It can't be started.
     pub fn godwit(&self, arguments: &[&str]) -> Result<CliOutput> {
         let output = self.godwit_command(arguments).output();
-        let output = output.with_context(|| format!("can't run {}", self.programs.godwit.display()))?;
+        let output =
+            output.with_context(|| format!("can't run {}", self.programs.godwit.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(CliOutput {
             code: output.status.code(),
@@ -274,7 +277,8 @@ impl Trial {
         std::fs::create_dir_all(&keep)?;
         for file in traces::files_below(self.paths.root()) {
             if file.extension().is_some_and(|extension| extension == "log") {
-                let name = file.strip_prefix(self.paths.root())?.display().to_string().replace('/', "-");
+                let name =
+                    file.strip_prefix(self.paths.root())?.display().to_string().replace('/', "-");
                 std::fs::copy(&file, keep.join(name))?;
             }
         }

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// The text is not a time.
-    #[error("`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at most 10s")]
+    #[error(
+        "`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at most 10s"
+    )]
     Time(String),
     /// The text is not a loss.
     #[error("`{0}` is no packet loss: write a percentage from 0% to below 100%, such as 0.1%")]
@@ -49,7 +51,8 @@ impl From<Duration> for Rtt {
     }
 }
 
-const TIME_UNITS: [(&str, u64); 4] = [("ms", 1_000_000), ("us", 1_000), ("ns", 1), ("s", 1_000_000_000)];
+const TIME_UNITS: [(&str, u64); 4] =
+    [("ms", 1_000_000), ("us", 1_000), ("ns", 1), ("s", 1_000_000_000)];
 
 impl FromStr for Rtt {
     type Err = UnitError;
@@ -132,7 +135,9 @@ impl FromStr for Loss {
         };
         let parts = parse_scaled(number, unit).ok_or_else(wrong)?;
         match u32::try_from(parts) {
-            Ok(parts_per_million) if parts_per_million < 1_000_000 => Ok(Loss { parts_per_million }),
+            Ok(parts_per_million) if parts_per_million < 1_000_000 => {
+                Ok(Loss { parts_per_million })
+            }
             _ => Err(wrong()),
         }
     }

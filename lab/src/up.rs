@@ -42,7 +42,8 @@ pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
     }
     let name = options.name();
     let paths = LabPaths::new(&options.state_dir);
-    let tools = if options.agents { Some(AgentTools::find(options, &programs.godwit)?) } else { None };
+    let tools =
+        if options.agents { Some(AgentTools::find(options, &programs.godwit)?) } else { None };
     let lock = LabLock::take(&paths)?;
     let found = LabState::load(&paths);
     let mut builder = Builder {
@@ -59,10 +60,14 @@ pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
             builder.repair()?;
             return status_of(&name, &builder.state);
         }
-        Some(state) if state.complete && !state.options.is_same_lab(options) && !options.replace => bail!(
-            "a lab is up with other options ({}); take it down with `godwit-lab down` or give --replace",
-            state.options
-        ),
+        Some(state)
+            if state.complete && !state.options.is_same_lab(options) && !options.replace =>
+        {
+            bail!(
+                "a lab is up with other options ({}); take it down with `godwit-lab down` or give --replace",
+                state.options
+            )
+        }
         Some(_) => tear_down(&name)?,
         None => {
             let left = leftovers(&name)?;
@@ -85,9 +90,8 @@ pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
         let error = error.context("the lab did not come up");
         return Err(match undone {
             Ok(()) => error,
-            Err(undo) => {
-                error.context(format!("undoing it failed too: {undo:#}; `godwit-lab down` tries again"))
-            }
+            Err(undo) => error
+                .context(format!("undoing it failed too: {undo:#}; `godwit-lab down` tries again")),
         });
     }
     status_of(&name, &builder.state)
@@ -195,8 +199,12 @@ impl Builder<'_> {
             DaemonKind::Client => "the client prober",
             DaemonKind::Door => "the way to the manager's console",
         };
-        let mut started =
-            process::start(namespace, daemon::command(&self.programs.lab, kind, config_file), log, true)?;
+        let mut started = process::start(
+            namespace,
+            daemon::command(&self.programs.lab, kind, config_file),
+            log,
+            true,
+        )?;
         self.state.set_process(role, started.id);
         self.state.save(&self.paths)?;
         started.wait_ready_line(what, log, DAEMON_LIMIT)
@@ -205,7 +213,8 @@ impl Builder<'_> {
     /// Starts the manager, if one is wanted and none runs, beside the first host's agent, and adds
     /// all hosts to it.
     fn start_manager(&mut self) -> Result<()> {
-        let (true, Some(first)) = (self.options.manager && self.options.agents, self.topology.hosts.first())
+        let (true, Some(first)) =
+            (self.options.manager && self.options.agents, self.topology.hosts.first())
         else {
             return Ok(());
         };
@@ -214,8 +223,8 @@ impl Builder<'_> {
             manager::write_config(self.options, &self.paths)?;
             let (command, log) =
                 (manager::command(&self.programs.godwit, &self.paths), self.paths.manager_log());
-            let started =
-                process::start(&namespace, command, &log, false).context("the manager does not start")?;
+            let started = process::start(&namespace, command, &log, false)
+                .context("the manager does not start")?;
             self.state.set_process(Role::Manager, started.id);
             self.state.save(&self.paths)?;
             let socket = self.paths.manager_socket();

@@ -46,7 +46,10 @@ impl Namespace {
     /// Puts the calling thread inside.
     fn enter(&self) -> anyhow::Result<()> {
         let file = fs::File::open(Path::new("/run/netns").join(&self.0))?;
-        Ok(move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network))?)
+        Ok(move_into_link_name_space(
+            std::os::fd::AsFd::as_fd(&file),
+            Some(LinkNameSpaceType::Network),
+        )?)
     }
 }
 
@@ -58,7 +61,12 @@ impl Drop for Namespace {
 
 fn ip(words: &[&str]) -> anyhow::Result<()> {
     let output = Command::new("ip").args(words).output().context("starting ip")?;
-    ensure!(output.status.success(), "ip {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "ip {}: {}",
+        words.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 
@@ -76,7 +84,9 @@ fn until<T>(what: &str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyho
     loop {
         match attempt() {
             Ok(done) => return Ok(done),
-            Err(error) if Instant::now() > deadline => return Err(error.context(format!("gave up: {what}"))),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error.context(format!("gave up: {what}")));
+            }
             Err(_) => wait_a_little(),
         }
     }
@@ -122,7 +132,18 @@ fn the_linux_guest_boots_works_and_checks_itself() -> anyhow::Result<()> {
         image::COMMAND_LINE
     );
     let qemu = Command::new(QEMU)
-        .args(["-M", "q35", "-accel", "tcg", "-m", "256", "-nodefaults", "-display", "none", "-no-reboot"])
+        .args([
+            "-M",
+            "q35",
+            "-accel",
+            "tcg",
+            "-m",
+            "256",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-no-reboot",
+        ])
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
         .args([
@@ -139,7 +160,9 @@ fn the_linux_guest_boots_works_and_checks_itself() -> anyhow::Result<()> {
         .spawn()?;
     let mut qemu = Running(qemu);
     let result = examine_linux_guest(&console, &mut qemu);
-    result.with_context(|| format!("the console says:\n{}", fs::read_to_string(&console).unwrap_or_default()))
+    result.with_context(|| {
+        format!("the console says:\n{}", fs::read_to_string(&console).unwrap_or_default())
+    })
 }
 
 fn examine_linux_guest(console: &Path, qemu: &mut Running) -> anyhow::Result<()> {
@@ -159,14 +182,19 @@ fn examine_linux_guest(console: &Path, qemu: &mut Running) -> anyhow::Result<()>
     assert!(status.problems[0].contains("colour"), "{:?}", status.problems);
 
     for address in ["10.88.0.21", "fd88::21"] {
-        echo(SocketAddr::new(address.parse()?, ECHO_PORT)).with_context(|| format!("echo of {address}"))?;
+        echo(SocketAddr::new(address.parse()?, ECHO_PORT))
+            .with_context(|| format!("echo of {address}"))?;
     }
     let spec = "dirty:rate=max,ws=48M,zero=20,compressible=30";
     for spec in [spec, "dirty:rate=3000,order=sequential,touch=words:7", "compute", "idle"] {
         let changed = request(v6, &Request::Workload { spec: spec.to_owned() })?;
         assert!(changed.ok, "{changed:?}");
         let verdict = request(v6, &Request::Verify {})?;
-        assert_eq!((verdict.ok, verdict.wrong, verdict.pages), (true, Some(0), 64 << 8), "{verdict:?}");
+        assert_eq!(
+            (verdict.ok, verdict.wrong, verdict.pages),
+            (true, Some(0), 64 << 8),
+            "{verdict:?}"
+        );
     }
     let after = request(v4, &Request::Status {})?;
     assert!(after.writes > status.writes && after.iterations > 0, "{after:?}");
@@ -248,7 +276,9 @@ fn the_bare_guest_finds_a_page_that_was_changed_behind_its_back() -> anyhow::Res
 #[test]
 fn the_bare_guest_runs_under_kvm() -> anyhow::Result<()> {
     let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
-    if let Some(reason) = skip_reason().or_else(|| kvm.err().map(|error| format!("/dev/kvm: {error}"))) {
+    if let Some(reason) =
+        skip_reason().or_else(|| kvm.err().map(|error| format!("/dev/kvm: {error}")))
+    {
         eprintln!("skipped: {reason}");
         return Ok(());
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use godwit_lab::{
-    Family, LabName, LabOptions, LabPaths, LinkEngine, Programs, down, in_namespace, namespace, status, up,
+    Family, LabName, LabOptions, LabPaths, LinkEngine, Programs, down, in_namespace, namespace,
+    status, up,
 };
 use godwit_prober::clock::monotonic_ns;
 use godwit_prober::watch::{WatchEvent, WatchOptions, watch};
@@ -51,7 +52,9 @@ fn run_all(filter: &str) -> Result<()> {
         eprintln!("skipped: network namespaces need root");
         return Ok(());
     }
-    for (number, (test, run)) in TESTS.iter().enumerate().filter(|(_, (test, _))| test.contains(filter)) {
+    for (number, (test, run)) in
+        TESTS.iter().enumerate().filter(|(_, (test, _))| test.contains(filter))
+    {
         let prefix = format!("gwt{}-{number}", std::process::id());
         let state_dir = std::env::temp_dir().join(&prefix).join("lab");
         let name = LabName { prefix, state_dir };
@@ -191,14 +194,18 @@ fn lossy_link_loses_packets(name: &LabName) -> Result<()> {
     up(&wanted, &programs())?;
     let gaps = migration_gaps(name, "10.77.0.12")?;
     // 20 % each way: 36 % of the round trips.
-    ensure!(gaps.received > 0 && gaps.lost * 10 > gaps.sent && gaps.lost * 10 < gaps.sent * 7, "{gaps:?}");
+    ensure!(
+        gaps.received > 0 && gaps.lost * 10 > gaps.sent && gaps.lost * 10 < gaps.sent * 7,
+        "{gaps:?}"
+    );
     Ok(())
 }
 
 fn lanes_are_networks_of_their_own(name: &LabName) -> Result<()> {
     let lanes = vec!["1gbit".parse()?, "250mbit".parse()?];
     for force_emulator in [false, true] {
-        let wanted = LabOptions { lanes: lanes.clone(), force_emulator, replace: true, ..options(name) };
+        let wanted =
+            LabOptions { lanes: lanes.clone(), force_emulator, replace: true, ..options(name) };
         let lab = up(&wanted, &programs())?;
         let expected = ["10.77.0.12", "fd77::12", "10.77.1.12", "fd77:0:0:1::12"];
         ensure!(lab.up && lab.hosts[1].migration_addresses == expected, "{lab}");
@@ -207,7 +214,8 @@ fn lanes_are_networks_of_their_own(name: &LabName) -> Result<()> {
             ensure!(gaps.received > 0, "{address}: {gaps:?}");
         }
         if force_emulator {
-            let devices: Vec<String> = status(name)?.links.into_iter().map(|link| link.device).collect();
+            let devices: Vec<String> =
+                status(name)?.links.into_iter().map(|link| link.device).collect();
             ensure!(devices == ["mig0", "mig0", "mig1", "mig1"], "{devices:?}");
         }
     }
@@ -224,11 +232,13 @@ fn capped_flows_deliver(name: &LabName) -> Result<()> {
     let wanted = LabOptions { link: Some("1gbit".parse()?), flow_cap: cap, ..options(name) };
     let lab = up(&wanted, &programs())?;
     ensure!(lab.engine == Some(LinkEngine::Emulator), "{lab}");
-    let listener = in_namespace(&format!("{}-b", name.prefix), || TcpListener::bind(("10.77.0.12", 7)))??;
+    let listener =
+        in_namespace(&format!("{}-b", name.prefix), || TcpListener::bind(("10.77.0.12", 7)))??;
     let receiving = std::thread::spawn(move || -> std::io::Result<u64> {
         std::io::copy(&mut listener.accept()?.0, &mut std::io::sink())
     });
-    let mut sender = in_namespace(&format!("{}-a", name.prefix), || TcpStream::connect(("10.77.0.12", 7)))??;
+    let mut sender =
+        in_namespace(&format!("{}-a", name.prefix), || TcpStream::connect(("10.77.0.12", 7)))??;
     sender.write_all(&vec![1; 4 << 20])?;
     drop(sender);
     let received = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
@@ -268,7 +278,9 @@ fn up_is_idempotent_and_repairs(name: &LabName) -> Result<()> {
     let replaced = up(&LabOptions { replace: true, ..other }, &programs())?;
     ensure!(
         replaced.up
-            && replaced.options.is_some_and(|options| options.rtt == "20ms".parse().unwrap_or_default()),
+            && replaced
+                .options
+                .is_some_and(|options| options.rtt == "20ms".parse().unwrap_or_default()),
         "not replaced"
     );
     Ok(())

@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 /// Folders with code that runs in the product, and beside it in labs.
 const FOLDERS: [&str; 2] = ["crates", "lab"];
 /// Calls that make a channel without a bound, beside `channel()` itself.
-const UNBOUNDED: [&str; 5] =
-    ["unbounded_channel", "futures::channel::mpsc::unbounded", "crossbeam", "flume", "async_channel"];
+const UNBOUNDED: [&str; 5] = [
+    "unbounded_channel",
+    "futures::channel::mpsc::unbounded",
+    "crossbeam",
+    "flume",
+    "async_channel",
+];
 
 /// Every Rust file below a folder that is no test's, bench's or example's.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

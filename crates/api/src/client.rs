@@ -27,9 +27,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::{
-    ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted,
-    MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve,
-    Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm, VmInfo,
+    ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource,
+    MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
+    ProbeRequest, RateLimit, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
+    SetRevocations, StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -162,7 +163,9 @@ impl ClientError {
                 "is it running and the network up? start it with `godwit host run --config FILE`"
             }
             ClientError::Refused(error) => &error.remedy,
-            ClientError::Protocol { .. } => "is another program listening there, or another version?",
+            ClientError::Protocol { .. } => {
+                "is another program listening there, or another version?"
+            }
         }
     }
 }
@@ -195,7 +198,10 @@ impl Client {
     /// The same, which shows `identity` by TLS and speaks to the agent of `host` alone.
     #[must_use]
     pub fn secure(endpoint: Endpoint, identity: &Identity, host: impl Into<String>) -> Self {
-        Client { secure: Some((Arc::clone(identity.client()), host.into())), ..Client::new(endpoint) }
+        Client {
+            secure: Some((Arc::clone(identity.client()), host.into())),
+            ..Client::new(endpoint)
+        }
     }
 
     /// A client that shows `identity` and speaks only to the manager of this name: no host's certificate passes for it.
@@ -232,7 +238,6 @@ impl Client {
         self.get("/v1/vms").await
     }
 
-    /// One VM.
     pub async fn vm(&self, name: &str) -> Result<VmInfo, ClientError> {
         self.get(&format!("/v1/vms/{}", segment(name))).await
     }
@@ -268,9 +273,18 @@ impl Client {
     }
 
     /// A VM's log from its beginning; with `follow` it goes on as the log grows.
-    pub async fn log(&self, name: &str, source: LogSource, follow: bool) -> Result<LogStream, ClientError> {
-        self.read_log(&format!("/v1/vms/{}/log?source={}&follow={follow}", segment(name), source.name()))
-            .await
+    pub async fn log(
+        &self,
+        name: &str,
+        source: LogSource,
+        follow: bool,
+    ) -> Result<LogStream, ClientError> {
+        self.read_log(&format!(
+            "/v1/vms/{}/log?source={}&follow={follow}",
+            segment(name),
+            source.name()
+        ))
+        .await
     }
 
     /// So many bytes of a VM's log from its end; an agent of an older version tells all of it.
@@ -280,8 +294,12 @@ impl Client {
         source: LogSource,
         bytes: u64,
     ) -> Result<LogStream, ClientError> {
-        self.read_log(&format!("/v1/vms/{}/log?source={}&tail_bytes={bytes}", segment(name), source.name()))
-            .await
+        self.read_log(&format!(
+            "/v1/vms/{}/log?source={}&tail_bytes={bytes}",
+            segment(name),
+            source.name()
+        ))
+        .await
     }
 
     async fn read_log(&self, path: &str) -> Result<LogStream, ClientError> {
@@ -316,7 +334,11 @@ impl Client {
     }
 
     /// Foretells a migration without moving anything; takes some seconds.
-    pub async fn dry_run(&self, vm: &str, request: &MigrationRequest) -> Result<DryRun, ClientError> {
+    pub async fn dry_run(
+        &self,
+        vm: &str,
+        request: &MigrationRequest,
+    ) -> Result<DryRun, ClientError> {
         self.post(&format!("/v1/vms/{}/migrations/dry-run", segment(vm)), request).await
     }
 
@@ -325,7 +347,6 @@ impl Client {
         self.get("/v1/migrations").await
     }
 
-    /// One migration.
     pub async fn migration(&self, id: &str) -> Result<MigrationStatus, ClientError> {
         self.get(&format!("/v1/migrations/{}", segment(id))).await
     }
@@ -336,11 +357,14 @@ impl Client {
     }
 
     /// Sets the limit of a migration that runs; it holds from then on.
-    pub async fn limit_migration(&self, id: &str, limit: RateLimit) -> Result<MigrationStatus, ClientError> {
+    pub async fn limit_migration(
+        &self,
+        id: &str,
+        limit: RateLimit,
+    ) -> Result<MigrationStatus, ClientError> {
         self.put(&format!("/v1/migrations/{}/limit", segment(id)), &SetLimit { limit }).await
     }
 
-    /// The host's limits.
     pub async fn limits(&self) -> Result<Limits, ClientError> {
         self.get("/v1/limits").await
     }
@@ -375,7 +399,10 @@ impl Client {
     }
 
     /// Names the certificates that are revoked, by a list that the authority has signed.
-    pub async fn set_revocations(&self, list: &SetRevocations) -> Result<RevocationsTaken, ClientError> {
+    pub async fn set_revocations(
+        &self,
+        list: &SetRevocations,
+    ) -> Result<RevocationsTaken, ClientError> {
         self.put("/v1/revocations", list).await
     }
 
@@ -426,7 +453,12 @@ impl Client {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
 
-    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ClientError> {
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, ClientError> {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -435,7 +467,11 @@ impl Client {
             .body(Full::new(body))
             .map_err(|error| self.protocol(error))?;
         let response = self.exchange(request).await?;
-        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(self.refusal(response).await)
+        }
     }
 
     /// Connects. Where that fails nothing was asked.
@@ -473,10 +509,13 @@ impl Client {
     pub(crate) async fn open(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
         let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect())
             .await
-            .map_err(|_| self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs())))?
+            .map_err(|_| {
+                self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs()))
+            })?
             .map_err(|error| self.unreachable(error))?;
-        let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error))?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.unreachable(error))?;
         // Ends by itself when the answer's body is read or dropped, or when the upgraded stream closes.
         tokio::spawn(connection.with_upgrades());
         Ok(sender)
@@ -490,7 +529,9 @@ impl Client {
     ) -> Result<Response<Incoming>, ClientError> {
         tokio::time::timeout(ANSWER_LIMIT, sender.send_request(request))
             .await
-            .map_err(|_| self.unreachable(format!("no answer within {} s", ANSWER_LIMIT.as_secs())))?
+            .map_err(|_| {
+                self.unreachable(format!("no answer within {} s", ANSWER_LIMIT.as_secs()))
+            })?
             .map_err(|error| self.unreachable(error))
     }
 
@@ -500,7 +541,9 @@ impl Client {
             Endpoint::Tcp(authority) => Box::new(connect_tcp(authority).await?),
             Endpoint::Tls(authority) => {
                 let Some((config, host)) = &self.secure else {
-                    return Err(std::io::Error::other("there is no certificate to show: set [tls]"));
+                    return Err(std::io::Error::other(
+                        "there is no certificate to show: set [tls]",
+                    ));
                 };
                 let name = Identity::server_name(host).map_err(std::io::Error::other)?;
                 let connector = TlsConnector::from(Arc::clone(config));
@@ -509,7 +552,10 @@ impl Client {
         })
     }
 
-    async fn json<A: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<A, ClientError> {
+    async fn json<A: DeserializeOwned>(
+        &self,
+        response: Response<Incoming>,
+    ) -> Result<A, ClientError> {
         let body = self.whole(response.into_body()).await?;
         serde_json::from_slice(&body).map_err(|error| self.protocol(error))
     }
@@ -520,9 +566,9 @@ impl Client {
 
     async fn read(&self, body: Incoming, most_bytes: usize) -> Result<Bytes, ClientError> {
         let body = Limited::new(body, most_bytes).collect();
-        let body = tokio::time::timeout(ANSWER_LIMIT, body)
-            .await
-            .map_err(|_| self.unreachable(format!("the answer stopped for {} s", ANSWER_LIMIT.as_secs())))?;
+        let body = tokio::time::timeout(ANSWER_LIMIT, body).await.map_err(|_| {
+            self.unreachable(format!("the answer stopped for {} s", ANSWER_LIMIT.as_secs()))
+        })?;
         Ok(body.map_err(|error| self.protocol(error))?.to_bytes())
     }
 
@@ -620,7 +666,9 @@ mod tests {
 
     #[test]
     fn endpoints_are_read_and_written() {
-        for text in ["unix:/run/godwit/agent.sock", "https://10.77.0.11:7700", "http://[fd77::11]:7700"] {
+        for text in
+            ["unix:/run/godwit/agent.sock", "https://10.77.0.11:7700", "http://[fd77::11]:7700"]
+        {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
         for text in ["unix:////", "unix:///run//agent.sock", "unix:////run/agent.sock"] {
@@ -657,7 +705,10 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = [0; 1024];
             let _ = stream.read(&mut request).await.unwrap();
-            stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
+            stream
+                .write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno")
+                .await
+                .unwrap();
         });
         assert!(matches!(client.host().await, Err(ClientError::Protocol { .. })));
     }

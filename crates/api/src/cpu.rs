@@ -99,7 +99,11 @@ impl HostCpuInfo {
             let has = from.features.difference(&self.features);
             missing = has.filter(|name| !model.without.contains(*name)).cloned().collect();
         }
-        if missing.is_empty() { Ok(()) } else { Err(Unfit::Missing { model: model.to_string(), missing }) }
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(Unfit::Missing { model: model.to_string(), missing })
+        }
     }
 
     /// What this host lacks of a model; none: it does not run here whole, and more is not told of it.
@@ -116,8 +120,9 @@ impl HostCpuInfo {
     }
 
     fn generation(&self, name: &str) -> Option<&GenerationInfo> {
-        let by_alias =
-            || self.generations.values().find(|info| info.aliases.iter().any(|alias| alias == name));
+        let by_alias = || {
+            self.generations.values().find(|info| info.aliases.iter().any(|alias| alias == name))
+        };
         self.generations.get(name).or_else(by_alias)
     }
 
@@ -136,11 +141,11 @@ impl HostCpuInfo {
             let names = std::iter::once(name).chain(&info.aliases);
             names.map(|name| (name.clone(), info.missing.clone()))
         });
-        let aliases = self
-            .generations
-            .iter()
-            .flat_map(|(name, info)| info.aliases.iter().map(|alias| (alias.clone(), name.clone())));
-        let definitions = self.generations.iter().map(|(name, info)| (name.clone(), info.features.clone()));
+        let aliases = self.generations.iter().flat_map(|(name, info)| {
+            info.aliases.iter().map(|alias| (alias.clone(), name.clone()))
+        });
+        let definitions =
+            self.generations.iter().map(|(name, info)| (name.clone(), info.features.clone()));
         HostCpu {
             vendor: self.vendor.clone(),
             name: self.name.clone(),
@@ -179,7 +184,10 @@ mod tests {
             accel: Accelerator::Kvm,
             models: models.chain([("max".to_owned(), set(&[]))]).collect(),
             features,
-            definitions: holds.iter().map(|(name, holds)| ((*name).to_owned(), holds.clone())).collect(),
+            definitions: holds
+                .iter()
+                .map(|(name, holds)| ((*name).to_owned(), holds.clone()))
+                .collect(),
             aliases: [("Haswell".to_owned(), "Haswell-v1".to_owned())].into(),
             deprecated: BTreeSet::from(["Icelake-Server-v1".to_owned()]),
         };
@@ -196,7 +204,10 @@ mod tests {
     }
     /// Two hosts, of which the second lacks much.
     fn two() -> [HostCpuInfo; 2] {
-        let holds = [("Nehalem-v1", set(&["lm", "pni"])), ("Haswell-v1", set(&["lm", "pni", "avx2", "rtm"]))];
+        let holds = [
+            ("Nehalem-v1", set(&["lm", "pni"])),
+            ("Haswell-v1", set(&["lm", "pni", "avx2", "rtm"])),
+        ];
         [set(&["lm", "pni", "avx2", "rtm", "aes"]), set(&["lm", "pni", "avx2"])].map(|features| {
             let models = holds.iter().map(|(name, holds)| ((*name).to_owned(), holds - &features));
             let aliases = [("Haswell".to_owned(), "Haswell-v1".to_owned())];
@@ -207,7 +218,10 @@ mod tests {
                 accel: Accelerator::Kvm,
                 models: models.chain([("max".to_owned(), set(&[])), of_alias]).collect(),
                 features: features.clone(),
-                definitions: holds.iter().map(|(name, holds)| ((*name).to_owned(), holds.clone())).collect(),
+                definitions: holds
+                    .iter()
+                    .map(|(name, holds)| ((*name).to_owned(), holds.clone()))
+                    .collect(),
                 aliases: aliases.into(),
                 deprecated: BTreeSet::new(),
             })

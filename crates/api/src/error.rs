@@ -52,9 +52,10 @@ impl ErrorCode {
         match self {
             ErrorCode::InvalidRequest => StatusCode::BAD_REQUEST,
             ErrorCode::NotFound => StatusCode::NOT_FOUND,
-            ErrorCode::AlreadyExists | ErrorCode::WrongState | ErrorCode::Busy | ErrorCode::Cancelled => {
-                StatusCode::CONFLICT
-            }
+            ErrorCode::AlreadyExists
+            | ErrorCode::WrongState
+            | ErrorCode::Busy
+            | ErrorCode::Cancelled => StatusCode::CONFLICT,
             ErrorCode::Forbidden => StatusCode::FORBIDDEN,
             ErrorCode::InsufficientMemory => StatusCode::INSUFFICIENT_STORAGE,
             ErrorCode::Preflight => StatusCode::PRECONDITION_FAILED,
@@ -125,7 +126,8 @@ mod tests {
 
     #[test]
     fn the_mend_follows_the_message() {
-        let error = ApiError::new(ErrorCode::NotFound, "no VM \"web\" on host a", "see `godwit vm list`");
+        let error =
+            ApiError::new(ErrorCode::NotFound, "no VM \"web\" on host a", "see `godwit vm list`");
         assert_eq!(error.to_string(), "no VM \"web\" on host a (see `godwit vm list`)");
     }
 }

@@ -100,10 +100,11 @@ impl<E: Told> Events<E> {
     /// As [`next`](Self::next), and where the agent has been silent for longer.
     pub async fn next_unless_silent(&mut self, limit: Duration) -> Result<Option<E>, ClientError> {
         while self.ready.is_empty() {
-            let heard = timeout(limit, self.hear()).await.map_err(|_| ClientError::Unreachable {
-                endpoint: self.endpoint.clone(),
-                why: format!("it has said nothing for {} s", limit.as_secs_f64()),
-            })?;
+            let heard =
+                timeout(limit, self.hear()).await.map_err(|_| ClientError::Unreachable {
+                    endpoint: self.endpoint.clone(),
+                    why: format!("it has said nothing for {} s", limit.as_secs_f64()),
+                })?;
             if !heard? {
                 return Ok(None);
             }

@@ -121,7 +121,6 @@ pub struct IncomingRun {
 pub struct IncomingStatus {
     /// Its name.
     pub id: String,
-    /// The VM.
     pub vm: String,
     /// Its life: a state of another one is no answer.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]

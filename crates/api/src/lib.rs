@@ -30,9 +30,9 @@ pub use probe::{
 pub use sse::{Event, EventParser};
 pub use types::{
     CreateVm, DEFAULT_CUT_LIMIT_MS, DatastoreInfo, HostEvent, HostInfo, LimitOf, Limits, LogSource,
-    MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo,
-    QemuEngineOptions, ReferencesInfo, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
-    SetRevocations, StopVm, VmInfo, VmState,
+    MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus,
+    NetworkInfo, QemuEngineOptions, ReferencesInfo, Resolve, Resolved, RevocationsTaken, SetLimit,
+    SetPeers, SetRevocations, StopVm, VmInfo, VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

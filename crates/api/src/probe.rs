@@ -39,7 +39,11 @@ fn default_seconds() -> f64 {
 impl ProbeRequest {
     /// A probe with the defaults.
     pub fn to(host: impl Into<String>) -> Self {
-        ProbeRequest { to: host.into(), guest_bytes: default_guest_bytes(), seconds: default_seconds() }
+        ProbeRequest {
+            to: host.into(),
+            guest_bytes: default_guest_bytes(),
+            seconds: default_seconds(),
+        }
     }
 }
 

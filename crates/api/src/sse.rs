@@ -3,7 +3,6 @@
 /// An event may not grow past this; a longer one comes from something that is no agent.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
-/// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The `event:` field; `message` where it is absent.
@@ -65,8 +64,10 @@ impl EventParser {
         if line.is_empty() {
             let data = std::mem::take(&mut self.data);
             let name = std::mem::take(&mut self.name);
-            return std::mem::take(&mut self.has_data)
-                .then(|| Event { name: if name.is_empty() { "message".into() } else { name }, data });
+            return std::mem::take(&mut self.has_data).then(|| Event {
+                name: if name.is_empty() { "message".into() } else { name },
+                data,
+            });
         }
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
@@ -99,8 +100,7 @@ mod tests {
 
     #[test]
     fn events_come_out_whole_whatever_the_pieces() {
-        let stream =
-            ": hello\n\nevent: progress\ndata: {\"a\":1}\n\nevent: report\r\ndata: x\r\ndata: y\r\n\r\n";
+        let stream = ": hello\n\nevent: progress\ndata: {\"a\":1}\n\nevent: report\r\ndata: x\r\ndata: y\r\n\r\n";
         let expected = vec![
             Event { name: "progress".into(), data: "{\"a\":1}".into() },
             Event { name: "report".into(), data: "x\ny".into() },
@@ -123,9 +123,10 @@ mod tests {
 
     #[test]
     fn an_event_without_end_is_refused() {
-        for piece in
-            [vec![b'x'; 1 << 20], b"data: ".iter().chain(&[b'x'; 1 << 20]).chain(b"\n").copied().collect()]
-        {
+        for piece in [
+            vec![b'x'; 1 << 20],
+            b"data: ".iter().chain(&[b'x'; 1 << 20]).chain(b"\n").copied().collect(),
+        ] {
             let mut parser = EventParser::default();
             let mut last = Ok(Vec::new());
             for _ in 0..17 {

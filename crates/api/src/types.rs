@@ -301,10 +301,14 @@ impl QemuEngineOptions {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`]: QEMU has no such value.
     pub fn check_values(&self) -> Result<(), ApiError> {
-        let refuse = |message, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+        let refuse =
+            |message, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         match self.multifd_channels {
             Some(channels) if !(1..=255).contains(&channels) => {
-                return refuse(format!("{channels} multifd channels are not possible"), "give 1 to 255");
+                return refuse(
+                    format!("{channels} multifd channels are not possible"),
+                    "give 1 to 255",
+                );
             }
             _ => {}
         }
@@ -321,7 +325,8 @@ impl QemuEngineOptions {
     /// # Errors
     /// [`ErrorCode::InvalidRequest`]: QEMU can't do both.
     pub fn check_together(&self) -> Result<(), ApiError> {
-        let refuse = |message: &str, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+        let refuse =
+            |message: &str, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         match self.multifd_channels {
             Some(_) if self.postcopy => {
                 refuse("post-copy and multifd do not go together in QEMU", "leave one of them out")
@@ -431,7 +436,6 @@ pub struct MigrationAccepted {
 pub struct MigrationStatus {
     /// Its name.
     pub id: String,
-    /// The VM.
     pub vm: String,
     /// The source host.
     pub from: String,
@@ -500,9 +504,7 @@ pub struct SetRevocations {
 /// The answer to [`SetRevocations`]: the list counts from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RevocationsTaken {
-    /// Its number.
     pub number: u64,
-    /// Certificates that it names.
     pub certificates: usize,
 }
 

@@ -68,7 +68,9 @@ impl Cli {
                     | HostCommand::Drains { no_host, .. },
                 ..
             }
-            | Command::Vm { command: VmCommand::Preflight(PreflightArgs { no_host, .. }), .. } => no_host,
+            | Command::Vm {
+                command: VmCommand::Preflight(PreflightArgs { no_host, .. }), ..
+            } => no_host,
             Command::Host { .. }
             | Command::Vm { .. }
             | Command::Migrate(_)
@@ -82,9 +84,9 @@ impl Cli {
     /// The hosts file named, before or behind the command.
     pub(crate) fn hosts_file(&self) -> Option<PathBuf> {
         let behind = match &self.command {
-            Command::Host { hosts, .. } | Command::Vm { hosts, .. } | Command::Migration { hosts, .. } => {
-                hosts
-            }
+            Command::Host { hosts, .. }
+            | Command::Vm { hosts, .. }
+            | Command::Migration { hosts, .. } => hosts,
             Command::Migrate(options) => &options.hosts,
             Command::Probe(options) => &options.hosts,
             Command::Pki { .. }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use godwit_api::control::{
-    BaselineHost, BaselineVm, CpuBaseline, CpuBaselineChange, CpuBaselineInfo, ManagerClient, SetCpuBaseline,
+    BaselineHost, BaselineVm, CpuBaseline, CpuBaselineChange, CpuBaselineInfo, ManagerClient,
+    SetCpuBaseline,
 };
 
 use crate::args::{CpuBaselineCommand, SetBaselineArgs};
@@ -57,7 +58,9 @@ fn of_baseline(baseline: &CpuBaseline) -> Vec<(&'static str, String)> {
 fn show(info: &CpuBaselineInfo) -> String {
     let mut rows = match &info.baseline {
         Some(baseline) => of_baseline(baseline),
-        None => vec![("baseline", "none: each VM has the CPU that its specification says".to_owned())],
+        None => {
+            vec![("baseline", "none: each VM has the CPU that its specification says".to_owned())]
+        }
     };
     rows.extend(info.baseline.as_ref().map(|_| ("must restart", vms(info.must_restart_count))));
     match (&info.common, &info.no_common) {
@@ -112,7 +115,8 @@ fn change_text(change: &CpuBaselineChange) -> String {
     let mut text = fields(&rows);
     if !change.falls_short.is_empty() {
         let short = change.falls_short.iter();
-        let hosts: Vec<_> = short.map(|host| vec![host.host.clone(), listed(&host.lacks)]).collect();
+        let hosts: Vec<_> =
+            short.map(|host| vec![host.host.clone(), listed(&host.lacks)]).collect();
         text = format!("{text}\n{}", table(&["host that falls short", "lacks"], &hosts));
     }
     if !change.must_restart.is_empty() {

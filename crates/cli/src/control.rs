@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use godwit_api::control::{
-    AddHost, CertificateInfo, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient, ManagerError,
-    NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
+    AddHost, CertificateInfo, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient,
+    ManagerError, NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost,
+    VmSummary,
 };
 use godwit_api::{BitRate, Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
@@ -30,7 +31,11 @@ use crate::units::byte_count;
 /// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets how much.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
     match godwit_control::run(config).await {
         Ok(()) => Ok(Exit::Ok),
@@ -44,7 +49,8 @@ pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, 
     let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
     godwit_control::back_up(&config, to).map_err(|error| Failure::told(Exit::Failure, &error))?;
     let told = serde_json::json!({ "backup": to });
-    output.result(&told, || format!("the manager's store, as it is now, is in {}", to.display()))?;
+    output
+        .result(&told, || format!("the manager's store, as it is now, is in {}", to.display()))?;
     Ok(Exit::Ok)
 }
 
@@ -76,7 +82,8 @@ pub(crate) async fn ask(
         ControlCommand::Conflicts => conflicts(&manager, output).await?,
         ControlCommand::Bind { vm, to } => {
             let bound = manager.bind_vm(&vm, &to).await?;
-            output.result(&bound, || format!("VM {vm} is the one of host {}", bound.summary.host))?;
+            output
+                .result(&bound, || format!("VM {vm} is the one of host {}", bound.summary.host))?;
         }
         ControlCommand::Networks => shares::networks(&manager, output).await?,
         ControlCommand::Datastores => shares::datastores(&manager, output).await?,
@@ -85,7 +92,9 @@ pub(crate) async fn ask(
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
         ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
-        ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
+        ControlCommand::Audit { lines } => {
+            return moves::audit(&manager, usize::from(lines), output).await;
+        }
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::Certificate { command } => certificates(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
@@ -102,7 +111,9 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
     let of_file = if named.is_some() { None } else { manager_of(hosts)? };
     let by_default = || Endpoint::Unix(DEFAULT_MANAGER_SOCKET.into());
     let endpoint = named.or(of_file).unwrap_or_else(by_default);
-    let Endpoint::Tls(authority) = &endpoint else { return Ok(ManagerClient::new(endpoint, token)) };
+    let Endpoint::Tls(authority) = &endpoint else {
+        return Ok(ManagerClient::new(endpoint, token));
+    };
     let Some(ca) = place.authority().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
         let message = format!("{endpoint} is checked by a certificate, and none is named");
         return Err(Failure::usage(
@@ -137,7 +148,11 @@ async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failur
 
 fn status(cluster: &Cluster) -> String {
     let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
-        let which = if leader.is_self { ", the one that answers" } else { ", which another one answers for" };
+        let which = if leader.is_self {
+            ", the one that answers"
+        } else {
+            ", which another one answers for"
+        };
         format!("{} at {}{which}", leader.name, leader.address)
     });
     let mut rows = vec![
@@ -158,7 +173,11 @@ fn status(cluster: &Cluster) -> String {
     fields(&rows)
 }
 
-async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {
+async fn host(
+    command: ManagedHostCommand,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), Failure> {
     match command {
         ManagedHostCommand::Add { name, address, labels, link } => {
             let request = AddHost {
@@ -182,14 +201,17 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
         }
         ManagedHostCommand::Set(options) => limits::set_host(options, manager, output).await,
         ManagedHostCommand::Maintenance { name, switch } => {
-            let change = UpdateHost { maintenance: Some(switch == Switch::On), ..UpdateHost::default() };
+            let change =
+                UpdateHost { maintenance: Some(switch == Switch::On), ..UpdateHost::default() };
             let host = manager.update_host(&name, &change).await?;
             let takes = if host.summary.maintenance { "takes no VMs" } else { "takes VMs" };
             output.result(&host, || format!("host {name} {takes}"))
         }
         ManagedHostCommand::Forget { name, force } => {
             manager.forget_host(&name, force).await?;
-            output.result(&serde_json::json!({ "forgotten": name }), || format!("host {name} is forgotten"))
+            output.result(&serde_json::json!({ "forgotten": name }), || {
+                format!("host {name} is forgotten")
+            })
         }
     }
 }
@@ -210,7 +232,10 @@ fn host_fields(host: &ManagedHost) -> String {
         ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
         ("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(" ") }),
         ("link", link.unwrap_or_else(|| "not said".to_owned())),
-        ("most moves", host.most_moves.map_or_else(|| "by the link".to_owned(), |most| most.to_string())),
+        (
+            "most moves",
+            host.most_moves.map_or_else(|| "by the link".to_owned(), |most| most.to_string()),
+        ),
         ("vms", vms.to_string()),
         ("memory left", byte_count(host.summary.memory_available_bytes)),
     ]);
@@ -241,7 +266,8 @@ fn host_row(host: &HostSummary) -> Vec<String> {
 }
 
 fn vm_row(vm: &VmSummary) -> Vec<String> {
-    let state = if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
+    let state =
+        if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
     let state = if vm.conflicts.is_empty() { state } else { format!("{state}, {}", claimed(vm)) };
     vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string()]
 }
@@ -285,7 +311,11 @@ pub(crate) fn claimed(vm: &VmSummary) -> String {
     format!("ALSO CLAIMED BY {}", vm.conflicts.join(", "))
 }
 
-async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {
+async fn token(
+    command: TokenCommand,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), Failure> {
     match command {
         TokenCommand::Create { name, role, days } => {
             let made = manager.create_token(&CreateToken { name, role: role.into(), days }).await?;
@@ -295,18 +325,26 @@ async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -
         TokenCommand::List => {
             let tokens = manager.tokens().await?;
             let rows: Vec<_> = tokens.iter().map(token_row).collect();
-            output.result(&tokens, || table(&["id", "name", "role", "made by", "good until"], &rows))
+            output
+                .result(&tokens, || table(&["id", "name", "role", "made by", "good until"], &rows))
         }
         TokenCommand::Revoke { id } => {
             manager.revoke_token(&id).await?;
-            output.result(&serde_json::json!({ "revoked": id }), || format!("token {id} is revoked"))
+            output
+                .result(&serde_json::json!({ "revoked": id }), || format!("token {id} is revoked"))
         }
     }
 }
 
 fn token_row(token: &TokenInfo) -> Vec<String> {
     let until = utc(token.expires_unix_ms);
-    vec![token.id.clone(), token.name.clone(), token.role.name().to_owned(), token.made_by.clone(), until]
+    vec![
+        token.id.clone(),
+        token.name.clone(),
+        token.role.name().to_owned(),
+        token.made_by.clone(),
+        until,
+    ]
 }
 
 impl From<ManagerError> for Failure {
@@ -327,12 +365,16 @@ impl From<ManagerError> for Failure {
 fn of_code(code: ProblemCode) -> Exit {
     use ProblemCode as P;
     match code {
-        P::InvalidRequest | P::KeyReused | P::TooLong | P::UnsupportedType | P::MethodNotAllowed => {
-            Exit::Usage
-        }
+        P::InvalidRequest
+        | P::KeyReused
+        | P::TooLong
+        | P::UnsupportedType
+        | P::MethodNotAllowed => Exit::Usage,
         P::NotFound => Exit::NotFound,
         P::AlreadyExists | P::WrongState | P::Conflict | P::TooManyRequests => Exit::Conflict,
-        P::Unauthenticated | P::Forbidden | P::Preflight | P::NoHost | P::BaselineUnmet => Exit::Preflight,
+        P::Unauthenticated | P::Forbidden | P::Preflight | P::NoHost | P::BaselineUnmet => {
+            Exit::Preflight
+        }
         P::HostAway | P::NoLeader | P::StoreAway | P::IssuerAway => Exit::Unreachable,
         P::HostRefused | P::ManagerFailed | P::Unknown => Exit::Failure,
     }

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use godwit_api::control::{CreateDrain, Drain, DrainState, DrainVm, DrainVmState, ManagerClient, Move};
+use godwit_api::control::{
+    CreateDrain, Drain, DrainState, DrainVm, DrainVmState, ManagerClient, Move,
+};
 
 use crate::args::DrainArgs;
 use crate::control::client;
@@ -11,13 +13,19 @@ use crate::moves::move_exit;
 use crate::output::{Output, spinner, table};
 use crate::waiting::{Heard, Waiting};
 
-pub(crate) async fn run(args: DrainArgs, hosts: Option<&Path>, output: Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: DrainArgs,
+    hosts: Option<&Path>,
+    output: Output,
+) -> Result<Exit, Failure> {
     let manager = client(&args.place, hosts)?;
     let mut waiting = Waiting::begin(output)?;
     let begun = match waiting.ask(begin(&args, &manager)).await? {
         Heard::Answer(begun) => begun,
         Heard::Interrupted => {
-            output.note("it is not known whether the manager has taken that in (see `godwit host drains`)");
+            output.note(
+                "it is not known whether the manager has taken that in (see `godwit host drains`)",
+            );
             return Ok(Exit::Interrupted);
         }
     };
@@ -29,7 +37,8 @@ pub(crate) async fn run(args: DrainArgs, hosts: Option<&Path>, output: Output) -
     output.result(&over, || drain_text(&over))?;
     if was_interrupted {
         let host = &over.host;
-        output.note(&format!("the drain goes on (`godwit host drain {host} --cancel` calls it off)"));
+        output
+            .note(&format!("the drain goes on (`godwit host drain {host} --cancel` calls it off)"));
         return Ok(Exit::Interrupted);
     }
     let wanted = if args.undo { DrainState::Undone } else { DrainState::Done };
@@ -79,8 +88,10 @@ fn to_cancel<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> 
         return Ok(drain);
     }
     let Drain { id, state, .. } = last(drains, host)?;
-    let message =
-        format!("no drain of host {host} is under way: the last one, {id}, is {}", drain_state(*state));
+    let message = format!(
+        "no drain of host {host} is under way: the last one, {id}, is {}",
+        drain_state(*state)
+    );
     let remedy = format!("`godwit host drain {host} --undo` brings back what it has moved");
     Err(Failure::new(Exit::Conflict, message, remedy))
 }
@@ -109,7 +120,10 @@ async fn follow(
             bar.tick();
         }
         let look = || manager.drain(&now.id);
-        match waiting.look(look, &format!("the drain of host {}", now.host), "godwit host drains").await? {
+        match waiting
+            .look(look, &format!("the drain of host {}", now.host), "godwit host drains")
+            .await?
+        {
             Heard::Answer(told) => now = told,
             Heard::Interrupted => return Ok((now, true)),
         }
@@ -121,7 +135,8 @@ async fn follow(
 async fn failed_moves(manager: &ManagerClient, drain: &Drain, waiting: &mut Waiting) -> Vec<Move> {
     let mut found = Vec::new();
     let is_there = |state| matches!(state, DrainVmState::Gone | DrainVmState::Back);
-    for id in drain.vms.iter().filter(|vm| !is_there(vm.state)).filter_map(|vm| vm.r#move.as_ref()) {
+    for id in drain.vms.iter().filter(|vm| !is_there(vm.state)).filter_map(|vm| vm.r#move.as_ref())
+    {
         match waiting.ask(manager.find_move(id)).await {
             Ok(Heard::Answer(one)) => found.push(one),
             Ok(Heard::Interrupted) => break,
@@ -163,12 +178,16 @@ pub(crate) async fn list(manager: &ManagerClient, output: Output) -> Result<Exit
         ]
     };
     let rows: Vec<_> = drains.iter().map(row).collect();
-    output.result(&drains, || table(&["id", "host", "state", "gone", "stay", "asked by"], &rows))?;
+    output
+        .result(&drains, || table(&["id", "host", "state", "gone", "stay", "asked by"], &rows))?;
     Ok(Exit::Ok)
 }
 
 fn is_over(drain: &Drain) -> bool {
-    matches!(drain.state, DrainState::Done | DrainState::Cancelled | DrainState::Undone | DrainState::Planned)
+    matches!(
+        drain.state,
+        DrainState::Done | DrainState::Cancelled | DrainState::Undone | DrainState::Planned
+    )
 }
 
 fn count(drain: &Drain, state: DrainVmState) -> usize {
@@ -210,14 +229,16 @@ fn planned_state(of: DrainVmState) -> &'static str {
 fn headline(drain: &Drain) -> String {
     let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
     let stays = count(drain, DrainVmState::Stays);
-    let mut text = format!("host {}: {}, {gone} of {} gone", drain.host, outcome(drain), drain.vms.len());
+    let mut text =
+        format!("host {}: {}, {gone} of {} gone", drain.host, outcome(drain), drain.vms.len());
     if back > 0 {
         text += &format!(", {back} back");
     }
     if stays > 0 {
         text += &format!(", {stays} can't go");
     }
-    let from = if drain.state == DrainState::Planned { Some(drain.asked_unix_ms) } else { now_unix_ms() };
+    let from =
+        if drain.state == DrainState::Planned { Some(drain.asked_unix_ms) } else { now_unix_ms() };
     if let (Some(eta), Some(from)) = (drain.eta_unix_ms, from) {
         text += &format!(", about {} s", eta.saturating_sub(from).div_ceil(1000));
     }
@@ -234,8 +255,11 @@ fn drain_text(drain: &Drain) -> String {
     let word = if is_plan { planned_state } else { vm_state };
     let row = |vm: &DrainVm| {
         let host = at(vm, &drain.host).unwrap_or("-").to_owned();
-        let after = vm.gone_unix_ms.filter(|_| matches!(vm.state, DrainVmState::Going | DrainVmState::Gone));
-        let after = after.map_or_else(|| "-".to_owned(), |gone| seconds_after(drain.asked_unix_ms, gone));
+        let after = vm
+            .gone_unix_ms
+            .filter(|_| matches!(vm.state, DrainVmState::Going | DrainVmState::Gone));
+        let after =
+            after.map_or_else(|| "-".to_owned(), |gone| seconds_after(drain.asked_unix_ms, gone));
         vec![vm.vm.clone(), word(vm.state).to_owned(), host, after, vm.reason.clone()]
     };
     let rows: Vec<_> = drain.vms.iter().map(row).collect();
@@ -276,12 +300,16 @@ mod tests {
         let drains = [drain("d1-0", "running", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
         assert_eq!(to_cancel(&drains, "a").unwrap().id, "d1-0");
         assert_eq!(to_undo(&drains, "a").unwrap().id, "d1-0");
-        let empty_again = [drain("d1-0", "done", 1_002, &[]), drain("d1-f", "done", 1_001, &["gone"])];
+        let empty_again =
+            [drain("d1-0", "done", 1_002, &[]), drain("d1-f", "done", 1_001, &["gone"])];
         assert_eq!(to_undo(&empty_again, "a").unwrap().id, "d1-f");
         let over = [drain("d1-0", "done", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
         assert_eq!(to_undo(&over, "a").unwrap().id, "d1-0");
         let failure = to_cancel(&over, "a").unwrap_err();
-        assert!(failure.exit == Exit::Conflict && failure.message.contains("d1-0, is done"), "{failure}");
+        assert!(
+            failure.exit == Exit::Conflict && failure.message.contains("d1-0, is done"),
+            "{failure}"
+        );
         assert_eq!(to_cancel(&over, "b").unwrap_err().exit, Exit::NotFound);
         assert_eq!(to_undo(&[], "a").unwrap_err().exit, Exit::NotFound);
     }
@@ -304,13 +332,20 @@ mod tests {
             ("undone", DrainState::Undone, &["back", "gone"], Exit::Failure),
             ("cancelled", DrainState::Undone, &["gone"], Exit::Cancelled),
         ] {
-            assert_eq!(drain_exit(&drain("d", state, 1, vms), wanted, &[]), exit, "{state} {vms:?}");
+            assert_eq!(
+                drain_exit(&drain("d", state, 1, vms), wanted, &[]),
+                exit,
+                "{state} {vms:?}"
+            );
         }
         let in_doubt = json!({
             "id": "v", "vm": "web", "from": "a", "state": "failed", "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
             "attempts": 1, "failure": { "code": "in-doubt", "message": "", "remedy": "" }
         });
         let over = drain("d", "done", 1, &["stays"]);
-        assert_eq!(drain_exit(&over, DrainState::Done, &[from_value(in_doubt).unwrap()]), Exit::InDoubt);
+        assert_eq!(
+            drain_exit(&over, DrainState::Done, &[from_value(in_doubt).unwrap()]),
+            Exit::InDoubt
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use godwit_api::control::{
-    Change, ClusterEvent, Drain, DrainVmState, HostSummary, ManagerClient, ManagerError, ManagerEvent, Move,
-    NameConflict, VmSummary,
+    Change, ClusterEvent, Drain, DrainVmState, HostSummary, ManagerClient, ManagerError,
+    ManagerEvent, Move, NameConflict, VmSummary,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -31,13 +31,19 @@ pub(crate) async fn follow(
     }
 }
 
-async fn tell_all(manager: &ManagerClient, mut behind: Option<u64>, output: Output) -> Result<Exit, Failure> {
+async fn tell_all(
+    manager: &ManagerClient,
+    mut behind: Option<u64>,
+    output: Output,
+) -> Result<Exit, Failure> {
     let mut was_heard = false;
     loop {
         let why = match hear(manager, &mut behind, &mut was_heard, output).await {
             Ok(true) => return Ok(Exit::Ok),
             Ok(false) => "the manager has closed the connection".to_owned(),
-            Err(Cut::Manager(error @ ManagerError::Unreachable { .. })) if was_heard => error.detail(),
+            Err(Cut::Manager(error @ ManagerError::Unreachable { .. })) if was_heard => {
+                error.detail()
+            }
             Err(Cut::Manager(error)) => return Err(error.into()),
             Err(Cut::Failed(failure)) => return Err(failure),
         };
@@ -70,7 +76,9 @@ async fn hear(
             ManagerEvent::Missed => {
                 *behind = None;
                 let missed = json!({ "kind": "missed", "data": null });
-                tell(&missed, output, || "some changes were missed: look at what there is".to_owned())
+                tell(&missed, output, || {
+                    "some changes were missed: look at what there is".to_owned()
+                })
             }
         };
         if !goes_on.map_err(Cut::Failed)? {
@@ -81,8 +89,13 @@ async fn hear(
 }
 
 /// Writes a line; false: nobody reads any more.
-fn tell(event: &impl Serialize, output: Output, text: impl FnOnce() -> String) -> Result<bool, Failure> {
-    let line = if output.is_json() { serde_json::to_string(event).unwrap_or_default() } else { text() };
+fn tell(
+    event: &impl Serialize,
+    output: Output,
+    text: impl FnOnce() -> String,
+) -> Result<bool, Failure> {
+    let line =
+        if output.is_json() { serde_json::to_string(event).unwrap_or_default() } else { text() };
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
@@ -97,10 +110,14 @@ fn line(event: &ClusterEvent) -> String {
         Change::Vm(vm) => vm_text(vm),
         Change::VmGone(name) => format!("vm {name}: gone"),
         Change::NameConflict(conflict) => conflict_text(conflict),
-        Change::NameConflictGone(name) => format!("vm {name}: no other host claims its name any more"),
+        Change::NameConflictGone(name) => {
+            format!("vm {name}: no other host claims its name any more")
+        }
         Change::Move(one) => move_text(one),
         Change::Drain(drain) => drain_text(drain),
-        Change::Rule(rule) => format!("rule {}: made, broken by {} VMs", rule.name, rule.broken_by_count),
+        Change::Rule(rule) => {
+            format!("rule {}: made, broken by {} VMs", rule.name, rule.broken_by_count)
+        }
         Change::RuleGone(name) => format!("rule {name}: deleted"),
         Change::CpuBaseline(_) => "cpu baseline: set (godwit control cpu-baseline show)".to_owned(),
         Change::CpuBaselineGone => "cpu baseline: cleared".to_owned(),
@@ -144,7 +161,13 @@ fn move_text(one: &Move) -> String {
     let to = one.to.as_deref().unwrap_or("a host yet to be chosen");
     let why = because(one);
     let why = if why.is_empty() { why } else { format!(": {why}") };
-    format!("move {} of {} from {} to {to}: {}{why}", one.id, one.vm, one.from, move_state(one.state))
+    format!(
+        "move {} of {} from {} to {to}: {}{why}",
+        one.id,
+        one.vm,
+        one.from,
+        move_state(one.state)
+    )
 }
 
 fn drain_text(drain: &Drain) -> String {

@@ -50,7 +50,9 @@ impl Exit {
             ErrorCode::InvalidRequest => Exit::Usage,
             ErrorCode::NotFound => Exit::NotFound,
             ErrorCode::AlreadyExists | ErrorCode::WrongState | ErrorCode::Busy => Exit::Conflict,
-            ErrorCode::Preflight | ErrorCode::InsufficientMemory | ErrorCode::Forbidden => Exit::Preflight,
+            ErrorCode::Preflight | ErrorCode::InsufficientMemory | ErrorCode::Forbidden => {
+                Exit::Preflight
+            }
             ErrorCode::PeerUnreachable => Exit::Unreachable,
             ErrorCode::MigrationFailed => Exit::MigrationFailed,
             ErrorCode::Cancelled => Exit::Cancelled,
@@ -128,7 +130,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn new(exit: Exit, message: impl Into<String>, remedy: impl Into<String>) -> Failure {
+    pub(crate) fn new(
+        exit: Exit,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Failure {
         let code = match exit {
             Exit::Ok | Exit::Failure => "failure",
             Exit::Usage => "invalid-request",
@@ -152,8 +158,9 @@ impl Failure {
         let text = error.to_string();
         let said = text.lines().take_while(|line| !line.starts_with("Usage:"));
         let (mut message, mut remedy) = (Vec::new(), Vec::new());
-        for line in
-            said.map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("For more information"))
+        for line in said
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with("For more information"))
         {
             match line.strip_prefix("tip: ") {
                 Some(tip) => remedy.push(tip),
@@ -252,7 +259,11 @@ mod tests {
             cuts: Vec::new(),
             phases,
             switchover: None,
-            error: Some(FailureReport { code: code.into(), message: String::new(), remedy: String::new() }),
+            error: Some(FailureReport {
+                code: code.into(),
+                message: String::new(),
+                remedy: String::new(),
+            }),
         }
     }
 
@@ -279,7 +290,10 @@ mod tests {
         use clap::Parser;
         for (line, message) in [
             ("godwit migrate web --to b --strams 4", "unexpected argument '--strams' found"),
-            ("godwit migrate web", "the following required arguments were not provided: --to <HOST>"),
+            (
+                "godwit migrate web",
+                "the following required arguments were not provided: --to <HOST>",
+            ),
             ("godwit --json", "'godwit' requires a subcommand but one was not provided"),
             ("godwit migration", "no command is named, or not all of it"),
         ] {

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use godwit_api::{Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo};
+use godwit_api::{
+    Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo,
+};
 use godwit_host::{Config, RunError};
 use godwit_qemu::CpuFeatures;
 use serde::Serialize;
@@ -18,8 +20,13 @@ use crate::units::byte_count;
 /// Runs the agent in the foreground. It logs to standard error; RUST_LOG sets how much.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    let config = Config::load_or_alone(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let config =
+        Config::load_or_alone(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
     match godwit_host::run(config).await {
         Ok(()) => Ok(Exit::Ok),
         Err(RunError::State(error)) => Err(error.into()),
@@ -93,7 +100,9 @@ fn row(line: &HostLine, output: Output) -> Vec<String> {
         None => ("-".to_owned(), "-".to_owned()),
     };
     let state = match &line.info {
-        Some(info) if info.qemu_problem.is_some() || info.tracking_problem.is_some() => "limited".to_owned(),
+        Some(info) if info.qemu_problem.is_some() || info.tracking_problem.is_some() => {
+            "limited".to_owned()
+        }
         Some(_) => "up".to_owned(),
         None => "no answer".to_owned(),
     };
@@ -113,8 +122,10 @@ struct LimitedHost {
 
 async fn limits(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
     let (answers, silent) = hosts.ask_all(only, output, Client::limits).await?;
-    let all: Vec<LimitedHost> =
-        answers.into_iter().map(|(host, limits)| LimitedHost { host: host.to_owned(), limits }).collect();
+    let all: Vec<LimitedHost> = answers
+        .into_iter()
+        .map(|(host, limits)| LimitedHost { host: host.to_owned(), limits })
+        .collect();
     output.result(&all, || limit_table(&all))?;
     Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
 }
@@ -135,8 +146,10 @@ async fn set_limit(
 fn limit_table(all: &[LimitedHost]) -> String {
     let rows = all.iter().flat_map(|LimitedHost { host, limits }| {
         let row = |what: String, limit: RateLimit| vec![host.clone(), what, limit.to_string()];
-        let lanes =
-            limits.lanes.iter().map(move |(address, limit)| row(format!("lanes from {address}"), *limit));
+        let lanes = limits
+            .lanes
+            .iter()
+            .map(move |(address, limit)| row(format!("lanes from {address}"), *limit));
         let others = [
             row("all migrations".to_owned(), limits.host),
             row("each migration".to_owned(), limits.migration),
@@ -154,7 +167,8 @@ async fn show(hosts: &Hosts, name: Option<&str>, output: Output) -> Result<Exit,
 }
 
 fn describe(info: &HostInfo) -> String {
-    let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+    let list =
+        |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
     let qemu = match (&info.qemu, &info.qemu_version) {
         (Some(path), Some(version)) => format!("{version}, {}", path.display()),
         _ => info.qemu_problem.clone().unwrap_or_else(|| "unknown".to_owned()),
@@ -174,7 +188,9 @@ fn describe(info: &HostInfo) -> String {
         ("cpu of guests", info.cpu.as_ref().map_or_else(|| "not asked yet".to_owned(), guests_cpu)),
         (
             "cpu models",
-            info.cpu.as_ref().map_or_else(|| "not asked yet".to_owned(), |cpu| list(best_models(cpu))),
+            info.cpu
+                .as_ref()
+                .map_or_else(|| "not asked yet".to_owned(), |cpu| list(best_models(cpu))),
         ),
         ("cpu features", list(info.cpu.iter().flat_map(|cpu| cpu.features.clone()).collect())),
         ("tracking", info.tracking_problem.clone().unwrap_or_else(|| "yes".to_owned())),
@@ -186,7 +202,10 @@ fn describe(info: &HostInfo) -> String {
         (
             "networks",
             list(
-                info.networks.iter().map(|(name, network)| format!("{name} ({})", network.bridge)).collect(),
+                info.networks
+                    .iter()
+                    .map(|(name, network)| format!("{name} ({})", network.bridge))
+                    .collect(),
             ),
         ),
         ("peers", list(info.peers.keys().cloned().collect())),
@@ -212,7 +231,8 @@ fn guests_cpu(cpu: &HostCpuInfo) -> String {
 
 /// The models that run here best, one of each generation; what must be taken from them stands behind.
 fn best_models(cpu: &HostCpuInfo) -> Vec<String> {
-    let without = |missing: &CpuFeatures| missing.iter().map(|name| format!(",-{name}")).collect::<String>();
+    let without =
+        |missing: &CpuFeatures| missing.iter().map(|name| format!(",-{name}")).collect::<String>();
     cpu.generations.iter().map(|(name, info)| format!("{name}{}", without(&info.missing))).collect()
 }
 

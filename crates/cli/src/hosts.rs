@@ -87,7 +87,9 @@ fn wrong(path: &Path, why: &str) -> Failure {
 
 /// The manager that the hosts file names, `named` or a default one; none: it names none, or there is no such file.
 pub(crate) fn manager_of(named: Option<&Path>) -> Result<Option<Endpoint>, Failure> {
-    let Some((HostsFile { manager: Some(manager), .. }, path)) = read(named)? else { return Ok(None) };
+    let Some((HostsFile { manager: Some(manager), .. }, path)) = read(named)? else {
+        return Ok(None);
+    };
     manager.api.parse().map(Some).map_err(|error| wrong(&path, &format!("manager.api: {error}")))
 }
 
@@ -120,13 +122,13 @@ impl Hosts {
 
     fn parse(text: &str, path: PathBuf) -> Result<Hosts, Failure> {
         let wrong = |why: String| {
-            let remedy =
-                "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", see docs/cli.md";
+            let remedy = "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", see docs/cli.md";
             Failure::usage(format!("{}: {why}", path.display()), remedy)
         };
         let file: HostsFile = toml::from_str(text).map_err(|error| {
-            let line =
-                error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            let line = error
+                .span()
+                .map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
             wrong(format!("line {line}: {}", error.message().trim()))
         })?;
         let identity = match &file.tls {
@@ -159,7 +161,8 @@ impl Hosts {
         match only {
             None => Ok(self.clients.iter().map(|(name, client)| (name.as_str(), client)).collect()),
             Some(name) => {
-                let (name, client) = self.clients.get_key_value(name).ok_or_else(|| self.unknown(name))?;
+                let (name, client) =
+                    self.clients.get_key_value(name).ok_or_else(|| self.unknown(name))?;
                 Ok(vec![(name, client)])
             }
         }
@@ -203,7 +206,11 @@ impl Hosts {
     /// An error where no such host is known.
     pub(crate) fn check(&self, name: &str) -> Result<(), Failure> {
         // Without a hosts file the agent alone knows its peers.
-        if self.file.is_none() || self.clients.contains_key(name) { Ok(()) } else { Err(self.unknown(name)) }
+        if self.file.is_none() || self.clients.contains_key(name) {
+            Ok(())
+        } else {
+            Err(self.unknown(name))
+        }
     }
 
     fn unknown(&self, name: &str) -> Failure {
@@ -281,7 +288,9 @@ impl Hosts {
         // Handed over already: its source serves the pages that it still lacks there.
         let runs = |vm: &VmInfo| vm.state == VmState::Running && !vm.in_doubt;
         let only_one_runs = found.iter().filter(|(_, vm)| runs(vm)).count() == 1;
-        if only_one_runs && found.iter().all(|(_, vm)| runs(vm) || vm.state == VmState::MigratingOut) {
+        if only_one_runs
+            && found.iter().all(|(_, vm)| runs(vm) || vm.state == VmState::MigratingOut)
+        {
             found.retain(|(_, vm)| runs(vm));
         }
         if found.len() > 1 {
@@ -338,7 +347,8 @@ mod tests {
 
     #[test]
     fn the_host_to_leave_is_found_where_it_is_clear() {
-        let two = "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n";
+        let two =
+            "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n";
         let three = format!("{two}[hosts.c]\napi = \"http://10.0.0.3:7700\"\n");
         let both_here = format!("{three}[hosts.d]\napi = \"unix:/run/d.sock\"\n");
         let other = |text: &str, to, named| {

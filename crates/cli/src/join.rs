@@ -29,7 +29,8 @@ pub(crate) async fn token(
         JoinTokenCommand::List => {
             let tokens = manager.join_tokens().await?;
             let rows: Vec<_> = tokens.iter().map(row).collect();
-            output.result(&tokens, || table(&["id", "host", "used", "made by", "good until"], &rows))
+            output
+                .result(&tokens, || table(&["id", "host", "used", "made by", "good until"], &rows))
         }
         JoinTokenCommand::Revoke { id } => {
             manager.revoke_join_token(&id).await?;
@@ -92,7 +93,9 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
         match to_configure {
             None => format!("{first}\nstart its agent: {run} {config}"),
             Some(text) => {
-                format!("{first}\nput this into {config}:\n{text}and start its agent: {run} {config}")
+                format!(
+                    "{first}\nput this into {config}:\n{text}and start its agent: {run} {config}"
+                )
             }
         }
     })?;
@@ -107,7 +110,8 @@ fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Fail
     };
     match said {
         Some(said) if said != token.authority => {
-            let message = format!("the token is of the authority {}, and not of {said}", token.authority);
+            let message =
+                format!("the token is of the authority {}, and not of {said}", token.authority);
             Err(Failure::usage(message, "have a token made by the manager of that authority"))
         }
         _ => Ok(()),

@@ -1,7 +1,9 @@
 //! `godwit control limits`, and `godwit control host set`.
 
 use godwit_api::BitRate;
-use godwit_api::control::{HostMoves, LinkMoves, ManagerClient, MoveLimits, UpdateHost, UpdateLimits};
+use godwit_api::control::{
+    HostMoves, LinkMoves, ManagerClient, MoveLimits, UpdateHost, UpdateLimits,
+};
 
 use crate::args::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 use crate::exit::Failure;
@@ -32,9 +34,11 @@ fn request(options: SetLimitsArgs) -> UpdateLimits {
 }
 
 fn render(limits: &MoveLimits) -> String {
-    let MoveLimits { out_of_host, into_host, per_datastore, in_all, datastores, hosts, by_link } = limits;
-    let number =
-        |most: Option<u32>, none: &str| most.map_or_else(|| none.to_owned(), |most| most.to_string());
+    let MoveLimits { out_of_host, into_host, per_datastore, in_all, datastores, hosts, by_link } =
+        limits;
+    let number = |most: Option<u32>, none: &str| {
+        most.map_or_else(|| none.to_owned(), |most| most.to_string())
+    };
     let mut rows = vec![
         vec!["in all".to_owned(), number(*in_all, "no limit")],
         vec!["out of a host".to_owned(), number(*out_of_host, "by its link")],

@@ -76,8 +76,9 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
     if let Command::Pki { command, .. } = cli.command {
         return pki::run(command, output);
     }
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::new(Exit::Failure, format!("no threads can be had: {error}"), ""))?;
+    let runtime = tokio::runtime::Runtime::new().map_err(|error| {
+        Failure::new(Exit::Failure, format!("no threads can be had: {error}"), "")
+    })?;
     let outcome = runtime.block_on(dispatch(cli, hosts_file.as_deref(), output));
     // A console may leave a thread behind that waits for the keyboard.
     runtime.shutdown_background();
@@ -112,7 +113,8 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         _ => {}
     }
     if let Command::Vm { command, place, .. } = &cli.command {
-        let asked = vm::managed::run(command, place, hosts_file, cli.host.as_deref(), output).await?;
+        let asked =
+            vm::managed::run(command, place, hosts_file, cli.host.as_deref(), output).await?;
         if let Some(exit) = asked {
             return Ok(exit);
         }
@@ -128,8 +130,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Migrate(options) => migrate::run(options, &hosts, only, output).await,
         Command::Probe(options) => probe::run(options, &hosts, only, output).await,
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
-        Command::Pki { .. } | Command::Control { .. } | Command::Watch(_) | Command::Completions { .. } => {
-            Ok(Exit::Ok)
-        }
+        Command::Pki { .. }
+        | Command::Control { .. }
+        | Command::Watch(_)
+        | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }

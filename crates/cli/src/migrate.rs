@@ -6,8 +6,8 @@ mod eta;
 mod line;
 
 use godwit_api::{
-    Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, Resolve, VmInfo,
-    VmState,
+    Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
+    Resolve, VmInfo, VmState,
 };
 use godwit_migration::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
 use serde_json::json;
@@ -37,8 +37,9 @@ pub(crate) async fn run(
     }
     if options.page_in && found.vm.spec.refuses_page_in {
         let vm = &options.vm;
-        output
-            .note(&format!("VM {vm} refuses page-in (it was created with --no-page-in): it goes by rounds"));
+        output.note(&format!(
+            "VM {vm} refuses page-in (it was created with --no-page-in): it goes by rounds"
+        ));
     }
     if options.dry_run {
         return dry_run::run(found.client, &options.vm, &request, output).await;
@@ -102,10 +103,14 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     }
     if matches!(options.engine, EngineArg::Qemu) && (options.page_in || options.no_page_in) {
         let remedy = "leave it out; QEMU's has --postcopy";
-        return Err(Failure::usage("--page-in and --no-page-in belong to Godwit's own engine", remedy));
+        return Err(Failure::usage(
+            "--page-in and --no-page-in belong to Godwit's own engine",
+            remedy,
+        ));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
-        let message = "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
+        let message =
+            "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
         return Err(Failure::usage(message, "leave out --engine qemu"));
     }
     Ok(MigrationRequest {
@@ -194,7 +199,11 @@ async fn follow(
 async fn broken_off(client: &Client, id: &str) -> Result<Report, Failure> {
     let lost = |why: String| {
         let remedy = "what became of it is not known here: start that agent again, then see `godwit vm list` and `vm show` (running, or in doubt); its report has gone with the agent if that ended";
-        Failure::new(Exit::Unreachable, format!("the agent was lost during migration {id}: {why}"), remedy)
+        Failure::new(
+            Exit::Unreachable,
+            format!("the agent was lost during migration {id}: {why}"),
+            remedy,
+        )
     };
     let status = client.migration(id).await.map_err(|error| lost(error.to_string()))?;
     status.report.ok_or_else(|| lost("it answers again, and the migration is not over".to_owned()))
@@ -230,7 +239,11 @@ pub(crate) async fn manage(
                         output.result(&report, || report::render(&report, output))?;
                         return Ok(Exit::of_report(&report));
                     }
-                    None => return broken_off(client, &id).await.map(|report| Exit::of_report(&report)),
+                    None => {
+                        return broken_off(client, &id)
+                            .await
+                            .map(|report| Exit::of_report(&report));
+                    }
                 }
             }
         }
@@ -246,7 +259,9 @@ pub(crate) async fn manage(
         MigrationCommand::Cancel { id } => {
             let (client, _) = find(&id, hosts, only, output).await?;
             client.cancel_migration(&id).await?;
-            output.result(&json!({ "cancelling": id }), || format!("migration {id} is being cancelled"))?;
+            output.result(&json!({ "cancelling": id }), || {
+                format!("migration {id} is being cancelled")
+            })?;
             Ok(Exit::Ok)
         }
     }
@@ -265,11 +280,13 @@ async fn resolve(
     let runs = |info: &VmInfo| info.name == vm && info.state == VmState::Running && !info.in_doubt;
     let runner = answers.iter().find(|(_, vms)| vms.iter().any(runs)).map(|(host, _)| *host);
     if let Some(runner) = runner.filter(|runner| *runner != word.runs_on) {
-        let message = format!("host {runner} answers and runs VM {vm}: it can't be host {}'s", word.runs_on);
+        let message =
+            format!("host {runner} answers and runs VM {vm}: it can't be host {}'s", word.runs_on);
         let remedy = format!("remedy the link between the two hosts, or say `--runs-on {runner}`");
         return Err(Failure::new(Exit::Conflict, message, remedy));
     }
-    let in_doubt = |vms: Vec<VmInfo>| vms.into_iter().any(|known| known.name == vm && known.in_doubt);
+    let in_doubt =
+        |vms: Vec<VmInfo>| vms.into_iter().any(|known| known.name == vm && known.in_doubt);
     let mut asked: Vec<&str> =
         answers.into_iter().filter_map(|(host, vms)| in_doubt(vms).then_some(host)).collect();
     if asked.is_empty() {
@@ -286,7 +303,9 @@ async fn resolve(
                 )
             }
             Some(info) => format!("VM {vm} is host {host}'s now, and {}", info.state),
-            None => format!("VM {vm} is host {}'s; nothing of it is left on host {host}", word.runs_on),
+            None => {
+                format!("VM {vm} is host {}'s; nothing of it is left on host {host}", word.runs_on)
+            }
         };
         answers.push((json!({ "host": host, "vm": resolved.vm }), text));
     }
@@ -297,7 +316,8 @@ async fn resolve(
 
 async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
     let (answers, silent) = hosts.ask_all(only, output, Client::migrations).await?;
-    let mut all: Vec<MigrationStatus> = answers.into_iter().flat_map(|(_, migrations)| migrations).collect();
+    let mut all: Vec<MigrationStatus> =
+        answers.into_iter().flat_map(|(_, migrations)| migrations).collect();
     all.sort_by_key(|migration| std::cmp::Reverse(migration.started_unix_ms));
     output.result(&all, || {
         let rows: Vec<Vec<String>> = all.iter().map(row).collect();
@@ -316,7 +336,9 @@ fn row(status: &MigrationStatus) -> Vec<String> {
             millis(report.migration_time_ms),
             report.switchover_ms.map_or_else(|| "-".to_owned(), millis),
         ),
-        None => (status.progress.phase.to_string(), millis(status.progress.elapsed_ms), "-".to_owned()),
+        None => {
+            (status.progress.phase.to_string(), millis(status.progress.elapsed_ms), "-".to_owned())
+        }
     };
     let engine = format!("{:?}", status.engine).to_lowercase();
     vec![
@@ -395,8 +417,9 @@ mod tests {
         assert_eq!(request.qemu.multifd_channels, Some(4));
         assert_eq!(request.qemu.compression.as_deref(), Some("zstd"));
         assert!(request.qemu.postcopy && !request.qemu.auto_converge);
-        let budget =
-            parse("godwit migrate web --to b --switchover-budget 500us").unwrap().switchover_budget_ms;
+        let budget = parse("godwit migrate web --to b --switchover-budget 500us")
+            .unwrap()
+            .switchover_budget_ms;
         assert!((budget - 0.5).abs() < 1e-9);
         let limit = |flags: &str| {
             parse(&format!("godwit migrate web --to b {flags}"))
@@ -419,7 +442,8 @@ mod tests {
         assert!(failure.remedy.contains("--engine qemu"));
         let failure = parse("godwit migrate web --to b --engine qemu --dry-run").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
-        let failure = parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
+        let failure =
+            parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.remedy.contains("--multifd-compression"));
     }

@@ -20,8 +20,12 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     match command {
         MoveCommand::Create { vm, to, priority, engine, detach } => {
-            let request =
-                CreateMove { to, priority: priority.into(), engine: engine.into(), ..CreateMove::default() };
+            let request = CreateMove {
+                to,
+                priority: priority.into(),
+                engine: engine.into(),
+                ..CreateMove::default()
+            };
             return create(&vm, &request, detach, manager, output).await;
         }
         MoveCommand::List { all } => {
@@ -29,7 +33,10 @@ pub(crate) async fn run(
             moves.retain(|one| all || !one.state.is_over());
             let rows: Vec<_> = moves.iter().map(move_row).collect();
             output.result(&moves, || {
-                table(&["id", "vm", "from", "to", "state", "asked by", "asked", "took", "because"], &rows)
+                table(
+                    &["id", "vm", "from", "to", "state", "asked by", "asked", "took", "because"],
+                    &rows,
+                )
             })?;
         }
         MoveCommand::Show { id } => {
@@ -156,7 +163,8 @@ async fn follow(
             bar.set_message(format!("{} {}: {}", now.vm, move_state(now.state), because(&now)));
             bar.tick();
         }
-        let (what, command) = (format!("move {}", now.id), format!("godwit control move show {}", now.id));
+        let (what, command) =
+            (format!("move {}", now.id), format!("godwit control move show {}", now.id));
         match waiting.look(|| manager.find_move(&now.id), &what, &command).await? {
             Heard::Answer(told) => now = told,
             Heard::Interrupted => return Ok((now, true)),
@@ -182,7 +190,11 @@ pub(crate) fn move_exit(over: &Move) -> Exit {
 }
 
 /// Who did what, the newest first.
-pub(crate) async fn audit(manager: &ManagerClient, lines: usize, output: Output) -> Result<Exit, Failure> {
+pub(crate) async fn audit(
+    manager: &ManagerClient,
+    lines: usize,
+    output: Output,
+) -> Result<Exit, Failure> {
     let entries = manager.audit(lines).await?;
     let row = |entry: &AuditEntry| {
         let from = entry.from.map_or_else(|| "socket".to_owned(), |from| from.to_string());
@@ -192,7 +204,8 @@ pub(crate) async fn audit(manager: &ManagerClient, lines: usize, output: Output)
         vec![when, entry.who.clone(), from, entry.what.clone(), entry.status.to_string(), told]
     };
     let rows: Vec<_> = entries.iter().map(row).collect();
-    output.result(&entries, || table(&["when", "who", "from", "what", "status", "outcome"], &rows))?;
+    output
+        .result(&entries, || table(&["when", "who", "from", "what", "status", "outcome"], &rows))?;
     Ok(Exit::Ok)
 }
 

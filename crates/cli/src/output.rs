@@ -40,8 +40,11 @@ impl Output {
         result: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
-        let mut out =
-            if self.json { serde_json::to_string_pretty(result).unwrap_or_default() } else { text() };
+        let mut out = if self.json {
+            serde_json::to_string_pretty(result).unwrap_or_default()
+        } else {
+            text()
+        };
         if !out.is_empty() && !out.ends_with('\n') {
             out.push('\n');
         }
@@ -57,7 +60,6 @@ impl Output {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 
-    /// Tells a failure.
     pub(crate) fn failure(self, failure: &Failure) {
         let text = if self.json {
             serde_json::json!({ "error": failure }).to_string()
@@ -99,8 +101,10 @@ pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
         }
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<String> =
-            cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
+        let padded: Vec<String> = cells
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:<width$}", width = *width))
+            .collect();
         format!("{}\n", padded.join("  ").trim_end())
     };
     let heads: Vec<String> = heads.iter().map(|head| head.to_uppercase()).collect();
@@ -123,11 +127,15 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_lines_end_clean() {
-        let rows = vec![vec!["web".into(), "running".into()], vec!["a-long-name".into(), String::new()]];
+        let rows =
+            vec![vec!["web".into(), "running".into()], vec!["a-long-name".into(), String::new()]];
         assert_eq!(
             table(&["name", "state"], &rows),
             "NAME         STATE\nweb          running\na-long-name\n"
         );
-        assert_eq!(fields(&[("name", "web".into()), ("state", "up".into())]), "name:  web\nstate: up\n");
+        assert_eq!(
+            fields(&[("name", "web".into()), ("state", "up".into())]),
+            "name:  web\nstate: up\n"
+        );
     }
 }

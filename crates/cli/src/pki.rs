@@ -31,23 +31,30 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
             tell(&issued, output)?;
         }
         PkiCommand::Renew { name, place, days } => {
-            let issued = Authority::open(&place.dir)?.renew(&name, days).map_err(|error| match error {
-                PkiError::File { ref source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                    never_issued(&name, &place.dir)
-                }
-                other => other.into(),
-            })?;
+            let issued =
+                Authority::open(&place.dir)?.renew(&name, days).map_err(|error| match error {
+                    PkiError::File { ref source, .. }
+                        if source.kind() == std::io::ErrorKind::NotFound =>
+                    {
+                        never_issued(&name, &place.dir)
+                    }
+                    other => other.into(),
+                })?;
             tell(&issued, output)?;
         }
         PkiCommand::Revoke { files, serials, place } => {
             let authority = Authority::open(&place.dir)?;
             let named = files.iter().map(|file| describe(file).map(|said| said.serial));
-            let revoked = named.chain(serials.into_iter().map(Ok)).collect::<Result<Vec<_>, _>>()?;
+            let revoked =
+                named.chain(serials.into_iter().map(Ok)).collect::<Result<Vec<_>, _>>()?;
             let list = authority.revoke(revoked)?;
             let (path, names) = (authority.list_file(), list.revoked().len());
             let told = json!({ "list": path, "number": list.number(), "certificates": names });
             output.result(&told, || {
-                format!("{} has {names} revoked certificates: give it to every agent", path.display())
+                format!(
+                    "{} has {names} revoked certificates: give it to every agent",
+                    path.display()
+                )
             })?;
         }
         PkiCommand::Crl { place } => {
@@ -64,8 +71,12 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
 }
 
 fn never_issued(name: &str, dir: &Path) -> Failure {
-    let message = format!("{name} has no certificate in {}: there is nothing to renew", dir.display());
-    let remedy = format!("name another --dir, or issue one: godwit pki issue {name} --dir {}", dir.display());
+    let message =
+        format!("{name} has no certificate in {}: there is nothing to renew", dir.display());
+    let remedy = format!(
+        "name another --dir, or issue one: godwit pki issue {name} --dir {}",
+        dir.display()
+    );
     Failure::new(Exit::NotFound, message, remedy)
 }
 
@@ -117,7 +128,9 @@ impl From<PkiError> for Failure {
         let exit = match &error {
             PkiError::Exists { .. } => Exit::Conflict,
             PkiError::NoAuthority { .. } => Exit::NotFound,
-            PkiError::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::NotFound,
+            PkiError::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Exit::NotFound
+            }
             PkiError::BadName { .. }
             | PkiError::Unreadable { .. }
             | PkiError::OtherAuthority { .. }

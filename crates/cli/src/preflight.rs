@@ -37,11 +37,16 @@ fn report_text(report: &PreflightReport, output: Output) -> String {
     let (tone, says) = match report.verdict {
         Verdict::Pass => (Tone::Good, "can move"),
         Verdict::Warn => (Tone::Good, "can move; see the warnings"),
-        Verdict::Unknown => (Tone::Strong, "can move as far as is known (--predict asks the hosts)"),
+        Verdict::Unknown => {
+            (Tone::Strong, "can move as far as is known (--predict asks the hosts)")
+        }
         Verdict::Fail => (Tone::Bad, "can't move"),
     };
-    let mut text =
-        format!("VM {vm} from {from} to {to}: {}\n{}", output.paint(tone, says), checks(&report.checks));
+    let mut text = format!(
+        "VM {vm} from {from} to {to}: {}\n{}",
+        output.paint(tone, says),
+        checks(&report.checks)
+    );
     if let Some(prediction) = &report.prediction {
         text += &format!("\n{}", render(prediction, output));
     }
@@ -69,7 +74,12 @@ fn ranking_text(ranking: &PreflightRanking, output: Output) -> String {
         text += &checks(immovable);
     }
     let fit = |(place, host): (usize, &godwit_api::control::RankedHost)| {
-        vec![(place + 1).to_string(), host.host.clone(), format!("{:.1}", host.score.total), host.why.clone()]
+        vec![
+            (place + 1).to_string(),
+            host.host.clone(),
+            format!("{:.1}", host.score.total),
+            host.why.clone(),
+        ]
     };
     let out = |host: &godwit_api::control::RuledOutHost| {
         vec!["-".to_owned(), host.host.clone(), "-".to_owned(), host.why.clone()]

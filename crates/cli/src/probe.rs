@@ -31,8 +31,11 @@ pub(crate) async fn run(
         let message = format!("host {from} can't be probed from itself");
         return Err(Failure::usage(message, "name another host with --from"));
     }
-    let request =
-        ProbeRequest { to: options.to, guest_bytes: options.size.bytes(), seconds: options.seconds };
+    let request = ProbeRequest {
+        to: options.to,
+        guest_bytes: options.size.bytes(),
+        seconds: options.seconds,
+    };
     // Caught before anything begins: dropping the events ends the probe on both hosts.
     let mut interrupts = signal(SignalKind::interrupt())?;
     let asked = async {
@@ -52,7 +55,11 @@ pub(crate) async fn run(
                 None => {
                     line.end();
                     let message = format!("the agent of host {from} ended during the probe");
-                    return Err(Failure::new(Exit::Unreachable, message, "see its log, and probe again"));
+                    return Err(Failure::new(
+                        Exit::Unreachable,
+                        message,
+                        "see its log, and probe again",
+                    ));
                 }
             }
         }
@@ -197,10 +204,14 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
     let name = lane_name(lane);
     let mut lines = Vec::new();
     if let Some(failure) = &lane.failure {
-        lines.push(format!("{name}: {} [{}]\n  remedy: {}\n", failure.message, failure.code, failure.remedy));
+        lines.push(format!(
+            "{name}: {} [{}]\n  remedy: {}\n",
+            failure.message, failure.code, failure.remedy
+        ));
     }
     if let Some(mtu) = lane.mtu {
-        let interface = mtu.interface.map_or_else(|| "an unknown size".to_owned(), |mtu| mtu.to_string());
+        let interface =
+            mtu.interface.map_or_else(|| "an unknown size".to_owned(), |mtu| mtu.to_string());
         let passes = mtu.passes.map_or_else(|| "less".to_owned(), |passes| passes.to_string());
         if mtu.black_hole {
             lines.push(format!(
@@ -208,7 +219,9 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
                  a migration would stand still for seconds, and go on with small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or let the network between them carry {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
-            lines.push(format!("{name}: MTU of the interface {interface}, but only {passes} passes\n"));
+            lines.push(format!(
+                "{name}: MTU of the interface {interface}, but only {passes} passes\n"
+            ));
         }
     }
     lines
@@ -224,7 +237,11 @@ fn conclusion(report: &ProbeReport, output: Output) -> String {
         "about {} for a VM of {} with {} of each lane ({}/s)",
         millis(estimate.migration_time_ms),
         byte_count(estimate.guest_bytes),
-        if estimate.streams == 1 { "1 stream".to_owned() } else { format!("{} streams", estimate.streams) },
+        if estimate.streams == 1 {
+            "1 stream".to_owned()
+        } else {
+            format!("{} streams", estimate.streams)
+        },
         bytes(estimate.bytes_per_s),
     );
     lines.push(("migration time", usual));
@@ -255,13 +272,20 @@ fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
         ),
         Limit::Wire => "the wire is full with one stream".to_owned(),
         Limit::FlowCap => {
-            "each stream is held back, by the network or by TCP's windows: more streams bring more".to_owned()
+            "each stream is held back, by the network or by TCP's windows: more streams bring more"
+                .to_owned()
         }
         Limit::SourceCpu => {
-            format!("the CPUs of host {}; a migration, which also reads memory, may be slower", report.from)
+            format!(
+                "the CPUs of host {}; a migration, which also reads memory, may be slower",
+                report.from
+            )
         }
         Limit::DestinationCpu => {
-            format!("the CPUs of host {}; a migration, which also writes memory, may be slower", report.to)
+            format!(
+                "the CPUs of host {}; a migration, which also writes memory, may be slower",
+                report.to
+            )
         }
         Limit::Mtu => "packets that are too large".to_owned(),
         Limit::Unclear => "more streams bring something, but not their share".to_owned(),
@@ -364,11 +388,15 @@ mod tests {
         let full = |rates, together: bool| {
             let lane = LaneProbe { limit: Some(Limit::Wire), ..lane(rates) };
             let mut report = report(vec![lane.clone(), lane]);
-            report.together = if together { report.lanes[0].throughput[1..].to_vec() } else { Vec::new() };
+            report.together =
+                if together { report.lanes[0].throughput[1..].to_vec() } else { Vec::new() };
             render(&report, Output::new(false))
         };
         expect(&full([100.0; 4], false), &["full with one stream"]);
-        expect(&full([50.0, 100.0, 100.0, 100.0], false), &["full with 2 streams; each stream alone"]);
+        expect(
+            &full([50.0, 100.0, 100.0, 100.0], false),
+            &["full with 2 streams; each stream alone"],
+        );
         expect(
             &full([50.0, 100.0, 100.0, 100.0], true),
             &["full with 2 streams of each lane", "all together"],
@@ -419,7 +447,8 @@ mod tests {
             elapsed_ms: 1.0,
         };
         assert_eq!(stage(&progress), "lane 1 of 2, 10.0.0.1 → 10.0.0.2:7  throughput, 4 streams");
-        let together = ProbeProgress { lane: None, stage: ProbeStage::Together, streams: None, ..progress };
+        let together =
+            ProbeProgress { lane: None, stage: ProbeStage::Together, streams: None, ..progress };
         assert_eq!(stage(&together), "throughput of all lanes together");
     }
 }

@@ -1,8 +1,8 @@
 //! A migration's report for people. The JSON form is the type itself.
 
 use godwit_migration::{
-    EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport, Phase,
-    Predicted, Report, SwitchoverReport, ThrottleReport,
+    EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport,
+    Phase, Predicted, Report, SwitchoverReport, ThrottleReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -86,9 +86,14 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             .as_ref()
             .map_or_else(String::new, |pieces| format!("  ({})", breakdown(pieces)));
         lines.push(("vCPUs' pause", format!("{}{pieces}", millis(switchover_ms))));
-        if let Some(budget_ms) = report.switchover_budget_ms.filter(|budget_ms| switchover_ms > *budget_ms) {
+        if let Some(budget_ms) =
+            report.switchover_budget_ms.filter(|budget_ms| switchover_ms > *budget_ms)
+        {
             let over = millis(switchover_ms - budget_ms);
-            lines.push(("over budget", format!("by {over}: it was to be {} at most", millis(budget_ms))));
+            lines.push((
+                "over budget",
+                format!("by {over}: it was to be {} at most", millis(budget_ms)),
+            ));
         }
     }
     lines.push(("blackout", report.blackout_ms.map_or_else(|| "not watched".to_owned(), millis)));
@@ -169,8 +174,14 @@ pub(crate) fn beyond_deadline(policy: Intent, migration_time_ms: f64) -> Option<
 
 /// What was foreseen, to be compared with what is measured.
 fn predicted_text(predicted: &Predicted) -> String {
-    let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, throttled_to_pages_per_s } =
-        predicted;
+    let Predicted {
+        migration_time_ms,
+        wire_bytes,
+        rounds,
+        switchover_ms,
+        means,
+        throttled_to_pages_per_s,
+    } = predicted;
     let limit = throttled_to_pages_per_s.filter(|_| *means == Means::Throttle);
     let held = limit.map_or_else(String::new, |limit| format!(" to {limit:.0} pages/s"));
     format!(
@@ -188,7 +199,10 @@ fn encodings(encodings: &[EncodingReport]) -> String {
         let sizes = match name {
             EncodingName::Zero => String::new(),
             EncodingName::Raw => format!(" ({})", byte_count(*raw_bytes)),
-            EncodingName::Lz4 | EncodingName::Zstd | EncodingName::Reference | EncodingName::Delta => {
+            EncodingName::Lz4
+            | EncodingName::Zstd
+            | EncodingName::Reference
+            | EncodingName::Delta => {
                 format!(" ({} in {})", byte_count(*raw_bytes), byte_count(*wire_bytes))
             }
         };
@@ -209,7 +223,11 @@ fn lane_text(lane: &LaneReport) -> String {
     let plural = if *streams == 1 { "" } else { "s" };
     let mut text = format!("{}: {}, {streams} stream{plural}", lane.lane(), byte_count(*bytes));
     if let Some(why) = broken.first() {
-        let more = if broken.len() > 1 { format!(", and {} more", broken.len() - 1) } else { String::new() };
+        let more = if broken.len() > 1 {
+            format!(", and {} more", broken.len() - 1)
+        } else {
+            String::new()
+        };
         text.push_str(&format!("; broke: {why}{more}"));
     }
     text
@@ -260,7 +278,12 @@ mod tests {
             round_trip_ms: Some(0.2),
             lanes: Vec::new(),
             encodings: vec![
-                EncodingReport { name: EncodingName::Zero, pages: 100, raw_bytes: 409_600, wire_bytes: 80 },
+                EncodingReport {
+                    name: EncodingName::Zero,
+                    pages: 100,
+                    raw_bytes: 409_600,
+                    wire_bytes: 80,
+                },
                 EncodingReport {
                     name: EncodingName::Zstd,
                     pages: 512,
@@ -343,7 +366,10 @@ mod tests {
             ..ThrottleReport::default()
         };
         let text = render(&Report { throttle: Some(quota), ..report() }, Output::new(false));
-        assert!(text.contains("to 1700 pages/s; vCPUs got 12 % of their CPUs at the least"), "{text}");
+        assert!(
+            text.contains("to 1700 pages/s; vCPUs got 12 % of their CPUs at the least"),
+            "{text}"
+        );
         assert!(!text.contains("waited 0"), "{text}");
     }
 
@@ -376,8 +402,10 @@ mod tests {
             message: "b is gone".into(),
             remedy: "look at b".into(),
         };
-        let text =
-            render(&Report { outcome: Outcome::Failed, error: Some(error), ..report() }, Output::new(false));
+        let text = render(
+            &Report { outcome: Outcome::Failed, error: Some(error), ..report() },
+            Output::new(false),
+        );
         for part in ["stays at a", "b is gone [peer-unreachable]", "look at b"] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use godwit_api::control::{CreateRule, ManagerClient, RuleBreaker, RuleHosts, RuleInfo, RuleStrength};
+use godwit_api::control::{
+    CreateRule, ManagerClient, RuleBreaker, RuleHosts, RuleInfo, RuleStrength,
+};
 
 use crate::args::{CreateRuleArgs, RuleCommand};
 use crate::exit::Failure;
@@ -21,7 +23,9 @@ pub(crate) async fn run(
         RuleCommand::List => {
             let rules = manager.rules().await?;
             let rows: Vec<_> = rules.iter().map(row).collect();
-            output.result(&rules, || table(&["rule", "kind", "strength", "vms", "state", "broken by"], &rows))
+            output.result(&rules, || {
+                table(&["rule", "kind", "strength", "vms", "state", "broken by"], &rows)
+            })
         }
         RuleCommand::Show { name } => {
             let found = manager.rule(&name).await?;
@@ -29,7 +33,9 @@ pub(crate) async fn run(
         }
         RuleCommand::Delete { name } => {
             manager.delete_rule(&name).await?;
-            output.result(&serde_json::json!({ "deleted": name }), || format!("rule {name} is deleted"))
+            output.result(&serde_json::json!({ "deleted": name }), || {
+                format!("rule {name} is deleted")
+            })
         }
     }
 }
@@ -39,7 +45,10 @@ fn request(options: CreateRuleArgs) -> Result<CreateRule, Failure> {
     let keys: BTreeSet<&str> = at_labels.iter().map(|(key, _)| key.as_str()).collect();
     if keys.len() < at_labels.len() {
         let message = "a label is given twice, and no host has two values of one";
-        return Err(Failure::usage(message.to_owned(), "make a rule for each, or label the hosts anew"));
+        return Err(Failure::usage(
+            message.to_owned(),
+            "make a rule for each, or label the hosts anew",
+        ));
     }
     let names_hosts = !at.is_empty() || !at_labels.is_empty();
     Ok(CreateRule {
@@ -47,7 +56,8 @@ fn request(options: CreateRuleArgs) -> Result<CreateRule, Failure> {
         kind: kind.into(),
         strength: if should { RuleStrength::Should } else { RuleStrength::Must },
         vms,
-        hosts: names_hosts.then(|| RuleHosts { names: at, labels: at_labels.into_iter().collect() }),
+        hosts: names_hosts
+            .then(|| RuleHosts { names: at, labels: at_labels.into_iter().collect() }),
     })
 }
 
@@ -82,7 +92,9 @@ fn rule_fields(rule: &RuleInfo) -> String {
     }
     rows.push(("state", rule.state.name().to_owned()));
     rows.extend(
-        rule.broken_by.iter().map(|RuleBreaker { vm, why, .. }| ("broken by", format!("{vm}: {why}"))),
+        rule.broken_by
+            .iter()
+            .map(|RuleBreaker { vm, why, .. }| ("broken by", format!("{vm}: {why}"))),
     );
     rows.extend((!rule.absent.is_empty()).then(|| ("not there", rule.absent.join(", "))));
     fields(&rows)

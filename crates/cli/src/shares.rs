@@ -28,12 +28,18 @@ pub(crate) async fn datastores(manager: &ManagerClient, output: Output) -> Resul
 }
 
 fn datastore_row(datastore: &ManagedDatastore) -> Vec<String> {
-    vec![datastore.name.clone(), datastore.vms.to_string(), listed(datastore.hosts.iter().map(at_host))]
+    vec![
+        datastore.name.clone(),
+        datastore.vms.to_string(),
+        listed(datastore.hosts.iter().map(at_host)),
+    ]
 }
 
 fn at_host(at: &DatastoreAtHost) -> String {
     match (at.free_bytes, at.total_bytes) {
-        (Some(free), Some(total)) => format!("{} ({} of {})", at.host, byte_count(free), byte_count(total)),
+        (Some(free), Some(total)) => {
+            format!("{} ({} of {})", at.host, byte_count(free), byte_count(total))
+        }
         _ => format!("{} (not told)", at.host),
     }
 }

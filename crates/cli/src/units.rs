@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// Reads `20ms`, `1.5s`, `500us`, `2min`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("\"{text}\" is no time: write a number and a unit, such as 20ms, 1.5s or 2min");
+    let wrong =
+        || format!("\"{text}\" is no time: write a number and a unit, such as 20ms, 1.5s or 2min");
     let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
     let number: f64 = text[..digits_end].parse().map_err(|_| wrong())?;
     let unit_s = match &text[digits_end..] {
@@ -20,8 +21,12 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 
 /// `1.2 GiB`, `512 MiB`, `17 B`.
 pub(crate) fn bytes(bytes: f64) -> String {
-    const UNITS: [(&str, f64); 4] =
-        [("TiB", 1_099_511_627_776.0), ("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0), ("KiB", 1024.0)];
+    const UNITS: [(&str, f64); 4] = [
+        ("TiB", 1_099_511_627_776.0),
+        ("GiB", 1_073_741_824.0),
+        ("MiB", 1_048_576.0),
+        ("KiB", 1024.0),
+    ];
     match UNITS.iter().find(|(_, size)| bytes >= *size) {
         Some((unit, size)) if bytes / size < 9.95 => format!("{:.1} {unit}", bytes / size),
         Some((unit, size)) => format!("{:.0} {unit}", bytes / size),

@@ -25,9 +25,11 @@ pub(crate) async fn run(
         VmCommand::Create(options) => {
             let start = options.start;
             if !options.labels.is_empty() {
-                let remedy =
-                    "name a manager (--manager, or [manager] in the hosts file), or leave --label out";
-                return Err(Failure::usage("labels are kept by a manager, and none makes this VM", remedy));
+                let remedy = "name a manager (--manager, or [manager] in the hosts file), or leave --label out";
+                return Err(Failure::usage(
+                    "labels are kept by a manager, and none makes this VM",
+                    remedy,
+                ));
             }
             let spec = create::specification(*options)?;
             refuse_second(&spec.name, hosts, output).await?;
@@ -83,7 +85,10 @@ async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), 
 
 fn told(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
     output.result(vm, || match vm.in_doubt {
-        true => format!("VM {} on host {} is still in doubt, and has no process there", vm.name, vm.host),
+        true => format!(
+            "VM {} on host {} is still in doubt, and has no process there",
+            vm.name, vm.host
+        ),
         false => format!("VM {} on host {} is {}", vm.name, vm.host, vm.state),
     })?;
     Ok(Exit::Ok)
@@ -137,8 +142,11 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("migration", migration.clone()));
     }
     if let Some(page_in) = &vm.page_in {
-        let comes =
-            if page_in.connected { "they are coming" } else { "the source does not answer at the moment" };
+        let comes = if page_in.connected {
+            "they are coming"
+        } else {
+            "the source does not answer at the moment"
+        };
         lines.push(("missing pages", format!("{}: {comes}", page_in.missing_pages)));
     }
     if vm.spec.refuses_page_in {
@@ -165,7 +173,10 @@ fn describe(vm: &VmInfo) -> String {
     }
     for nic in &vm.spec.nics {
         let address = nic.address.map_or_else(String::new, |address| format!(", {address}"));
-        lines.push(("nic", format!("{}, {}{address}", nic.network, nic.mac.clone().unwrap_or_default())));
+        lines.push((
+            "nic",
+            format!("{}, {}{address}", nic.network, nic.mac.clone().unwrap_or_default()),
+        ));
     }
     fields(&lines)
 }
@@ -193,7 +204,12 @@ async fn delete(
     Ok(Exit::Ok)
 }
 
-async fn copy_log(client: &Client, name: &str, source: LogSource, follow: bool) -> Result<Exit, Failure> {
+async fn copy_log(
+    client: &Client,
+    name: &str,
+    source: LogSource,
+    follow: bool,
+) -> Result<Exit, Failure> {
     let mut log = client.log(name, source, follow).await?;
     loop {
         let piece = tokio::select! {

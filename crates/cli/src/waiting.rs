@@ -18,13 +18,11 @@ const LONGEST_AWAY: Duration = Duration::from_secs(15);
 /// What came first.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard<T> {
-    /// The manager's answer.
     Answer(T),
     /// Ctrl-C.
     Interrupted,
 }
 
-/// A command that waits.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     /// One for the whole command: what comes between two requests is not lost.
@@ -78,7 +76,8 @@ impl Waiting {
             let since = *away_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.longest_away {
                 let failure = Failure::from(error);
-                let remedy = format!("{what} goes on without this command: `{command}` tells how it ends");
+                let remedy =
+                    format!("{what} goes on without this command: `{command}` tells how it ends");
                 return Err(Failure { exit: Exit::Unreachable, remedy, ..failure });
             }
         }
@@ -113,7 +112,10 @@ mod tests {
     }
 
     fn gone() -> ManagerError {
-        ManagerError::Unreachable { endpoint: Endpoint::Unix("/none".into()), why: "no such file".into() }
+        ManagerError::Unreachable {
+            endpoint: Endpoint::Unix("/none".into()),
+            why: "no such file".into(),
+        }
     }
 
     fn refused(code: ProblemCode) -> ManagerError {
@@ -140,7 +142,8 @@ mod tests {
     #[tokio::test]
     async fn one_that_stays_away_is_told_with_how_to_go_on() {
         let look = || async { Err::<(), _>(gone()) };
-        let failure = waiting(Duration::ZERO).look(look, "move v1", "godwit control move show v1").await;
+        let failure =
+            waiting(Duration::ZERO).look(look, "move v1", "godwit control move show v1").await;
         let failure = failure.unwrap_err();
         assert_eq!((failure.exit, failure.code.as_str()), (Exit::Unreachable, "unreachable"));
         assert!(failure.remedy.contains("`godwit control move show v1`"), "{failure}");

@@ -13,7 +13,11 @@ use crate::hosts::Hosts;
 use crate::output::{Output, fields};
 use crate::units::millis;
 
-pub(crate) async fn run(args: WatchArgs, hosts: Option<&Path>, output: Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    args: WatchArgs,
+    hosts: Option<&Path>,
+    output: Output,
+) -> Result<Exit, Failure> {
     let of_hosts_file = Hosts::load(hosts)?.watch.and_then(|watch| watch.namespace);
     let options = WatchOptions {
         port: args.port,

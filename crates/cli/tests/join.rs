@@ -52,7 +52,8 @@ fn manager(dir: &Path, role: Role) -> Manager {
     );
     let config = format!("{dir}/control.toml");
     fs::write(&config, text).unwrap();
-    let process = godwit(&format!("control run --config {config}")).stderr(Stdio::null()).spawn().unwrap();
+    let process =
+        godwit(&format!("control run --config {config}")).stderr(Stdio::null()).spawn().unwrap();
     let socket = PathBuf::from(format!("{dir}/control.sock"));
     let manager = Manager { process, socket, address: format!("https://{listen}") };
     let deadline = Instant::now() + LONGEST_START;
@@ -127,7 +128,11 @@ fn a_host_joins_by_its_token() {
     let thief = dir.path().join("thief");
     fs::create_dir(&thief).unwrap();
     let refused = manager.join(&thief, &token);
-    assert!(!refused.status.success() && said(&refused).contains("has been used"), "{}", said(&refused));
+    assert!(
+        !refused.status.success() && said(&refused).contains("has been used"),
+        "{}",
+        said(&refused)
+    );
     assert_eq!(fs::read_dir(thief.join("pki")).unwrap().count(), 0);
     assert!(!thief.join("agent.toml").exists());
     manager.ask("host forget c");

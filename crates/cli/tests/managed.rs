@@ -97,7 +97,11 @@ impl Managed {
     /// The host of a VM that runs, and another one.
     fn with_vm(&self, name: &str) -> (&'static str, &'static str) {
         let made = self.ask(&format!("vm create {name} --kernel /k --start"));
-        if made["host"] == "host-0000" { ("host-0000", "host-0001") } else { ("host-0001", "host-0000") }
+        if made["host"] == "host-0000" {
+            ("host-0000", "host-0001")
+        } else {
+            ("host-0001", "host-0000")
+        }
     }
 
     fn begin(hosts: usize) -> Managed {
@@ -187,7 +191,10 @@ fn what_hosts_share_is_listed() {
     assert_eq!((networks[0]["name"].as_str(), networks[0]["vms"].as_u64()), (Some("lan"), Some(1)));
     assert_eq!(networks[0]["hosts"][1]["host"], "host-0001");
     let datastores = managed.ask("control datastores");
-    assert_eq!((datastores[0]["name"].as_str(), datastores[0]["vms"].as_u64()), (Some("/srv"), Some(1)));
+    assert_eq!(
+        (datastores[0]["name"].as_str(), datastores[0]["vms"].as_u64()),
+        (Some("/srv"), Some(1))
+    );
 }
 
 #[test]
@@ -202,7 +209,10 @@ fn rules_are_made_obeyed_and_deleted() {
     assert!(code == 2 && message.contains("db-apart"), "{message}");
     managed.ask("control rule create near together --vm db2,db1 --should");
     let listed = managed.ask("control rule list");
-    assert_eq!((listed[0]["state"].as_str(), listed[1]["state"].as_str()), (Some("kept"), Some("broken")));
+    assert_eq!(
+        (listed[0]["state"].as_str(), listed[1]["state"].as_str()),
+        (Some("kept"), Some("broken"))
+    );
     let text = managed.text("control rule show near");
     assert!(text.contains("broken by") && text.contains("db"), "{text}");
     assert_eq!(managed.refused("control rule create near apart --vm x,y").0, 4);
@@ -220,7 +230,10 @@ fn the_cpu_baseline_is_planned_set_and_cleared() {
         (true, Some("Westmere-v1"))
     );
     let plan = managed.ask("control cpu-baseline set Westmere-v1,-avx2 --plan");
-    assert_eq!((plan["set"].as_bool(), plan["must_restart_count"].as_u64()), (Some(false), Some(1)));
+    assert_eq!(
+        (plan["set"].as_bool(), plan["must_restart_count"].as_u64()),
+        (Some(false), Some(1))
+    );
     assert!(managed.ask("control cpu-baseline show")["baseline"].is_null());
     let (code, message) = managed.refused("control cpu-baseline set Westmere-v1,+warp");
     assert!(code == 5 && message.contains("warp"), "{code} {message}");
@@ -232,7 +245,8 @@ fn the_cpu_baseline_is_planned_set_and_cleared() {
     );
     let vms = &managed.ask("control cpu-baseline show --vms")["must_restart"];
     assert_eq!((vms.as_array().unwrap().len(), vms[0]["beyond"][0].as_str()), (1, Some("avx2")));
-    let short = managed.ask("control cpu-baseline set Westmere-v1,+warp --without host-0000,host-0001");
+    let short =
+        managed.ask("control cpu-baseline set Westmere-v1,+warp --without host-0000,host-0001");
     assert_eq!(short["falls_short"].as_array().unwrap().len(), 2);
     let text = managed.text("control host list");
     assert!(text.contains("cpu falls short"), "{text}");
@@ -255,8 +269,12 @@ fn limits_hold_at_once_and_are_taken_back() {
     assert!(managed.ask("control limits set --in-all default")["in_all"].is_null());
     let show = format!("control move show {}", asked["id"].as_str().unwrap());
     until("the move is done", || managed.ask(&show)["state"] == "done");
-    let host = managed.ask("control host set host-0000 --most-moves 3 --link 25gbit --label rack=r1");
-    assert_eq!((host["most_moves"].as_u64(), host["labels"]["rack"].as_str()), (Some(3), Some("r1")));
+    let host =
+        managed.ask("control host set host-0000 --most-moves 3 --link 25gbit --label rack=r1");
+    assert_eq!(
+        (host["most_moves"].as_u64(), host["labels"]["rack"].as_str()),
+        (Some(3), Some("r1"))
+    );
     let host = managed.ask("control host set host-0000 --most-moves default --no-labels");
     assert!(host["most_moves"].is_null() && host["labels"]["rack"].is_null(), "{host}");
     assert_eq!(host["link_bits_per_s"], 25_000_000_000_u64);

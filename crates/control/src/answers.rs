@@ -32,7 +32,9 @@ impl From<ClientError> for Refusal {
     fn from(error: ClientError) -> Refusal {
         Refusal(match error {
             ClientError::Refused(error) => Problem::of_agent(error),
-            away => Problem::new(ProblemCode::HostAway, away.detail(), "see `godwit control host list`"),
+            away => {
+                Problem::new(ProblemCode::HostAway, away.detail(), "see `godwit control host list`")
+            }
         })
     }
 }
@@ -79,7 +81,11 @@ pub(crate) fn made<T>(status: StatusCode, named: String, answer: T) -> Making<T>
 
 /// What a request asks that nobody answers.
 pub(crate) async fn no_such_path() -> Refusal {
-    Refusal(Problem::new(ProblemCode::NotFound, "the manager knows no such request", "see /api/openapi.json"))
+    Refusal(Problem::new(
+        ProblemCode::NotFound,
+        "the manager knows no such request",
+        "see /api/openapi.json",
+    ))
 }
 
 /// A path that is there, by a method that it does not take.
@@ -137,7 +143,9 @@ fn whole(value: Value) -> Value {
             exact.map_or(Value::Number(number), |float| Value::from(float as i64))
         }
         Value::Array(items) => Value::Array(items.into_iter().map(whole).collect()),
-        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (name, whole(value))).collect()
+        }
         other => other,
     }
 }
@@ -164,7 +172,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
-        path.map(|path| Path(path.0)).map_err(|rejection: PathRejection| wrong(rejection.body_text()))
+        path.map(|path| Path(path.0))
+            .map_err(|rejection: PathRejection| wrong(rejection.body_text()))
     }
 }
 
@@ -176,7 +185,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
-        query.map(|query| Query(query.0)).map_err(|rejection: QueryRejection| wrong(rejection.body_text()))
+        query
+            .map(|query| Query(query.0))
+            .map_err(|rejection: QueryRejection| wrong(rejection.body_text()))
     }
 }
 

@@ -46,7 +46,8 @@ pub use access::authorities::AuthorityError;
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{
-    AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, TlsConfig,
+    AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig,
+    TlsConfig,
 };
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};
@@ -73,12 +74,16 @@ mod tests {
     #[test]
     fn the_table_has_every_module() {
         let text = include_str!("lib.rs");
-        let modules =
-            text.lines().filter_map(|line| line.strip_prefix("pub mod ").or(line.strip_prefix("mod ")));
+        let modules = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("pub mod ").or(line.strip_prefix("mod ")));
         for module in modules.filter_map(|line| line.strip_suffix(';')) {
             let forms = [format!("`{module}`"), format!("`mod@{module}`")];
             let mut rows = text.lines().filter(|line| line.starts_with("//! |"));
-            assert!(rows.any(|row| forms.iter().any(|form| row.contains(form))), "{module} is in no row");
+            assert!(
+                rows.any(|row| forms.iter().any(|form| row.contains(form))),
+                "{module} is in no row"
+            );
         }
     }
 }

@@ -96,7 +96,11 @@ impl Metrics {
         registry.register("hosts_in_maintenance", "Hosts that take no VMs", maintenance);
         registry.register("vms", "VMs that hosts tell of, by state", self.vms.clone());
         let in_doubt = self.vms_in_doubt.clone();
-        registry.register("vms_in_doubt", "VMs of which it is not known which host may run them", in_doubt);
+        registry.register(
+            "vms_in_doubt",
+            "VMs of which it is not known which host may run them",
+            in_doubt,
+        );
         let conflicts = self.name_conflicts.clone();
         registry.register(
             "name_conflicts",
@@ -121,7 +125,12 @@ impl Metrics {
         let help = "From a move's last start to its end, by outcome";
         registry.register_with_unit("move_duration", help, Unit::Seconds, durations);
         let switchovers = self.switchovers.clone();
-        registry.register_with_unit("switchover", "The vCPUs' pause of moves", Unit::Seconds, switchovers);
+        registry.register_with_unit(
+            "switchover",
+            "The vCPUs' pause of moves",
+            Unit::Seconds,
+            switchovers,
+        );
         let help = "The longest silence that a client outside saw of moves";
         registry.register_with_unit("blackout", help, Unit::Seconds, self.blackouts.clone());
         let help = "Requests, by method, route and status";
@@ -130,14 +139,12 @@ impl Metrics {
         registry.register_with_unit("store_duration", help, Unit::Seconds, self.store.clone());
     }
 
-    /// The store has answered.
     pub(crate) fn store(&self, operation: &'static str, is_ok: bool, took: Duration) {
         let outcome = if is_ok { "ok" } else { "failed" };
         let labels = vec![("operation", operation.to_owned()), ("outcome", outcome.to_owned())];
         self.store.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// A move is over.
     pub(crate) fn ended(&self, over: &Move) {
         let outcome = name(&over.state);
         let code = over.failure.as_ref().map_or(String::new(), |failure| failure.code.clone());
@@ -167,12 +174,17 @@ impl Metrics {
             "state",
             hosts.into_iter().map(|(state, count)| (state.name().to_owned(), count)),
         );
-        refill(&self.vms, "state", vms.into_iter().map(|(state, count)| (state.name().to_owned(), count)));
+        refill(
+            &self.vms,
+            "state",
+            vms.into_iter().map(|(state, count)| (state.name().to_owned(), count)),
+        );
         set(&self.hosts_in_maintenance, hosts_in_maintenance);
         set(&self.vms_in_doubt, vms_in_doubt);
         set(&self.name_conflicts, name_conflicts);
         set(&self.hosts_faulty, hosts_faulty);
-        let (mut states, mut codes) = (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
+        let (mut states, mut codes) =
+            (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
         if let Some(moves) = moves {
             for one in moves.values().filter(|one| !one.state.is_over()) {
                 *states.entry(name(&one.state)).or_default() += 1;
@@ -224,7 +236,9 @@ pub(crate) async fn time(route: Option<MatchedPath>, request: Request, next: Nex
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
     // Methods that nobody knows are the caller's to invent.
     let method = match request.method().as_str() {
-        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => known.to_owned(),
+        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => {
+            known.to_owned()
+        }
         _ => "other".to_owned(),
     };
     let began = Instant::now();
@@ -262,7 +276,11 @@ mod tests {
         let text = metrics.text().unwrap();
         let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         kinds
-            .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+            .map(
+                |(name, kind)| {
+                    if kind == "counter" { format!("{name}_total") } else { name.to_owned() }
+                },
+            )
             .collect()
     }
 

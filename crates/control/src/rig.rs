@@ -9,8 +9,8 @@ use godwit_api::{HostEvent, HostInfo, VmInfo};
 use godwit_pki::Identity;
 use godwit_qemu::Baseline;
 use godwit_store::{
-    Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store, StoreError,
-    Transaction, Watch,
+    Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store,
+    StoreError, Transaction, Watch,
 };
 use serde_json::{Value, json};
 
@@ -24,7 +24,6 @@ fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), address: format!("http://{name}:7800") }
 }
 
-/// A manager that leads.
 pub(crate) async fn leader(store: Arc<dyn Store>) -> Arc<Manager> {
     lead(store, None).await
 }
@@ -50,7 +49,8 @@ pub(crate) fn follower(store: &Arc<dyn Store>) -> (Arc<Manager>, Standby) {
 
 /// A manager that leads over a file, for as long as `lives`: its end is that of all of its tasks, and the next one opens the file anew.
 pub(crate) fn over_file(path: &Path, lives: impl AsyncFnOnce(Arc<Manager>)) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let store = SqliteStore::open(path).unwrap();
         lives(leader(Arc::new(store)).await).await;
@@ -67,11 +67,20 @@ impl Store for LateStore {
         self.0.read(prefix).await
     }
 
-    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+    async fn read_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
         self.0.read_page(prefix, after, limit).await
     }
 
-    async fn commit(&self, leads: &Leadership, transaction: Transaction) -> Result<Revision, StoreError> {
+    async fn commit(
+        &self,
+        leads: &Leadership,
+        transaction: Transaction,
+    ) -> Result<Revision, StoreError> {
         let revision = self.0.commit(leads, transaction).await;
         tokio::task::yield_now().await;
         revision
@@ -94,7 +103,9 @@ impl Store for LateStore {
 pub(crate) async fn ask_and_go<T>(store: &dyn Store, asked: impl Future<Output = T>) {
     let mut asked = std::pin::pin!(asked);
     let before = store.read("").await.unwrap().revision;
-    while store.read("").await.unwrap().revision == before && futures::poll!(&mut asked).is_pending() {
+    while store.read("").await.unwrap().revision == before
+        && futures::poll!(&mut asked).is_pending()
+    {
         tokio::task::yield_now().await;
     }
 }
@@ -126,11 +137,17 @@ pub(crate) fn vm(name: &str, host: &str, cpu_model: Option<&str>) -> VmInfo {
 }
 
 /// Puts a host in that is heard, with these VMs and labels.
-pub(crate) fn put_host(inventory: &mut Inventory, info: HostInfo, labels: &[(&str, &str)], vms: Vec<VmInfo>) {
+pub(crate) fn put_host(
+    inventory: &mut Inventory,
+    info: HostInfo,
+    labels: &[(&str, &str)],
+    vms: Vec<VmInfo>,
+) {
     let name = info.name.clone();
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     let address = format!("http://{name}:7700");
-    inventory.plan_host(&name, HostPlan { address, labels: labels.collect(), ..HostPlan::default() });
+    inventory
+        .plan_host(&name, HostPlan { address, labels: labels.collect(), ..HostPlan::default() });
     inventory.reached(&name);
     inventory.heard(&name, HostEvent::Host(Box::new(info)), 1);
     for vm in vms {
@@ -145,7 +162,8 @@ pub(crate) fn cpu(more: &[&str]) -> Value {
     let of = |holds: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {
         (holds.to_vec(), holds.iter().copied().filter(|name| !has.contains(name)).collect())
     };
-    let ((nehalem, lacks_n), (haswell, lacks_h)) = (of(&["lm", "pni"]), of(&["lm", "pni", "aes", "avx2"]));
+    let ((nehalem, lacks_n), (haswell, lacks_h)) =
+        (of(&["lm", "pni"]), of(&["lm", "pni", "aes", "avx2"]));
     let mut models = vec!["Nehalem-v1", "max"];
     models.extend(lacks_h.is_empty().then_some("Haswell-v4"));
     json!({

@@ -11,7 +11,9 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
-use godwit_pki::{Description, Identity, PkiError, Revocations, ServerConfig, describe, web_server};
+use godwit_pki::{
+    Description, Identity, PkiError, Revocations, ServerConfig, describe, web_server,
+};
 use godwit_store::{Candidate, Loss, SqliteStore, Store, StoreError};
 use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -57,15 +59,15 @@ pub enum RunError {
         "{path} can't be made: {source} (state_dir and socket of the configuration name where things go)"
     )]
     Directory {
-        /// Which.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
     /// An address is taken or is not this host's.
-    #[error("the manager can't listen on {address}: {source} (correct listen of the configuration)")]
+    #[error(
+        "the manager can't listen on {address}: {source} (correct listen of the configuration)"
+    )]
     Listen {
-        /// The address.
         address: SocketAddr,
         /// Why.
         source: io::Error,
@@ -98,7 +100,9 @@ pub enum RunError {
     EtcdBacksUp,
     /// This program can't speak to etcd.
     #[cfg(not(feature = "etcd"))]
-    #[error("[etcd] is configured, and this program was built without it (build it with the feature `etcd`)")]
+    #[error(
+        "[etcd] is configured, and this program was built without it (build it with the feature `etcd`)"
+    )]
     NoEtcd,
     /// It does not lead any more.
     #[error("this manager leads no more: {0} (it is to be started again)")]
@@ -127,9 +131,12 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         return Err(RunError::SocketInUse { path: config.socket.clone() });
     }
     let identity = match &config.tls {
-        Some(tls) => {
-            Some(Identity::load_with(&tls.authority, &tls.certificate, &tls.key, &Revocations::watching())?)
-        }
+        Some(tls) => Some(Identity::load_with(
+            &tls.authority,
+            &tls.certificate,
+            &tls.key,
+            &Revocations::watching(),
+        )?),
         None => None,
     };
     if let Some(tls) = &config.tls {
@@ -227,7 +234,8 @@ pub fn back_up(config: &Config, to: &Path) -> Result<(), RunError> {
 
 /// Whoever asks by an address that is not in the certificate is refused by their own side, and sees nothing of it here.
 fn warn_of_strange_addresses(certificate: &Description, config: &Config) {
-    let stands_for = |address: IpAddr| address.is_unspecified() || certificate.addresses.contains(&address);
+    let stands_for =
+        |address: IpAddr| address.is_unspecified() || certificate.addresses.contains(&address);
     let listened: Vec<IpAddr> = config.listen.iter().map(SocketAddr::ip).collect();
     let public = config.address.as_deref().and_then(|address| address.parse::<Uri>().ok());
     let public = public.and_then(|uri| uri.host()?.trim_matches(['[', ']']).parse().ok());
@@ -267,7 +275,9 @@ fn listen_all(config: &Config, identity: Option<&Identity>) -> Result<Vec<Listen
     if let Some(web) = &config.web {
         let authority = config.tls.as_ref().map(|tls| tls.authority.as_path());
         let tls = web_server(authority, &web.certificate, &web.key).map_err(RunError::Web)?;
-        all.extend(listen(&web.listen)?.into_iter().map(|listener| (listener, Some(Arc::clone(&tls)))));
+        all.extend(
+            listen(&web.listen)?.into_iter().map(|listener| (listener, Some(Arc::clone(&tls)))),
+        );
     }
     Ok(all)
 }
@@ -356,7 +366,8 @@ mod tests {
         let cluster = Authority::create(&cluster_dir, "test", 30).unwrap();
         let web = Authority::create_web(&web_dir, "test", 30).unwrap();
         let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
-        let grant = |role| Grant { name: "m1".to_owned(), role, addresses: addresses.clone(), days: 30 };
+        let grant =
+            |role| Grant { name: "m1".to_owned(), role, addresses: addresses.clone(), days: 30 };
         let own = cluster.issue(&grant(Role::Operator)).unwrap();
         let shown = web.issue(&grant(Role::Web)).unwrap();
         let config = |certificate: &Path, key: &Path| {
@@ -378,11 +389,19 @@ mod tests {
             at.push(listener.local_addr().unwrap());
             let app = Router::new().route("/", get(async || "ok"));
             let places = Arc::<Places>::default();
-            servers.spawn(connections::serve(listener, app, tls, Handle::new(), places, Patience::default()));
+            servers.spawn(connections::serve(
+                listener,
+                app,
+                tls,
+                Handle::new(),
+                places,
+                Patience::default(),
+            ));
         }
         let [for_hosts, for_browsers] = at[..] else { panic!("{at:?}") };
         let trust = Trust::load(&cluster.certificate()).unwrap();
-        let (cluster_ca, web_ca) = (importing(&cluster.certificate()), importing(&web.certificate()));
+        let (cluster_ca, web_ca) =
+            (importing(&cluster.certificate()), importing(&web.certificate()));
         for (trusts, to, is_served) in [
             (trust.client(), for_hosts, true),
             (trust.client(), for_browsers, false),

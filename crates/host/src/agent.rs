@@ -222,7 +222,6 @@ impl Agent {
         self.table().iter().map(|(name, slot)| self.describe(name, slot)).collect()
     }
 
-    /// One VM.
     pub fn vm_info(&self, name: &str) -> Result<VmInfo, ApiError> {
         let table = self.table();
         let (name, slot) = table.get_key_value(name).ok_or_else(|| self.no_vm(name))?;
@@ -241,7 +240,10 @@ impl Agent {
     }
 
     /// The socket of a VM's console and the right to be its only reader, given back when dropped.
-    pub fn console(&self, name: &str) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
+    pub fn console(
+        &self,
+        name: &str,
+    ) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         let Some(vm) = &slot.vm else { return Err(slot.condition.without_console(name)) };
@@ -309,7 +311,13 @@ impl Agent {
     }
 
     /// Writes an operation's outcome back.
-    fn settle(&self, name: &VmName, condition: Condition, vm: Option<Arc<Vm>>, reason: Option<String>) {
+    fn settle(
+        &self,
+        name: &VmName,
+        condition: Condition,
+        vm: Option<Arc<Vm>>,
+        reason: Option<String>,
+    ) {
         if let Some(slot) = self.table().get_mut(name) {
             tracing::info!(vm = name.as_str(), state = %condition.state(), reason, "state changed");
             slot.condition = condition;
@@ -349,7 +357,10 @@ impl Agent {
         let Some(stale) = stale else { return self.save_record(record).await };
         let saved = tokio::task::block_in_place(|| self.store.save_over(stale, record))?;
         if !saved {
-            tracing::debug!(vm = record.spec.name.as_str(), "its record is newer than what was to be saved");
+            tracing::debug!(
+                vm = record.spec.name.as_str(),
+                "its record is newer than what was to be saved"
+            );
         }
         Ok(())
     }
@@ -397,7 +408,8 @@ struct Begun {
 impl Begun {
     /// Lets go of a process that the operation has ended: nothing is kept there any more.
     fn lose_what_ended(&mut self) {
-        if self.vm.take_if(|vm| vm.process.exit().is_some()).is_some() && self.before.is_in_doubt() {
+        if self.vm.take_if(|vm| vm.process.exit().is_some()).is_some() && self.before.is_in_doubt()
+        {
             self.before = Condition::InDoubt { keeps_pages_for: None };
         }
     }

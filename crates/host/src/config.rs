@@ -100,11 +100,8 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The authority's certificate.
     pub authority: PathBuf,
-    /// This host's certificate.
     pub certificate: PathBuf,
-    /// Its key.
     pub key: PathBuf,
     /// A list of revoked certificates, beside the one that a manager sends: a file of `godwit pki crl`.
     #[serde(default)]
@@ -170,7 +167,6 @@ impl Default for DeltasConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ThrottleConfig {
-    /// By what.
     pub means: MeansUse,
 }
 
@@ -191,7 +187,6 @@ pub struct PoliciesConfig {
 }
 
 impl PoliciesConfig {
-    /// Those of an intent.
     #[must_use]
     pub fn of(&self, intent: Intent) -> &PolicySettings {
         match intent {
@@ -246,12 +241,14 @@ impl TryFrom<String> for BaseMemory {
         match text.as_str() {
             "auto" => Ok(BaseMemory::Auto),
             "none" => Ok(BaseMemory::Size(ByteSize::from_bytes(0))),
-            size => size.parse().map(BaseMemory::Size).map_err(|error| format!("{error}, or auto, or none")),
+            size => size
+                .parse()
+                .map(BaseMemory::Size)
+                .map_err(|error| format!("{error}, or auto, or none")),
         }
     }
 }
 
-/// One network.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkConfig {
@@ -279,14 +276,18 @@ fn yes() -> bool {
 }
 /// Where nothing but images lies, as a rule: never a directory of the host's own files.
 fn default_vm_dirs() -> Vec<PathBuf> {
-    ["/srv", "/mnt", "/var/lib/godwit/images", "/var/lib/libvirt/images"].map(PathBuf::from).to_vec()
+    ["/srv", "/mnt", "/var/lib/godwit/images", "/var/lib/libvirt/images"]
+        .map(PathBuf::from)
+        .to_vec()
 }
 
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("the configuration {path} can't be read: {source} (name an existing file with --config)")]
+    #[error(
+        "the configuration {path} can't be read: {source} (name an existing file with --config)"
+    )]
     Read {
         /// The file.
         path: PathBuf,
@@ -308,7 +309,6 @@ pub enum ConfigError {
     Value {
         /// The file.
         path: PathBuf,
-        /// The key.
         key: String,
         /// What is wrong with its value.
         why: String,
@@ -345,12 +345,16 @@ impl Config {
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         let config: Config = toml::from_str(text).map_err(|error| ConfigError::Syntax {
             path: path.to_owned(),
-            line: error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
+            line: error
+                .span()
+                .map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
             why: error.message().trim().replace('\n', "; "),
         })?;
         match config.first_problem() {
             None => Ok(config),
-            Some((key, why, remedy)) => Err(ConfigError::Value { path: path.to_owned(), key, why, remedy }),
+            Some((key, why, remedy)) => {
+                Err(ConfigError::Value { path: path.to_owned(), key, why, remedy })
+            }
         }
     }
 
@@ -375,9 +379,11 @@ impl Config {
     /// Whoever reaches an agent can read and run guests: that is protected, or unprotected by somebody's word.
     fn protection_problem(&self) -> Option<(String, String, &'static str)> {
         match (&self.tls, self.insecure) {
-            (Some(_), true) => {
-                Some(("insecure".into(), "this host has [tls] as well".into(), "remove one of the two"))
-            }
+            (Some(_), true) => Some((
+                "insecure".into(),
+                "this host has [tls] as well".into(),
+                "remove one of the two",
+            )),
             (None, false) if !self.listen.is_empty() || !self.peers.is_empty() => Some((
                 "tls".into(),
                 "agents speak to each other, and nothing protects that".into(),
@@ -388,8 +394,9 @@ impl Config {
     }
 
     fn peers_problem(&self) -> Option<(String, String, String)> {
-        let problem =
-            |name: &str, why: String, remedy: &str| Some((format!("peers.{name}"), why, remedy.to_owned()));
+        let problem = |name: &str, why: String, remedy: &str| {
+            Some((format!("peers.{name}"), why, remedy.to_owned()))
+        };
         for (name, url) in &self.peers {
             match url.parse::<Endpoint>() {
                 Err(error) => return problem(name, error.message, &error.remedy),
@@ -411,7 +418,8 @@ impl Config {
     }
 
     fn first_problem(&self) -> Option<(String, String, String)> {
-        let problem = |key: &str, why: String, remedy: &str| Some((key.to_owned(), why, remedy.to_owned()));
+        let problem =
+            |key: &str, why: String, remedy: &str| Some((key.to_owned(), why, remedy.to_owned()));
         if self.name.is_empty()
             || !self.name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         {
@@ -435,18 +443,32 @@ impl Config {
                 .chain(given)
         {
             if !path.is_absolute() {
-                return problem(key, format!("{} is relative", path.display()), "write an absolute path");
+                return problem(
+                    key,
+                    format!("{} is relative", path.display()),
+                    "write an absolute path",
+                );
             }
         }
         let run_dir_bytes = self.run_dir.as_os_str().len();
         if run_dir_bytes > MAX_RUN_DIR_BYTES {
             let why = format!("{run_dir_bytes} bytes are too long for the sockets below it");
-            return problem("run_dir", why, &format!("use a path of at most {MAX_RUN_DIR_BYTES} bytes"));
+            return problem(
+                "run_dir",
+                why,
+                &format!("use a path of at most {MAX_RUN_DIR_BYTES} bytes"),
+            );
         }
         if self.socket.as_os_str().len() > 107 {
-            return problem("socket", "a socket's path has at most 107 bytes".into(), "use a shorter path");
+            return problem(
+                "socket",
+                "a socket's path has at most 107 bytes".into(),
+                "use a shorter path",
+            );
         }
-        if let Some((key, why, remedy)) = self.protection_problem().or_else(|| self.policies.problem()) {
+        if let Some((key, why, remedy)) =
+            self.protection_problem().or_else(|| self.policies.problem())
+        {
             return problem(&key, why, remedy);
         }
         let known = |lane: &IpAddr| self.migration_addresses.contains(lane);
@@ -480,11 +502,9 @@ mod tests {
 
     const TLS_TO_HTTP: &str = "name = \"a\"\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"\n\
         [peers]\nb = \"http://10.0.0.1:7700\"";
-    const TLS_AND_NOT: &str =
-        "name = \"a\"\ninsecure = true\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"";
+    const TLS_AND_NOT: &str = "name = \"a\"\ninsecure = true\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"";
 
-    const OTHER_LANE: &str =
-        "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n[limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
+    const OTHER_LANE: &str = "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n[limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("/etc/godwit/agent.toml"))
@@ -545,14 +565,23 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.listen.len(), 2);
-        assert_eq!(config.qemu_users.map(|users| users.to_string()).as_deref(), Some("300000-365535"));
+        assert_eq!(
+            config.qemu_users.map(|users| users.to_string()).as_deref(),
+            Some("300000-365535")
+        );
         assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
         assert_eq!(config.networks["lan"].bridge, "br-lan");
-        assert_eq!((config.limits.host.to_string(), config.limits.lanes.len()), ("5gbit".into(), 2));
+        assert_eq!(
+            (config.limits.host.to_string(), config.limits.lanes.len()),
+            ("5gbit".into(), 2)
+        );
         assert_eq!(config.ram_dir(), Path::new("/run/a/memory"));
         let references = &config.references;
         assert_eq!((references.by, references.base_minutes), (ReferenceUse::Own, 5));
-        assert_eq!((references.base_memory.bytes(1), references.digest_memory.bytes()), (2 << 30, 8 << 20));
+        assert_eq!(
+            (references.base_memory.bytes(1), references.digest_memory.bytes()),
+            (2 << 30, 8 << 20)
+        );
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
         assert_eq!(config.throttle.means, MeansUse::Quota);
@@ -573,14 +602,26 @@ mod tests {
                 "qemu_user: qemu_user is one user",
             ),
             ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is relative"),
-            ("name = \"a\"\nstate_dir = \"x\"", "state_dir: x is relative (write an absolute path)"),
+            (
+                "name = \"a\"\nstate_dir = \"x\"",
+                "state_dir: x is relative (write an absolute path)",
+            ),
             ("name = \"a\"\ninsecure = true\n[peers]\nb = \"10.0.0.1:7700\"", "peers.b:"),
-            ("name = \"a\"\ninsecure = true\n[peers]\na = \"http://10.0.0.1:7700\"", "no peer of itself"),
+            (
+                "name = \"a\"\ninsecure = true\n[peers]\na = \"http://10.0.0.1:7700\"",
+                "no peer of itself",
+            ),
             ("name = \"a\"\nlisten = [\"10.0.0.1:7700\"]", "tls: agents speak to each other"),
-            ("name = \"a\"\ninsecure = true\n[peers]\nb = \"https://10.0.0.1:7700\"", "peers.b: https://"),
+            (
+                "name = \"a\"\ninsecure = true\n[peers]\nb = \"https://10.0.0.1:7700\"",
+                "peers.b: https://",
+            ),
             (TLS_TO_HTTP, "peers.b: http://"),
             (TLS_AND_NOT, "insecure: this host has [tls] as well"),
-            ("name = \"a\"\n[networks.lan]\nbridge = \"a-bridge-with-a-long-name\"", "networks.lan.bridge"),
+            (
+                "name = \"a\"\n[networks.lan]\nbridge = \"a-bridge-with-a-long-name\"",
+                "networks.lan.bridge",
+            ),
             ("name = \"a\"\n[limits]\nhost = \"0mbit\"", "agent.toml:3: a limit of zero"),
             ("name = \"a\"\n[limits]\nmigration = \"64kbit\"", "64kbit is too low"),
             ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is no limit"),

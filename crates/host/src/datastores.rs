@@ -40,7 +40,8 @@ impl Datastores {
                 (known.told, known.is_asking) = (told, false);
             };
             known.asked = Some(Instant::now());
-            known.is_asking = std::thread::Builder::new().name("datastores".into()).spawn(asks).is_ok();
+            known.is_asking =
+                std::thread::Builder::new().name("datastores".into()).spawn(asks).is_ok();
         }
         told
     }

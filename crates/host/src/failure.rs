@@ -37,7 +37,11 @@ pub(crate) fn ram_failed(error: &RamError) -> ApiError {
 /// No user is to be had for a QEMU.
 pub(crate) fn no_user(error: &std::io::Error) -> ApiError {
     let message = format!("there is no user for the VM's QEMU: {error}");
-    ApiError::new(ErrorCode::HostFailed, message, "name more of them in qemu_users of the configuration")
+    ApiError::new(
+        ErrorCode::HostFailed,
+        message,
+        "name more of them in qemu_users of the configuration",
+    )
 }
 
 pub(crate) fn file_unusable(vm: &str, error: &FileError) -> ApiError {

@@ -214,7 +214,10 @@ mod tests {
         let frame = asked().question();
         assert_eq!(frame[..14], [0x52, 0x54, 0, 1, 2, 3, 0x06, 0x54, 0, 1, 2, 3, 8, 6]);
         assert_eq!(frame[14..22], [0, 1, 8, 0, 6, 4, 0, 1]);
-        assert_eq!(frame[22..42], [6, 0x54, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 64, 0, 7]);
+        assert_eq!(
+            frame[22..42],
+            [6, 0x54, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 64, 0, 7]
+        );
         assert!(!asked().is_answer(&frame));
     }
 

@@ -17,7 +17,6 @@ use crate::config::Config;
 /// What joining needs to know.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
-    /// The manager.
     pub manager: Endpoint,
     /// What an admin has made for this host.
     pub token: JoinTokenText,
@@ -31,18 +30,14 @@ pub struct JoinOptions {
     pub config: PathBuf,
 }
 
-/// What joining has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinedHost {
-    /// The host's name.
     pub name: String,
     /// Whether it had joined before, and nothing was asked for.
     pub had_joined: bool,
-    /// The authority's certificate.
     pub authority: PathBuf,
     /// This host's.
     pub certificate: PathBuf,
-    /// Its key.
     pub key: PathBuf,
     /// What the agent's configuration has to say, where there was one already that does not; none: it says so.
     pub to_configure: Option<String>,
@@ -66,7 +61,6 @@ pub enum JoinError {
     OtherAuthority {
         /// The authority's certificate that is there.
         path: PathBuf,
-        /// Its fingerprint.
         found: Fingerprint,
     },
     /// What came back is not what was asked for.
@@ -81,7 +75,6 @@ pub enum JoinError {
     /// A file can't be written.
     #[error("{path} can't be written: {source}")]
     File {
-        /// Which.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -109,13 +102,18 @@ impl Files {
 
     /// Whether they are this host's, of that authority.
     fn are_good(&self, host: &str, authority: Fingerprint) -> Result<(), String> {
-        let found = Fingerprint::of_certificate(&self.authority).map_err(|error| error.to_string())?;
+        let found =
+            Fingerprint::of_certificate(&self.authority).map_err(|error| error.to_string())?;
         if found != authority {
             return Err(format!("its authority is {found}, and not the token's, {authority}"));
         }
         let identity = Identity::load(&self.authority, &self.certificate, &self.key)
             .map_err(|error| error.to_string())?;
-        if identity.name() == host { Ok(()) } else { Err(format!("it is {}'s certificate", identity.name())) }
+        if identity.name() == host {
+            Ok(())
+        } else {
+            Err(format!("it is {}'s certificate", identity.name()))
+        }
     }
 }
 
@@ -133,10 +131,18 @@ pub async fn join(options: &JoinOptions) -> Result<JoinedHost, JoinError> {
         }
     }
     let had_joined = files.are_good(&token.host, token.authority).is_ok();
-    let address = if had_joined { options.address.clone() } else { Some(ask(options, &files).await?) };
+    let address =
+        if had_joined { options.address.clone() } else { Some(ask(options, &files).await?) };
     let to_configure = configure(options, &files, address.as_deref())?;
     let Files { authority, certificate, key } = files;
-    Ok(JoinedHost { name: token.host.clone(), had_joined, authority, certificate, key, to_configure })
+    Ok(JoinedHost {
+        name: token.host.clone(),
+        had_joined,
+        authority,
+        certificate,
+        key,
+        to_configure,
+    })
 }
 
 /// Has the manager sign, and puts what came back in its place. The agent's address is in the answer.
@@ -177,7 +183,12 @@ fn client(manager: &Endpoint, token: &JoinTokenText) -> Result<ManagerClient, Jo
     }
 }
 
-fn keep(joined: &Joined, fresh: &Files, files: &Files, token: &JoinTokenText) -> Result<(), JoinError> {
+fn keep(
+    joined: &Joined,
+    fresh: &Files,
+    files: &Files,
+    token: &JoinTokenText,
+) -> Result<(), JoinError> {
     write(&fresh.authority, &joined.authority, 0o644)?;
     write(&fresh.certificate, &joined.certificate, 0o644)?;
     if let Err(why) = fresh.are_good(&token.host, token.authority) {
@@ -197,12 +208,13 @@ fn keep(joined: &Joined, fresh: &Files, files: &Files, token: &JoinTokenText) ->
 }
 
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), JoinError> {
-    let written = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path).and_then(
-        |mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        },
-    );
+    let written =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path).and_then(
+            |mut file| {
+                file.write_all(text.as_bytes())?;
+                file.sync_all()
+            },
+        );
     written.map_err(|source| JoinError::File { path: path.to_owned(), source })
 }
 
@@ -239,8 +251,11 @@ fn configuration(options: &JoinOptions, files: &Files, address: Option<&str>) ->
         let _ = writeln!(text, "listen = [{}]", quoted(&listen.to_string()));
     }
     if !options.migration_addresses.is_empty() {
-        let all: Vec<_> =
-            options.migration_addresses.iter().map(|address| quoted(&address.to_string())).collect();
+        let all: Vec<_> = options
+            .migration_addresses
+            .iter()
+            .map(|address| quoted(&address.to_string()))
+            .collect();
         let _ = writeln!(text, "migration_addresses = [{}]", all.join(", "));
     }
     text.push_str("[tls]\n");
@@ -287,7 +302,10 @@ mod tests {
         let files = Files::of(&options.dir, CheckedName::new("c").unwrap());
         assert_eq!(configure(&options, &files, Some("https://10.0.0.7:7700")).unwrap(), None);
         let config = Config::load(&options.config).unwrap();
-        assert_eq!((config.name.as_str(), config.listen[0].to_string()), ("c", "10.0.0.7:7700".into()));
+        assert_eq!(
+            (config.name.as_str(), config.listen[0].to_string()),
+            ("c", "10.0.0.7:7700".into())
+        );
         assert_eq!(config.tls.unwrap().key, files.key);
         assert_eq!(configure(&options, &files, None).unwrap(), None, "it says so already");
         let mine = "name = \"other\"\n";
@@ -300,7 +318,8 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_sent_in_the_clear_and_nothing_is_left_behind() {
         let dir = tempfile::tempdir().unwrap();
-        let open = JoinOptions { manager: "http://127.0.0.1:1".parse().unwrap(), ..options(dir.path()) };
+        let open =
+            JoinOptions { manager: "http://127.0.0.1:1".parse().unwrap(), ..options(dir.path()) };
         assert!(matches!(join(&open).await, Err(JoinError::Unprotected { .. })));
         assert!(!open.dir.exists() && !open.config.exists());
     }

@@ -74,7 +74,8 @@ enum Way {
 
 /// Root's own group opens more than a device.
 fn by_list(list: &[Entry], gid: u32) -> Option<Way> {
-    let of = |kind: u16| list.iter().find(|entry| entry.kind == kind).map(|entry| entry.permissions);
+    let of =
+        |kind: u16| list.iter().find(|entry| entry.kind == kind).map(|entry| entry.permissions);
     let has = |permissions: u16| permissions & READ_WRITE == READ_WRITE;
     let of_group = of(GROUP).unwrap_or(0) & of(MASK).unwrap_or(READ_WRITE);
     match () {
@@ -95,7 +96,8 @@ struct Entry {
 fn grant(list: &mut Vec<Entry>, uid: u32) {
     list.retain(|entry| entry.kind != MASK && (entry.kind != NAMED_USER || entry.id != uid));
     list.push(Entry { kind: NAMED_USER, permissions: READ_WRITE, id: uid });
-    let bounded = list.iter().filter(|entry| matches!(entry.kind, NAMED_USER | GROUP | NAMED_GROUP));
+    let bounded =
+        list.iter().filter(|entry| matches!(entry.kind, NAMED_USER | GROUP | NAMED_GROUP));
     let mask = bounded.fold(0, |all, entry| all | entry.permissions);
     list.push(Entry { kind: MASK, permissions: mask, id: NO_ID });
     list.sort_by_key(|entry| (entry.kind, entry.id));

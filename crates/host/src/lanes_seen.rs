@@ -72,7 +72,9 @@ impl LanesSeen {
         let of_cpus = probed.is_some_and(|probed| probed.is_least);
         // What a migration carried tells more of the next one than a probe does.
         match (carried, probed) {
-            (Some(carried), Some(probed)) if carried.is_least && carried.bytes_per_s < probed.bytes_per_s => {
+            (Some(carried), Some(probed))
+                if carried.is_least && carried.bytes_per_s < probed.bytes_per_s =>
+            {
                 Some(probed.known_by(LanesKnownBy::Probe, of_cpus))
             }
             (Some(carried), _) => Some(carried.known_by(LanesKnownBy::Migration, of_cpus)),
@@ -87,7 +89,8 @@ impl LanesSeen {
         let carried = self.lock().get(&probe.to).and_then(|seen| seen.carried);
         let says_more = |carried: &Figure| {
             // As probes scatter; a wire that carries much less than it did is another wire.
-            let may_be_luck = carried.bytes_per_s < MUCH_MORE * probed.bytes_per_s || !is_of_wire(probe);
+            let may_be_luck =
+                carried.bytes_per_s < MUCH_MORE * probed.bytes_per_s || !is_of_wire(probe);
             let is_just_now = carried.at.elapsed() < JUST_NOW;
             let is_more = carried.bytes_per_s > probed.bytes_per_s && is_just_now && may_be_luck;
             is_more || (probed.is_least && !carried.is_least && carried.at.elapsed() < LATELY)
@@ -101,7 +104,6 @@ impl LanesSeen {
         })
     }
 
-    /// A probe has ended.
     pub(crate) fn probed(&self, probe: &ProbeReport) {
         if let Some(figure) = figure_of(probe) {
             self.lock().entry(probe.to.clone()).or_default().probed = Some(figure);
@@ -113,7 +115,8 @@ impl LanesSeen {
         if report.engine != EngineKind::Godwit {
             return;
         }
-        let telling = report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
+        let telling =
+            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
         let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
         let bytes_per_s = rate_of(round.bytes, round.duration_ms);
         let raw_bytes = round.pages.saturating_sub(round.zero_pages) * PAGE_SIZE;
@@ -127,7 +130,9 @@ impl LanesSeen {
         let mut hosts = self.lock();
         let carried = &mut hosts.entry(report.to.clone()).or_default().carried;
         // A guest whose pages are compressed leaves the wire waiting: the lanes carry what they have just carried for another.
-        if carried.is_none_or(|known| known.bytes_per_s < bytes_per_s || known.at.elapsed() >= JUST_NOW) {
+        if carried
+            .is_none_or(|known| known.bytes_per_s < bytes_per_s || known.at.elapsed() >= JUST_NOW)
+        {
             *carried = Some(Figure { at: Instant::now(), bytes_per_s, is_least, round_trip });
         }
     }

@@ -12,7 +12,6 @@ use crate::config::Config;
 /// The limits of one host.
 #[derive(Debug)]
 pub struct HostLimits {
-    /// The host's name.
     host: String,
     /// Addresses that lanes leave from; none: the kernel chooses.
     addresses: Vec<IpAddr>,
@@ -126,16 +125,24 @@ mod tests {
         assert_eq!(limits.migration(None).limit(), RateLimit::NONE);
         assert_eq!(unnamed.limit(), rate("2gbit"), "the default is for those to come");
         assert!(
-            limits.set(LimitOf::Lane("10.0.0.1".parse().unwrap()), RateLimit::NONE).unwrap().lanes.is_empty()
+            limits
+                .set(LimitOf::Lane("10.0.0.1".parse().unwrap()), RateLimit::NONE)
+                .unwrap()
+                .lanes
+                .is_empty()
         );
     }
 
     #[test]
     fn a_lane_that_is_none_is_told_so() {
         let limits = limits();
-        let refused = limits.set(LimitOf::Lane("10.0.0.9".parse().unwrap()), rate("1gbit")).unwrap_err();
+        let refused =
+            limits.set(LimitOf::Lane("10.0.0.9".parse().unwrap()), rate("1gbit")).unwrap_err();
         assert_eq!(refused.code, ErrorCode::NotFound);
-        assert!(refused.to_string().contains("10.0.0.9") && refused.remedy.contains("fd77::1"), "{refused}");
+        assert!(
+            refused.to_string().contains("10.0.0.9") && refused.remedy.contains("fd77::1"),
+            "{refused}"
+        );
         limits.set(LimitOf::Lane("fd77::1".parse().unwrap()), rate("1gbit")).unwrap();
     }
 }

@@ -4,7 +4,10 @@ use std::fs;
 
 /// Processors that run, each thread of a core counted; 0 where the kernel does not say.
 pub(crate) fn logical_cores() -> u32 {
-    fs::read_to_string("/sys/devices/system/cpu/online").ok().and_then(|text| count(&text)).unwrap_or(0)
+    fs::read_to_string("/sys/devices/system/cpu/online")
+        .ok()
+        .and_then(|text| count(&text))
+        .unwrap_or(0)
 }
 
 /// The load average of the last minute, /proc/loadavg (proc(5)); 0 where the kernel does not say.

@@ -18,7 +18,11 @@ pub(crate) struct Promise {
 /// Bytes that a new VM can get. `available_bytes`: what the kernel could still give (MemAvailable);
 /// `ram_dir_bytes`: what the file system for guest memory still takes.
 #[must_use]
-pub(crate) fn grantable_bytes(available_bytes: u64, ram_dir_bytes: u64, promises: &[Promise]) -> u64 {
+pub(crate) fn grantable_bytes(
+    available_bytes: u64,
+    ram_dir_bytes: u64,
+    promises: &[Promise],
+) -> u64 {
     let outstanding = promises
         .iter()
         .map(|promise| promise.promised_bytes.saturating_sub(promise.taken_bytes))
@@ -30,8 +34,8 @@ pub(crate) fn grantable_bytes(available_bytes: u64, ram_dir_bytes: u64, promises
 /// Guest memory that the host would have without any VM: what the kernel has less what is left to the host, as far as the file system for
 /// guest memory, mounted at `ram_dir`, takes it.
 pub(crate) fn guest_bytes(ram_dir: &Path) -> io::Result<u64> {
-    let size =
-        rustix::fs::statvfs(ram_dir).map_or(u64::MAX, |stat| stat.f_blocks.saturating_mul(stat.f_frsize));
+    let size = rustix::fs::statvfs(ram_dir)
+        .map_or(u64::MAX, |stat| stat.f_blocks.saturating_mul(stat.f_frsize));
     Ok(total_bytes()?.saturating_sub(HOST_RESERVE_BYTES).min(size))
 }
 
@@ -47,8 +51,9 @@ pub(crate) fn total_bytes() -> io::Result<u64> {
 
 fn of_meminfo(key: &str) -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
-    parse(&text, key)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no {key}")))
+    parse(&text, key).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no {key}"))
+    })
 }
 
 fn parse(text: &str, key: &str) -> Option<u64> {
@@ -77,7 +82,10 @@ mod tests {
 
     #[test]
     fn meminfo_is_read() {
-        assert_eq!(parse("MemTotal: 9 kB\nMemAvailable:   24576 kB\n", "MemAvailable:"), Some(24576 * 1024));
+        assert_eq!(
+            parse("MemTotal: 9 kB\nMemAvailable:   24576 kB\n", "MemAvailable:"),
+            Some(24576 * 1024)
+        );
         assert_eq!(parse("MemTotal: 9 kB\n", "MemAvailable:"), None);
         assert!(total_bytes().unwrap() > available_bytes().unwrap());
     }

@@ -181,9 +181,15 @@ impl Ended {
             EngineKind::Qemu => "qemu",
         };
         let code = report.error.as_ref().map_or("", |error| known_code(&error.code));
-        let labels = [("outcome", outcome.clone()), ("engine", engine.to_owned()), ("code", code.to_owned())];
+        let labels = [
+            ("outcome", outcome.clone()),
+            ("engine", engine.to_owned()),
+            ("code", code.to_owned()),
+        ];
         self.migrations.get_or_create(&labels.to_vec()).inc();
-        self.durations.get_or_create(&vec![("outcome", outcome)]).observe(report.migration_time_ms / 1e3);
+        self.durations
+            .get_or_create(&vec![("outcome", outcome)])
+            .observe(report.migration_time_ms / 1e3);
         for (histogram, ms) in
             [(&self.switchovers, report.switchover_ms), (&self.blackouts, report.blackout_ms)]
         {
@@ -191,7 +197,9 @@ impl Ended {
                 histogram.observe(ms / 1e3);
             }
         }
-        if let (Outcome::Completed, Ok(rounds)) = (report.outcome, u32::try_from(report.rounds.len())) {
+        if let (Outcome::Completed, Ok(rounds)) =
+            (report.outcome, u32::try_from(report.rounds.len()))
+        {
             self.rounds.observe(rounds.into());
         }
         self.cuts.inc_by(report.cuts.len() as u64);
@@ -215,7 +223,8 @@ impl Ended {
         self.page_in_pages.inc_by(page_in.pages);
         self.page_in_requests.inc_by(page_in.demanded_pages);
         for class in &page_in.waits {
-            let below = class.below_ms.map_or_else(|| "inf".to_owned(), |ms| (ms / 1e3).to_string());
+            let below =
+                class.below_ms.map_or_else(|| "inf".to_owned(), |ms| (ms / 1e3).to_string());
             self.page_in_waits.get_or_create(&vec![("below_seconds", below)]).inc_by(class.waits);
         }
     }
@@ -316,7 +325,10 @@ impl Metrics {
         let now = &self.now;
         for phase in Phase::ALL {
             let count = running.iter().filter(|(_, progress)| progress.phase == phase).count();
-            set(&now.migrations.get_or_create(&vec![("phase", phase.name().to_owned())]), count as u64);
+            set(
+                &now.migrations.get_or_create(&vec![("phase", phase.name().to_owned())]),
+                count as u64,
+            );
         }
         for family in [&now.sent, &now.remaining, &now.rounds] {
             family.clear();
@@ -367,7 +379,9 @@ pub(crate) async fn time(
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
     // Methods that nobody knows are the caller's to invent.
     let method = match request.method().as_str() {
-        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => known.to_owned(),
+        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => {
+            known.to_owned()
+        }
         _ => "other".to_owned(),
     };
     let began = Instant::now();
@@ -404,14 +418,22 @@ mod tests {
 
     /// One that has had everything.
     fn eventful() -> Report {
-        let error = FailureReport { code: "lane-lost".into(), message: "cut".into(), remedy: String::new() };
+        let error = FailureReport {
+            code: "lane-lost".into(),
+            message: "cut".into(),
+            remedy: String::new(),
+        };
         Report {
             outcome: Outcome::Failed,
             error: Some(error),
             switchover_ms: Some(12.0),
             blackout_ms: Some(20.0),
             lanes: vec![lane()],
-            throttle: Some(ThrottleReport { faults: 7, held_ms: 1500.0, ..ThrottleReport::default() }),
+            throttle: Some(ThrottleReport {
+                faults: 7,
+                held_ms: 1500.0,
+                ..ThrottleReport::default()
+            }),
             page_in: Some(PageInReport {
                 pages: 30,
                 demanded_pages: 3,
@@ -508,7 +530,8 @@ mod tests {
         assert_eq!(listed, registered());
         let shown = named(include_str!("../../../packaging/grafana/godwit.json"));
         let whole = |name: &String| {
-            let histogram = ["_bucket", "_count", "_sum"].iter().find_map(|suffix| name.strip_suffix(suffix));
+            let histogram =
+                ["_bucket", "_count", "_sum"].iter().find_map(|suffix| name.strip_suffix(suffix));
             histogram.filter(|name| listed.contains(*name)).unwrap_or(name).to_owned()
         };
         assert_eq!(shown.iter().map(whole).collect::<BTreeSet<_>>(), listed);

@@ -67,10 +67,12 @@ pub struct ProgressTeller {
 impl ProgressTeller {
     /// Shows how far it is.
     pub fn tell(&self, progress: Progress) {
-        lock(&self.bandwidth).take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
+        lock(&self.bandwidth)
+            .take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
         let foreseen_ms = self.foreseen_ms.get().copied();
         let guest_round_trip_ms = self.trips.take_ms();
-        let progress = Progress { guest_round_trip_ms, ..progress.with_lane_rates(&self.progress.borrow()) };
+        let progress =
+            Progress { guest_round_trip_ms, ..progress.with_lane_rates(&self.progress.borrow()) };
         self.progress.send_replace(progress.with_foreseen(foreseen_ms));
     }
 }
@@ -148,7 +150,8 @@ impl Migrations {
     #[must_use]
     pub fn place_to_begin(&self) -> f64 {
         const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
-        let running = lock(&self.all).iter().filter(|entry| entry.report.borrow().is_none()).count();
+        let running =
+            lock(&self.all).iter().filter(|entry| entry.report.borrow().is_none()).count();
         match running {
             0 | 1 => 0.0,
             _ => (self.begun.fetch_add(1, Ordering::Relaxed) as f64 * GOLDEN_RATIO).fract(),
@@ -164,7 +167,8 @@ impl Migrations {
             Err(_) => Ok(false),
             Ok(entry) if entry.vm == vm && entry.to == to => Ok(true),
             Ok(entry) => {
-                let message = format!("migration {id} is that of VM \"{}\" to host {}", entry.vm, entry.to);
+                let message =
+                    format!("migration {id} is that of VM \"{}\" to host {}", entry.vm, entry.to);
                 Err(ApiError::new(ErrorCode::AlreadyExists, message, "take another id"))
             }
         }
@@ -213,7 +217,13 @@ impl Migrations {
         }
         all.push_back(Arc::new(entry));
         let engine_began = Arc::default();
-        MigrationControl { id: id.to_owned(), pace, progress: teller, cancel: cancel_watch, engine_began }
+        MigrationControl {
+            id: id.to_owned(),
+            pace,
+            progress: teller,
+            cancel: cancel_watch,
+            engine_began,
+        }
     }
 
     /// Ends a migration; who watches it gets the report.
@@ -248,7 +258,10 @@ impl Migrations {
     /// The VM that is leaving, if one is.
     #[must_use]
     pub fn under_way(&self) -> Option<String> {
-        self.lock().iter().find(|entry| entry.report.borrow().is_none()).map(|entry| entry.vm.clone())
+        self.lock()
+            .iter()
+            .find(|entry| entry.report.borrow().is_none())
+            .map(|entry| entry.vm.clone())
     }
 
     /// One of them.
@@ -389,7 +402,12 @@ pub(crate) mod tests {
         let migrations = Migrations::default();
         let control = begin(&migrations);
         let mut watch = migrations.watch(&control.id).unwrap();
-        control.progress(Progress { round: 3, sent_bytes: 5, elapsed_ms: 0.5, ..Progress::begin(1 << 20) });
+        control.progress(Progress {
+            round: 3,
+            sent_bytes: 5,
+            elapsed_ms: 0.5,
+            ..Progress::begin(1 << 20)
+        });
         watch.progress.changed().await.unwrap();
         assert_eq!(migrations.status(&control.id).unwrap().progress.round, 3);
         let limit: RateLimit = "2gbit".parse().unwrap();
@@ -425,7 +443,10 @@ pub(crate) mod tests {
         control.progress(Progress { phase: Phase::PageIn, ..Progress::begin(1 << 20) });
         let refused = migrations.cancel(&control.id).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Busy);
-        assert!(refused.message.contains("host b") && refused.remedy.contains("gone for good"), "{refused}");
+        assert!(
+            refused.message.contains("host b") && refused.remedy.contains("gone for good"),
+            "{refused}"
+        );
         assert!(!*control.cancel.borrow());
     }
 

@@ -30,18 +30,12 @@ pub(crate) enum NetworkError {
     #[error(
         "the bridge {bridge} of network \"{network}\" does not exist (make it with `ip link add {bridge} type bridge`, or correct networks.{network}.bridge in the configuration)"
     )]
-    NoBridge {
-        /// The network's name.
-        network: String,
-        /// The bridge's name.
-        bridge: String,
-    },
+    NoBridge { network: String, bridge: String },
     /// The kernel is to serve its NICs and can't.
     #[error(
         "network \"{network}\" is to be served by vhost-net, and {VHOST_NET} can't be opened: {source} (load the kernel module vhost_net, or set networks.{network}.vhost = false in the configuration)"
     )]
     NoVhost {
-        /// The network's name.
         network: String,
         /// Why.
         source: std::io::Error,
@@ -51,7 +45,6 @@ pub(crate) enum NetworkError {
     Netlink {
         /// What was tried.
         what: String,
-        /// Why it failed.
         why: String,
     },
 }
@@ -72,7 +65,10 @@ fn tap_mend(error: &std::io::Error) -> &'static str {
 const VHOST_NET: &str = "/dev/vhost-net";
 
 /// Opens what serves the NICs of a network in the kernel; none: QEMU serves them.
-pub(crate) fn open_vhost(name: &str, network: &NetworkConfig) -> Result<Option<OwnedFd>, NetworkError> {
+pub(crate) fn open_vhost(
+    name: &str,
+    network: &NetworkConfig,
+) -> Result<Option<OwnedFd>, NetworkError> {
     if !network.vhost {
         return Ok(None);
     }
@@ -124,11 +120,11 @@ async fn join_bridge(
     offload: bool,
 ) -> Result<OwnedFd, NetworkError> {
     let (netlink, bridge) = (netlink()?, network.bridge.as_str());
-    let bridge_index = link_index(&netlink, bridge)
-        .await?
-        .ok_or_else(|| NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() })?;
-    let file =
-        open_tap(name, offload).map_err(|source| NetworkError::Tap { tap: name.to_owned(), source })?;
+    let bridge_index = link_index(&netlink, bridge).await?.ok_or_else(|| {
+        NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() }
+    })?;
+    let file = open_tap(name, offload)
+        .map_err(|source| NetworkError::Tap { tap: name.to_owned(), source })?;
     let tap_index = link_index(&netlink, name).await?.ok_or_else(|| NetworkError::Netlink {
         what: format!("looking for the tap {name}"),
         why: "it is gone".into(),
@@ -163,7 +159,8 @@ pub(crate) async fn near(addresses: &[IpAddr]) -> Vec<Near> {
             Ok(netlink) => interface_of(&netlink, address).await,
             Err(error) => Err(error),
         };
-        let found = found.inspect_err(|error| tracing::warn!(%address, %error, "its network is not known"));
+        let found =
+            found.inspect_err(|error| tracing::warn!(%address, %error, "its network is not known"));
         let prefix = found.ok().flatten().map(|found| found.prefix_len);
         all.push(Near { address, prefix });
     }
@@ -187,14 +184,21 @@ pub(crate) async fn mtu_of(address: IpAddr) -> Result<Option<u32>, NetworkError>
 }
 
 /// The interface that has an address.
-async fn interface_of(netlink: &Handle, address: IpAddr) -> Result<Option<AddressHeader>, NetworkError> {
+async fn interface_of(
+    netlink: &Handle,
+    address: IpAddr,
+) -> Result<Option<AddressHeader>, NetworkError> {
     let mut addresses = netlink.address().get().set_address_filter(address).execute();
-    let found = addresses.try_next().await.map_err(|error| not_found("interface", address, &error))?;
+    let found =
+        addresses.try_next().await.map_err(|error| not_found("interface", address, &error))?;
     Ok(found.map(|found| found.header))
 }
 
 fn not_found(what: &str, address: IpAddr, error: &rtnetlink::Error) -> NetworkError {
-    NetworkError::Netlink { what: format!("looking for the {what} of {address}"), why: error.to_string() }
+    NetworkError::Netlink {
+        what: format!("looking for the {what} of {address}"),
+        why: error.to_string(),
+    }
 }
 
 fn open_tap(name: &str, offload: bool) -> std::io::Result<OwnedFd> {
@@ -206,8 +210,10 @@ fn open_tap(name: &str, offload: bool) -> std::io::Result<OwnedFd> {
 }
 
 fn netlink() -> Result<Handle, NetworkError> {
-    let (connection, handle, _) = new_connection()
-        .map_err(|error| NetworkError::Netlink { what: "opening netlink".into(), why: error.to_string() })?;
+    let (connection, handle, _) = new_connection().map_err(|error| NetworkError::Netlink {
+        what: "opening netlink".into(),
+        why: error.to_string(),
+    })?;
     // Ends when the last handle is dropped.
     tokio::spawn(connection);
     Ok(handle)
@@ -219,14 +225,19 @@ async fn link_index(netlink: &Handle, name: &str) -> Result<Option<u32>, Network
         match links.try_next().await {
             Ok(Some(link)) => {
                 // Older kernels ignore the filter and list every interface.
-                if link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(found) if found == name))
+                if link
+                    .attributes
+                    .iter()
+                    .any(|a| matches!(a, LinkAttribute::IfName(found) if found == name))
                 {
                     return Ok(Some(link.header.index));
                 }
             }
             Ok(None) => return Ok(None),
             // ENODEV
-            Err(rtnetlink::Error::NetlinkError(message)) if message.raw_code() == -19 => return Ok(None),
+            Err(rtnetlink::Error::NetlinkError(message)) if message.raw_code() == -19 => {
+                return Ok(None);
+            }
             Err(error) => {
                 return Err(NetworkError::Netlink {
                     what: format!("looking for {name}"),
@@ -247,7 +258,9 @@ mod tests {
         assert!(open_vhost("lan", &network(false)).unwrap().is_none());
         match open_vhost("lan", &network(true)) {
             Ok(vhost) => assert!(vhost.is_some(), "this kernel has it"),
-            Err(error) => assert!(error.to_string().contains("networks.lan.vhost = false"), "{error}"),
+            Err(error) => {
+                assert!(error.to_string().contains("networks.lan.vhost = false"), "{error}")
+            }
         }
     }
 

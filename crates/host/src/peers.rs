@@ -35,11 +35,18 @@ impl Peers {
     /// The address of one.
     pub(crate) fn find(&self, name: &str) -> Option<String> {
         let configured = self.configured.get(name).cloned();
-        configured.or_else(|| self.named.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned())
+        configured.or_else(|| {
+            self.named.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        })
     }
 
     /// Takes those that a manager names, in the place of those that it named before. They are on disk when this returns.
-    pub(crate) fn set(&self, config: &Config, store: &Store, peers: SetPeers) -> Result<(), ApiError> {
+    pub(crate) fn set(
+        &self,
+        config: &Config,
+        store: &Store,
+        peers: SetPeers,
+    ) -> Result<(), ApiError> {
         let SetPeers { mut peers } = peers;
         // One list is for all hosts.
         peers.remove(&config.name);
@@ -55,8 +62,9 @@ impl Peers {
 }
 
 fn check(peers: &BTreeMap<String, String>, config: &Config) -> Result<(), ApiError> {
-    let wrong =
-        |message: String, remedy: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+    let wrong = |message: String, remedy: &str| {
+        Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
+    };
     if peers.len() > MOST_PEERS {
         return wrong(format!("{} hosts are too many", peers.len()), "name 10,000 at most");
     }
@@ -72,7 +80,10 @@ fn check(peers: &BTreeMap<String, String>, config: &Config) -> Result<(), ApiErr
                 return wrong(format!("host {name} is named by http://"), "write https://");
             }
             Endpoint::Unix(_) => {
-                return wrong(format!("host {name} is named by a socket"), "write https://address:port");
+                return wrong(
+                    format!("host {name} is named by a socket"),
+                    "write https://address:port",
+                );
             }
             Endpoint::Tls(_) | Endpoint::Tcp(_) => {}
         }

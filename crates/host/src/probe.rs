@@ -14,7 +14,8 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures::Stream;
 use godwit_api::{
-    ApiError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus, ProbeRequest,
+    ApiError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus,
+    ProbeRequest,
 };
 use godwit_migration::probe::{Cancel, ProbeReport, ProbeSession};
 use godwit_pki::Peer;
@@ -63,13 +64,17 @@ impl Probes {
         let host = &agent.config().name;
         let busy = |message, remedy| Err(ApiError::new(ErrorCode::Busy, message, remedy));
         if let Some(vm) = agent.migrations().under_way().or_else(|| agent.incoming().under_way()) {
-            let message =
-                format!("VM \"{vm}\" is on the move from or to host {host}: a probe would slow it down");
+            let message = format!(
+                "VM \"{vm}\" is on the move from or to host {host}: a probe would slow it down"
+            );
             return busy(message, "probe when it has moved, see `godwit migration list`");
         }
         let mut under_way = lock(&self.under_way);
         if let Some(other) = &*under_way {
-            return busy(format!("{other} already"), "wait until it is over: a probe takes some seconds");
+            return busy(
+                format!("{other} already"),
+                "wait until it is over: a probe takes some seconds",
+            );
         }
         *under_way = Some(what);
         Ok(Turn(Arc::clone(&self.under_way)))
@@ -94,7 +99,11 @@ impl Probes {
     fn find(&self, id: &str) -> Result<Expected, ApiError> {
         lock(&self.incoming).as_ref().filter(|known| known.id == id).cloned().ok_or_else(|| {
             let message = format!("no probe {id} comes to this host");
-            ApiError::new(ErrorCode::NotFound, message, "it took too long, or was ended: probe again")
+            ApiError::new(
+                ErrorCode::NotFound,
+                message,
+                "it took too long, or was ended: probe again",
+            )
         })
     }
 }
@@ -126,7 +135,8 @@ async fn begin(
 ) -> Result<Sse<impl Stream<Item = Result<Event, std::convert::Infallible>>>, Refusal> {
     let request: ProbeRequest = body(&bytes)?;
     let events = outgoing::begin(agent, request).await?;
-    Ok(Sse::new(tokio_stream::wrappers::ReceiverStream::new(events)).keep_alive(KeepAlive::default()))
+    Ok(Sse::new(tokio_stream::wrappers::ReceiverStream::new(events))
+        .keep_alive(KeepAlive::default()))
 }
 
 async fn expect(
@@ -155,7 +165,10 @@ async fn show(
     Ok(Json(IncomingProbeStatus { readings }))
 }
 
-async fn end(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+async fn end(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Refusal> {
     let mut expected = agent.probes().find(&id)?;
     expected.session.end();
     // Answered when the next may come; whoever ends it does not wait long.

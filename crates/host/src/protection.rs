@@ -54,7 +54,13 @@ impl Protection {
         }
         let identity = read(files, &revocations)?;
         let known = Mutex::new(Known { changed, list_changed, identity });
-        Ok(Protection { files: files.clone(), list, revocations, lists: watch::Sender::new(()), known })
+        Ok(Protection {
+            files: files.clone(),
+            list,
+            revocations,
+            lists: watch::Sender::new(()),
+            known,
+        })
     }
 
     /// The identity as the files have it; as they had it, while they can't be read.
@@ -96,13 +102,15 @@ impl Protection {
     /// [`ErrorCode::InvalidRequest`]: no list of an authority that is trusted here; [`ErrorCode::WrongState`]: a later one
     /// is here; [`ErrorCode::HostFailed`]: it cannot be written. The one before stays.
     pub(crate) fn revoke(&self, list: &str) -> Result<RevocationsTaken, ApiError> {
-        let list = RevocationList::read(list, &self.files.authority).map_err(|error| refused(&error))?;
+        let list =
+            RevocationList::read(list, &self.files.authority).map_err(|error| refused(&error))?;
         let taken = RevocationsTaken { number: list.number(), certificates: list.revoked().len() };
         // One at a time: what is on disk is what counts.
         let _alone = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if self.revocations.check_newer(&list).map_err(|error| refused(&error))? {
-            replace(&self.list, list.pem())
-                .map_err(|error| host_failed("the list of revoked certificates can't be written", &error))?;
+            replace(&self.list, list.pem()).map_err(|error| {
+                host_failed("the list of revoked certificates can't be written", &error)
+            })?;
             tracing::info!(?list, "a list of revoked certificates is taken");
             self.revocations.accept(list).map_err(|error| refused(&error))?;
             self.lists.send_replace(());

@@ -81,7 +81,10 @@ impl References {
         let mut dropped = self.take_bases(|base| base.vm == vm);
         if self.arrived_digest_bytes() + digest_bytes > self.most_digest_bytes {
             free_later(dropped);
-            tracing::info!(vm, "its memory is not kept: its digests would take more than digest_memory");
+            tracing::info!(
+                vm,
+                "its memory is not kept: its digests would take more than digest_memory"
+            );
             return false;
         }
         dropped.extend(self.make_room(taken_bytes, digest_bytes));
@@ -136,7 +139,10 @@ impl References {
     ) -> Option<Arc<Content>> {
         let pages: u64 = vm.regions.iter().map(|region| region.pages()).sum();
         if self.digest_bytes() + 8 * pages > self.most_digest_bytes {
-            tracing::debug!(vm = vm.name.as_str(), "no memory is left for the digests of its pages");
+            tracing::debug!(
+                vm = vm.name.as_str(),
+                "no memory is left for the digests of its pages"
+            );
             return None;
         }
         let warn = |error: &RamError| {
@@ -165,10 +171,10 @@ impl References {
         offer
     }
 
-    /// What is here.
     fn offer_here(&self, vm: &str) -> Offer {
         self.expire();
-        let arrived = self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).rev();
+        let arrived =
+            self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).rev();
         let state = self.state();
         let is_own = |base: &&Base| base.vm == vm;
         let own = state.bases.iter().rev().filter(is_own);
@@ -186,8 +192,12 @@ impl References {
     /// What is here, for people.
     pub(crate) fn info(&self) -> ReferencesInfo {
         let state = self.state();
-        let contents: Vec<_> =
-            state.bases.iter().map(|base| Arc::clone(&base.content)).chain(self.arrivals.all()).collect();
+        let contents: Vec<_> = state
+            .bases
+            .iter()
+            .map(|base| Arc::clone(&base.content))
+            .chain(self.arrivals.all())
+            .collect();
         ReferencesInfo {
             bases: state.bases.len(),
             base_bytes: state.bases.iter().map(|base| base.content.taken_bytes()).sum(),
@@ -260,7 +270,9 @@ fn free_later(bases: Vec<Base>) {
     if bases.is_empty() {
         return;
     }
-    in_the_background("free-bases", move || bases.iter().for_each(|base| empty(&base.vm, &base.content)));
+    in_the_background("free-bases", move || {
+        bases.iter().for_each(|base| empty(&base.vm, &base.content))
+    });
 }
 
 /// Works digests out with at most half of a core that nobody else wants, and not while guests are on their way. A migration that
@@ -268,7 +280,8 @@ fn free_later(bases: Vec<Base>) {
 fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 'static) {
     let content = Arc::downgrade(content);
     in_the_background("digests", move || {
-        let pieces: Vec<_> = content.upgrade().map_or_else(Vec::new, |content| content.pieces().collect());
+        let pieces: Vec<_> =
+            content.upgrade().map_or_else(Vec::new, |content| content.pieces().collect());
         for (block, pages) in pieces {
             while is_busy() && content.strong_count() > 0 {
                 pause(BUSY_INTERVAL);
@@ -336,7 +349,8 @@ mod tests {
     #[tokio::test]
     async fn the_vms_own_base_comes_first_and_the_oldest_goes_first() {
         let size = ByteSize::from_bytes(2 * BYTES);
-        let config = ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
+        let config =
+            ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
         for (vm, byte) in [("web", 1), ("api", 2)] {
             assert!(references.keep(vm, &memory(byte), BYTES, || false));
@@ -350,7 +364,10 @@ mod tests {
                 && references.keep("db", &memory(4), BYTES, || false)
         );
         assert_eq!(offered(&references, "web"), [Some(3), Some(4)]);
-        assert!(!references.keep("huge", &memory(5), 3 * BYTES, || false), "more than may be kept at all");
+        assert!(
+            !references.keep("huge", &memory(5), 3 * BYTES, || false),
+            "more than may be kept at all"
+        );
     }
 
     #[tokio::test]
@@ -363,7 +380,10 @@ mod tests {
         assert!(references.base_bytes() >= 3 * BYTES);
         references.free(BYTES + 1);
         assert_eq!(offered(&references, "web"), [Some(3)]);
-        assert_eq!(offer.contents.iter().filter(|content| first_byte(content).is_some()).count(), 1);
+        assert_eq!(
+            offer.contents.iter().filter(|content| first_byte(content).is_some()).count(),
+            1
+        );
         references.free(u64::MAX);
         assert_eq!((references.base_bytes(), offered(&references, "web").len()), (0, 0));
     }
@@ -388,7 +408,8 @@ mod tests {
     #[tokio::test]
     async fn what_can_not_be_kept_drops_nothing_else() {
         let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
-        let references = references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
+        let references =
+            references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
         assert!(references.keep("web", &memory(1), BYTES, || false));
         // A guest that arrived has so many digests that no other can be kept, whatever is dropped.
         let big = [memory(2), memory(2), memory(2), memory(2)].concat();

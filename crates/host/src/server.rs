@@ -42,7 +42,6 @@ pub enum RunError {
     /// An address is taken or is not this host's.
     #[error("the agent can't listen on {address}: {source} ({})", listen_mend(.source))]
     Listen {
-        /// The address.
         address: SocketAddr,
         /// Why.
         source: io::Error,
@@ -111,7 +110,9 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         }
     }
     if config.insecure {
-        tracing::warn!("insecure: whoever reaches this agent can run VMs here and read guests on their way");
+        tracing::warn!(
+            "insecure: whoever reaches this agent can run VMs here and read guests on their way"
+        );
     }
     tracing::info!(host = config.name, socket = %config.socket.display(), listen = ?config.listen, "agent ready");
     probe_in_background(agent.clone());
@@ -145,8 +146,9 @@ fn keep_to_itself() {
 async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> {
     let mut listeners = Vec::new();
     for &address in addresses {
-        let listener =
-            TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|source| RunError::Listen { address, source })?;
         listeners.push(listener);
     }
     Ok(listeners)
@@ -212,7 +214,8 @@ fn probe_in_background(agent: Arc<Agent>) {
             Ok(qemu) => qemu,
             Err(error) => return tracing::warn!(%error, "no QEMU yet"),
         };
-        let accel = if agent.accel(&qemu.path).await.kvm { Accelerator::Kvm } else { Accelerator::Tcg };
+        let accel =
+            if agent.accel(&qemu.path).await.kvm { Accelerator::Kvm } else { Accelerator::Tcg };
         if let Err(error) = agent.cpu(&qemu, accel).await {
             tracing::warn!(%error, remedy = error.remedy(), "it is not known what CPU guests can have");
         }

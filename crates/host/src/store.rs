@@ -39,7 +39,6 @@ pub(crate) enum Desired {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OtherHost {
-    /// Its name.
     pub name: String,
     /// Pages that the guest lacks there are kept here.
     #[serde(default)]
@@ -56,7 +55,6 @@ pub(crate) struct SavedVm {
     pub format: u32,
     /// Whether it shall run.
     pub desired: Desired,
-    /// Whose it is.
     pub role: Role,
     /// Which life of the VM it is. A record without one is of a VM that an earlier version created.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
@@ -66,14 +64,18 @@ pub(crate) struct SavedVm {
     /// The host that it is handed over to, or comes from; none: it stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<OtherHost>,
-    /// What it is.
     pub spec: ResolvedSpec,
 }
 
 impl SavedVm {
     /// A record in this version's format.
     #[must_use]
-    pub(crate) fn new(spec: ResolvedSpec, role: Role, desired: Desired, ownership: Ownership) -> Self {
+    pub(crate) fn new(
+        spec: ResolvedSpec,
+        role: Role,
+        desired: Desired,
+        ownership: Ownership,
+    ) -> Self {
         let Ownership { incarnation, epoch } = ownership;
         SavedVm { format: FORMAT, desired, role, incarnation, epoch, other: None, spec }
     }
@@ -154,7 +156,9 @@ pub(crate) enum StoreError {
         why: String,
     },
     /// Another agent works with the same directory.
-    #[error("another agent uses {path} already (stop it, or give this one its own state_dir and run_dir)")]
+    #[error(
+        "another agent uses {path} already (stop it, or give this one its own state_dir and run_dir)"
+    )]
     InUse {
         /// The directory.
         path: PathBuf,
@@ -194,12 +198,20 @@ impl Store {
             fs::TryLockError::Error(source) => failed(&path, "locked", source),
         })?;
         let peers = state_dir.join("peers.json");
-        Ok(Store { vms, gone, peers, disk: Disk::default(), writing: Mutex::default(), _lock: lock })
+        Ok(Store {
+            vms,
+            gone,
+            peers,
+            disk: Disk::default(),
+            writing: Mutex::default(),
+            _lock: lock,
+        })
     }
 
     /// The names of all VMs that have a record, readable or not.
     pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
-        let entries = fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
+        let entries =
+            fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|source| failed(&self.vms, "listed", source))?;
@@ -211,7 +223,8 @@ impl Store {
     /// Every record, and what is wrong with those that can't be read.
     pub(crate) fn load_all(&self) -> Result<(Vec<SavedVm>, Vec<StoreError>), StoreError> {
         let (mut records, mut problems) = (Vec::new(), Vec::new());
-        let entries = fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
+        let entries =
+            fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
         for entry in entries {
             let dir = entry.map_err(|source| failed(&self.vms, "listed", source))?.path();
             let path = dir.join("vm.json");
@@ -244,7 +257,9 @@ impl Store {
     pub(crate) fn read(&self, name: &VmName) -> Result<Option<SavedVm>, StoreError> {
         match load(&self.vms.join(name).join("vm.json")) {
             Ok(record) => Ok(Some(record)),
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -268,7 +283,8 @@ impl Store {
             return Ok(Known::Has(record.standing()));
         }
         let gone = self.load_gone(uuid, incarnation)?;
-        Ok(gone.map_or(Known::Never, |gone| Known::Gone(Ownership { incarnation, epoch: gone.epoch })))
+        Ok(gone
+            .map_or(Known::Never, |gone| Known::Gone(Ownership { incarnation, epoch: gone.epoch })))
     }
 
     fn gone_path(&self, uuid: Uuid, incarnation: Incarnation) -> PathBuf {
@@ -278,7 +294,11 @@ impl Store {
         })
     }
 
-    fn load_gone(&self, uuid: Uuid, incarnation: Incarnation) -> Result<Option<GoneVm>, StoreError> {
+    fn load_gone(
+        &self,
+        uuid: Uuid,
+        incarnation: Incarnation,
+    ) -> Result<Option<GoneVm>, StoreError> {
         let path = self.gone_path(uuid, incarnation);
         let text = match fs::read(&path) {
             Ok(text) => text,
@@ -286,12 +306,16 @@ impl Store {
             Err(error) => return Err(failed(&path, "read", error)),
         };
         let wrong = |why: String| StoreError::Format { path: path.clone(), why };
-        let gone: GoneVm = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        let gone: GoneVm =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if gone.format != FORMAT {
             return Err(wrong(format!("format {} instead of {FORMAT}", gone.format)));
         }
         if gone.incarnation != incarnation {
-            return Err(wrong(format!("incarnation {} instead of {incarnation}", gone.incarnation)));
+            return Err(wrong(format!(
+                "incarnation {} instead of {incarnation}",
+                gone.incarnation
+            )));
         }
         Ok(Some(gone))
     }
@@ -318,8 +342,10 @@ impl Store {
     }
 
     fn replace(&self, path: &Path, content: &impl Serialize, kind: &str) -> Result<(), StoreError> {
-        let text = serde_json::to_vec_pretty(content)
-            .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
+        let text = serde_json::to_vec_pretty(content).map_err(|error| StoreError::Format {
+            path: path.to_owned(),
+            why: error.to_string(),
+        })?;
         let replaced = fail_writes::check(kind).and_then(|()| self.disk.replace(path, &text));
         replaced.map_err(|source| failed(path, "written", source))
     }
@@ -362,7 +388,8 @@ impl Store {
             Err(error) => return Err(failed(&self.peers, "read", error)),
         };
         let wrong = |why: String| StoreError::Format { path: self.peers.clone(), why };
-        let saved: SavedPeers = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        let saved: SavedPeers =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if saved.format == FORMAT {
             Ok(saved.peers)
         } else {
@@ -477,7 +504,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let owner = SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(3));
-        let to_b = owner.clone().with(OtherHost { name: "b".to_owned(), needs_pages: false, runs: true });
+        let to_b =
+            owner.clone().with(OtherHost { name: "b".to_owned(), needs_pages: false, runs: true });
         assert!(!store.save_over(&to_b, &owner).unwrap());
         assert_eq!(store.load(&web()), None);
         store.save(&to_b).unwrap();
@@ -515,7 +543,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let spec = ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") };
-        let owner = |ownership| SavedVm::new(spec.clone(), Role::Owner, Desired::Running, ownership);
+        let owner =
+            |ownership| SavedVm::new(spec.clone(), Role::Owner, Desired::Running, ownership);
         let known = |incarnation| store.known(&web(), spec.uuid, incarnation).unwrap();
         let (older, newer) = (at(3), Ownership { incarnation: Incarnation::new(8), epoch: 1 });
         let unrecorded = Ownership { incarnation: Incarnation::UNRECORDED, epoch: 9 };
@@ -569,8 +598,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         store.save(&SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(1))).unwrap();
-        let later =
-            SavedVm { format: 9, ..SavedVm::new(spec("later"), Role::Owner, Desired::Running, at(1)) };
+        let later = SavedVm {
+            format: 9,
+            ..SavedVm::new(spec("later"), Role::Owner, Desired::Running, at(1))
+        };
         store.save(&later).unwrap();
         fs::create_dir(dir.path().join("vms/torn")).unwrap();
         fs::write(dir.path().join("vms/torn/vm.json"), "{\"format\": 1").unwrap();

@@ -61,14 +61,21 @@ impl FromStr for UserRange {
             Some((first.trim().parse::<u32>().ok()?, last.trim().parse::<u32>().ok()?))
         });
         let Some((first, last)) = parsed else {
-            return Err(format!("\"{text}\" is no range of users: write FIRST-LAST, as {DEFAULT_USERS}"));
+            return Err(format!(
+                "\"{text}\" is no range of users: write FIRST-LAST, as {DEFAULT_USERS}"
+            ));
         };
         if first < 1000 || last < first || last >= u32::MAX - 1 {
-            return Err(format!("{text} can't be users: from 1000 on, upwards, below {}", u32::MAX - 1));
+            return Err(format!(
+                "{text} can't be users: from 1000 on, upwards, below {}",
+                u32::MAX - 1
+            ));
         }
         let range = UserRange { first, last };
         match [65534, 65535].into_iter().find(|id| range.contains(*id)) {
-            Some(id) => Err(format!("{text} has {id} in it, which the system uses itself: leave it out")),
+            Some(id) => {
+                Err(format!("{text} has {id} in it, which the system uses itself: leave it out"))
+            }
             None => Ok(range),
         }
     }
@@ -92,7 +99,6 @@ pub(crate) struct User {
 /// Whom this host's QEMUs run as.
 #[derive(Debug)]
 pub(crate) enum QemuUsers {
-    /// All as one.
     Shared(User),
     /// Each as one of these. The lock is held while one is chosen.
     Each(UserRange, Mutex<()>),
@@ -108,9 +114,14 @@ impl QemuUsers {
             ApiError::new(ErrorCode::InvalidRequest, format!("{key}: {why}"), remedy)
         };
         if let Some(user) = &config.qemu_user {
-            let user = look_up(user)
-                .map_err(|why| refused("qemu_user", why, "correct qemu_user in the configuration"))?;
-            let what = if user.uid == 0 { "root: a guest that breaks out owns the host" } else { "one user" };
+            let user = look_up(user).map_err(|why| {
+                refused("qemu_user", why, "correct qemu_user in the configuration")
+            })?;
+            let what = if user.uid == 0 {
+                "root: a guest that breaks out owns the host"
+            } else {
+                "one user"
+            };
             tracing::warn!(uid = user.uid, "all QEMUs of this host run as {what}");
             return Ok(QemuUsers::Shared(user));
         }
@@ -120,7 +131,11 @@ impl QemuUsers {
         });
         if let Some((path, who)) = problem {
             let why = format!("{range} has the number of \"{who}\" of {path} in it");
-            return Err(refused("qemu_users", why, "name a range of numbers that belong to nobody"));
+            return Err(refused(
+                "qemu_users",
+                why,
+                "name a range of numbers that belong to nobody",
+            ));
         }
         for path in ["/proc/self/uid_map", "/proc/self/gid_map"] {
             let map = fs::read_to_string(path).unwrap_or_default();
@@ -188,7 +203,10 @@ impl QemuUsers {
             QemuUsers::Each(range, _) => *range,
         };
         let running = running_users(range).unwrap_or_default();
-        let uid = (range.first..=range.last).rev().find(|uid| !running.contains(uid)).unwrap_or(range.last);
+        let uid = (range.first..=range.last)
+            .rev()
+            .find(|uid| !running.contains(uid))
+            .unwrap_or(range.last);
         User { uid, gid: uid }
     }
 }
@@ -207,8 +225,9 @@ impl QemuUsers {
     pub(crate) fn end_question(&self, vms: &Path, user: User) {
         let QemuUsers::Each(_, lock) = self else { return };
         let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_noted =
-            |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|entry| noted(&entry.path()) == Some(user.uid));
+        let is_noted = |entry: io::Result<fs::DirEntry>| {
+            entry.is_ok_and(|entry| noted(&entry.path()) == Some(user.uid))
+        };
         if !fs::read_dir(vms).is_ok_and(|mut entries| entries.any(is_noted)) {
             crate::kvm::keep_out(|uid| uid == user.uid);
         }
@@ -243,7 +262,8 @@ fn somebodys(range: UserRange, file: &str) -> Option<&str> {
 /// Whether a user namespace has all numbers of the range (user_namespaces(7): first inside, first outside, count).
 fn is_mapped(range: UserRange, map: &str) -> bool {
     map.lines().any(|line| {
-        let mut numbers = line.split_ascii_whitespace().map(|number| number.parse::<u64>().unwrap_or(0));
+        let mut numbers =
+            line.split_ascii_whitespace().map(|number| number.parse::<u64>().unwrap_or(0));
         let (first, _, count) = (numbers.next(), numbers.next(), numbers.next());
         let (first, count) = (first.unwrap_or(0), count.unwrap_or(0));
         u64::from(range.first) >= first && u64::from(range.last) < first + count
@@ -252,8 +272,8 @@ fn is_mapped(range: UserRange, map: &str) -> bool {
 
 /// Looks a user up: `name` of /etc/passwd or `UID:GID`. Only local users: the agent must start without a name service.
 fn look_up(user: &str) -> Result<User, String> {
-    let passwd =
-        fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd can't be read: {error}"))?;
+    let passwd = fs::read_to_string("/etc/passwd")
+        .map_err(|error| format!("/etc/passwd can't be read: {error}"))?;
     find(user, &passwd).ok_or_else(|| format!("there is no user \"{user}\" in /etc/passwd"))
 }
 
@@ -288,10 +308,15 @@ mod tests {
         let range: UserRange = "100000-165535".parse().unwrap();
         assert_eq!(range.to_string(), "100000-165535");
         assert_eq!(DEFAULT_USERS.to_string().parse(), Ok(DEFAULT_USERS));
-        for bad in ["", "7", "10-20", "0-100000", "3000-2000", "60000-70000", "5000-4294967295", "a-b"] {
+        for bad in
+            ["", "7", "10-20", "0-100000", "3000-2000", "60000-70000", "5000-4294967295", "a-b"]
+        {
             assert!(bad.parse::<UserRange>().is_err(), "{bad}");
         }
-        assert_eq!(somebodys(range, "root:x:0:0::/:/bin/sh\nweb:x:100007:5::/:/bin/sh"), Some("web"));
+        assert_eq!(
+            somebodys(range, "root:x:0:0::/:/bin/sh\nweb:x:100007:5::/:/bin/sh"),
+            Some("web")
+        );
         assert_eq!(somebodys(range, "kvm:x:110:me\n"), None);
         assert!(is_mapped(range, "         0          0 4294967295\n"));
         assert!(is_mapped(range, "0 1000 1\n100000 200000 65536\n"));
@@ -314,7 +339,10 @@ mod tests {
             (1_999_990_000..=1_999_990_003).collect::<Vec<_>>()
         );
         let error = claim("e").unwrap_err();
-        assert!(error.to_string().contains("all users of 1999990000-1999990003 are taken"), "{error}");
+        assert!(
+            error.to_string().contains("all users of 1999990000-1999990003 are taken"),
+            "{error}"
+        );
         let freed = noted(&folder.path().join("c")).unwrap();
         forget(&folder.path().join("c")).unwrap();
         assert_eq!(claim("e").unwrap(), User { uid: freed, gid: freed });
@@ -334,7 +362,8 @@ mod tests {
         let users = QemuUsers::Each(range, Mutex::new(()));
         let first = users.claim(folder.path(), &web).unwrap();
         forget(&vm).unwrap();
-        let mut stray = std::process::Command::new("/bin/sleep").arg("1000").uid(first.uid).spawn().unwrap();
+        let mut stray =
+            std::process::Command::new("/bin/sleep").arg("1000").uid(first.uid).spawn().unwrap();
         assert_ne!(users.claim(folder.path(), &web).unwrap(), first);
         forget(&vm).unwrap();
         stray.kill().unwrap();

@@ -35,7 +35,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// A VM whose QEMU runs here: the guest itself, or a shadow that waits for it.
 #[derive(Debug)]
 pub struct Vm {
-    /// Its name.
     pub name: VmName,
     /// What it is, nothing left to defaults.
     pub spec: ResolvedSpec,
@@ -43,7 +42,6 @@ pub struct Vm {
     pub incarnation: Incarnation,
     /// The generation of its ownership. An operator who takes a guest in doubt back begins a new one.
     epoch: AtomicU64,
-    /// QEMU.
     pub process: QemuProcess,
     /// The shared memory blocks, in the blocks' order (private ones are left out).
     pub regions: Vec<Arc<Region>>,
@@ -60,11 +58,9 @@ pub struct Vm {
 /// A VM's process as far as it is known without a word of its QEMU: all that it takes to bring the pages which it lacks.
 #[derive(Clone, Debug)]
 pub(crate) struct UnaskedVm {
-    /// Its name.
     pub name: VmName,
     /// Its number.
     pub pid: i32,
-    /// When it started.
     pub start_time: u64,
     /// The shared memory blocks, as of a [`Vm`].
     pub regions: Vec<Arc<Region>>,
@@ -89,7 +85,6 @@ impl UnaskedVm {
 /// What a start needs to know of the host.
 #[derive(Clone, Debug)]
 pub(crate) struct LaunchSite<'a> {
-    /// The host's name.
     pub host: &'a str,
     /// Where files go.
     pub places: &'a Places,
@@ -126,7 +121,9 @@ impl Vm {
     ) -> Result<Vm, ApiError> {
         let files = site.places.vm(&spec.name);
         let staged = StagedFiles::new(files.clone());
-        files.make_dir().map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
+        files
+            .make_dir()
+            .map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
         files
             .clear_notes()
             .map_err(|error| host_failed("notes of an older process can't be removed", &error))?;
@@ -238,7 +235,6 @@ impl Vm {
         *self.content.lock().unwrap_or_else(PoisonError::into_inner) = Some(content);
     }
 
-    /// What it offers.
     pub(crate) fn offered(&self) -> Option<Arc<Content>> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -266,7 +262,11 @@ impl Vm {
 
     /// Lets paused vCPUs go on.
     pub async fn resume(&self) -> Result<(), ApiError> {
-        self.process.qmp.resume().await.map_err(|error| self.hypervisor_failed("let the vCPUs run", &error))
+        self.process
+            .qmp
+            .resume()
+            .await
+            .map_err(|error| self.hypervisor_failed("let the vCPUs run", &error))
     }
 
     /// Whether the vCPUs run; none when QEMU does not answer.
@@ -302,8 +302,10 @@ impl Vm {
     }
 
     fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {
-        let words =
-            self.files.last_words().map_or(String::new(), |words| format!(" (its last words: {words})"));
+        let words = self
+            .files
+            .last_words()
+            .map_or(String::new(), |words| format!(" (its last words: {words})"));
         ApiError::new(
             ErrorCode::HypervisorFailed,
             format!("QEMU of VM \"{}\" would not {what}: {error}{words}", self.name),
@@ -326,11 +328,18 @@ async fn ends_soon(pid: i32, start_time: u64) -> bool {
 /// Opens the shared memory blocks' files that an earlier agent made.
 fn open_memory(files: &VmFiles, spec: &ResolvedSpec) -> Result<Vec<Arc<Region>>, ApiError> {
     let paths = files.memory_of(spec);
-    paths.iter().map(|path| Region::open(path).map(Arc::new).map_err(|error| ram_failed(&error))).collect()
+    paths
+        .iter()
+        .map(|path| Region::open(path).map(Arc::new).map_err(|error| ram_failed(&error)))
+        .collect()
 }
 
 /// Makes the shared memory blocks' files; they are removed with the staged files.
-fn make_memory(files: &VmFiles, spec: &ResolvedSpec, user: User) -> Result<Vec<Arc<Region>>, ApiError> {
+fn make_memory(
+    files: &VmFiles,
+    spec: &ResolvedSpec,
+    user: User,
+) -> Result<Vec<Arc<Region>>, ApiError> {
     let owner = Some((user.uid, user.gid));
     let mut regions = Vec::new();
     for (index, block) in spec.memory.iter().enumerate() {

@@ -27,7 +27,10 @@ fn web() -> VmName {
 /// An agent, and a VM "web" that it runs.
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
     let agent = Agent::open(host.config.clone()).await.unwrap();
-    agent.create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false }).await.unwrap();
+    agent
+        .create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+        .await
+        .unwrap();
     agent
 }
 
@@ -55,7 +58,10 @@ fn a_second_agent_and_a_taken_port_are_one_clear_error() {
         let mut config = host.config.clone();
         config.listen = vec![taken.local_addr().unwrap()];
         let error = godwit_host::run(config).await.unwrap_err();
-        assert!(matches!(error, RunError::Listen { .. }) && error.to_string().contains("listen"), "{error}");
+        assert!(
+            matches!(error, RunError::Listen { .. }) && error.to_string().contains("listen"),
+            "{error}"
+        );
     });
 }
 
@@ -98,11 +104,14 @@ fn protect(host: &mut TestHost) -> Authority {
 }
 
 fn issue(authority: &Authority, name: &str, role: Role) -> Issued {
-    authority.issue(&Grant { name: name.to_owned(), role, addresses: Vec::new(), days: 30 }).unwrap()
+    authority
+        .issue(&Grant { name: name.to_owned(), role, addresses: Vec::new(), days: 30 })
+        .unwrap()
 }
 
 fn client_of(authority: &Authority, shown: &Issued, to: SocketAddr, host: &str) -> Client {
-    let identity = Identity::load(&authority.certificate(), &shown.certificate, &shown.key).unwrap();
+    let identity =
+        Identity::load(&authority.certificate(), &shown.certificate, &shown.key).unwrap();
     Client::secure(Endpoint::Tls(to.to_string()), &identity, host)
 }
 
@@ -122,7 +131,8 @@ fn a_certificate_tells_who_may_what() {
     host.config.listen = vec![address];
     let authority = protect(&mut host);
     let foreign = Authority::create(&host.path().join("foreign"), "test", 30).unwrap();
-    let (b, admin) = (issue(&authority, "b", Role::Host), issue(&authority, "admin", Role::Operator));
+    let (b, admin) =
+        (issue(&authority, "b", Role::Host), issue(&authority, "admin", Role::Operator));
     let monitor = issue(&authority, "prometheus", Role::Monitor);
     let stranger = issue(&foreign, "b", Role::Host);
     let spec = host.spec("web");
@@ -173,11 +183,16 @@ fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
     host.config.listen = vec![address];
     let authority = protect(&mut host);
     let foreign = Authority::create(&host.path().join("foreign"), "test", 30).unwrap();
-    let (b, thief) = (issue(&authority, "b", Role::Host), issue(&authority, "thief", Role::Operator));
+    let (b, thief) =
+        (issue(&authority, "b", Role::Host), issue(&authority, "thief", Role::Operator));
     let admin = issue(&authority, "admin", Role::Operator);
     let of = |issued: &Issued| describe(&issued.certificate).unwrap().serial;
     let list = |by: &Authority, number, revoked: &[&Issued]| SetRevocations {
-        list: by.list(number, revoked.iter().map(|one| (of(one), 0)).collect()).unwrap().pem().to_owned(),
+        list: by
+            .list(number, revoked.iter().map(|one| (of(one), 0)).collect())
+            .unwrap()
+            .pem()
+            .to_owned(),
     };
     let refused = |answer: Result<HostInfo, ClientError>| answer.unwrap_err().code().is_none();
     let (from_b, from_thief, from_admin) = (
@@ -189,7 +204,10 @@ fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
         let mut followed = from_thief.watch().await.unwrap();
         followed.next().await.unwrap();
         let newer = list(&authority, 2, &[&b, &thief]);
-        assert_eq!(from_b.set_revocations(&newer).await.unwrap_err().code(), Some(ErrorCode::Forbidden));
+        assert_eq!(
+            from_b.set_revocations(&newer).await.unwrap_err().code(),
+            Some(ErrorCode::Forbidden)
+        );
         let taken = from_admin.set_revocations(&newer).await.unwrap();
         assert_eq!((taken.number, taken.certificates), (2, 2));
         assert!(refused(from_b.host().await) && refused(from_thief.host().await));
@@ -312,9 +330,10 @@ fn the_source_is_marked_kept_and_released() {
     host.run(async {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
-        for refused in
-            [agent.begin_migration("web", "m2").err(), agent.stop(&web(), Default::default()).await.err()]
-        {
+        for refused in [
+            agent.begin_migration("web", "m2").err(),
+            agent.stop(&web(), Default::default()).await.err(),
+        ] {
             let refused = refused.unwrap();
             assert!(refused.code == ErrorCode::Busy && refused.message.contains("m1"), "{refused}");
         }
@@ -383,7 +402,10 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
         };
         doubt().await;
         let refused = agent.resolve_doubt(&web(), word("c", false)).await.unwrap_err();
-        assert!(refused.code == ErrorCode::InvalidRequest && refused.message.contains("and b"), "{refused}");
+        assert!(
+            refused.code == ErrorCode::InvalidRequest && refused.message.contains("and b"),
+            "{refused}"
+        );
 
         let name = agent.config().name.clone();
         let kept = agent.resolve_doubt(&web(), word(&name, true)).await.unwrap().vm.unwrap();
@@ -400,7 +422,10 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
         let vm = agent.vm("web").unwrap().unwrap();
         let (uuid, ownership) = (vm.spec.uuid, vm.ownership());
         assert_eq!(agent.resolve_doubt(&web(), word("b", false)).await.unwrap().vm, None);
-        assert_eq!(agent.known(&web(), uuid, ownership.incarnation).unwrap(), Known::Gone(ownership));
+        assert_eq!(
+            agent.known(&web(), uuid, ownership.incarnation).unwrap(),
+            Known::Gone(ownership)
+        );
         assert_eq!(ownership.epoch, 5);
         assert!(agent.vms().is_empty());
         assert_eq!(host.remains(), Vec::<String>::new());
@@ -420,7 +445,10 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
             agent.start(&web()).await.unwrap_err(),
         ] {
             assert_eq!(refused.code, ErrorCode::InDoubt);
-            assert!(refused.message.contains("host b") && refused.remedy.contains("resolve"), "{refused}");
+            assert!(
+                refused.message.contains("host b") && refused.remedy.contains("resolve"),
+                "{refused}"
+            );
         }
     });
     host.run(async {
@@ -451,12 +479,16 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
     std::fs::write(ram.join("web.missing-from"), "b").unwrap();
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        until("it is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused).await;
+        until("it is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused)
+            .await;
         let info = agent.vm_info("web").unwrap();
         assert!(info.reason.is_some_and(|reason| reason.contains("missing")) && !info.in_doubt);
         let refused = agent.start(&web()).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::WrongState);
-        assert!(refused.message.contains("host b") && refused.remedy.contains("restart"), "{refused}");
+        assert!(
+            refused.message.contains("host b") && refused.remedy.contains("restart"),
+            "{refused}"
+        );
         assert!(agent.delete(&web(), false).await.is_err());
         assert!(ram.join("web.missing").exists());
         agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
@@ -497,7 +529,8 @@ fn a_qemu_that_answers_late_is_adopted_late() {
         agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
         agent.hold_in_doubt(&web(), "b").await;
     });
-    let (socket, aside) = (host.path().join("run/vms/web/qmp.sock"), host.path().join("aside.sock"));
+    let (socket, aside) =
+        (host.path().join("run/vms/web/qmp.sock"), host.path().join("aside.sock"));
     std::fs::rename(&socket, &aside).unwrap();
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
@@ -541,7 +574,10 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false }).await.unwrap();
+        agent
+            .create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .await
+            .unwrap();
     });
     let record = host.config.state_dir.join("vms/web/vm.json");
     std::fs::write(&record, "{").unwrap();
@@ -551,7 +587,10 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
             .create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
             .await
             .unwrap_err();
-        assert!(refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"), "{refused}");
+        assert!(
+            refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"),
+            "{refused}"
+        );
         let spec = agent.resolve(host.spec("other")).await.unwrap();
         let spec = ResolvedSpec { name: web(), ..spec };
         let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
@@ -571,7 +610,10 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Failed);
         for refused in [agent.start(&web()).await.err(), agent.delete(&web(), false).await.err()] {
             let refused = refused.unwrap();
-            assert!(refused.code == ErrorCode::WrongState && refused.remedy.contains("--force"), "{refused}");
+            assert!(
+                refused.code == ErrorCode::WrongState && refused.remedy.contains("--force"),
+                "{refused}"
+            );
         }
         assert_eq!(host.qemus().len(), 1);
         agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
@@ -602,7 +644,8 @@ fn a_migration_is_followed_to_its_report() {
         let report = report.expect("the last event is the report");
         assert_eq!((report.outcome, report.to.as_str()), (Outcome::Failed, "b"));
         assert!(!report.error.unwrap().message.is_empty());
-        until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running).await;
+        until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running)
+            .await;
         let status = client.migration(&accepted.id).await.unwrap();
         assert_eq!(status.report.unwrap().outcome, Outcome::Failed);
         assert_eq!(
@@ -637,7 +680,8 @@ fn limits_that_make_no_sense_are_refused_clearly() {
                 assert!(refused.to_string().contains(why), "{refused}");
             }
             let request = serde_json::json!({ "to": "b", "bandwidth_limit": limit });
-            let refused = client.post::<_, serde_json::Value>("/v1/vms/web/migrations", &request).await;
+            let refused =
+                client.post::<_, serde_json::Value>("/v1/vms/web/migrations", &request).await;
             assert_eq!(refused.unwrap_err().code(), Some(ErrorCode::InvalidRequest));
         }
         for (path, code) in [
@@ -648,7 +692,8 @@ fn limits_that_make_no_sense_are_refused_clearly() {
         ] {
             assert_eq!(put(path, "1gbit").await.unwrap_err().code(), Some(code), "{path}");
         }
-        let empty = client.put::<_, serde_json::Value>("/v1/limits/host", &serde_json::json!({})).await;
+        let empty =
+            client.put::<_, serde_json::Value>("/v1/limits/host", &serde_json::json!({})).await;
         assert_eq!(
             empty.unwrap_err().code(),
             Some(ErrorCode::InvalidRequest),
@@ -685,11 +730,13 @@ fn limits_are_set_shown_and_kept_by_migrations() {
             // Nobody listens there: it ends soon, and its limit can't be changed any more.
             let request = MigrationRequest { bandwidth_limit: asked, ..MigrationRequest::to("b") };
             let id = client.migrate("web", &request).await.unwrap().id;
-            until("it is over", async || client.migration(&id).await.unwrap().report.is_some()).await;
+            until("it is over", async || client.migration(&id).await.unwrap().report.is_some())
+                .await;
             assert_eq!(client.migration(&id).await.unwrap().bandwidth_limit, limit(expected));
             let over = client.limit_migration(&id, limit("1gbit")).await.unwrap_err();
             assert_eq!(over.code(), Some(ErrorCode::WrongState), "{over}");
-            until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running).await;
+            until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running)
+                .await;
         }
     });
 }
@@ -702,7 +749,8 @@ fn a_guest_whose_cpu_is_more_than_there_is_is_refused_by_its_features() {
     let ask = async |client: &Client, path: &str, cpu_model: &str| {
         let own = godwit_qemu::inspect("qemu-system-x86_64", None).await.unwrap();
         let spec = VmSpec { cpu_model: Some(cpu_model.to_owned()), ..spec.clone() };
-        let resolved = spec.resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+        let resolved =
+            spec.resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
         let incoming = serde_json::json!({
             "spec": resolved, "epoch": 2, "from": "b", "qemu_version": "7.2.0", "engine": "godwit",
         });
@@ -711,7 +759,8 @@ fn a_guest_whose_cpu_is_more_than_there_is_is_refused_by_its_features() {
     host.with_agent(async |client| {
         // TCG has no AVX-512 (7.2 to 10.0).
         for path in ["/v1/incoming/checks", "/v1/incoming"] {
-            let refused = ask(&client, path, "Westmere-v1,+avx512f,+avx2,+avx512bw").await.unwrap_err();
+            let refused =
+                ask(&client, path, "Westmere-v1,+avx512f,+avx2,+avx512bw").await.unwrap_err();
             assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
             assert!(refused.to_string().contains("can't have: avx512bw, avx512f"), "{refused}");
         }
@@ -727,7 +776,10 @@ fn a_host_tells_what_cpu_its_guests_can_have() {
         until("QEMU has said it", async || client.host().await.unwrap().cpu.is_some()).await;
         let info = client.host().await.unwrap();
         let cpu = info.cpu.unwrap();
-        assert!(cpu.features.contains("lm") && cpu.models.iter().any(|model| model == "max"), "{cpu:?}");
+        assert!(
+            cpu.features.contains("lm") && cpu.models.iter().any(|model| model == "max"),
+            "{cpu:?}"
+        );
         assert!(info.logical_cores > 0 && info.memory_total_bytes >= info.memory_available_bytes);
     });
 }

@@ -1,6 +1,11 @@
 //! Backing files of disks: which ones a VM may have, and that the chain stays the recorded one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[allow(dead_code, reason = "these tests need little of it")]
 mod support;
@@ -55,7 +60,11 @@ impl Images {
 
     /// Makes the disk, on top of a raw file that need not be there.
     fn make_on(&self, base: &Path) {
-        qemu_img(&["create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b"], &[base, &self.disk()], &["1M"]);
+        qemu_img(
+            &["create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b"],
+            &[base, &self.disk()],
+            &["1M"],
+        );
     }
 
     /// Has the disk's header name another file.
@@ -97,7 +106,8 @@ impl Images {
     }
 
     fn recorded(&self) -> serde_json::Value {
-        let record: serde_json::Value = serde_json::from_slice(&fs::read(self.record()).unwrap()).unwrap();
+        let record: serde_json::Value =
+            serde_json::from_slice(&fs::read(self.record()).unwrap()).unwrap();
         record["spec"]["disks"][0]["backing"].clone()
     }
 

@@ -1,6 +1,11 @@
 //! What keeps whom out on one host: the agent's socket, a VM's user, the tracker's socket, keys. docs/security.md names these tests.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 
@@ -16,7 +21,8 @@ use godwit_api::{Client, CreateVm, ErrorCode, VmInfo};
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_pki::{Authority, Grant, Role};
 use godwit_qemu::{
-    Accel, AccelProbe, Disk, DiskFormat, QemuLimits, ResolvedSpec, RunningProcess, VmSpec, ends_within,
+    Accel, AccelProbe, Disk, DiskFormat, QemuLimits, ResolvedSpec, RunningProcess, VmSpec,
+    ends_within,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
@@ -49,14 +55,19 @@ fn open_wide(path: &Path) {
 /// The first line of the agent's answer to a request on its socket.
 fn ask(socket: &Path, request: &str) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.write_all(format!("{request} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes())?;
+    stream.write_all(
+        format!("{request} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes(),
+    )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer.lines().next().unwrap_or_default().to_owned())
 }
 
 async fn started(client: &Client, host: &TestHost, name: &str) -> VmInfo {
-    client.create_vm(&CreateVm { spec: host.spec(name), start: true, vm_dirs_only: false }).await.unwrap()
+    client
+        .create_vm(&CreateVm { spec: host.spec(name), start: true, vm_dirs_only: false })
+        .await
+        .unwrap()
 }
 
 /// What the kernel tells of a process: the words behind a key of its status.
@@ -128,9 +139,14 @@ fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
             );
             let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
             let cores = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
-            assert_eq!(cores.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{cores}");
+            assert_eq!(
+                cores.split_whitespace().skip(4).take(2).collect::<Vec<_>>(),
+                ["0", "0"],
+                "{cores}"
+            );
             // No cgroup bounds memory here: its address space is bounded instead.
-            let record = fs::read(host.config.state_dir.join("vms").join(&vm.name).join("vm.json")).unwrap();
+            let record =
+                fs::read(host.config.state_dir.join("vms").join(&vm.name).join("vm.json")).unwrap();
             let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
             let most = QemuLimits::of(&serde_json::from_value(record["spec"].clone()).unwrap());
             for (name, most) in [
@@ -174,16 +190,24 @@ fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
         // As far as anybody gets: the directory above all of these is open.
         open_wide(host.path());
         let run = &host.config.run_dir;
-        let files =
-            ["vms/db/qemu.log", "vms/db/console.log", "vms/db/qemu.pid", "vms/db/qemu.user", "ram/db.0.ram"];
+        let files = [
+            "vms/db/qemu.log",
+            "vms/db/console.log",
+            "vms/db/qemu.pid",
+            "vms/db/qemu.user",
+            "ram/db.0.ram",
+        ];
         let mut closed: Vec<PathBuf> = files.iter().map(|file| run.join(file)).collect();
         closed.push(host.config.state_dir.join("vms/db/vm.json"));
         let dirs = ["", "vms", "vms/db", "ram"].map(|dir| run.join(dir));
-        let dirs = dirs.into_iter().chain(["", "vms", "vms/db"].map(|dir| host.config.state_dir.join(dir)));
+        let dirs = dirs
+            .into_iter()
+            .chain(["", "vms", "vms/db"].map(|dir| host.config.state_dir.join(dir)));
         let dirs: Vec<PathBuf> = dirs.collect();
         assert!(closed.iter().all(|path| path.exists()), "{closed:?}");
         closed.extend(
-            ["mem", "maps", "environ", "fd", "pagemap"].map(|file| format!("/proc/{other}/{file}").into()),
+            ["mem", "maps", "environ", "fd", "pagemap"]
+                .map(|file| format!("/proc/{other}/{file}").into()),
         );
         let opened = |paths: &[PathBuf]| -> Vec<PathBuf> {
             let open = |path: &&PathBuf| fs::File::open(path).is_ok();
@@ -204,7 +228,8 @@ fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
                 assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{socket}");
             }
         }
-        let signal = as_user(user, || rustix::process::test_kill_process(Pid::from_raw(other).unwrap()));
+        let signal =
+            as_user(user, || rustix::process::test_kill_process(Pid::from_raw(other).unwrap()));
         assert_eq!(signal, Err(Errno::PERM));
     });
 }
@@ -217,16 +242,21 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
         return;
     }
     // One that nothing of KVM is asked for: whatever guests it runs, QEMU opens it.
-    let spec =
-        VmSpec { accel: Accel::Kvm, cpu_model: Some("qemu32,enforce=off".to_owned()), ..host.spec("web") };
+    let spec = VmSpec {
+        accel: Accel::Kvm,
+        cpu_model: Some("qemu32,enforce=off".to_owned()),
+        ..host.spec("web")
+    };
     let list = || {
         let mut list = vec![0; 4096];
-        let length = rustix::fs::getxattr("/dev/kvm", "system.posix_acl_access", &mut list).unwrap_or(0);
+        let length =
+            rustix::fs::getxattr("/dev/kvm", "system.posix_acl_access", &mut list).unwrap_or(0);
         list.truncate(length);
         list
     };
     host.with_agent(async |client| {
-        let vm = client.create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
+        let vm =
+            client.create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
         let (pid, user) = (vm.pid.unwrap(), user_of(&vm));
         assert_ne!(user, 0);
         let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
@@ -243,7 +273,8 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
 #[test]
 fn a_tracker_answers_its_agents_user_alone() {
     let Some(mut host) = TestHost::new() else { return };
-    let library = std::env::current_exe().unwrap().with_file_name("").join("../libgodwit_tracker.so");
+    let library =
+        std::env::current_exe().unwrap().with_file_name("").join("../libgodwit_tracker.so");
     if !library.exists() {
         eprintln!("skipped: no tracker library has been built");
         return;
@@ -282,7 +313,8 @@ fn a_key_that_others_may_read_keeps_the_agent_from_starting() {
         revoked: None,
     });
     host.run(async {
-        let RunError::State(error) = godwit_host::run(host.config.clone()).await.unwrap_err() else {
+        let RunError::State(error) = godwit_host::run(host.config.clone()).await.unwrap_err()
+        else {
             panic!("another error");
         };
         assert!(
@@ -307,8 +339,10 @@ fn another_host_names_no_file_that_is_not_for_vms() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let guest = async |kernel: PathBuf, disk: Option<PathBuf>, readonly| {
-            let disks =
-                disk.into_iter().map(|path| Disk { path, format: DiskFormat::Raw, readonly }).collect();
+            let disks = disk
+                .into_iter()
+                .map(|path| Disk { path, format: DiskFormat::Raw, readonly })
+                .collect();
             let spec = VmSpec { kernel: Some(kernel), disks, ..host.spec("web") };
             agent.resolve(spec).await.unwrap()
         };
@@ -351,8 +385,10 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
         // /tmp is everybody's: what lies below may be replaced.
         let mut spec = host.spec("web");
         spec.qemu = Some(program);
-        let refused =
-            client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap_err();
+        let refused = client
+            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false })
+            .await
+            .unwrap_err();
         assert!(refused.to_string().contains("others than root may change it"), "{refused}");
     });
 }
@@ -369,13 +405,15 @@ fn another_host_names_no_program_but_those_that_are_for_it() {
         let mode = if path == ran { 0o666 } else { 0o755 };
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
-    let (swapped, qemu) = (host.path().join("swapped"), PathBuf::from("/usr/bin/qemu-system-x86_64"));
+    let (swapped, qemu) =
+        (host.path().join("swapped"), PathBuf::from("/usr/bin/qemu-system-x86_64"));
     std::os::unix::fs::symlink(&script, &swapped).unwrap();
     host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
     let spec = host.spec("web");
     let ask = async |client: &Client, program: &Path| {
         let own = godwit_qemu::inspect(&qemu, None).await.unwrap();
-        let resolved = spec.clone().resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+        let resolved =
+            spec.clone().resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
         let arriving = ResolvedSpec { qemu: Some(program.to_owned()), ..resolved };
         let incoming = serde_json::json!({
             "spec": arriving, "epoch": 2, "from": "b", "qemu_version": "7.2.0", "engine": "godwit",
@@ -386,7 +424,10 @@ fn another_host_names_no_program_but_those_that_are_for_it() {
         for program in [&script, &swapped, &host.path().join("missing")] {
             let refused = ask(&client, program).await.unwrap_err();
             assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
-            assert!(refused.to_string().contains("starts for no guest of another host"), "{refused}");
+            assert!(
+                refused.to_string().contains("starts for no guest of another host"),
+                "{refused}"
+            );
         }
         // A bare name, which would be looked for in PATH.
         let refused = ask(&client, Path::new("sh")).await.unwrap_err();
@@ -479,7 +520,8 @@ fn what_an_agent_asks_ends_with_it_when_it_is_killed() {
     // A QEMU that never answers; in a folder of root's, as any that is started.
     let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib").unwrap();
     let (script, note) = (folder.path().join("qemu"), host.path().join("asked"));
-    fs::write(&script, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", note.display())).unwrap();
+    fs::write(&script, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", note.display()))
+        .unwrap();
     fs::write(&note, "").unwrap();
     [folder.path(), &script, host.path(), &note].into_iter().for_each(open_wide);
     let (at, config) = (host.path().display(), host.path().join("agent.toml"));
@@ -519,7 +561,8 @@ fn left_over(user: u32) -> Child {
 fn the_next_agent_ends_what_an_older_one_left_and_nothing_of_strangers() {
     let Some(mut host) = TestHost::new() else { return };
     host.config.qemu_users = Some("1999930000-1999930009".parse().unwrap());
-    let (mut roots, mut users, mut stranger) = (left_over(0), left_over(1_999_930_004), left_over(SOMEBODY));
+    let (mut roots, mut users, mut stranger) =
+        (left_over(0), left_over(1_999_930_004), left_over(SOMEBODY));
     host.with_agent(async |_| {
         for left in [&roots, &users] {
             let pid = left.id().cast_signed();

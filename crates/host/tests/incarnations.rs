@@ -83,7 +83,10 @@ fn a_second_vm_of_one_uuid_is_refused_in_clear_words() {
         let arrival = agent.prepare_incoming(arrival, arriving(2), "b", false).await.unwrap_err();
         for refused in [again, arrival] {
             assert_eq!(refused.code, ErrorCode::AlreadyExists);
-            assert!(refused.message.contains("\"web\"") && refused.message.contains("uuid"), "{refused}");
+            assert!(
+                refused.message.contains("\"web\"") && refused.message.contains("uuid"),
+                "{refused}"
+            );
         }
         assert_eq!(agent.vms().len(), 1);
     });
@@ -95,7 +98,8 @@ fn a_question_about_another_life_is_answered_as_about_a_vm_that_never_was() {
     let Some(host) = TestHost::new() else { return };
     let spec = spec(&host, "web");
     host.with_agent(async |client| {
-        let vm = client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap();
+        let vm =
+            client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap();
         let ownership = Ownership { incarnation: vm.incarnation, epoch: vm.epoch };
         let known = async |which: &str| {
             client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}{which}")).await.unwrap()
@@ -105,7 +109,8 @@ fn a_question_about_another_life_is_answered_as_about_a_vm_that_never_was() {
         // Another life, and an agent that knows none.
         assert_eq!(known(&format!("&incarnation={}", arriving(1).incarnation)).await, Known::Never);
         assert_eq!(known("").await, Known::Never);
-        let bad = client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}&incarnation=7")).await;
+        let bad =
+            client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}&incarnation=7")).await;
         assert!(bad.is_err(), "{bad:?}");
 
         // A source that keeps pages of an older life is not told that they have all come.

@@ -53,7 +53,8 @@ fn a_vm_outlives_its_agent() {
         assert_eq!(again.code(), Some(ErrorCode::WrongState));
 
         // The bare guest ignores the power button.
-        let stopped = client.stop_vm("web", StopVm { force: false, grace_ms: Some(50) }).await.unwrap();
+        let stopped =
+            client.stop_vm("web", StopVm { force: false, grace_ms: Some(50) }).await.unwrap();
         assert_eq!((stopped.state, stopped.pid), (VmState::Stopped, None));
         assert!(stopped.reason.is_some_and(|reason| reason.contains("power button")));
         assert!(host.qemus().is_empty() && host.taps().is_empty());
@@ -118,7 +119,10 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         let refused = async |spec| {
-            client.create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap_err()
+            client
+                .create_vm(&CreateVm { spec, start: true, vm_dirs_only: false })
+                .await
+                .unwrap_err()
         };
         let mut spec = host.spec("web");
         spec.nics[0].network = "wan".into();
@@ -144,9 +148,11 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
             .await
             .unwrap();
         assert_eq!(refused(host.spec("web")).await.code(), Some(ErrorCode::AlreadyExists));
-        let nowhere = client.migrate("web", &godwit_api::MigrationRequest::to("c")).await.unwrap_err();
+        let nowhere =
+            client.migrate("web", &godwit_api::MigrationRequest::to("c")).await.unwrap_err();
         assert_eq!(nowhere.code(), Some(ErrorCode::NotFound));
-        let stopped = client.migrate("web", &godwit_api::MigrationRequest::to("b")).await.unwrap_err();
+        let stopped =
+            client.migrate("web", &godwit_api::MigrationRequest::to("b")).await.unwrap_err();
         assert_eq!(stopped.code(), Some(ErrorCode::WrongState));
     });
 }
@@ -160,8 +166,10 @@ fn a_qemu_that_dies_is_noticed() {
             .await
             .unwrap();
         kill(vm.pid.unwrap());
-        until("the death is noticed", async || client.vm("web").await.unwrap().state == VmState::Failed)
-            .await;
+        until("the death is noticed", async || {
+            client.vm("web").await.unwrap().state == VmState::Failed
+        })
+        .await;
         assert!(client.vm("web").await.unwrap().reason.unwrap().contains("signal 9"));
         until("its memory is gone", async || !host.path().join("run/ram/web.0.ram").exists()).await;
         let vm = client.start_vm("web").await.unwrap();

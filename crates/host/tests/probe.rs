@@ -1,6 +1,11 @@
 //! Probes between two agents of one machine: what is measured, who is refused, and that nothing outlives its client.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[allow(dead_code, reason = "the other tests need more of it")]
 mod support;
@@ -10,8 +15,8 @@ use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 
 use godwit_api::{
-    Client, ClientError, Endpoint, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest, ProbeEvent,
-    ProbeEvents, ProbeRequest,
+    Client, ClientError, Endpoint, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
+    ProbeEvent, ProbeEvents, ProbeRequest,
 };
 use godwit_host::Config;
 use godwit_migration::probe::{ProbeReport, ProbeStage, STREAM_COUNTS};
@@ -28,7 +33,8 @@ impl Second {
     fn beside(host: &mut TestHost) -> Second {
         let at = host.path().join("b");
         let address = |last| IpAddr::from([127, 0, 0, last]);
-        let peers = |name: &str, last| [(name.to_owned(), format!("http://127.0.0.{last}:7700"))].into();
+        let peers =
+            |name: &str, last| [(name.to_owned(), format!("http://127.0.0.{last}:7700"))].into();
         let config = Config {
             name: "b".into(),
             listen: vec![(address(2), 7700).into()],
@@ -106,11 +112,16 @@ fn every_figure_of_a_lane_is_measured() {
         assert_eq!(lane.round_trip.unwrap().count, 50);
         let mtu = lane.mtu.unwrap();
         assert_eq!((mtu.interface, mtu.passes, mtu.black_hole), (Some(65535), Some(65535), false));
-        assert_eq!(lane.throughput.iter().map(|run| run.streams).collect::<Vec<_>>(), STREAM_COUNTS);
+        assert_eq!(
+            lane.throughput.iter().map(|run| run.streams).collect::<Vec<_>>(),
+            STREAM_COUNTS
+        );
         assert!(lane.throughput.iter().all(|run| run.bytes_per_s > 0.0 && run.source.cores > 0));
         assert!(lane.throughput.iter().any(|run| run.destination.threads_cores > 0.0), "{lane:#?}");
         assert!(report.together.is_empty() && report.estimate.is_some());
-        assert!(stages.contains(&ProbeStage::RoundTrip) && stages.contains(&ProbeStage::Throughput));
+        assert!(
+            stages.contains(&ProbeStage::RoundTrip) && stages.contains(&ProbeStage::Throughput)
+        );
     });
 }
 
@@ -140,7 +151,10 @@ fn lanes_are_also_measured_together() {
     with_both(&host, &second, async |a, _| {
         let (report, stages) = to_the_end(a.probe(&quick()).await.unwrap()).await;
         assert_eq!(report.lanes.len(), 2);
-        assert!(!report.together.is_empty() && stages.contains(&ProbeStage::Together), "{report:#?}");
+        assert!(
+            !report.together.is_empty() && stages.contains(&ProbeStage::Together),
+            "{report:#?}"
+        );
     });
 }
 
@@ -154,7 +168,8 @@ fn one_at_a_time_and_none_outlives_its_client() {
         assert_eq!(code(a.probe(&quick()).await), Some(ErrorCode::Busy));
         // Its destination takes no other either, and begins none.
         let other = IncomingProbeRequest { from: "c".into(), limit_ms: 1000 };
-        let refused = b.post::<_, IncomingProbeAccepted>("/v1/incoming-probes", &other).await.unwrap_err();
+        let refused =
+            b.post::<_, IncomingProbeAccepted>("/v1/incoming-probes", &other).await.unwrap_err();
         assert_eq!(refused.code(), Some(ErrorCode::Busy), "{refused}");
         let back = ProbeRequest { to: "a".into(), ..quick() };
         assert_eq!(code(b.probe(&back).await), Some(ErrorCode::Busy));
@@ -212,8 +227,7 @@ fn what_can_not_be_probed_is_refused_with_its_reason() {
 
 /// What a release without probes says to one.
 fn answer_like_an_old_agent(listener: &TcpListener) {
-    let body =
-        r#"{"code":"not-found","message":"the agent knows no such request","remedy":"see docs/api.md"}"#;
+    let body = r#"{"code":"not-found","message":"the agent knows no such request","remedy":"see docs/api.md"}"#;
     for mut stream in listener.incoming().flatten() {
         let mut request = [0; 4096];
         let _ = stream.read(&mut request);

@@ -8,7 +8,9 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, Lane, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
+use godwit_lanes::{
+    Incoming, Lane, LaneError, Packing, Stream, UnitPages, accept, connect, listen,
+};
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PageRange, Region};
 use rustix::time::{ClockId, clock_gettime};
@@ -33,7 +35,9 @@ fn main() -> Result<()> {
     let mut noise = 1_u64;
     for piece in from.all_pages().chunks(UNIT_PAGES) {
         let words = std::iter::repeat_with(|| {
-            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            noise = noise
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             noise
         });
         let bytes: Vec<u8> =
@@ -41,7 +45,9 @@ fn main() -> Result<()> {
         from.copy_in(piece.offset_bytes(), &bytes)?;
     }
     // All pages; runs of 8 with gaps of 8; every other page.
-    for (shape, run, gap) in [("2 MiB runs", UNIT_PAGES, 0), ("32 KiB runs", 8, 8), ("single pages", 1, 1)] {
+    for (shape, run, gap) in
+        [("2 MiB runs", UNIT_PAGES, 0), ("32 KiB runs", 8, 8), ("single pages", 1, 1)]
+    {
         for sealed in [false, true] {
             let (near, far) = if sealed { sealed_streams(folder.path())? } else { streams()? };
             let mut costs = Vec::new();
@@ -83,7 +89,8 @@ fn sealed_streams(folder: &std::path::Path) -> Result<(Stream, Stream)> {
     let folder = tempfile::tempdir_in(folder)?;
     let authority = Authority::create(folder.path(), "test", 1)?;
     let identity = |name: &str| -> Result<Identity> {
-        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let grant =
+            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
         let issued = authority.issue(&grant)?;
         Ok(Identity::load(&authority.certificate(), &issued.certificate, &issued.key)?)
     };
@@ -98,7 +105,13 @@ fn sealed_streams(folder: &std::path::Path) -> Result<(Stream, Stream)> {
 }
 
 /// Sends each unit's runs once.
-fn send(near: &Stream, far: &Stream, from: &Region, to: &Region, (run, gap): (u64, u64)) -> Result<Cost> {
+fn send(
+    near: &Stream,
+    far: &Stream,
+    from: &Region,
+    to: &Region,
+    (run, gap): (u64, u64),
+) -> Result<Cost> {
     let units: Vec<Vec<PageRange>> = from
         .all_pages()
         .chunks(UNIT_PAGES)

@@ -4,7 +4,9 @@
 use std::time::Instant;
 
 use godwit_wire::{Codec, MAX_PAGES_PER_FRAME, PAGE_SIZE};
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use lz4_flex::block::{
+    CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
+};
 
 use crate::unit::Effort;
 
@@ -39,8 +41,9 @@ impl Compressor {
         }
         let bytes = match codec {
             Codec::Lz4 => {
-                let [small, large] =
-                    self.lz4.get_or_insert_with(|| [CompressTable::small(), CompressTable::large()]);
+                let [small, large] = self
+                    .lz4
+                    .get_or_insert_with(|| [CompressTable::small(), CompressTable::large()]);
                 let table = if raw.len() < LZ4_SMALL_BYTES { small } else { large };
                 compress_into_with_table(raw, &mut self.packed, table).ok()?
             }
@@ -93,7 +96,12 @@ pub(crate) struct Unpacker {
 impl Unpacker {
     /// Returns the pages of a piece, or `None` if it does not hold exactly `raw_bytes` bytes.
     /// `raw_bytes` is at most [`MAX_PIECE_BYTES`].
-    pub(crate) fn unpack(&mut self, codec: Codec, packed: &[u8], raw_bytes: usize) -> Option<&[u8]> {
+    pub(crate) fn unpack(
+        &mut self,
+        codec: Codec,
+        packed: &[u8],
+        raw_bytes: usize,
+    ) -> Option<&[u8]> {
         if self.raw.is_empty() {
             self.raw.resize(MAX_PIECE_BYTES, 0);
         }
@@ -129,7 +137,12 @@ mod tests {
 
     /// Returns pages of few different bytes, which every codec makes smaller.
     fn pages(words: &[u16], count: usize) -> Vec<u8> {
-        words.iter().flat_map(|word| word.to_le_bytes().repeat(100)).cycle().take(count * PAGE).collect()
+        words
+            .iter()
+            .flat_map(|word| word.to_le_bytes().repeat(100))
+            .cycle()
+            .take(count * PAGE)
+            .collect()
     }
 
     fn codec() -> impl Strategy<Value = Codec> {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{
-    BlockRun, Codec, Delta, FrameHeader, HEADER_LEN, Kind, Message, PagesHeader, Place, References, WireError,
+    BlockRun, Codec, Delta, FrameHeader, HEADER_LEN, Kind, Message, PagesHeader, Place, References,
+    WireError,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -58,8 +59,12 @@ fn send_all_shapes(near: &Stream, from: &Region) {
     let references = References { round: 3, block: 0, first: 160, place, hashes: vec![[9; 32]; 3] };
     let delta = Delta { round: 3, block: 0, first: 170, bases: vec![5, 6], packed: vec![7; 900] };
     let missing = Message::Missing { runs: vec![BlockRun { block: 0, first: 3, count: 100 }] };
-    let others =
-        [Message::References(references), Message::Delta(delta), missing, Message::Padding { bytes: 9000 }];
+    let others = [
+        Message::References(references),
+        Message::Delta(delta),
+        missing,
+        Message::Padding { bytes: 9000 },
+    ];
     others.iter().for_each(|message| sender.send(message).unwrap());
     sender.send(&Message::Commit { epoch: 7, incarnation: 0 }).unwrap();
     near.finish_sending();
@@ -124,8 +129,14 @@ fn a_changed_byte_is_noticed_and_nothing_is_done_by_it() {
     let whole = region(&folder, "whole");
     let (expected, end) = received(&bytes, &whole);
     assert!(matches!(end, LaneError::Closed), "{end}");
-    let kinds =
-        [Kind::Pages, Kind::CompressedPages, Kind::Zeros, Kind::References, Kind::Delta, Kind::Padding];
+    let kinds = [
+        Kind::Pages,
+        Kind::CompressedPages,
+        Kind::Zeros,
+        Kind::References,
+        Kind::Delta,
+        Kind::Padding,
+    ];
     let starts = frames(&bytes);
     assert!(kinds.iter().all(|kind| starts.iter().any(|at| bytes[*at] == *kind as u8)));
     let to = region(&folder, "to");
@@ -153,9 +164,15 @@ fn a_changed_byte_is_noticed_and_nothing_is_done_by_it() {
                 _ => 0..0,
             };
             let straight = LONG.first..LONG.end();
-            for number in (0..PAGES).filter(|number| !(own.contains(number) && straight.contains(number))) {
+            for number in
+                (0..PAGES).filter(|number| !(own.contains(number) && straight.contains(number)))
+            {
                 let bytes = page(&to, number);
-                prop_assert!(bytes == page(&whole, number) || bytes == [0; 4096], "page {}", number);
+                prop_assert!(
+                    bytes == page(&whole, number) || bytes == [0; 4096],
+                    "page {}",
+                    number
+                );
             }
             Ok(())
         })

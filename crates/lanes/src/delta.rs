@@ -87,7 +87,10 @@ impl Compared {
                     bases.push(*base);
                 }
                 (Some((run, None)), None) => run.count += 1,
-                _ => runs.push((PageRun { first: page, count: 1, ..self.run }, base.map(|base| vec![base]))),
+                _ => runs.push((
+                    PageRun { first: page, count: 1, ..self.run },
+                    base.map(|base| vec![base]),
+                )),
             }
         }
         runs
@@ -137,7 +140,8 @@ mod tests {
         let (run, mut differences) = (PageRun { block: 4, first: 100, count: 6 }, Vec::new());
         let base = |page: usize| prefix(&hash_page(&old[page]));
         let cut = Compared::of(&fake, run, &new, &mut differences).runs();
-        let cut: Vec<_> = cut.into_iter().map(|(run, bases)| (run.first, run.count, bases)).collect();
+        let cut: Vec<_> =
+            cut.into_iter().map(|(run, bases)| (run.first, run.count, bases)).collect();
         let expected = [
             (100, 2, Some(vec![base(0), base(1)])),
             (102, 2, None),

@@ -45,7 +45,12 @@ impl Interrupt {
     ///
     /// # Errors
     /// [`LaneError::Connect`], also after an interruption.
-    pub fn connect(&self, lane: Lane, limit: Duration, carries: Carries) -> Result<Stream, LaneError> {
+    pub fn connect(
+        &self,
+        lane: Lane,
+        limit: Duration,
+        carries: Carries,
+    ) -> Result<Stream, LaneError> {
         connect_with(lane, limit, Some(self), carries, |_| Ok(()))
     }
 
@@ -53,7 +58,12 @@ impl Interrupt {
     ///
     /// # Errors
     /// [`LaneError::Handshake`] with the reason; [`LaneError::Io`] after an interruption.
-    pub fn secure(&self, stream: Stream, identity: &Identity, host: &str) -> Result<Stream, LaneError> {
+    pub fn secure(
+        &self,
+        stream: Stream,
+        identity: &Identity,
+        host: &str,
+    ) -> Result<Stream, LaneError> {
         let _watched = self.watch(stream.socket())?;
         stream.secure(identity, host)
     }
@@ -138,9 +148,11 @@ mod tests {
     fn who_shakes_hands_with_nobody_returns_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create(folder.path(), "test", 1).unwrap();
-        let grant = Grant { name: "a".to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let grant =
+            Grant { name: "a".to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
         let issued = authority.issue(&grant).unwrap();
-        let identity = Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap();
+        let identity =
+            Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap();
         let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let lane = Lane { from: None, to: silent.local_addr().unwrap() };
         interrupted(|interrupt| interrupt.secure(crate::connect(lane, LIMIT)?, &identity, "b"));

@@ -9,7 +9,9 @@ use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Codec, Encoding, HEADER_LEN, Message, PageRun, PagesHeader, checksum};
 
-use crate::{Incoming, Lane, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair};
+use crate::{
+    Incoming, Lane, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair,
+};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -69,7 +71,8 @@ fn nothing_follows_a_message_that_could_not_be_sent() {
 fn secure_streams(folder: &tempfile::TempDir) -> (Stream, Stream) {
     let authority = Authority::create(folder.path(), "test", 1).unwrap();
     let identity = |name: &str| {
-        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let grant =
+            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
         let issued = authority.issue(&grant).unwrap();
         Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
     };
@@ -105,7 +108,10 @@ fn a_secure_stream_carries_both_ways_at_once() {
     let hear = |stream: &Stream| {
         let mut receiver = stream.receiver();
         for word in 0..WORDS {
-            assert_eq!(receiver.receive().unwrap(), Incoming::Message(Message::Ping { sent_ns: word }));
+            assert_eq!(
+                receiver.receive().unwrap(),
+                Incoming::Message(Message::Ping { sent_ns: word })
+            );
         }
         assert!(receiver.is_idle());
     };
@@ -125,7 +131,8 @@ fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
     for page in 0..from.pages() {
         from.copy_in(page * PAGE_SIZE, &page.to_le_bytes().repeat(512)).unwrap();
     }
-    let shapes = [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
+    let shapes =
+        [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
     let (lz4, zstd) = (Some(Codec::Lz4), Some(Codec::Zstd));
     let packings = [(None, None), (lz4, None), (None, lz4), (zstd, None), (lz4, zstd)]
         .map(|(codec, probe)| Packing { codec, probe, ..Packing::default() });
@@ -158,7 +165,10 @@ fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
                 Err(error) => panic!("{error}"),
             }
         }
-        assert_eq!(pages, packings.len() as u64 * shapes.iter().map(|(_, count)| count).sum::<u64>());
+        assert_eq!(
+            pages,
+            packings.len() as u64 * shapes.iter().map(|(_, count)| count).sum::<u64>()
+        );
     });
     for page in 0..to.pages() {
         let sent = shapes.iter().any(|&(first, count)| (first..first + count).contains(&page));
@@ -192,7 +202,9 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     let mut noise = 1u64;
     for page in 0..from.pages() {
         let words = std::iter::repeat_with(|| {
-            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            noise = noise
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             if (64..128).contains(&page) { noise ^ noise >> 32 } else { page }
         });
         let bytes: Vec<u8> = words.take(512).flat_map(u64::to_le_bytes).collect();
@@ -203,8 +215,10 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     let pages = [PageRange { first: 1, count: 191 }];
     let sent = std::thread::scope(|scope| {
         let sending = scope.spawn(|| {
-            let packing = Packing { codec: Some(Codec::Zstd), probe: Some(Codec::Lz4), ..Packing::default() };
-            let unit = UnitPages { round: 7, block: 0, region: &from, pages: &pages, zeros: &zeros };
+            let packing =
+                Packing { codec: Some(Codec::Zstd), probe: Some(Codec::Lz4), ..Packing::default() };
+            let unit =
+                UnitPages { round: 7, block: 0, region: &from, pages: &pages, zeros: &zeros };
             let sent = near.sender().unit(&unit, packing, None).unwrap();
             near.finish_sending();
             sent
@@ -226,7 +240,10 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     // stays raw nevertheless.
     let pages = [sent.zero.pages, sent.raw.pages, sent.lz4.pages, sent.zstd.pages];
     assert_eq!(pages, [1, 64, 64, 63]);
-    assert_eq!((sent.lz4_effort.raw_bytes, sent.zstd_effort.raw_bytes), (64 * PAGE_SIZE, 127 * PAGE_SIZE));
+    assert_eq!(
+        (sent.lz4_effort.raw_bytes, sent.zstd_effort.raw_bytes),
+        (64 * PAGE_SIZE, 127 * PAGE_SIZE)
+    );
     assert!(sent.lz4.wire_bytes < 20 * PAGE_SIZE && sent.zstd.wire_bytes < 20 * PAGE_SIZE);
     let frames = [sent.zero, sent.raw, sent.lz4, sent.zstd].map(|tally| tally.wire_bytes);
     assert_eq!(sent.wire_bytes, frames.iter().sum::<u64>() + HEADER_LEN as u64);
@@ -315,7 +332,10 @@ fn paired<const N: usize>(ours: &[&str], theirs: [&str; N]) -> Vec<String> {
 
 #[test]
 fn addresses_pair_by_family_and_order() {
-    let lanes = paired(&["10.0.0.1", "fd00::1", "10.0.1.1"], ["fd00::2", "10.0.0.2", "10.0.1.2", "10.0.2.2"]);
+    let lanes = paired(
+        &["10.0.0.1", "fd00::1", "10.0.1.1"],
+        ["fd00::2", "10.0.0.2", "10.0.1.2", "10.0.2.2"],
+    );
     assert_eq!(
         lanes,
         ["fd00::1 → [fd00::2]:7", "10.0.0.1 → 10.0.0.2:7", "10.0.1.1 → 10.0.1.2:7", "→ 10.0.2.2:7"]
@@ -347,7 +367,8 @@ fn addresses_of_one_network_pair_whatever_is_missing() {
 fn a_stream_leaves_from_its_lanes_address() {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let from: IpAddr = "127.0.0.9".parse().unwrap();
-    let near = connect(Lane { from: Some(from), to: listener.local_addr().unwrap() }, LIMIT).unwrap();
+    let near =
+        connect(Lane { from: Some(from), to: listener.local_addr().unwrap() }, LIMIT).unwrap();
     let far = accept(&[listener], LIMIT).unwrap().unwrap();
     assert_eq!((far.peer().ip(), near.peer().ip()), (from, Ipv4Addr::LOCALHOST.into()));
     let refused = connect(Lane { from: Some(from), to: near.peer() }, LIMIT).unwrap_err();
@@ -361,12 +382,15 @@ fn a_certificate_that_ends_keeps_no_open_stream_from_its_work_and_no_new_one_in(
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let days_ahead = Arc::new(AtomicU64::new(0));
     let identity = |name: &str| {
-        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let grant =
+            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
         let issued = authority.issue(&grant).unwrap();
         let ahead = Arc::clone(&days_ahead);
         Identity::load(&authority.certificate(), &issued.certificate, &issued.key)
             .unwrap()
-            .with_clock(move || since_1970 + Duration::from_secs(86_400 * ahead.load(Ordering::SeqCst)))
+            .with_clock(move || {
+                since_1970 + Duration::from_secs(86_400 * ahead.load(Ordering::SeqCst))
+            })
     };
     let (a, b) = (identity("a"), identity("b"));
     let secured = || {
@@ -395,7 +419,8 @@ fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::create(folder.path(), "test", 1).unwrap();
     let identity = |name: &str| {
-        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let grant =
+            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
         let issued = authority.issue(&grant).unwrap();
         Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
     };

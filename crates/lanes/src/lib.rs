@@ -36,7 +36,9 @@ pub use sender::StreamSender;
 pub use socket::{
     CONNECT_LIMIT, Carries, Lane, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };
-pub use unit::{Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
+pub use unit::{
+    Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent,
+};
 
 use std::net::SocketAddr;
 
@@ -67,7 +69,9 @@ pub enum LaneError {
     #[error("the TLS handshake failed: {0}; check the certificates with `godwit pki show`")]
     Handshake(String),
     /// The peer ended the secure connection and stated the reason.
-    #[error("the peer refuses the secure connection: {0}; check the certificates with `godwit pki show`")]
+    #[error(
+        "the peer refuses the secure connection: {0}; check the certificates with `godwit pki show`"
+    )]
     Alert(String),
     /// The peer closed the connection.
     #[error("the peer closed the lane")]
@@ -82,9 +86,10 @@ pub enum LaneError {
     #[error(transparent)]
     Wire(#[from] godwit_wire::WireError),
     /// The peer named pages that the VM does not have.
-    #[error("the peer sent pages that the VM does not have (block {block}, {count} pages from {first})")]
+    #[error(
+        "the peer sent pages that the VM does not have (block {block}, {count} pages from {first})"
+    )]
     OutOfBounds {
-        /// The block's number.
         block: u16,
         /// The first page's number.
         first: u64,
@@ -96,7 +101,6 @@ pub enum LaneError {
         "the peer sent {count} compressed pages that can't be unpacked (block {block}, from page {first})"
     )]
     Garbled {
-        /// The block's number.
         block: u16,
         /// The first page's number.
         first: u64,
@@ -104,13 +108,13 @@ pub enum LaneError {
         count: u64,
     },
     /// The peer sent pages of an older round after those of a newer one.
-    #[error("the peer sent pages of round {round} after those of a later one (block {block}, page {first})")]
+    #[error(
+        "the peer sent pages of round {round} after those of a later one (block {block}, page {first})"
+    )]
     OldRound {
-        /// The block's number.
         block: u16,
         /// The first page's number.
         first: u64,
-        /// The older round.
         round: u32,
     },
     /// The peer sent a message that does not belong on this stream.
@@ -144,7 +148,9 @@ fn meaning(alert: rustls::AlertDescription) -> String {
     use rustls::AlertDescription;
     match alert {
         AlertDescription::CertificateExpired => "this host's certificate has ended".to_owned(),
-        AlertDescription::UnknownCA => "it does not know the authority of this host's certificate".to_owned(),
+        AlertDescription::UnknownCA => {
+            "it does not know the authority of this host's certificate".to_owned()
+        }
         AlertDescription::CertificateRequired => "this host showed no certificate".to_owned(),
         other => format!("{other:?}"),
     }

@@ -152,7 +152,10 @@ impl Tls {
     }
 
     /// Performs the handshake as the accepting side.
-    pub(crate) fn accept(socket: TcpStream, config: &Arc<ServerConfig>) -> Result<(Tls, Peer), LaneError> {
+    pub(crate) fn accept(
+        socket: TcpStream,
+        config: &Arc<ServerConfig>,
+    ) -> Result<(Tls, Peer), LaneError> {
         let connection = ServerConnection::new(Arc::clone(config));
         let (tls, peer) = Tls::shake_hands(socket, connection.map(Connection::Server))?;
         let unknown = || LaneError::Handshake("its certificate names nobody".to_owned());

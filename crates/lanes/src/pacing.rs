@@ -80,17 +80,20 @@ impl Pacing {
         let clock: Arc<Clock> = Arc::new(clock);
         let host = Limiter::new(&clock, RateLimit::NONE);
         Pacing {
-            shared: Arc::new(Shared { clock, host, lanes: Mutex::default(), migrations: AtomicU64::new(0) }),
+            shared: Arc::new(Shared {
+                clock,
+                host,
+                lanes: Mutex::default(),
+                migrations: AtomicU64::new(0),
+            }),
         }
     }
 
-    /// Returns the host's limit.
     #[must_use]
     pub fn host_limit(&self) -> RateLimit {
         self.shared.host.limit()
     }
 
-    /// Sets the host's limit.
     pub fn limit_host(&self, limit: RateLimit) {
         self.shared.host.set(limit);
     }
@@ -171,7 +174,8 @@ impl MigrationPace {
     #[must_use]
     pub fn stream(&self, lane: IpAddr) -> StreamPace {
         self.uses(lane);
-        let limiters = [Arc::clone(&self.own), self.pacing.lane(lane), Arc::clone(&self.pacing.shared.host)];
+        let limiters =
+            [Arc::clone(&self.own), self.pacing.lane(lane), Arc::clone(&self.pacing.shared.host)];
         StreamPace {
             shared: Arc::new(StreamShared {
                 migration: self.number,
@@ -262,10 +266,13 @@ impl StreamPace {
         for limiter in &shared.limiters {
             let mut again = false;
             loop {
-                let asking = Asking { migration: shared.migration, over: &shared.over, again, until };
+                let asking =
+                    Asking { migration: shared.migration, over: &shared.over, again, until };
                 match limiter.take(asking, bytes) {
                     Taken::Granted => break,
-                    Taken::Ended => return Err(LaneError::Io(std::io::ErrorKind::ConnectionAborted.into())),
+                    Taken::Ended => {
+                        return Err(LaneError::Io(std::io::ErrorKind::ConnectionAborted.into()));
+                    }
                     Taken::Waited => {
                         keep_alive()?;
                         until = Instant::now() + KEEP_ALIVE;

@@ -16,7 +16,9 @@ use crate::{Carries, Lane, LaneError, Stream};
 /// # Errors
 /// [`LaneError::Connect`].
 pub fn connect_sized(lane: Lane, limit: Duration, segment_bytes: u32) -> Result<Stream, LaneError> {
-    connect_with(lane, limit, None, Carries::Pages, |socket| SockRef::from(socket).set_tcp_mss(segment_bytes))
+    connect_with(lane, limit, None, Carries::Pages, |socket| {
+        SockRef::from(socket).set_tcp_mss(segment_bytes)
+    })
 }
 
 impl Stream {
@@ -58,7 +60,8 @@ impl Stream {
     /// # Errors
     /// [`LaneError::Io`] if the kernel refuses it.
     pub fn forget_unsent(&self) -> Result<(), LaneError> {
-        Ok(sockopt::set_socket_linger(self.socket(), Some(Duration::ZERO)).map_err(std::io::Error::from)?)
+        Ok(sockopt::set_socket_linger(self.socket(), Some(Duration::ZERO))
+            .map_err(std::io::Error::from)?)
     }
 }
 
@@ -89,7 +92,8 @@ mod tests {
     #[test]
     fn what_has_not_left_is_thrown_away() {
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let near = crate::connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();
+        let near =
+            crate::connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();
         let far = accept(&[listener], LIMIT).unwrap().unwrap();
         near.forget_unsent().unwrap();
         near.close();

@@ -20,10 +20,14 @@ pub enum RateError {
     #[error("`{0}` is no rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
     Rate(String),
     /// The text is neither a rate nor `none`.
-    #[error("`{0}` is no limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or none")]
+    #[error(
+        "`{0}` is no limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or none"
+    )]
     Limit(String),
     /// The limit is zero, at which nothing would ever arrive.
-    #[error("a limit of zero would let nothing through: write none for no limit, or at least {LEAST_LIMIT}")]
+    #[error(
+        "a limit of zero would let nothing through: write none for no limit, or at least {LEAST_LIMIT}"
+    )]
     ZeroLimit,
     /// The limit is too low for a migration to survive.
     #[error(
@@ -94,8 +98,11 @@ impl From<BitRate> for String {
 
 impl fmt::Display for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, unit) =
-            RATE_UNITS.iter().find(|(_, unit)| self.0.is_multiple_of(*unit)).copied().unwrap_or(("bit", 1));
+        let (name, unit) = RATE_UNITS
+            .iter()
+            .find(|(_, unit)| self.0.is_multiple_of(*unit))
+            .copied()
+            .unwrap_or(("bit", 1));
         write!(f, "{}{name}", self.0 / unit)
     }
 }
@@ -116,7 +123,6 @@ fn bits_of(text: &str) -> Option<u64> {
 pub struct RateLimit(Option<BitRate>);
 
 impl RateLimit {
-    /// No limit.
     pub const NONE: RateLimit = RateLimit(None);
 
     /// Returns the rate, or `None` if there is no limit.
@@ -195,13 +201,18 @@ mod tests {
 
     #[test]
     fn rates_are_read_and_written() {
-        for (text, bits) in
-            [("1gbit", 1_000_000_000), ("200mbit", 200_000_000), ("1.5gbit", 1_500_000_000), ("7bit", 7)]
-        {
+        for (text, bits) in [
+            ("1gbit", 1_000_000_000),
+            ("200mbit", 200_000_000),
+            ("1.5gbit", 1_500_000_000),
+            ("7bit", 7),
+        ] {
             assert_eq!(text.parse::<BitRate>().unwrap().bits_per_second(), bits, "{text}");
         }
         assert_eq!("1.5Gbit".parse::<BitRate>().unwrap().to_string(), "1500mbit");
-        for text in ["", "gbit", "1", "-1gbit", "0mbit", "1.gb", "1e9bit", "1.0000000001gbit", "99999gbit"] {
+        for text in
+            ["", "gbit", "1", "-1gbit", "0mbit", "1.gb", "1e9bit", "1.0000000001gbit", "99999gbit"]
+        {
             assert_eq!(text.parse::<BitRate>(), Err(RateError::Rate(text.to_owned())));
         }
     }

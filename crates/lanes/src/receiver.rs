@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, RamError, Region};
 use godwit_wire::{
-    Checksum, Codec, Delta, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message,
-    PagesHeader, WireError, checksum,
+    Checksum, Codec, Delta, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK,
+    Message, PagesHeader, WireError, checksum,
 };
 
 use crate::LaneError;
@@ -33,7 +33,6 @@ const CORRUPTED: WireError = WireError::Corrupted { what: "pages" };
 /// Next item on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Incoming {
-    /// A message.
     Message(Message),
     /// Pages that are still on the stream. [`StreamReceiver::pages`] must take them before anything
     /// else is read.
@@ -109,7 +108,8 @@ impl StreamReceiver {
             _ => {
                 let length = header.length as usize;
                 self.fill(length)?;
-                let message = Message::decode(header, &self.buffer[self.start..self.start + length])?;
+                let message =
+                    Message::decode(header, &self.buffer[self.start..self.start + length])?;
                 self.start += length;
                 Ok(Incoming::Message(message))
             }
@@ -134,14 +134,20 @@ impl StreamReceiver {
         let run = header.run;
         let range = PageRange { first: run.first, count: u64::from(run.count) };
         if run.first.saturating_add(range.count) > region.pages() {
-            return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: range.count });
+            return Err(LaneError::OutOfBounds {
+                block: run.block,
+                first: run.first,
+                count: range.count,
+            });
         }
         match header.encoding {
             Encoding::Raw if range.len_bytes() > DIRECT_BYTES && self.link.plain().is_some() => {
                 self.pages_straight(region, range, header.sum)
             }
             Encoding::Raw => self.pages_by_buffer(region, range, header.sum),
-            Encoding::Compressed { codec, bytes } => self.compressed_pages(region, header, codec, bytes),
+            Encoding::Compressed { codec, bytes } => {
+                self.compressed_pages(region, header, codec, bytes)
+            }
         }
     }
 
@@ -181,7 +187,12 @@ impl StreamReceiver {
     }
 
     /// Receives pages through the buffer: altered pages never reach guest memory.
-    fn pages_by_buffer(&mut self, region: &Region, range: PageRange, sum: u32) -> Result<(), LaneError> {
+    fn pages_by_buffer(
+        &mut self,
+        region: &Region,
+        range: PageRange,
+        sum: u32,
+    ) -> Result<(), LaneError> {
         self.direct = false;
         let bytes = usize::try_from(range.len_bytes()).unwrap_or(usize::MAX);
         self.fill(bytes)?;
@@ -196,10 +207,16 @@ impl StreamReceiver {
 
     /// Copies the part that was read already, receives the rest directly into memory, and verifies
     /// it there.
-    fn pages_straight(&mut self, region: &Region, range: PageRange, sum: u32) -> Result<(), LaneError> {
+    fn pages_straight(
+        &mut self,
+        region: &Region,
+        range: PageRange,
+        sum: u32,
+    ) -> Result<(), LaneError> {
         self.direct = true;
         let mut summed = Checksum::default();
-        let read = (self.end - self.start).min(usize::try_from(range.len_bytes()).unwrap_or(usize::MAX));
+        let read =
+            (self.end - self.start).min(usize::try_from(range.len_bytes()).unwrap_or(usize::MAX));
         let ahead = read.next_multiple_of(PAGE_BYTES);
         self.fill_up_to(ahead, ahead - read)?;
         let pages = &self.buffer[self.start..self.start + ahead];

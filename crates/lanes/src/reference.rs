@@ -63,7 +63,9 @@ impl Sought {
         let mut runs: Vec<(PageRun, Option<Place>)> = Vec::new();
         for (page, (_, place)) in (self.run.first..).zip(&self.pages) {
             match runs.last_mut() {
-                Some((run, first)) if continues(*first, u64::from(run.count), *place) => run.count += 1,
+                Some((run, first)) if continues(*first, u64::from(run.count), *place) => {
+                    run.count += 1
+                }
                 _ => runs.push((PageRun { first: page, count: 1, ..self.run }, *place)),
             }
         }
@@ -73,7 +75,8 @@ impl Sought {
     /// Returns the references frame for one of [`Sought::runs`].
     pub(crate) fn references(&self, round: u32, run: PageRun, place: Place) -> References {
         let from = usize::try_from(run.first - self.run.first).unwrap_or(usize::MAX);
-        let hashes = self.pages.iter().skip(from).take(run.count as usize).map(|(hash, _)| *hash).collect();
+        let hashes =
+            self.pages.iter().skip(from).take(run.count as usize).map(|(hash, _)| *hash).collect();
         References { round, block: run.block, first: run.first, place, hashes }
     }
 }
@@ -129,10 +132,16 @@ mod tests {
         let cut: Vec<_> = sought
             .runs()
             .into_iter()
-            .map(|(run, place)| (run.first, run.count, place.map(|place| (place.content, place.page))))
+            .map(|(run, place)| {
+                (run.first, run.count, place.map(|place| (place.content, place.page)))
+            })
             .collect();
-        let expected =
-            [(100, 2, Some((1, 70))), (102, 1, Some((2, 72))), (103, 2, None), (105, 1, Some((1, 9)))];
+        let expected = [
+            (100, 2, Some((1, 70))),
+            (102, 1, Some((2, 72))),
+            (103, 2, None),
+            (105, 1, Some((1, 9))),
+        ];
         assert_eq!(cut[..4], expected);
         assert_eq!(cut[4..], [(106, 1, None), (107, 1, Some((1, 11)))]);
         assert_eq!((sought.found(), fake.sent.into_inner()), (5, vec![103, 104, 106]));

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{
-    BlockRun, Codec, Delta, Encoding, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PAGE_SIZE, PageRun,
-    PagesHeader, Zeros, checksum,
+    BlockRun, Codec, Delta, Encoding, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PAGE_SIZE,
+    PageRun, PagesHeader, Zeros, checksum,
 };
 
 use crate::codec::{Compressor, MAX_PIECE_BYTES};
@@ -52,7 +52,8 @@ impl Output {
         if self.is_broken.load(Ordering::Relaxed) {
             return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
         }
-        let sent = self.link.send(bytes).inspect_err(|_| self.is_broken.store(true, Ordering::Relaxed))?;
+        let sent =
+            self.link.send(bytes).inspect_err(|_| self.is_broken.store(true, Ordering::Relaxed))?;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         Ok(sent)
     }
@@ -123,8 +124,10 @@ impl StreamSender {
         knowledge: Option<&dyn Knowledge>,
     ) -> Result<UnitSent, LaneError> {
         let &UnitPages { round, block, region, pages, zeros } = unit;
-        let mut sent =
-            UnitSent { unsent_before_bytes: self.output.link.unsent_bytes(), ..UnitSent::default() };
+        let mut sent = UnitSent {
+            unsent_before_bytes: self.output.link.unsent_bytes(),
+            ..UnitSent::default()
+        };
         self.batch.clear();
         self.put_zeros(round, block, zeros);
         sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.filled);
@@ -144,8 +147,10 @@ impl StreamSender {
     }
 
     fn put_zeros(&mut self, round: u32, block: u16, zeros: &[PageRange]) {
-        let mut runs: Vec<BlockRun> =
-            zeros.iter().map(|run| BlockRun { block, first: run.first, count: run.count }).collect();
+        let mut runs: Vec<BlockRun> = zeros
+            .iter()
+            .map(|run| BlockRun { block, first: run.first, count: run.count })
+            .collect();
         while !runs.is_empty() {
             let message = Message::Zeros(Zeros { round, runs });
             let taken = self.batch.message(&message);
@@ -176,7 +181,8 @@ impl StreamSender {
         let begun = Instant::now();
         let mut copy = std::mem::take(&mut self.copy);
         copy.resize(MAX_PIECE_BYTES, 0);
-        let pages = copy.get_mut(..piece.run.count as usize * PAGE_SIZE as usize).unwrap_or_default();
+        let pages =
+            copy.get_mut(..piece.run.count as usize * PAGE_SIZE as usize).unwrap_or_default();
         copy_out(pages)?;
         match way.content {
             None => self.put_rest(piece, way, pages, begun.elapsed(), sent),
@@ -236,7 +242,13 @@ impl StreamSender {
             let rest = PagesHeader { run, ..piece };
             let begun = Instant::now();
             let told = bases.and_then(|bases| {
-                self.put_delta(rest, bases, bytes_of(run, piece.run, &differences), way.sampled, sent)
+                self.put_delta(
+                    rest,
+                    bases,
+                    bytes_of(run, piece.run, &differences),
+                    way.sampled,
+                    sent,
+                )
             });
             time += begun.elapsed();
             if told.is_none() {
@@ -266,7 +278,8 @@ impl StreamSender {
             return None;
         }
         let before = self.batch.filled;
-        let delta = Delta { round, block: run.block, first: run.first, bases, packed: packed.to_vec() };
+        let delta =
+            Delta { round, block: run.block, first: run.first, bases, packed: packed.to_vec() };
         self.batch.message(&Message::Delta(delta));
         let bytes = self.batch.filled - before;
         sent.delta.add(u64::from(run.count), bytes);
@@ -357,9 +370,13 @@ fn ways<'a>(
 
 /// Returns the bytes of a run within those of a piece that contains it.
 fn bytes_of(run: PageRun, piece: PageRun, bytes: &[u8]) -> &[u8] {
-    let from =
-        usize::try_from(run.first - piece.first).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE as usize);
-    bytes.get(from..).and_then(|rest| rest.get(..run.count as usize * PAGE_SIZE as usize)).unwrap_or_default()
+    let from = usize::try_from(run.first - piece.first)
+        .unwrap_or(usize::MAX)
+        .saturating_mul(PAGE_SIZE as usize);
+    bytes
+        .get(from..)
+        .and_then(|rest| rest.get(..run.count as usize * PAGE_SIZE as usize))
+        .unwrap_or_default()
 }
 
 /// Frames that are sent together.
@@ -469,7 +486,10 @@ mod tests {
         let runs = [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 1100 }];
         assert_eq!(cut(&runs, 512), [(3, 2), (100, 512), (612, 512), (1124, 76)]);
         assert_eq!(cut(&runs[..1], MAX_PAGES_PER_FRAME), [(3, 2)]);
-        assert_eq!(cut(&[PageRange { first: 0, count: 70 }], MAX_PAGES_PER_FRAME), [(0, 64), (64, 6)]);
+        assert_eq!(
+            cut(&[PageRange { first: 0, count: 70 }], MAX_PAGES_PER_FRAME),
+            [(0, 64), (64, 6)]
+        );
     }
 
     #[test]

@@ -67,7 +67,13 @@ impl Stream {
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
         let sent_bytes = Arc::default();
-        Ok(Stream { link: Link::plain_over(stream), peer, sent_bytes, pace: None, connected_in: None })
+        Ok(Stream {
+            link: Link::plain_over(stream),
+            peer,
+            sent_bytes,
+            pace: None,
+            connected_in: None,
+        })
     }
 
     /// Makes the stream secure, as the connecting side. The peer's certificate must be that of
@@ -76,7 +82,8 @@ impl Stream {
     /// # Errors
     /// [`LaneError::Handshake`] with the reason.
     pub fn secure(self, identity: &Identity, host: &str) -> Result<Stream, LaneError> {
-        let name = Identity::server_name(host).map_err(|error| LaneError::Handshake(error.to_string()))?;
+        let name =
+            Identity::server_name(host).map_err(|error| LaneError::Handshake(error.to_string()))?;
         let tls = Tls::connect(self.link.socket().try_clone()?, identity.client(), name)?;
         Ok(Stream { link: Link::Tls(Arc::new(tls)), ..self })
     }
@@ -251,7 +258,9 @@ impl Carries {
     pub(crate) fn prepare(self, socket: &OwnedFd) -> std::io::Result<()> {
         match self {
             Carries::Pages => Ok(()),
-            Carries::PagesNarrowly | Carries::Urgent => SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES),
+            Carries::PagesNarrowly | Carries::Urgent => {
+                SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES)
+            }
         }
     }
 }
@@ -259,7 +268,6 @@ impl Carries {
 /// Address of this host that lanes may leave from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Near {
-    /// The address.
     pub address: IpAddr,
     /// Length of its network prefix in bits; `None` if no interface has the address at the moment.
     pub prefix: Option<u8>,
@@ -329,8 +337,8 @@ pub(crate) fn connect_with(
         carries.prepare(socket)?;
         prepare(socket)
     };
-    let stream =
-        connect_from(lane, limit, interrupt, prepare).map_err(|source| LaneError::Connect { to, source })?;
+    let stream = connect_from(lane, limit, interrupt, prepare)
+        .map_err(|source| LaneError::Connect { to, source })?;
     let connected_in = begun.elapsed();
     fit_to_way(&stream, connected_in, paces.filter(|_| carries != Carries::Urgent));
     Ok(Stream { connected_in: Some(connected_in), ..Stream::new(stream)? })
@@ -362,8 +370,11 @@ fn never_pace(socket: impl AsFd) -> Option<String> {
 /// 0.31 s of CPU per GB instead of 0.47 s. Far paths get room for everything in flight, which the
 /// kernel's own bound (the third number of `net.ipv4.tcp_wmem`) does not always give.
 fn fit_to_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) {
-    let fitted =
-        if round_trip < NEAR { fit_to_near_way(socket) } else { fit_to_far_way(socket, round_trip, paces) };
+    let fitted = if round_trip < NEAR {
+        fit_to_near_way(socket)
+    } else {
+        fit_to_far_way(socket, round_trip, paces)
+    };
     // Perhaps slower, but it works.
     if let Err(error) = fitted {
         tracing::debug!(%error, round_trip_us = round_trip.as_micros(), "the socket's buffers stay as they are");
@@ -375,12 +386,19 @@ fn fit_to_near_way(socket: &TcpStream) -> std::io::Result<()> {
     Ok(sockopt::set_socket_send_buffer_size(socket, NEAR_BUFFER_BYTES)?)
 }
 
-fn fit_to_far_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) -> std::io::Result<()> {
+fn fit_to_far_way(
+    socket: &TcpStream,
+    round_trip: Duration,
+    paces: Option<String>,
+) -> std::io::Result<()> {
     let micros = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
     let on_its_way = FASTEST_BYTES_PER_S.saturating_mul(micros) / 1_000_000;
     let buffer = on_its_way.saturating_add(UNSENT_BYTES.into()).min(MOST_BUFFER_BYTES);
     godwit_ram::limit_unsent_bytes(socket.as_fd(), UNSENT_BYTES)?;
-    sockopt::set_socket_send_buffer_size_force(socket, usize::try_from(buffer).unwrap_or(usize::MAX))?;
+    sockopt::set_socket_send_buffer_size_force(
+        socket,
+        usize::try_from(buffer).unwrap_or(usize::MAX),
+    )?;
     Ok(paces.map_or(Ok(()), |congestion| sockopt::set_tcp_congestion(socket, &congestion))?)
 }
 
@@ -406,7 +424,8 @@ fn connect_from(
             if is_over() {
                 return Err(std::io::ErrorKind::ConnectionAborted.into());
             }
-            let timeout = Timespec::try_from(limit).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+            let timeout =
+                Timespec::try_from(limit).map_err(|_| std::io::ErrorKind::InvalidInput)?;
             let mut ready = [PollFd::new(&socket, PollFlags::OUT)];
             if poll(&mut ready, Some(&timeout))? == 0 {
                 return Err(std::io::ErrorKind::TimedOut.into());
@@ -440,9 +459,12 @@ pub fn listen(on: SocketAddr) -> Result<TcpListener, LaneError> {
 /// [`LaneError::Io`].
 pub fn accept(listeners: &[TcpListener], limit: Duration) -> Result<Option<Stream>, LaneError> {
     let timeout = Timespec::try_from(limit).map_err(|_| LaneError::Silent)?;
-    let mut ready: Vec<_> = listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+    let mut ready: Vec<_> =
+        listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
     poll(&mut ready, Some(&timeout)).map_err(std::io::Error::from)?;
-    let Some(first) = ready.iter().position(|one| !one.revents().is_empty()) else { return Ok(None) };
+    let Some(first) = ready.iter().position(|one| !one.revents().is_empty()) else {
+        return Ok(None);
+    };
     let (stream, _) = listeners[first].accept()?;
     Stream::new(stream).map(Some)
 }

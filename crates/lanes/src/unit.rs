@@ -10,7 +10,6 @@ use godwit_wire::Codec;
 pub struct UnitPages<'a> {
     /// The round that the pages belong to.
     pub round: u32,
-    /// The block's number.
     pub block: u16,
     /// The block.
     pub region: &'a Region,
@@ -133,7 +132,6 @@ impl Tally {
 /// Effort and result of looking up pages by their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hashing {
-    /// Pages hashed.
     pub pages: u64,
     /// Pages among them that the destination holds.
     pub found: u64,
@@ -152,7 +150,6 @@ impl Hashing {
 /// Effort and result of comparing pages with the versions sent before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Comparing {
-    /// Pages compared.
     pub pages: u64,
     /// Time taken, including the copy that is compared and the compression of the differences.
     pub time: Duration,

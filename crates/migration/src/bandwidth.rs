@@ -54,7 +54,8 @@ impl Bandwidth {
     /// Returns all points and the final one: what had been sent at the end.
     #[must_use]
     pub fn end(&self, end: BandwidthPoint) -> Vec<BandwidthPoint> {
-        let before = self.points.iter().filter(|point| point.ms < end.ms && point.bytes <= end.bytes);
+        let before =
+            self.points.iter().filter(|point| point.ms < end.ms && point.bytes <= end.bytes);
         before.copied().chain((end.bytes > 0).then_some(end)).collect()
     }
 }

@@ -43,7 +43,8 @@ pub struct Unit {
 
 impl Unit {
     fn chunk(&self, pages: u64) -> Chunk {
-        let first = self.pages.first().into_iter().chain(self.zeros.first()).map(|range| range.first).min();
+        let first =
+            self.pages.first().into_iter().chain(self.zeros.first()).map(|range| range.first).min();
         Chunk { block: self.block, number: first.unwrap_or(0) / pages }
     }
 
@@ -56,7 +57,9 @@ impl Unit {
 
 /// Error in the destination's report about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} before")]
+#[error(
+    "the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} before"
+)]
 pub struct Misaccounted {
     stream: u16,
     claimed: u64,
@@ -215,8 +218,11 @@ impl Board {
         }
         let done = usize::try_from(units - known.applied).unwrap_or(usize::MAX);
         known.applied = units;
-        let done: Vec<Chunk> =
-            known.under_way.drain(..done.min(known.under_way.len())).map(|unit| unit.chunk(pages)).collect();
+        let done: Vec<Chunk> = known
+            .under_way
+            .drain(..done.min(known.under_way.len()))
+            .map(|unit| unit.chunk(pages))
+            .collect();
         for chunk in done {
             let done = |owner: &Owner| {
                 owner.stream == usize::from(stream) && owner.number <= units && owner.bound == 0
@@ -261,7 +267,8 @@ impl Board {
     /// Returns all units that are not known to have been applied: those that wait, and those on
     /// their way.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &Unit> {
-        let of_streams = self.streams.iter().flat_map(|stream| stream.bound.iter().chain(&stream.under_way));
+        let of_streams =
+            self.streams.iter().flat_map(|stream| stream.bound.iter().chain(&stream.under_way));
         self.queue.iter().chain(of_streams)
     }
 
@@ -321,7 +328,10 @@ impl Board {
     /// Returns the units that each stream has taken since it began, by stream number.
     #[must_use]
     pub fn taken(&self) -> Vec<u64> {
-        self.streams.iter().map(|stream| if stream.closed { stream.applied } else { stream.taken }).collect()
+        self.streams
+            .iter()
+            .map(|stream| if stream.closed { stream.applied } else { stream.taken })
+            .collect()
     }
 }
 
@@ -349,9 +359,15 @@ mod tests {
         assert_eq!(board.take(b), None, "its second unit still is");
         board.applied(0, 2).unwrap();
         board.push(unit(6));
-        assert_eq!(board.take(b), None, "an older unit of the chunk still waits for the other stream");
+        assert_eq!(
+            board.take(b),
+            None,
+            "an older unit of the chunk still waits for the other stream"
+        );
         assert_eq!((board.take(a), board.take(a)), (Some(unit(5)), Some(unit(6))));
-        assert!(board.is_settled(a, 0, 5) && !board.is_settled(b, 0, 5) && board.is_settled(b, 0, 600));
+        assert!(
+            board.is_settled(a, 0, 5) && !board.is_settled(b, 0, 5) && board.is_settled(b, 0, 600)
+        );
         board.applied(0, 4).unwrap();
         assert!(board.is_settled(b, 0, 5));
         board.push(unit(7));
@@ -472,7 +488,8 @@ mod tests {
         fn take(&mut self, stream: usize) -> bool {
             let Some(unit) = self.board.take(stream) else { return false };
             let read = unit.pages.iter().flat_map(|range| range.first..range.end());
-            let read = read.map(|page| (page, self.source.get(&page).copied().unwrap_or(0))).collect();
+            let read =
+                read.map(|page| (page, self.source.get(&page).copied().unwrap_or(0))).collect();
             self.pipes[stream].push_back(read);
             self.board.written(stream);
             true

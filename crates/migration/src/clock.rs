@@ -32,7 +32,8 @@ impl PeerClock {
         if self.samples.len() == SAMPLES {
             self.samples.pop_front();
         }
-        self.samples.push_back(Sample { round_trip_ns, offset_ns: i128::from(answered_ns) - middle });
+        self.samples
+            .push_back(Sample { round_trip_ns, offset_ns: i128::from(answered_ns) - middle });
     }
 
     fn best(&self) -> Option<&Sample> {

@@ -38,10 +38,7 @@ pub enum Event {
     /// The hypervisor has loaded the device state.
     Loaded,
     /// The source hands the guest over.
-    Commit {
-        /// The new ownership.
-        ownership: Ownership,
-    },
+    Commit { ownership: Ownership },
     /// The guest runs (or, if it was paused, is complete and paused).
     GuestRuns,
     /// The source gives up.
@@ -78,7 +75,6 @@ pub enum Action {
     Discard(Failure),
     /// Record that the guest belongs to this host, and announce its addresses.
     Promote,
-    /// The migration has ended.
     Finish(Ending),
 }
 
@@ -111,7 +107,6 @@ pub enum Ending {
     Cut(Failure),
 }
 
-/// State of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// The lane is connected.
@@ -124,7 +119,6 @@ enum State {
     Loaded,
     /// Committed and loaded: the guest is being started.
     Starting,
-    /// The migration has ended.
     Ended,
 }
 
@@ -206,16 +200,19 @@ impl Destination {
                 vec![]
             }
             (State::Awaiting | State::Receiving, Event::LaneLost(failure))
-                if failure.code == FailureCode::LaneLost && self.noted.is_none() && !self.pages_complete =>
+                if failure.code == FailureCode::LaneLost
+                    && self.noted.is_none()
+                    && !self.pages_complete =>
             {
                 self.state = State::Ended;
                 vec![Action::Finish(Ending::Cut(failure))]
             }
             (_, Event::LaneLost(failure)) => self.discard(failure, false),
             (_, Event::Aborted(reason)) => self.discard(Failure::from_peer(&reason), false),
-            (_, Event::CancelRequested) => {
-                self.discard(Failure::new(FailureCode::Cancelled, "cancelled at the destination"), true)
-            }
+            (_, Event::CancelRequested) => self.discard(
+                Failure::new(FailureCode::Cancelled, "cancelled at the destination"),
+                true,
+            ),
             (_, Event::Failed(failure)) => self.discard(failure, true),
             (state, event) => {
                 let detail = format!("a message out of order ({event:?} while {state:?})");
@@ -232,9 +229,11 @@ impl Destination {
             );
             return self.discard(Failure::new(FailureCode::MemoryMismatch, detail), true);
         }
-        let handed_over = Ownership { incarnation: Incarnation::new(begin.incarnation), epoch: begin.epoch };
+        let handed_over =
+            Ownership { incarnation: Incarnation::new(begin.incarnation), epoch: begin.epoch };
         if handed_over != self.ownership {
-            let detail = format!("the source hands over {handed_over}; prepared is {}", self.ownership);
+            let detail =
+                format!("the source hands over {handed_over}; prepared is {}", self.ownership);
             return self.discard(Failure::new(FailureCode::StaleEpoch, detail), true);
         }
         self.run = begin.run;
@@ -253,7 +252,8 @@ impl Destination {
 
     fn device_state_end(&mut self, bytes: u64) -> Vec<Action> {
         if bytes != self.device_state_bytes {
-            let detail = format!("the device state has {bytes} bytes, {} arrived", self.device_state_bytes);
+            let detail =
+                format!("the device state has {bytes} bytes, {} arrived", self.device_state_bytes);
             return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
         }
         self.state = State::Loading;

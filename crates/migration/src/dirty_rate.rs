@@ -124,7 +124,10 @@ mod tests {
         assert_eq!(after(&[(5000, 500_000, HELD), (10, 20, HELD), (10, 40, HELD)]), 3000.0);
         assert_eq!(after(&[(5000, 500, HELD), (10, 1000, None)]), 100_000.0);
         let lower = Some(1000.0);
-        assert_eq!(after(&[(5000, 500, HELD), (25, 50, HELD), (25, 25, lower), (25, 25, lower)]), 1000.0);
+        assert_eq!(
+            after(&[(5000, 500, HELD), (25, 50, HELD), (25, 25, lower), (25, 25, lower)]),
+            1000.0
+        );
     }
 
     #[test]

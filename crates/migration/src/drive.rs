@@ -90,7 +90,12 @@ pub trait Tracking: Send {
     ///
     /// # Errors
     /// As [`Tracking::start`].
-    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError>;
+    fn look(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError>;
 
     /// Counts the dirty pages of all blocks and leaves them dirty.
     ///
@@ -146,7 +151,12 @@ impl Tracking for DirtyTracker {
         DirtyTracker::take_dirty(self, block, within, max_pages, out)
     }
 
-    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+    fn look(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError> {
         DirtyTracker::look(self, block, within, out)
     }
 

@@ -93,7 +93,6 @@ const IN_USE: f64 = 1.02;
 /// Fraction of its lost trust that a codec not in use regains with each probe.
 const FORGIVEN: f64 = 0.05;
 
-/// Figures of a codec.
 #[derive(Clone, Copy, Debug)]
 struct CodecFigures {
     /// Guest bytes compressed per second, including the copy.
@@ -277,7 +276,10 @@ impl Chooser {
             _ => Codec::ALL[usize::from((turn / PROBE_INTERVAL).is_multiple_of(2))],
         };
         let rarely = turn / PROBE_INTERVAL % PROBES_SKIPPED > 1 && self.is_hopeless(probe);
-        Packing { probe: Some(probe).filter(|probe| self.current != Some(*probe) && !rarely), ..settled }
+        Packing {
+            probe: Some(probe).filter(|probe| self.current != Some(*probe) && !rarely),
+            ..settled
+        }
     }
 
     /// Returns whether a codec would be too slow, however small it made the pages.
@@ -292,7 +294,8 @@ impl Chooser {
     fn raw_trial_due(&self) -> f64 {
         let rate = self.expected(self.current).unwrap_or(0.0);
         let raw = self.expected(None).unwrap_or(0.0).max(1.0);
-        let cost = if self.trial.faster { 1.0 } else { ((rate / raw - 1.0) * RAW_TRIAL_COST).max(1.0) };
+        let cost =
+            if self.trial.faster { 1.0 } else { ((rate / raw - 1.0) * RAW_TRIAL_COST).max(1.0) };
         (f64::from(self.trial.interval) * cost).min(f64::from(LAST_RAW_TRIAL))
     }
 
@@ -332,8 +335,11 @@ impl Chooser {
         for codec in Codec::ALL {
             self.note_effort(codec, sent);
         }
-        let pages =
-            sent.raw.pages + sent.lz4.pages + sent.zstd.pages + sent.reference.pages + sent.delta.pages;
+        let pages = sent.raw.pages
+            + sent.lz4.pages
+            + sent.zstd.pages
+            + sent.reference.pages
+            + sent.delta.pages;
         let guest_bytes = pages * u64::from(PAGE_SIZE);
         if guest_bytes < LEAST_WINDOW_BYTES {
             return;
@@ -344,7 +350,8 @@ impl Chooser {
             (self.counted, self.window) = (Some(method), Window::default());
         } else {
             let mut probing = packing.probe.map_or(Duration::ZERO, |probe| sent.effort(probe).time);
-            let mut compressing = packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
+            let mut compressing =
+                packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
             *(if method.refers { &mut compressing } else { &mut probing }) += sent.hashing.time;
             *(if method.differs { &mut compressing } else { &mut probing }) += sent.comparing.time;
             self.window.add(guest_bytes, sent, wall.saturating_sub(probing), compressing);
@@ -353,7 +360,9 @@ impl Chooser {
         self.trial.left = self.trial.left.saturating_sub(1);
         let trial_over = in_trial && self.trial.left == 0;
         let Window { units, wall, .. } = self.window;
-        if trial_over || (!in_trial && (units >= WINDOW_UNITS || (units > 0 && wall >= WINDOW_TIME))) {
+        if trial_over
+            || (!in_trial && (units >= WINDOW_UNITS || (units > 0 && wall >= WINDOW_TIME)))
+        {
             self.close_window(method, trial_over);
         }
     }

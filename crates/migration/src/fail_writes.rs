@@ -56,7 +56,8 @@ mod tests {
         }
         let plan = directory.path().join("fail/handing-over");
         let failed = directory.path().join("failed/handing-over");
-        let check = |kind: &str| check_in(directory.path(), kind).map_err(|error| error.raw_os_error());
+        let check =
+            |kind: &str| check_in(directory.path(), kind).map_err(|error| error.raw_os_error());
         check("handing-over").unwrap();
         std::fs::write(&plan, "ENOSPC").unwrap();
         for _ in 0..2 {

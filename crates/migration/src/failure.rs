@@ -27,7 +27,6 @@ macro_rules! codes {
                 match self { $(FailureCode::$name => $text),* }
             }
 
-            /// Returns the remedy.
             #[must_use]
             pub fn remedy(self) -> &'static str {
                 match self { $(FailureCode::$name => $remedy),* }
@@ -85,7 +84,10 @@ impl Failure {
     /// Converts the reason that a peer sent.
     #[must_use]
     pub fn from_peer(reason: &Reason) -> Self {
-        Failure::new(FailureCode::from_wire(reason.code), format!("the peer says: {}", reason.detail))
+        Failure::new(
+            FailureCode::from_wire(reason.code),
+            format!("the peer says: {}", reason.detail),
+        )
     }
 
     /// Converts the failure to a reason for a peer.

@@ -79,7 +79,6 @@ pub enum Role {
 /// Record that a host keeps of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Standing {
-    /// The host's role.
     pub role: Role,
     /// This host's ownership, or the one that it would get.
     #[serde(flatten)]
@@ -132,7 +131,9 @@ pub fn recover(role: Role, found: Found) -> Recovery {
         (Role::TakingOver, Found::Gone) => Recovery::AskSource,
         // After the commit, the guest is resumed only on the destination's refusal.
         (Role::HandingOver, Found::Ran) => Recovery::TakeBack,
-        (Role::HandingOver, Found::Still | Found::Gone | Found::GoneUnrun) => Recovery::AskDestination,
+        (Role::HandingOver, Found::Still | Found::Gone | Found::GoneUnrun) => {
+            Recovery::AskDestination
+        }
     }
 }
 
@@ -169,11 +170,10 @@ pub fn of_destination(known: Known, offered: Ownership) -> OfDestination {
         {
             OfDestination::Took
         }
-        Known::Has(Standing { role: Role::Shadow | Role::TakingOver | Role::Stranded, ownership })
-            if ownership.follows(offered) =>
-        {
-            OfDestination::Open
-        }
+        Known::Has(Standing {
+            role: Role::Shadow | Role::TakingOver | Role::Stranded,
+            ownership,
+        }) if ownership.follows(offered) => OfDestination::Open,
         // Its record is older than the offer, or of another life: it had discarded the shadow.
         Known::Has(_) | Known::Gone(_) | Known::Never => OfDestination::Refused,
     }
@@ -200,7 +200,9 @@ pub fn fate_of_kept_pages(known: Known, offered: Ownership) -> KeptPagesFate {
         (OfDestination::Took, Known::Gone(_)) => KeptPagesFate::NotNeeded,
         // A guest that lacks pages does not leave. That it left and came back shows that it had all
         // of them.
-        (OfDestination::Took, Known::Has(Standing { ownership, .. })) if ownership.epoch > offered.epoch => {
+        (OfDestination::Took, Known::Has(Standing { ownership, .. }))
+            if ownership.epoch > offered.epoch =>
+        {
             KeptPagesFate::NotNeeded
         }
         (OfDestination::Took | OfDestination::Open, _) => KeptPagesFate::AskAgain,
@@ -229,7 +231,9 @@ pub fn of_source(known: Known, offered: Ownership) -> OfSource {
         {
             OfSource::Open
         }
-        Known::Has(Standing { ownership, .. }) if ownership.epoch > offered.epoch => OfSource::TookBack,
+        Known::Has(Standing { ownership, .. }) if ownership.epoch > offered.epoch => {
+            OfSource::TookBack
+        }
         // The source last owned it before the offer.
         Known::Gone(ownership) if ownership.epoch < offered.epoch => OfSource::LetGo,
         // Another host has owned it since.
@@ -318,9 +322,12 @@ mod tests {
     #[test]
     fn a_record_of_another_life_is_no_answer() {
         // Every record that would decide if it were of this life.
-        let roles = [Role::Owner, Role::Shadow, Role::TakingOver, Role::HandingOver, Role::Stranded];
+        let roles =
+            [Role::Owner, Role::Shadow, Role::TakingOver, Role::HandingOver, Role::Stranded];
         for epoch in 0..8 {
-            for other in [of_life(2, epoch), Ownership { incarnation: Incarnation::UNRECORDED, epoch }] {
+            for other in
+                [of_life(2, epoch), Ownership { incarnation: Incarnation::UNRECORDED, epoch }]
+            {
                 let records = roles.map(|role| Known::Has(Standing { role, ownership: other }));
                 for known in records.into_iter().chain([Known::Gone(other)]) {
                     assert_eq!(
@@ -328,7 +335,11 @@ mod tests {
                         of_destination(Known::Never, at(4)),
                         "{known:?}"
                     );
-                    assert_eq!(of_source(known, at(4)), of_source(Known::Never, at(4)), "{known:?}");
+                    assert_eq!(
+                        of_source(known, at(4)),
+                        of_source(Known::Never, at(4)),
+                        "{known:?}"
+                    );
                     let fate = fate_of_kept_pages(known, at(4));
                     assert_eq!(fate, fate_of_kept_pages(Known::Never, at(4)), "{known:?}");
                 }
@@ -345,6 +356,9 @@ mod tests {
         let known: Known = serde_json::from_str(r#"{"gone":{"epoch":5}}"#).unwrap();
         assert_eq!(known, Known::Gone(Ownership { epoch: 5, ..ownership }));
         let named = Known::Gone(at(5));
-        assert_eq!(serde_json::from_str::<Known>(&serde_json::to_string(&named).unwrap()).unwrap(), named);
+        assert_eq!(
+            serde_json::from_str::<Known>(&serde_json::to_string(&named).unwrap()).unwrap(),
+            named
+        );
     }
 }

@@ -60,7 +60,8 @@ fn wait(directory: &Path, point: &str) {
     if held.exists() {
         tracing::info!(point, "held");
         while held.exists() {
-            let interval = rustix::event::Timespec { tv_sec: 0, tv_nsec: INTERVAL.subsec_nanos().into() };
+            let interval =
+                rustix::event::Timespec { tv_sec: 0, tv_nsec: INTERVAL.subsec_nanos().into() };
             // No descriptor to wait for: only the time limit ends the call.
             let _ = rustix::event::poll(&mut [], Some(&interval));
         }

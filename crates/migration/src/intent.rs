@@ -8,8 +8,8 @@ use godwit_lanes::parse_scaled;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::{
-    DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, LEAST_THROTTLED_SHARE, MOST_SWITCHOVER_BUDGET,
-    MOST_THROTTLED_SHARE, PageIn, Policy, Throttling,
+    DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, LEAST_THROTTLED_SHARE,
+    MOST_SWITCHOVER_BUDGET, MOST_THROTTLED_SHARE, PageIn, Policy, Throttling,
 };
 
 /// Goal of a move. `docs/operations.md` has the table of what each goal decides.
@@ -68,7 +68,9 @@ impl PolicySettings {
                 above: self.throttle_above.unwrap_or(above),
                 to: self.throttle_to.unwrap_or(to),
             },
-            switchover_limit: self.longest_pause_ms.map_or(policy.switchover_limit, Duration::from_millis),
+            switchover_limit: self
+                .longest_pause_ms
+                .map_or(policy.switchover_limit, Duration::from_millis),
             max_rounds: self.most_rounds.unwrap_or(policy.max_rounds),
             ..policy
         }
@@ -78,18 +80,24 @@ impl PolicySettings {
     /// and the remedy.
     #[must_use]
     pub fn problem(&self, intent: Intent) -> Option<(&'static str, String, &'static str)> {
-        let policy = self.applied_to(intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::default()));
+        let policy =
+            self.applied_to(intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::default()));
         let Throttling { above, to } = policy.throttling;
         let most_pause_ms = MOST_SWITCHOVER_BUDGET.as_millis();
         if matches!(intent, Intent::Deadline(_)) {
             let set = [("throttle_above", self.throttle_above), ("throttle_to", self.throttle_to)];
             if let Some((key, _)) = set.into_iter().find(|(_, value)| value.is_some()) {
-                let why = "how far writers are slowed follows from the time that is left".to_owned();
+                let why =
+                    "how far writers are slowed follows from the time that is left".to_owned();
                 return Some((key, why, "leave it out"));
             }
         }
         if !(LEAST_THROTTLED_SHARE..=MOST_THROTTLED_SHARE).contains(&to) {
-            return Some(("throttle_to", format!("{to} is out of range"), "write a share from 0.02 to 0.8"));
+            return Some((
+                "throttle_to",
+                format!("{to} is out of range"),
+                "write a share from 0.02 to 0.8",
+            ));
         }
         if !(to..=MOST_UNTHROTTLED_SHARE).contains(&above) {
             let why = format!("{above}, with throttle_to at {to}, is out of range");
@@ -100,7 +108,11 @@ impl PolicySettings {
             return Some(("longest_pause_ms", why, "write a number from 1 to 8000"));
         }
         if self.most_rounds.is_some_and(|rounds| !(2..=MOST_ROUNDS).contains(&rounds)) {
-            return Some(("most_rounds", "it is out of range".to_owned(), "write a number from 2 to 1000"));
+            return Some((
+                "most_rounds",
+                "it is out of range".to_owned(),
+                "write a number from 2 to 1000",
+            ));
         }
         None
     }
@@ -133,7 +145,9 @@ impl Intent {
         match self {
             Intent::Auto => policy,
             Intent::MinimalPause => Policy { switchover_limit: switchover_budget, ..policy },
-            Intent::MinimalImpact => Policy { throttling: Throttling { above: 0.95, to: 0.8 }, ..policy },
+            Intent::MinimalImpact => {
+                Policy { throttling: Throttling { above: 0.95, to: 0.8 }, ..policy }
+            }
             Intent::FastEvacuation => Policy {
                 throttling: Throttling { above: 0.3, to: 0.1 },
                 switchover_limit: 2 * DEFAULT_SWITCHOVER_LIMIT,
@@ -151,7 +165,9 @@ impl fmt::Display for Intent {
             Intent::MinimalPause => f.pad("minimal-pause"),
             Intent::MinimalImpact => f.pad("minimal-impact"),
             Intent::FastEvacuation => f.pad("fast-evacuation"),
-            Intent::Deadline(time) if time.subsec_nanos() == 0 => write!(f, "deadline={}s", time.as_secs()),
+            Intent::Deadline(time) if time.subsec_nanos() == 0 => {
+                write!(f, "deadline={}s", time.as_secs())
+            }
             Intent::Deadline(time) => write!(f, "deadline={}ms", time.as_millis()),
         }
     }
@@ -204,9 +220,14 @@ mod tests {
 
     #[test]
     fn text_and_back() {
-        for text in
-            ["auto", "minimal-pause", "minimal-impact", "fast-evacuation", "deadline=90s", "deadline=1500ms"]
-        {
+        for text in [
+            "auto",
+            "minimal-pause",
+            "minimal-impact",
+            "fast-evacuation",
+            "deadline=90s",
+            "deadline=1500ms",
+        ] {
             let intent: Intent = text.parse().unwrap();
             assert_eq!(intent.to_string(), text);
             assert_eq!(serde_json::to_value(intent).unwrap(), text);
@@ -219,7 +240,8 @@ mod tests {
     fn what_is_set_otherwise_holds_and_nonsense_is_named() {
         let set = |json: &str| serde_json::from_str::<PolicySettings>(json).unwrap();
         let settings = set(r#"{"throttle_to": 0.1, "longest_pause_ms": 50, "most_rounds": 12}"#);
-        let policy = settings.applied_to(Intent::Auto.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never));
+        let policy =
+            settings.applied_to(Intent::Auto.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never));
         assert_eq!(policy.throttling, Throttling { above: 0.6, to: 0.1 });
         assert_eq!((policy.switchover_limit, policy.max_rounds), (Duration::from_millis(50), 12));
         assert_eq!(policy.page_in, PageIn::Never);

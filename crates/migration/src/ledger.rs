@@ -29,7 +29,6 @@ const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 /// Rate assumed before any measurement: 1 Gb/s.
 const ASSUMED_BYTES_PER_S: f64 = 125e6;
 
-/// Totals of one sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
     /// Pages sent, zero pages included.
@@ -59,7 +58,6 @@ impl Sweep {
 /// Measured rates, bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Rate on the wire.
     pub wire_bytes_per_s: f64,
     /// Bytes of pages that the wire carries, compressed or not, without those that cost a few bytes
     /// (zero, or sent by reference).
@@ -184,7 +182,8 @@ impl Ledger {
         if !told_by_sending || is_known_better {
             return;
         }
-        let on_the_wire = took.saturating_sub(applied.unwrap_or_default()).max(Duration::from_micros(100));
+        let on_the_wire =
+            took.saturating_sub(applied.unwrap_or_default()).max(Duration::from_micros(100));
         let padded = bytes.saturating_add(self.padding_bytes);
         let wire = padded as f64 / on_the_wire.as_secs_f64();
         if self.tells(bytes, wire, on_the_wire, applied.is_some()) {
@@ -198,7 +197,13 @@ impl Ledger {
     }
 
     /// Returns whether a round of so many bytes, without its padding, shows what the wire carries.
-    fn tells(&self, bytes: u64, wire_bytes_per_s: f64, on_the_wire: Duration, applied: bool) -> bool {
+    fn tells(
+        &self,
+        bytes: u64,
+        wire_bytes_per_s: f64,
+        on_the_wire: Duration,
+        applied: bool,
+    ) -> bool {
         let is_large = bytes >= TELLING_BYTES;
         let Some(known) = self.wire_bytes_per_s else { return is_large };
         // Applied data is in no buffer; padding does not wait for its windows as pages do.
@@ -207,7 +212,8 @@ impl Ledger {
         let is_long = on_the_wire >= TELLING_TIME.max(TELLING_SCANS * self.scan)
             && expected_s >= TELLING_SHARE * TELLING_TIME.as_secs_f64();
         let slower_by = SLOWER_BY.max(TELLING_SCANS * self.scan);
-        let is_slower = on_the_wire.as_secs_f64() > MUCH_SLOWER * expected_s + slower_by.as_secs_f64();
+        let is_slower =
+            on_the_wire.as_secs_f64() > MUCH_SLOWER * expected_s + slower_by.as_secs_f64();
         is_slower || (is_large && (is_long || is_faster || bytes >= self.telling_bytes))
     }
 
@@ -249,7 +255,8 @@ impl Ledger {
     /// Notes that `remaining` pages were dirtied since the round began to protect them.
     pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
         let since = now.saturating_sub(self.round_since);
-        let seen = if since > Duration::ZERO { remaining as f64 / since.as_secs_f64() } else { 0.0 };
+        let seen =
+            if since > Duration::ZERO { remaining as f64 / since.as_secs_f64() } else { 0.0 };
         // Applies to round 0, which lasts longest and whose remaining pages include those written
         // before it.
         let sampled = self.sampled_pages_per_s.unwrap_or(0.0);
@@ -300,7 +307,8 @@ impl Ledger {
     /// Returns whether most of the round's pages were sent by reference: the destination verifies
     /// them before it takes what follows.
     pub(crate) fn is_mostly_referred(&self) -> bool {
-        let pages = self.rounds.last().map_or(0, |report| report.pages.saturating_sub(report.zero_pages));
+        let pages =
+            self.rounds.last().map_or(0, |report| report.pages.saturating_sub(report.zero_pages));
         self.referred_pages > pages / 2
     }
 
@@ -331,8 +339,12 @@ mod tests {
         ledger.enter(ms(30), Phase::Convergence);
         ledger.enter(ms(31), Phase::PreCopy);
         let phases = ledger.phases(ms(41));
-        let spent: Vec<_> = phases.iter().map(|report| (report.phase, report.duration_ms)).collect();
-        assert_eq!(spent, [(Phase::Prepare, 10.0), (Phase::PreCopy, 30.0), (Phase::Convergence, 1.0)]);
+        let spent: Vec<_> =
+            phases.iter().map(|report| (report.phase, report.duration_ms)).collect();
+        assert_eq!(
+            spent,
+            [(Phase::Prepare, 10.0), (Phase::PreCopy, 30.0), (Phase::Convergence, 1.0)]
+        );
     }
 
     #[test]
@@ -340,7 +352,10 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);
-        ledger.round_sent(0, Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
+        ledger.round_sent(
+            0,
+            Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() },
+        );
         ledger.round_over(ms(1040), Some(ms(40)));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(1040), None);
@@ -355,7 +370,10 @@ mod tests {
         let mut ledger = Ledger::new(Phase::PreCopy);
         let mut round = |begins, ends, applied: bool, pages: u64, packed_to: u64| {
             ledger.round_begins(ms(begins), None);
-            ledger.round_sent(0, Sweep { pages, bytes: pages * 4096 / packed_to, ..Sweep::default() });
+            ledger.round_sent(
+                0,
+                Sweep { pages, bytes: pages * 4096 / packed_to, ..Sweep::default() },
+            );
             ledger.round_over(ms(ends), applied.then_some(ms(0)));
             let Rates { wire_bytes_per_s, carried_bytes_per_s, .. } = ledger.rates();
             [wire_bytes_per_s, carried_bytes_per_s].map(|rate| (rate / 4096.0).round())
@@ -366,7 +384,11 @@ mod tests {
         assert_eq!(round(1050, 1055, false, 500, 1), [25_000.0, 25_000.0], "it sits in buffers");
         assert_eq!(round(1055, 1205, true, 500, 1), [25_000.0, 25_000.0], "it has stalled");
         assert_eq!(round(1205, 1455, true, 2500, 1), [10_000.0, 10_000.0], "long enough");
-        assert_eq!(round(1455, 1460, true, 500, 1), [100_000.0, 100_000.0], "it is applied, and faster");
+        assert_eq!(
+            round(1455, 1460, true, 500, 1),
+            [100_000.0, 100_000.0],
+            "it is applied, and faster"
+        );
         assert_eq!(round(1460, 1560, true, 500, 1), [5000.0, 5000.0], "no less than what told");
         assert_eq!(round(1560, 1580, false, 600, 1), [30_000.0, 30_000.0], "more than what told");
         // However few bytes: they would take 3 ms.
@@ -396,7 +418,10 @@ mod tests {
             let told_pages = referred_pages;
             ledger.round_begins(ms(begins), None);
             let bytes = (pages - referred_pages) * 4096;
-            ledger.round_sent(0, Sweep { pages, bytes, told_pages, referred_pages, ..Sweep::default() });
+            ledger.round_sent(
+                0,
+                Sweep { pages, bytes, told_pages, referred_pages, ..Sweep::default() },
+            );
             ledger.round_over(ms(ends), Some(ms(0)));
             ((ledger.rates().wire_bytes_per_s / 4096.0).round(), ledger.is_mostly_referred())
         };
@@ -410,13 +435,19 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);
-        ledger.round_sent(1, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
+        ledger.round_sent(
+            1,
+            Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() },
+        );
         ledger.padded(12_300_000);
         ledger.round_over(ms(204), Some(ms(40)));
         // 16.4 MB in 164 ms.
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(204), None);
-        ledger.round_sent(2, Sweep { pages: 2000, zero_pages: 0, bytes: 8_200_000, ..Sweep::default() });
+        ledger.round_sent(
+            2,
+            Sweep { pages: 2000, zero_pages: 0, bytes: 8_200_000, ..Sweep::default() },
+        );
         ledger.round_over(ms(368), Some(ms(0)));
         assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
     }
@@ -428,9 +459,15 @@ mod tests {
         ledger.limited(Some(1_000_000));
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "nothing was measured yet");
         ledger.round_begins(ms(0), None);
-        ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
+        ledger.round_sent(
+            0,
+            Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() },
+        );
         ledger.round_over(ms(1000), Some(ms(0)));
-        assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "it was faster before the limit came");
+        assert!(
+            (ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0,
+            "it was faster before the limit came"
+        );
         ledger.limited(Some(1_000_000_000));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.limited(None);
@@ -449,8 +486,10 @@ mod tests {
         ledger.round_over(ms(1000), Some(ms(0)));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
         ledger.round_begins(ms(1000), None);
-        ledger
-            .round_sent(1, Sweep { pages: 50_000, told_pages: 49_000, bytes: 8_000_000, ..Sweep::default() });
+        ledger.round_sent(
+            1,
+            Sweep { pages: 50_000, told_pages: 49_000, bytes: 8_000_000, ..Sweep::default() },
+        );
         ledger.round_over(ms(2000), Some(ms(0)));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
     }
@@ -460,8 +499,10 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);
-        ledger
-            .round_sent(0, Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000, ..Sweep::default() });
+        ledger.round_sent(
+            0,
+            Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000, ..Sweep::default() },
+        );
         ledger.round_over(ms(1000), Some(ms(0)));
         let rates = ledger.rates();
         assert!((rates.wire_bytes_per_s - 25e6).abs() < 1.0);

@@ -35,14 +35,15 @@ pub use intent::{Intent, IntentError, PageInUse, PolicySettings};
 pub use ledger::{Rates, Sweep};
 pub use phase::Phase;
 pub use policy::{
-    Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, MOST_SWITCHOVER_BUDGET,
-    Measured, PageIn, Policy, Throttling,
+    Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision,
+    MOST_SWITCHOVER_BUDGET, Measured, PageIn, Policy, Throttling,
 };
 pub use predict::{DryRun, Means, Predicted};
 pub use reference::ReferenceUse;
 pub use report::{
-    CutReport, EngineKind, FailureReport, FetchTimes, LaneProgress, LaneReport, Outcome, PageInReport,
-    PhaseReport, Progress, Report, RoundReport, SwitchoverReport, ThrottleReport, WaitClass, millis, nanos,
+    CutReport, EngineKind, FailureReport, FetchTimes, LaneProgress, LaneReport, Outcome,
+    PageInReport, PhaseReport, Progress, Report, RoundReport, SwitchoverReport, ThrottleReport,
+    WaitClass, millis, nanos,
 };
 pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};
 pub use throttle::{LEAST_SHARE, MeansUse, QuotaLoop, ThrottleMeans, means_for};

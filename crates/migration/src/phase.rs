@@ -31,7 +31,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All phases, in order.
     pub const ALL: [Phase; 9] = [
         Phase::Preflight,
         Phase::Prepare,

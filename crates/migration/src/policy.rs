@@ -64,7 +64,6 @@ pub struct Throttling {
     pub to: f64,
 }
 
-/// Default switchover budget.
 pub const DEFAULT_SWITCHOVER_BUDGET: Duration = Duration::from_millis(20);
 /// QEMU's own downtime limit, which operators of KVM are used to.
 pub const DEFAULT_SWITCHOVER_LIMIT: Duration = Duration::from_millis(300);
@@ -146,13 +145,15 @@ pub(crate) fn fixed_cost(scan: Duration) -> Duration {
 impl Measured {
     fn transfer(&self, pages: f64) -> Duration {
         let bytes = pages * f64::from(PAGE_SIZE);
-        Duration::try_from_secs_f64(bytes / self.bandwidth_bytes_per_s.max(1.0)).unwrap_or(Duration::MAX)
+        Duration::try_from_secs_f64(bytes / self.bandwidth_bytes_per_s.max(1.0))
+            .unwrap_or(Duration::MAX)
     }
 
     /// Returns the pause that stopping the guest now would cause.
     #[must_use]
     pub fn predicted_switchover(&self) -> Duration {
-        let at_stop = self.remaining_pages as f64 + self.dirty_pages_per_s * TIME_TO_STOP.as_secs_f64();
+        let at_stop =
+            self.remaining_pages as f64 + self.dirty_pages_per_s * TIME_TO_STOP.as_secs_f64();
         self.fixed_cost().saturating_add(self.transfer(at_stop))
     }
 
@@ -170,7 +171,8 @@ impl Measured {
     /// room for pages, that counts.
     fn is_negligible(&self, budget: Duration) -> bool {
         let far = self.fixed_cost() > budget;
-        let of_a_round = if far { (self.round_trip + self.scan) / NEGLIGIBLE_PART } else { Duration::ZERO };
+        let of_a_round =
+            if far { (self.round_trip + self.scan) / NEGLIGIBLE_PART } else { Duration::ZERO };
         let negligible = NEGLIGIBLE_TRANSFER.max(of_a_round);
         self.transfer(self.remaining_pages as f64) <= negligible
     }
@@ -303,7 +305,8 @@ impl Convergence {
                 PageIn::InsteadOfThrottle => last || stuck || writes_too_much(),
                 PageIn::LastResort => {
                     let at_its_least = |throttle: Throttle| throttle.share <= LEAST_THROTTLED_SHARE;
-                    let cannot_slow_more = !self.may_throttle || self.throttle.is_some_and(at_its_least);
+                    let cannot_slow_more =
+                        !self.may_throttle || self.throttle.is_some_and(at_its_least);
                     last || self.is_overdue(measured) || (stuck && cannot_slow_more)
                 }
             }
@@ -342,7 +345,9 @@ impl Convergence {
             }
             // Not all writes wait, or the wire carries less than before. In the first round memory
             // comes under the throttle only when the sweep reaches it.
-            Some(held) if held.rounds > 0 && is_needed && dirty_share > 2.0 * held.share => held.lowered(),
+            Some(held) if held.rounds > 0 && is_needed && dirty_share > 2.0 * held.share => {
+                held.lowered()
+            }
             Some(held) if held.rounds > 0 && stuck => {
                 // The change needs time to show.
                 self.stalled = 0;
@@ -353,7 +358,8 @@ impl Convergence {
             }
             Some(held) => Throttle { share: to, rounds: held.rounds + 1, ..held },
         };
-        self.throttle = Some(Throttle { pages_per_s: throttle.share * carried_pages_per_s, ..throttle });
+        self.throttle =
+            Some(Throttle { pages_per_s: throttle.share * carried_pages_per_s, ..throttle });
     }
 
     /// Returns when writers are slowed, and how far: by the policy, or as the remaining time
@@ -363,7 +369,8 @@ impl Convergence {
         let Some(deadline) = self.policy.deadline else { return self.policy.throttling };
         let left = PLANNED_SHARE * deadline.saturating_sub(measured.elapsed).as_secs_f64();
         let once = measured.transfer(measured.remaining_pages as f64).as_secs_f64();
-        let share = (1.0 - once / left.max(1e-3)).clamp(LEAST_THROTTLED_SHARE, MOST_THROTTLED_SHARE);
+        let share =
+            (1.0 - once / left.max(1e-3)).clamp(LEAST_THROTTLED_SHARE, MOST_THROTTLED_SHARE);
         Throttling { above: share, to: share }
     }
 
@@ -381,13 +388,15 @@ impl Convergence {
         }
 
         let predicted = measured.predicted_switchover();
-        if predicted <= self.policy.switchover_budget || measured.is_negligible(self.policy.switchover_budget)
+        if predicted <= self.policy.switchover_budget
+            || measured.is_negligible(self.policy.switchover_budget)
         {
             return Decision::Switchover;
         }
         // Finished work is not discarded while each round leaves less.
         let last = self.rounds >= self.policy.max_rounds && !progressed;
-        let settles = last || self.is_overdue(measured) || (self.stalled >= STALLED_ROUNDS && at_minimum);
+        let settles =
+            last || self.is_overdue(measured) || (self.stalled >= STALLED_ROUNDS && at_minimum);
         if settles && predicted <= self.longest_pause() {
             return Decision::Switchover;
         }
@@ -408,7 +417,12 @@ mod tests {
     use crate::intent::{Intent, PageInUse};
     use proptest::prelude::*;
 
-    fn measured(remaining_pages: u64, dirty_pages_per_s: f64, mb_per_s: f64, rtt_ms: u64) -> Measured {
+    fn measured(
+        remaining_pages: u64,
+        dirty_pages_per_s: f64,
+        mb_per_s: f64,
+        rtt_ms: u64,
+    ) -> Measured {
         Measured {
             remaining_pages,
             dirty_pages_per_s,
@@ -464,7 +478,12 @@ mod tests {
     /// `mb_per_s`. Returns the time of all rounds except the first, in seconds, and whether it ends
     /// with a switchover.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of pages")]
-    fn run(mut convergence: Convergence, set_pages: f64, pages_per_s: f64, mb_per_s: f64) -> (f64, bool) {
+    fn run(
+        mut convergence: Convergence,
+        set_pages: f64,
+        pages_per_s: f64,
+        mb_per_s: f64,
+    ) -> (f64, bool) {
         let wire_pages_per_s = mb_per_s * 1e6 / 4096.0;
         let (mut remaining, mut took) = (set_pages, 0.0);
         loop {
@@ -490,7 +509,8 @@ mod tests {
             for mb_per_s in [25.0, 125.0] {
                 let writes = times * mb_per_s * 1e6 / 4096.0;
                 let set_pages = 65_536.0;
-                let (took, moved) = run(Convergence::new(Policy::default()), set_pages, writes, mb_per_s);
+                let (took, moved) =
+                    run(Convergence::new(Policy::default()), set_pages, writes, mb_per_s);
                 let once = set_pages / (mb_per_s * 1e6 / 4096.0);
                 assert!(
                     moved && took < 2.5 * once,
@@ -526,8 +546,8 @@ mod tests {
 
     #[test]
     fn a_guest_that_meets_its_deadline_is_not_slowed() {
-        let policy =
-            Intent::Deadline(Duration::from_secs(60)).policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
+        let policy = Intent::Deadline(Duration::from_secs(60))
+            .policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
         let mut convergence = Convergence::new(policy);
         convergence.decide(&measured(200_000, 17_000.0, 125.0, 0));
         assert_eq!(convergence.throttle_pages_per_s(), None);
@@ -556,7 +576,8 @@ mod tests {
 
     #[test]
     fn a_guest_that_never_converges_is_left_alone() {
-        let mut convergence = Convergence::new(Policy { page_in: PageIn::Never, ..Policy::default() });
+        let mut convergence =
+            Convergence::new(Policy { page_in: PageIn::Never, ..Policy::default() });
         let hopeless = measured(200_000, 400_000.0, 25.0, 0);
         let decisions: Vec<_> = (0..40).map(|_| convergence.decide(&hopeless)).collect();
         assert_eq!(decisions.last(), Some(&Decision::GiveUp));
@@ -587,19 +608,22 @@ mod tests {
         assert!(rounds > 4, "slowing is tried first, as far as it goes: {rounds}");
         assert_eq!(decided(with(PageIn::Never), true), (40, Decision::GiveUp));
         let overdue = Policy { deadline: Some(Duration::ZERO), ..Policy::default() };
-        let late = Measured { elapsed: Duration::from_secs(1), ..measured(65_536, 100_000.0, 25.0, 0) };
+        let late =
+            Measured { elapsed: Duration::from_secs(1), ..measured(65_536, 100_000.0, 25.0, 0) };
         assert_eq!(Convergence::new(overdue).decide(&late), Decision::PageIn);
     }
 
     #[test]
     fn little_is_never_paged_in() {
-        let mut convergence = Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
+        let mut convergence =
+            Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
         assert_eq!(convergence.decide(&measured(100, 5000.0, 1000.0, 0)), Decision::Switchover);
     }
 
     #[test]
     fn where_the_destination_cannot_page_in_rounds_go_on() {
-        let mut convergence = Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
+        let mut convergence =
+            Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
         let busy = measured(65_536, 100_000.0, 25.0, 0);
         assert_eq!(convergence.decide(&busy), Decision::PageIn);
         convergence.cannot_page_in();
@@ -614,10 +638,16 @@ mod tests {
         let mut convergence = Convergence::new(policy);
         let (wire_pages_per_s, mut remaining) = (30_500.0, 50_000.0);
         let ended = (0..30).find_map(|_| {
-            let rate =
-                convergence.throttle_pages_per_s().unwrap_or(f64::INFINITY).min(0.5 * wire_pages_per_s);
+            let rate = convergence
+                .throttle_pages_per_s()
+                .unwrap_or(f64::INFINITY)
+                .min(0.5 * wire_pages_per_s);
             remaining = (remaining / wire_pages_per_s + 0.04) * rate;
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of pages")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a count of pages"
+            )]
             let decision = convergence.decide(&measured(remaining as u64, rate, 125.0, 10));
             (decision != Decision::NextRound).then_some(decision)
         });
@@ -629,13 +659,14 @@ mod tests {
     fn a_pause_that_can_be_borne_comes_before_page_in() {
         let overdue = Policy { deadline: Some(Duration::from_millis(1)), ..Policy::default() };
         // 40 ms.
-        let late = Measured { elapsed: Duration::from_secs(1), ..measured(1000, 100_000.0, 125.0, 0) };
+        let late =
+            Measured { elapsed: Duration::from_secs(1), ..measured(1000, 100_000.0, 125.0, 0) };
         assert!(!Convergence::new(overdue).is_far(&late));
         assert_eq!(Convergence::new(overdue).decide(&late), Decision::Switchover);
         let mut unable = Convergence::new(Policy::default());
         unable.cannot_throttle();
-        let decisions =
-            [1220, 1170, 1460, 1200].map(|pages| unable.decide(&measured(pages, 30_000.0, 125.0, 0)));
+        let decisions = [1220, 1170, 1460, 1200]
+            .map(|pages| unable.decide(&measured(pages, 30_000.0, 125.0, 0)));
         assert_eq!(decisions.last(), Some(&Decision::Switchover), "{decisions:?}");
     }
 
@@ -658,7 +689,10 @@ mod tests {
         let mut remaining = 1 << 24;
         for _ in 0..9 {
             remaining = remaining * 4 / 5;
-            assert_eq!(convergence.decide(&measured(remaining, 20_000.0, 125.0, 0)), Decision::NextRound);
+            assert_eq!(
+                convergence.decide(&measured(remaining, 20_000.0, 125.0, 0)),
+                Decision::NextRound
+            );
         }
         assert_eq!(convergence.decide(&measured(remaining, 20_000.0, 125.0, 0)), Decision::PageIn);
     }

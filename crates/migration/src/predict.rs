@@ -118,11 +118,18 @@ impl DirtyCurve {
     /// sent `sent_pages`. Each of these pages counts from the time of its protection. A share
     /// `ahead` of them is protected at the round's start, and each of the others is protected that
     /// much ahead of being sent. The guest's other writes count from the round's start.
-    fn remaining_after(&self, sent_pages: f64, ahead: f64, round: Duration, after: Duration) -> f64 {
+    fn remaining_after(
+        &self,
+        sent_pages: f64,
+        ahead: f64,
+        round: Duration,
+        after: Duration,
+    ) -> f64 {
         let parts = f64::from(PARTS_OF_A_ROUND);
         let place = |part: u32| ahead + (1.0 - ahead) * (f64::from(part) + 0.5) / parts;
         let since = |part: u32| after.saturating_add(round.mul_f64(place(part)));
-        let mean = (0..PARTS_OF_A_ROUND).map(|part| self.pages_within(since(part))).sum::<f64>() / parts;
+        let mean =
+            (0..PARTS_OF_A_ROUND).map(|part| self.pages_within(since(part))).sum::<f64>() / parts;
         let all = self.pages_within(round.saturating_add(after));
         let one_by_one = (1.0 - ahead) * (sent_pages / self.working_set_pages().max(1.0)).min(1.0);
         one_by_one * mean + (1.0 - one_by_one) * all
@@ -150,7 +157,9 @@ impl Line {
     /// flattened since the line before.
     fn beyond(self, before: Option<Line>, end_s: f64, beyond_s: f64) -> f64 {
         let straight = self.slope * beyond_s;
-        let Some(before) = before.filter(|before| before.slope > self.slope) else { return straight };
+        let Some(before) = before.filter(|before| before.slope > self.slope) else {
+            return straight;
+        };
         if self.slope <= 0.0 {
             return 0.0;
         }
@@ -182,7 +191,6 @@ pub struct Conditions {
     pub hot_chunks: u64,
     /// Units that a sweep has protected before they are sent.
     pub units_ahead: u64,
-    /// Shortest round trip.
     pub round_trip: Duration,
     /// Time from the request to the first page: checks, connections, the shadow VM.
     pub prepare: Duration,
@@ -231,22 +239,18 @@ impl std::fmt::Display for Means {
     }
 }
 
-/// Prediction of a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// Time from the request until the source has released the guest.
     pub migration: Duration,
     /// Pause of the vCPUs.
     pub switchover: Duration,
-    /// Bytes on the wire.
     pub wire_bytes: f64,
     /// Number of rounds, the last one included.
     pub rounds: u32,
-    /// Means of convergence.
     pub means: Means,
     /// Lowest limit on the guest's writers.
     pub throttled_to_pages_per_s: Option<f64>,
-    /// Shortest round trip.
     pub round_trip: Duration,
 }
 
@@ -279,7 +283,6 @@ struct Play<'a> {
     /// Pages that the round sent.
     sent_pages: f64,
     wire_bytes: f64,
-    /// The round's number.
     number: u32,
     /// Pages that are dirty now.
     remaining: f64,
@@ -301,7 +304,8 @@ impl<'a> Play<'a> {
         let put_off = put_off.min(data_pages);
         let others = data.time_of(data_pages - put_off);
         let left = put_off - conditions.written_by(others).min(put_off);
-        let left_out = conditions.written_by(others.saturating_add(data.time_of(left) / 2)).min(put_off);
+        let left_out =
+            conditions.written_by(others.saturating_add(data.time_of(left) / 2)).min(put_off);
         let sent_pages = data_pages - left_out;
         let learning = (conditions.learning_pages as f64).min(sent_pages);
         let settled = sent_pages - learning;
@@ -380,7 +384,8 @@ impl<'a> Play<'a> {
         let seen = if since > Duration::ZERO { self.remaining / since.as_secs_f64() } else { 0.0 };
         // The count from before round 0, or from some time into it, says more than round 0, which
         // counts repeated writes once.
-        let rate_of = |sample: Duration| curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
+        let rate_of =
+            |sample: Duration| curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
         let into_round = if self.round >= SAMPLED_AFTER { SAMPLED_AFTER } else { Duration::ZERO };
         let sampled = rate_of(*tracked).max(rate_of(tracked.saturating_add(into_round)));
         let (seen, cost) = if self.number == 0 { (seen.max(sampled), data) } else { (seen, hot) };
@@ -404,8 +409,8 @@ impl<'a> Play<'a> {
             return *round_trip;
         }
         let wire_bytes_per_s = hot.wire_bytes / hot.time_s.max(1e-12);
-        let padding =
-            (self.remaining * f64::from(PAGE_SIZE)).clamp(LEAST_LAST_PAGES as f64, MOST_LAST_PAGES as f64);
+        let padding = (self.remaining * f64::from(PAGE_SIZE))
+            .clamp(LEAST_LAST_PAGES as f64, MOST_LAST_PAGES as f64);
         let padding_s = (padding / wire_bytes_per_s.max(1.0)).min(4.0 * round_trip.as_secs_f64());
         round_trip.saturating_add(Duration::from_secs_f64(padding_s))
     }
@@ -420,8 +425,9 @@ impl<'a> Play<'a> {
         // A guest whose pages follow it is not paused for them.
         let within_the_pause = if means == Means::PageIn { Duration::ZERO } else { carried };
         let wire_bytes_per_s = last.wire_bytes / last.time_s.max(1e-12);
-        let device_state = Duration::try_from_secs_f64(DEVICE_STATE_BYTES / wire_bytes_per_s.max(1.0))
-            .unwrap_or(Duration::MAX);
+        let device_state =
+            Duration::try_from_secs_f64(DEVICE_STATE_BYTES / wire_bytes_per_s.max(1.0))
+                .unwrap_or(Duration::MAX);
         let switchover = [*round_trip / 2, device_state, within_the_pause]
             .into_iter()
             .fold(fixed_cost(*scan), Duration::saturating_add);
@@ -474,8 +480,9 @@ mod tests {
     /// Returns the samples of a guest that writes all over `set_pages` at `pages_per_s`.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of pages")]
     fn all_over(set_pages: f64, pages_per_s: f64) -> DirtyCurve {
-        let within =
-            |time: Duration| set_pages * (1.0 - (-pages_per_s * time.as_secs_f64() / set_pages).exp());
+        let within = |time: Duration| {
+            set_pages * (1.0 - (-pages_per_s * time.as_secs_f64() / set_pages).exp())
+        };
         DirtyCurve::new([100, 300, 1000, 3000].map(|at| (ms(at), within(ms(at)).round() as u64)))
     }
 
@@ -512,7 +519,9 @@ mod tests {
 
     #[test]
     fn a_guest_that_writes_too_much_is_throttled_and_takes_little_more_than_once() {
-        for (times, mb_per_s) in [(2.0, 23.6), (5.0, 23.6), (20.0, 23.6), (2.0, 118.0), (20.0, 118.0)] {
+        for (times, mb_per_s) in
+            [(2.0, 23.6), (5.0, 23.6), (20.0, 23.6), (2.0, 118.0), (20.0, 118.0)]
+        {
             let writes = times * mb_per_s * 1e6 / 4096.0;
             let prediction = predict(&conditions(all_over(65_536.0, writes), mb_per_s));
             let once = DATA_PAGES as f64 * 4096.0 / (mb_per_s * 1e6);
@@ -552,8 +561,10 @@ mod tests {
     #[test]
     fn a_set_shows_before_all_of_it_is_written() {
         // 60,000 pages per second all over 16,384, counted for a quarter of a second.
-        let within = |at: Duration| 16_384.0 * (1.0 - (-60_000.0 * at.as_secs_f64() / 16_384.0).exp());
-        let samples = |until: u64| (1..=until / 50).map(|n| (ms(50 * n), whole(within(ms(50 * n)))));
+        let within =
+            |at: Duration| 16_384.0 * (1.0 - (-60_000.0 * at.as_secs_f64() / 16_384.0).exp());
+        let samples =
+            |until: u64| (1..=until / 50).map(|n| (ms(50 * n), whole(within(ms(50 * n)))));
         let curve = DirtyCurve::new(samples(250));
         for at in [500, 1000, 10_000] {
             let (told, is) = (curve.pages_within(ms(at)), within(ms(at)));
@@ -561,22 +572,30 @@ mod tests {
         }
         // A guest that goes through its memory in order and begins again has covered all of it at
         // once.
-        let curve =
-            DirtyCurve::new([(ms(100), 5000), (ms(300), 15_000), (ms(1000), 16_384), (ms(3000), 16_384)]);
+        let curve = DirtyCurve::new([
+            (ms(100), 5000),
+            (ms(300), 15_000),
+            (ms(1000), 16_384),
+            (ms(3000), 16_384),
+        ]);
         assert_eq!(curve.pages_within(ms(60_000)), 16_384.0);
     }
 
     #[test]
     fn what_is_easily_compressed_takes_less() {
         let idle = conditions(DirtyCurve::default(), 118.0);
-        let half =
-            PageCost { wire_bytes: idle.data.wire_bytes / 2.0, time_s: idle.data.time_s / 2.0, ..idle.data };
+        let half = PageCost {
+            wire_bytes: idle.data.wire_bytes / 2.0,
+            time_s: idle.data.time_s / 2.0,
+            ..idle.data
+        };
         let less = predict(&Conditions { data: half, ..idle.clone() });
         let all = predict(&idle);
         assert!((less.wire_bytes / all.wire_bytes - 0.5).abs() < 0.01, "{less:?}");
         assert!(less.migration < all.migration.mul_f64(0.6));
         // While it is unknown what pays, pages go raw.
-        let learnt = predict(&Conditions { data: half, learning_pages: DATA_PAGES / 4, ..idle.clone() });
+        let learnt =
+            predict(&Conditions { data: half, learning_pages: DATA_PAGES / 4, ..idle.clone() });
         assert!((learnt.wire_bytes / all.wire_bytes - 0.625).abs() < 0.01, "{learnt:?}");
         // What the guest writes differs from what it holds.
         let busy = conditions(all_over(65_536.0, 5000.0), 118.0);
@@ -597,7 +616,9 @@ mod tests {
         let near = conditions(all_over(65_536.0, 5000.0), 118.0);
         let far = predict(&Conditions { round_trip: ms(40), ..near.clone() });
         let near = predict(&near);
-        assert!(far.migration > near.migration + ms(40) && far.switchover >= near.switchover + ms(15));
+        assert!(
+            far.migration > near.migration + ms(40) && far.switchover >= near.switchover + ms(15)
+        );
     }
 
     #[test]
@@ -620,7 +641,11 @@ mod tests {
         let idle = conditions(DirtyCurve::default(), 118.0);
         assert!(told(&idle).contains("writes 0 pages/s") && told(&idle).contains("by themselves"));
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
-        assert!(told(&busy).contains("held to") && told(&busy).contains(" % of that"), "{}", told(&busy));
+        assert!(
+            told(&busy).contains("held to") && told(&busy).contains(" % of that"),
+            "{}",
+            told(&busy)
+        );
         let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
         assert!(told(&Conditions { policy, ..busy }).contains("can't be slowed here"));
         let report = predict(&idle).to_report();

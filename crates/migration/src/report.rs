@@ -144,7 +144,8 @@ impl PageInReport {
     /// Creates the report from the destination's measurements and the total duration.
     pub(crate) fn new(figures: &PagedIn, duration_ms: f64) -> PageInReport {
         let ms = |ns: u64| millis(Duration::from_nanos(ns));
-        let below = |class: usize| (class + 1 < WAIT_CLASSES).then(|| ms(FIRST_WAIT_CLASS_NS << class));
+        let below =
+            |class: usize| (class + 1 < WAIT_CLASSES).then(|| ms(FIRST_WAIT_CLASS_NS << class));
         let classes = figures.waits.iter().enumerate().filter(|(_, waits)| **waits > 0);
         PageInReport {
             pages: figures.pages,
@@ -157,7 +158,9 @@ impl PageInReport {
                 p99: ms(figures.p99_ns),
                 max: ms(figures.most_ns),
             },
-            waits: classes.map(|(class, &waits)| WaitClass { below_ms: below(class), waits }).collect(),
+            waits: classes
+                .map(|(class, &waits)| WaitClass { below_ms: below(class), waits })
+                .collect(),
         }
     }
 }
@@ -429,7 +432,8 @@ impl Progress {
         for (number, lane) in self.lanes.iter_mut().enumerate() {
             // The count began anew if the link was cut in between.
             let before = before.lanes.get(number).map_or(0, |lane| lane.bytes).min(lane.bytes);
-            lane.bytes_per_s = if seconds > 0.0 { (lane.bytes - before) as f64 / seconds } else { 0.0 };
+            lane.bytes_per_s =
+                if seconds > 0.0 { (lane.bytes - before) as f64 / seconds } else { 0.0 };
         }
         self
     }
@@ -439,7 +443,8 @@ impl Progress {
     #[must_use]
     pub fn with_foreseen(self, migration_time_ms: Option<f64>) -> Self {
         let foreseen_ms = migration_time_ms.map(|all_ms| (all_ms - self.elapsed_ms).max(0.0));
-        let by_both = |eta_ms: f64| foreseen_ms.map_or(eta_ms, |foreseen_ms| foreseen_ms.max(eta_ms));
+        let by_both =
+            |eta_ms: f64| foreseen_ms.map_or(eta_ms, |foreseen_ms| foreseen_ms.max(eta_ms));
         let eta_ms = self.eta_ms.map(by_both).or(foreseen_ms.filter(|left_ms| *left_ms > 0.0));
         Progress { eta_ms, ..self }
     }

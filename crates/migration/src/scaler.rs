@@ -53,7 +53,6 @@ pub struct LaneSample {
 /// Streams to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// The lane.
     pub lane: usize,
     /// Number of additional streams.
     pub streams: usize,
@@ -170,12 +169,20 @@ mod tests {
 
     impl Wire {
         fn new(rate: f64, cap: f64) -> Wire {
-            Wire { rate, cap, sample: LaneSample { streams: FIRST_STREAMS, ..LaneSample::default() } }
+            Wire {
+                rate,
+                cap,
+                sample: LaneSample { streams: FIRST_STREAMS, ..LaneSample::default() },
+            }
         }
 
         fn carry(&mut self) {
             let rate = self.rate.min(self.cap * self.sample.streams as f64);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "small and positive"
+            )]
             let bytes = (rate * TICK.as_secs_f64()) as u64;
             self.sample.bytes += bytes;
         }
@@ -186,7 +193,9 @@ mod tests {
         for tick in 0..ticks {
             wires.iter_mut().for_each(Wire::carry);
             let samples: Vec<_> = wires.iter().map(|wire| wire.sample).collect();
-            for Opening { lane, streams } in scaler.look(TICK * tick, Duration::ZERO, &samples, true) {
+            for Opening { lane, streams } in
+                scaler.look(TICK * tick, Duration::ZERO, &samples, true)
+            {
                 wires[lane].sample.streams += streams;
             }
         }
@@ -247,7 +256,8 @@ mod tests {
     fn streams_that_are_being_connected_are_waited_for() {
         let mut scaler = Scaler::new(1, 64);
         for tick in 0..100u32 {
-            let sample = [LaneSample { streams: 4, bytes: u64::from(tick) << 20, connecting: true }];
+            let sample =
+                [LaneSample { streams: 4, bytes: u64::from(tick) << 20, connecting: true }];
             assert_eq!(scaler.look(TICK * tick, Duration::ZERO, &sample, true), []);
         }
     }

@@ -38,7 +38,6 @@ pub enum Event {
     RoundSent(Sweep),
     /// The destination has applied the round.
     RoundApplied {
-        /// The round's number.
         round: u32,
         /// Bytes of padding that went with it.
         padding_bytes: u64,
@@ -110,7 +109,6 @@ pub enum NotServed {
 /// Answer of the destination about a hand-over when it is queried again, after the lane broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It runs the guest.
     Runs,
     /// It does not and will not run the guest.
     Refused(Failure),
@@ -129,10 +127,7 @@ pub enum Action {
     StartTracking,
     /// Send dirty pages (in round 0: all pages that are not dirty; the rest belongs to the next
     /// round). Answered by [`Event::RoundSent`].
-    SendRound {
-        /// The round's number.
-        round: u32,
-    },
+    SendRound { round: u32 },
     /// Wait until the destination has applied everything sent, and prepare the streams for a
     /// switchover. Answered by [`Event::RoundApplied`].
     Drain,
@@ -158,10 +153,7 @@ pub enum Action {
     /// [`Event::DeviceStateEnded`].
     WriteDeviceState,
     /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
-    SendLastPages {
-        /// The round's number.
-        round: u32,
-    },
+    SendLastPages { round: u32 },
     /// Send the list of pages that the guest will lack at the destination, and begin to send those
     /// pages. Answered by [`Event::RemainingTold`].
     TellRemaining,
@@ -226,7 +218,6 @@ impl Action {
     }
 }
 
-/// State of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing was sent.
@@ -235,7 +226,6 @@ pub enum State {
     Preparing,
     /// Counting the pages written during that wait.
     Sampling,
-    /// Sending a round.
     Sending,
     /// Waiting for the destination to apply the round.
     Draining,
@@ -261,7 +251,6 @@ pub enum State {
     RollingBack,
     /// The destination runs the guest; the source lets go.
     Releasing,
-    /// The migration has ended.
     Ended,
 }
 
@@ -375,7 +364,9 @@ impl Source {
                 actions.push(Action::SendBegin);
                 self.to(State::Preparing, actions)
             }
-            (State::Preparing, Event::PeerReady) => self.to(State::Sampling, vec![Action::CountRemaining]),
+            (State::Preparing, Event::PeerReady) => {
+                self.to(State::Sampling, vec![Action::CountRemaining])
+            }
             (State::Sampling, Event::RemainingCounted { pages, .. }) => {
                 // What was written while the lane was cut does not indicate a rate.
                 if !self.resumes {
@@ -402,7 +393,9 @@ impl Source {
                     _ => self.converge(now, pages, round_trip),
                 }
             }
-            (State::Draining, Event::RoundApplied { round, padding_bytes }) if round == self.round => {
+            (State::Draining, Event::RoundApplied { round, padding_bytes })
+                if round == self.round =>
+            {
                 self.ledger.padded(padding_bytes);
                 self.to(State::Counting, vec![Action::CountRemaining])
             }
@@ -414,7 +407,9 @@ impl Source {
             (State::Stopping, Event::GuestStopped) => {
                 self.stopped_at = Some(now);
                 let mut actions = vec![Action::WriteDeviceState];
-                actions.extend(self.page_in.is_none().then_some(Action::SendLastPages { round: self.round }));
+                actions.extend(
+                    self.page_in.is_none().then_some(Action::SendLastPages { round: self.round }),
+                );
                 self.to(State::LastPages, actions)
             }
             (State::LastPages, Event::LastPagesSent(sweep)) => self.last_pages_sent(now, sweep),
@@ -433,8 +428,10 @@ impl Source {
             (state, Event::PeerReady | Event::RoundApplied { .. } | Event::PeerRunning(_))
                 if state.expects_order() =>
             {
-                let failure =
-                    Failure::new(FailureCode::ProtocolBroken, "the destination answered out of order");
+                let failure = Failure::new(
+                    FailureCode::ProtocolBroken,
+                    "the destination answered out of order",
+                );
                 self.on(now, Event::LaneLost(failure))
             }
             _ => vec![],
@@ -463,7 +460,11 @@ impl Source {
             }
             (State::LastPages, Event::RemainingTold { .. }) => {
                 self.last_pages_at = Some(now);
-                self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, Sweep::default());
+                self.ledger.last_round(
+                    self.stopped_at.unwrap_or(now),
+                    self.round,
+                    Sweep::default(),
+                );
                 self.hand_over()
             }
             (State::PagingIn, Event::PeerRunning(running)) => {
@@ -508,7 +509,9 @@ impl Source {
             (Committed, Event::LaneLost(_)) => self.to(InDoubt, vec![Action::AskVerdict]),
             // The guest may run there, and lack what is here: the destination is queried for as
             // long as necessary.
-            (InDoubt, Event::Verdict(Verdict::Unknown)) if self.page_in.is_some() => self.serve_pages(now),
+            (InDoubt, Event::Verdict(Verdict::Unknown)) if self.page_in.is_some() => {
+                self.serve_pages(now)
+            }
             (InDoubt, Event::Verdict(Verdict::Unknown)) => {
                 self.ending = Some((Outcome::InDoubt, Some(failure)));
                 self.finish(now)
@@ -527,7 +530,13 @@ impl Source {
     }
 
     /// Ends a migration that has not committed. The guest runs on, or is resumed.
-    fn give_up(&mut self, now: Duration, outcome: Outcome, failure: Failure, tell: bool) -> Vec<Action> {
+    fn give_up(
+        &mut self,
+        now: Duration,
+        outcome: Outcome,
+        failure: Failure,
+        tell: bool,
+    ) -> Vec<Action> {
         // Writers come before the peer, because a message to the peer may block.
         let mut actions = vec![Action::StopTracking];
         actions.extend(tell.then(|| Action::AbortPeer(failure.clone())));
@@ -553,8 +562,10 @@ impl Source {
         match (resumed, &mut self.ending) {
             (Ok(()), _) => self.resumed_at = Some(now),
             (Err(failure), Some((_, Some(first)))) => {
-                first.detail =
-                    format!("{}; then the guest could not be resumed here: {}", first.detail, failure.detail);
+                first.detail = format!(
+                    "{}; then the guest could not be resumed here: {}",
+                    first.detail, failure.detail
+                );
             }
             (Err(_), _) => {}
         }
@@ -633,7 +644,12 @@ impl Source {
                     measured.remaining_pages,
                     self.round + 1,
                 );
-                self.give_up(now, Outcome::Failed, Failure::new(FailureCode::NotConverging, detail), true)
+                self.give_up(
+                    now,
+                    Outcome::Failed,
+                    Failure::new(FailureCode::NotConverging, detail),
+                    true,
+                )
             }
         }
     }
@@ -649,10 +665,17 @@ impl Source {
     }
 
     fn hand_over(&mut self) -> Vec<Action> {
-        self.to(State::HandingOver, vec![Action::EndPages, Action::SendDeviceState, Action::SendCommit])
+        self.to(
+            State::HandingOver,
+            vec![Action::EndPages, Action::SendDeviceState, Action::SendCommit],
+        )
     }
 
-    fn page_in_prepared(&mut self, now: Duration, done: impl FnOnce(&mut PreparedPageIn)) -> Vec<Action> {
+    fn page_in_prepared(
+        &mut self,
+        now: Duration,
+        done: impl FnOnce(&mut PreparedPageIn),
+    ) -> Vec<Action> {
         let mut prepared = self.page_in.unwrap_or_default();
         done(&mut prepared);
         self.page_in = Some(prepared);
@@ -725,7 +748,6 @@ impl Source {
         actions
     }
 
-    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state

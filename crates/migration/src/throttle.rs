@@ -35,9 +35,7 @@ pub enum MeansUse {
     /// the other.
     #[default]
     Auto,
-    /// Only faults.
     Faults,
-    /// Only the quota.
     Quota,
 }
 
@@ -161,7 +159,8 @@ mod tests {
 
     #[test]
     fn faults_where_they_can_follow() {
-        let means = |pages_per_s, vcpus| means_for(pages_per_s, ThrottleFigures::default(), vcpus, None);
+        let means =
+            |pages_per_s, vcpus| means_for(pages_per_s, ThrottleFigures::default(), vcpus, None);
         // 0.3 of what 1 Gb/s carries, of 2.5 Gb/s, 10 and 100.
         assert_eq!(means(9_000.0, 1), ThrottleMeans::Faults);
         assert_eq!(means(22_900.0, 2), ThrottleMeans::Faults);
@@ -175,12 +174,17 @@ mod tests {
         assert_eq!(means_for(40_000.0, figures(5000, 5), 8, None), ThrottleMeans::Faults);
         assert_eq!(means_for(40_000.0, figures(5000, 25), 8, None), ThrottleMeans::Quota);
         assert_eq!(means_for(20_000.0, figures(5000, 100), 8, None), ThrottleMeans::Quota);
-        assert_eq!(means_for(20_000.0, figures(5, 100), 8, None), ThrottleMeans::Faults, "five say nothing");
+        assert_eq!(
+            means_for(20_000.0, figures(5, 100), 8, None),
+            ThrottleMeans::Faults,
+            "five say nothing"
+        );
     }
 
     #[test]
     fn a_quota_is_not_left_for_a_little_less() {
-        let means = |pages_per_s, now| means_for(pages_per_s, ThrottleFigures::default(), 4, Some(now));
+        let means =
+            |pages_per_s, now| means_for(pages_per_s, ThrottleFigures::default(), 4, Some(now));
         assert_eq!(means(26_000.0, ThrottleMeans::Faults), ThrottleMeans::Quota);
         assert_eq!(means(20_000.0, ThrottleMeans::Quota), ThrottleMeans::Quota);
         assert_eq!(means(20_000.0, ThrottleMeans::Faults), ThrottleMeans::Faults);
@@ -210,7 +214,8 @@ mod tests {
         fn dirties(&self, share: f64) -> f64 {
             let wants = self.demand * share.min(self.needs);
             let in_a_look = wants * LOOK_INTERVAL.as_secs_f64();
-            self.set_pages * (1.0 - (-in_a_look / self.set_pages).exp()) / LOOK_INTERVAL.as_secs_f64()
+            self.set_pages * (1.0 - (-in_a_look / self.set_pages).exp())
+                / LOOK_INTERVAL.as_secs_f64()
         }
     }
 

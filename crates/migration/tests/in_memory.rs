@@ -51,7 +51,6 @@ enum Fault {
     None,
 }
 
-/// World of one migration.
 struct World {
     source: Source,
     destination: Destination,
@@ -126,7 +125,10 @@ impl World {
     }
 
     fn random(&mut self) -> u64 {
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.seed = self
+            .seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         self.seed >> 33
     }
 
@@ -184,7 +186,9 @@ impl World {
     fn verdict(&self) -> Verdict {
         match &self.finished {
             Some(Ending::Runs) => Verdict::Runs,
-            Some(Ending::Discarded(failure) | Ending::Cut(failure)) => Verdict::Refused(failure.clone()),
+            Some(Ending::Discarded(failure) | Ending::Cut(failure)) => {
+                Verdict::Refused(failure.clone())
+            }
             None => Verdict::Unknown,
         }
     }
@@ -216,7 +220,9 @@ impl World {
             SourceAction::Throttle { .. } if self.random().is_multiple_of(2) => {
                 self.source_events.push_back(SourceEvent::CannotThrottle);
             }
-            SourceAction::Throttle { .. } => self.writes_per_step = self.writes_per_step.div_ceil(2),
+            SourceAction::Throttle { .. } => {
+                self.writes_per_step = self.writes_per_step.div_ceil(2)
+            }
             SourceAction::LetWritersGo => self.writes_per_step *= 2,
             SourceAction::PreparePageIn => {
                 let able = !self.random().is_multiple_of(4);
@@ -256,7 +262,10 @@ impl World {
             }
             SourceAction::AbortPeer(failure) => self.send(Word::Abort(failure)),
             SourceAction::ResumeGuest => {
-                assert!(!self.destination_runs, "resumed at the source while the destination runs it");
+                assert!(
+                    !self.destination_runs,
+                    "resumed at the source while the destination runs it"
+                );
                 self.source_runs = true;
                 self.source_events.push_back(SourceEvent::GuestResumed(Ok(())));
             }
@@ -278,12 +287,19 @@ impl World {
     fn destination_acts(&mut self, action: DestinationAction) {
         match action {
             DestinationAction::SendReady => self.send(Word::Ready),
-            DestinationAction::NoteTakeOver => self.destination_events.push_back(DestinationEvent::Noted),
-            DestinationAction::FinishLoad => self.destination_events.push_back(if self.load_fails {
-                DestinationEvent::Failed(Failure::new(FailureCode::HypervisorFailed, "load failed"))
-            } else {
-                DestinationEvent::Loaded
-            }),
+            DestinationAction::NoteTakeOver => {
+                self.destination_events.push_back(DestinationEvent::Noted)
+            }
+            DestinationAction::FinishLoad => {
+                self.destination_events.push_back(if self.load_fails {
+                    DestinationEvent::Failed(Failure::new(
+                        FailureCode::HypervisorFailed,
+                        "load failed",
+                    ))
+                } else {
+                    DestinationEvent::Loaded
+                })
+            }
             DestinationAction::RunGuest { run } => {
                 assert!(!self.source_runs, "runs at both ends");
                 for page in (0..PAGES).filter(|page| !self.missing.contains(page)) {
@@ -295,7 +311,9 @@ impl World {
             }
             DestinationAction::SendRunning => self.send(Word::Running),
             DestinationAction::Refuse(failure) => self.send(Word::Refused(failure)),
-            DestinationAction::Discard(_) => assert!(!self.destination_runs, "discards a guest that runs"),
+            DestinationAction::Discard(_) => {
+                assert!(!self.destination_runs, "discards a guest that runs")
+            }
             DestinationAction::Promote => assert!(self.destination_runs),
             // The source does not return: the state is kept until that is known.
             DestinationAction::Finish(Ending::Cut(failure)) => {
@@ -329,7 +347,9 @@ impl World {
                 self.missing = missing;
                 return None;
             }
-            Word::PagesEnd(sent) => DestinationEvent::PagesComplete { sent, applied: self.pages_applied },
+            Word::PagesEnd(sent) => {
+                DestinationEvent::PagesComplete { sent, applied: self.pages_applied }
+            }
             Word::DeviceState => DestinationEvent::DeviceStateFed { bytes: 100 },
             Word::DeviceStateEnd(bytes) => DestinationEvent::DeviceStateEnd { bytes },
             Word::Commit => DestinationEvent::Commit { ownership: OWNERSHIP },
@@ -431,7 +451,9 @@ impl World {
         let failed = |what: &str| Failure::new(FailureCode::HypervisorFailed, what);
         match fault {
             Fault::LaneCut => self.cut_lane(),
-            Fault::SourceFails => self.source_events.push_front(SourceEvent::Failed(failed("source"))),
+            Fault::SourceFails => {
+                self.source_events.push_front(SourceEvent::Failed(failed("source")))
+            }
             Fault::DestinationFails => {
                 // While the guest is being started, a failure is the answer to that: it does not
                 // run.
@@ -469,10 +491,18 @@ impl World {
         let (outcome, failure) = self.source.ending().unwrap();
         match outcome {
             Outcome::Completed => {
-                assert!(self.destination_runs && !self.source_runs && self.released, "{}", context());
+                assert!(
+                    self.destination_runs && !self.source_runs && self.released,
+                    "{}",
+                    context()
+                );
             }
             Outcome::Failed | Outcome::Cancelled => {
-                assert!(self.source_runs && !self.destination_runs && !self.released, "{}", context());
+                assert!(
+                    self.source_runs && !self.destination_runs && !self.released,
+                    "{}",
+                    context()
+                );
                 assert!(!self.tracking && failure.is_some(), "{}", context());
             }
             Outcome::InDoubt => panic!("the destination could be asked: {}", context()),
@@ -493,8 +523,13 @@ fn a_guest_moves_with_every_write_it_made() {
 
 #[test]
 fn a_fault_at_any_step_leaves_exactly_one_guest() {
-    let faults =
-        [Fault::LaneCut, Fault::SourceFails, Fault::DestinationFails, Fault::LoadFails, Fault::Cancel];
+    let faults = [
+        Fault::LaneCut,
+        Fault::SourceFails,
+        Fault::DestinationFails,
+        Fault::LoadFails,
+        Fault::Cancel,
+    ];
     for seed in 0..20 {
         let steps = World::new(seed, 3).run(Fault::None, 0);
         for fault in faults {
@@ -534,7 +569,11 @@ fn a_guest_that_lacks_pages_moves_with_every_write_it_made() {
         world.check(Fault::None, 0);
         // If the destination cannot do it, a guest that writes so much may stay where it is.
         let unable = world.log.iter().any(|line| line.contains("able: false"));
-        assert!(unable || world.source.ending().unwrap().0 == Outcome::Completed, "{}", world.log.join("\n"));
+        assert!(
+            unable || world.source.ending().unwrap().0 == Outcome::Completed,
+            "{}",
+            world.log.join("\n")
+        );
         paged_in += usize::from(world.log.iter().any(|line| line.contains("PagingIn")));
     }
     assert!(paged_in > 100, "{paged_in}");
@@ -542,8 +581,13 @@ fn a_guest_that_lacks_pages_moves_with_every_write_it_made() {
 
 #[test]
 fn a_fault_at_any_step_of_a_page_in_leaves_exactly_one_guest() {
-    let faults =
-        [Fault::LaneCut, Fault::SourceFails, Fault::DestinationFails, Fault::LoadFails, Fault::Cancel];
+    let faults = [
+        Fault::LaneCut,
+        Fault::SourceFails,
+        Fault::DestinationFails,
+        Fault::LoadFails,
+        Fault::Cancel,
+    ];
     for seed in 0..20 {
         let steps = World::with(seed, 40, PageIn::Now).run(Fault::None, 0);
         for fault in faults {
@@ -596,7 +640,8 @@ fn what_nobody_knows_is_no_refusal() {
         SourceEvent::RemainingTold { pages: 90_000 },
     ];
     let seconds = (1..).map(Duration::from_secs);
-    let actions: Vec<_> = seconds.zip(script).flat_map(|(now, event)| source.on(now, event)).collect();
+    let actions: Vec<_> =
+        seconds.zip(script).flat_map(|(now, event)| source.on(now, event)).collect();
     assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{actions:?}");
     assert_eq!(source.on(second, SourceEvent::CommitSent), []);
     let lost = Failure::new(FailureCode::Internal, "the thread is gone");
@@ -679,7 +724,8 @@ fn a_message_out_of_order_discards_the_shadow() {
 #[test]
 fn a_device_state_before_all_pages_discards_the_shadow() {
     let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
-    let begin = Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] };
+    let begin =
+        Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] };
     destination.on(DestinationEvent::Begin(begin));
     let actions = destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
@@ -689,8 +735,10 @@ fn a_device_state_before_all_pages_discards_the_shadow() {
 fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
     let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false };
     let running = Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 };
-    for early in [SourceEvent::PeerRunning(running), SourceEvent::RoundApplied { round: 9, padding_bytes: 0 }]
-    {
+    for early in [
+        SourceEvent::PeerRunning(running),
+        SourceEvent::RoundApplied { round: 9, padding_bytes: 0 },
+    ] {
         let mut source = Source::new(&plan);
         source.on(Duration::ZERO, SourceEvent::Connected);
         source.on(Duration::ZERO, SourceEvent::PeerReady);
@@ -703,7 +751,8 @@ fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
 #[test]
 fn a_lost_page_is_noticed_before_the_guest_runs() {
     let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
-    let begin = Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] };
+    let begin =
+        Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] };
     assert_eq!(destination.on(DestinationEvent::Begin(begin)), [DestinationAction::SendReady]);
     let actions = destination.on(DestinationEvent::PagesComplete { sent: 6, applied: 5 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));

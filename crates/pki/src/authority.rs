@@ -8,8 +8,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use time::{Duration, OffsetDateTime};
 
@@ -24,7 +24,6 @@ const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca.key";
 const LIST: &str = "crl.pem";
 
-/// Authority in a directory.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
@@ -39,18 +38,15 @@ pub struct Authority {
 pub struct Grant {
     /// Name of the holder, as other agents' configurations call the host.
     pub name: String,
-    /// Role of the holder.
     pub role: Role,
     /// IP addresses that the certificate is valid for.
     pub addresses: Vec<IpAddr>,
-    /// Validity in days.
     pub days: u32,
 }
 
 /// Files of an issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
-    /// The certificate.
     pub certificate: PathBuf,
     /// The key, readable only by its owner.
     pub key: PathBuf,
@@ -59,7 +55,6 @@ pub struct Issued {
 /// Certificate signed for a key that another host holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
-    /// The certificate (PEM).
     pub certificate: String,
     /// The authority's own certificate (PEM).
     pub authority: String,
@@ -174,8 +169,9 @@ impl Authority {
         let mut request = CertificateSigningRequestParams::from_pem(request).map_err(bad)?;
         request.params = contents(grant)?;
         let certificate = request.signed_by(&self.issuer)?;
-        let description = describe_der(certificate.der())
-            .ok_or_else(|| PkiError::BadRequest { why: "its certificate cannot be read".to_owned() })?;
+        let description = describe_der(certificate.der()).ok_or_else(|| PkiError::BadRequest {
+            why: "its certificate cannot be read".to_owned(),
+        })?;
         let path = &self.certificate;
         let authority = fs::read_to_string(path).map_err(file_error(path, "read"))?;
         Ok(Signed { certificate: certificate.pem(), authority, description })
@@ -204,7 +200,8 @@ impl Authority {
     pub fn renew(&self, name: &str, days: u32) -> Result<Issued, PkiError> {
         let issued = self.files(CheckedName::new(name)?);
         let old = describe(&issued.certificate)?;
-        let grant = Grant { name: name.to_owned(), role: old.role, addresses: old.addresses.clone(), days };
+        let grant =
+            Grant { name: name.to_owned(), role: old.role, addresses: old.addresses.clone(), days };
         self.write(&grant, &issued)?;
         Ok(issued)
     }
@@ -214,7 +211,11 @@ impl Authority {
     ///
     /// # Errors
     /// [`PkiError::BadList`]: it would be too long. [`PkiError::Make`].
-    pub fn list(&self, number: u64, revoked: BTreeMap<Serial, i64>) -> Result<RevocationList, PkiError> {
+    pub fn list(
+        &self,
+        number: u64,
+        revoked: BTreeMap<Serial, i64>,
+    ) -> Result<RevocationList, PkiError> {
         RevocationList::sign(&self.issuer, number, revoked)
     }
 
@@ -242,7 +243,10 @@ impl Authority {
     ///
     /// # Errors
     /// [`PkiError::File`], [`PkiError::BadList`]; the previous list stays.
-    pub fn revoke(&self, serials: impl IntoIterator<Item = Serial>) -> Result<RevocationList, PkiError> {
+    pub fn revoke(
+        &self,
+        serials: impl IntoIterator<Item = Serial>,
+    ) -> Result<RevocationList, PkiError> {
         let before = self.own_list()?;
         let now = OffsetDateTime::now_utc().unix_timestamp();
         let (number, mut revoked) =
@@ -272,14 +276,16 @@ impl Authority {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         let fresh = |path: &Path| path.with_extension("new");
-        let (new_key, new_certificate) = (fresh(&issued.key), issued.certificate.with_extension("pem.new"));
+        let (new_key, new_certificate) =
+            (fresh(&issued.key), issued.certificate.with_extension("pem.new"));
         for stale in [&new_key, &new_certificate] {
             let _ = fs::remove_file(stale);
         }
         write_new(&new_key, &key.serialize_pem(), 0o600)?;
         write_new(&new_certificate, &certificate.pem(), 0o644)?;
         fs::rename(&new_key, &issued.key).map_err(file_error(&issued.key, "written"))?;
-        fs::rename(&new_certificate, &issued.certificate).map_err(file_error(&issued.certificate, "written"))
+        fs::rename(&new_certificate, &issued.certificate)
+            .map_err(file_error(&issued.certificate, "written"))
     }
 }
 
@@ -287,7 +293,9 @@ impl Authority {
 fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     let mut params = CertificateParams::new(vec![grant.name.clone()])?;
     params.serial_number = Some(Serial::draw()?.number());
-    params.subject_alt_names.extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
+    params
+        .subject_alt_names
+        .extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
     params.distinguished_name.push(DnType::CommonName, grant.name.clone());
     params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
     params.use_authority_key_identifier_extension = true;

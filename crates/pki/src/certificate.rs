@@ -39,14 +39,15 @@ impl Role {
     }
 
     fn of_unit(unit: &str) -> Option<Role> {
-        [Role::Host, Role::Operator, Role::Monitor, Role::Web].into_iter().find(|role| role.unit() == unit)
+        [Role::Host, Role::Operator, Role::Monitor, Role::Web]
+            .into_iter()
+            .find(|role| role.unit() == unit)
     }
 }
 
 /// Summary of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// The holder's name.
     pub name: String,
     /// The holder's role. A certificate without a role belongs to a host.
     pub role: Role,
@@ -56,7 +57,6 @@ pub struct Description {
     pub addresses: Vec<IpAddr>,
     /// Serial number, by which the certificate can be revoked.
     pub serial: Serial,
-    /// Name of the issuer.
     pub issuer: String,
     /// Start of validity.
     pub not_before: OffsetDateTime,
@@ -87,8 +87,8 @@ fn day(time: OffsetDateTime) -> String {
 pub fn describe(path: &Path) -> Result<Description, PkiError> {
     let bytes = fs::read(path).map_err(file_error(path, "read"))?;
     let unreadable = |why: String| PkiError::Unreadable { path: path.to_owned(), why };
-    let (_, pem) =
-        parse_x509_pem(&bytes).map_err(|error| unreadable(format!("it is no certificate: {error}")))?;
+    let (_, pem) = parse_x509_pem(&bytes)
+        .map_err(|error| unreadable(format!("it is no certificate: {error}")))?;
     describe_der(&pem.contents).ok_or_else(|| unreadable("it is no certificate".to_owned()))
 }
 
@@ -96,8 +96,10 @@ pub fn describe(path: &Path) -> Result<Description, PkiError> {
 #[must_use]
 pub fn describe_der(der: &[u8]) -> Option<Description> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let unit = certificate.subject().iter_organizational_unit().next().and_then(|unit| unit.as_str().ok());
-    let common = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let unit =
+        certificate.subject().iter_organizational_unit().next().and_then(|unit| unit.as_str().ok());
+    let common =
+        certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let names = certificate.subject_alternative_name().ok().flatten();
     let names = names.map(|names| names.value.general_names.clone()).unwrap_or_default();
     let dns = names.iter().find_map(|name| match name {

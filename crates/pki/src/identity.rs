@@ -38,9 +38,7 @@ pub struct Identity {
 /// Peer of a connection, as its certificate identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The holder's name.
     pub name: String,
-    /// The holder's role.
     pub role: Role,
     /// The serial number of the certificate.
     pub serial: Serial,
@@ -81,7 +79,8 @@ impl Identity {
             return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
         }
         check_key(key)?;
-        let mismatch = |error: String| PkiError::Mismatch { path: certificate.to_owned(), why: error };
+        let mismatch =
+            |error: String| PkiError::Mismatch { path: certificate.to_owned(), why: error };
         let mut roots = RootCertStore::empty();
         let authorities = certificates(authority)?;
         for root in &authorities {
@@ -91,8 +90,10 @@ impl Identity {
         // A host that joins knows the authority only by its fingerprint, so the server presents the
         // authority too.
         let chain_for_users = [chain.clone(), authorities].concat();
-        let key_der = PrivateKeyDer::from_pem_file(key)
-            .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
+        let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| PkiError::Unreadable {
+            path: key.to_owned(),
+            why: error.to_string(),
+        })?;
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
         let versions: &[_] = &[&rustls::version::TLS13];
         let client = |managers_alone| {
@@ -101,10 +102,12 @@ impl Identity {
             let verifier = Servers { known, managers_alone, provider, revocations };
             showing(verifier, chain.clone(), key_der.clone_key())
         };
-        let client = |managers_alone| client(managers_alone).map_err(|error| mismatch(error.to_string()));
+        let client =
+            |managers_alone| client(managers_alone).map_err(|error| mismatch(error.to_string()));
         let (client, managers_client) = (client(false)?, client(true)?);
-        let verifier =
-            || WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+        let verifier = || {
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+        };
         let checked = |built: Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError>| {
             let inner = built.map_err(|error| mismatch(error.to_string()))?;
             Ok::<_, PkiError>(Arc::new(Clients { inner, revocations: revocations.clone() }))
@@ -258,9 +261,10 @@ impl Trust {
             roots.add(root).map_err(|error| tls_mismatch(authority, &error))?;
         }
         let provider = Arc::new(provider());
-        let verifier =
-            by_roots(&Arc::new(roots), &provider).map_err(|error| tls_mismatch(authority, &error))?;
-        Trust::by(AuthorityKnown::Whole(verifier), provider).map_err(|error| tls_mismatch(authority, &error))
+        let verifier = by_roots(&Arc::new(roots), &provider)
+            .map_err(|error| tls_mismatch(authority, &error))?;
+        Trust::by(AuthorityKnown::Whole(verifier), provider)
+            .map_err(|error| tls_mismatch(authority, &error))
     }
 
     /// Trusts an authority with this fingerprint. The server must present the authority's
@@ -270,7 +274,8 @@ impl Trust {
     /// [`PkiError::Mismatch`]: TLS is unavailable.
     pub fn by_fingerprint(fingerprint: Fingerprint) -> Result<Trust, PkiError> {
         let known = AuthorityKnown::ByFingerprint(fingerprint);
-        Trust::by(known, Arc::new(provider())).map_err(|error| tls_mismatch(Path::new("TLS"), &error))
+        Trust::by(known, Arc::new(provider()))
+            .map_err(|error| tls_mismatch(Path::new("TLS"), &error))
     }
 
     fn by(known: AuthorityKnown, provider: Arc<CryptoProvider>) -> Result<Trust, rustls::Error> {
@@ -314,7 +319,9 @@ pub fn web_server(
     check_key(key)?;
     let chain = certificates(certificate)?;
     if let Some(authority) = cluster_authority
-        && certificates(authority)?.iter().any(|issuer| chain.iter().any(|one| is_signed_by(one, issuer)))
+        && certificates(authority)?
+            .iter()
+            .any(|issuer| chain.iter().any(|one| is_signed_by(one, issuer)))
     {
         return Err(PkiError::ClusterAuthority { path: certificate.to_owned() });
     }
@@ -354,7 +361,10 @@ impl<F: Fn() -> Duration + Send + Sync> TimeProvider for Clock<F> {
 /// AWS-LC's.
 fn provider() -> CryptoProvider {
     CryptoProvider {
-        cipher_suites: vec![cipher_suite::TLS13_AES_128_GCM_SHA256, cipher_suite::TLS13_AES_256_GCM_SHA384],
+        cipher_suites: vec![
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+            cipher_suite::TLS13_AES_256_GCM_SHA384,
+        ],
         ..aws_lc_rs::default_provider()
     }
 }

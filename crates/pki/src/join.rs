@@ -37,8 +37,10 @@ impl Fingerprint {
     /// [`PkiError::File`], [`PkiError::Unreadable`].
     pub fn of_certificate(path: &Path) -> Result<Fingerprint, PkiError> {
         let bytes = fs::read(path).map_err(file_error(path, "read"))?;
-        let unreadable =
-            |error: &dyn fmt::Display| PkiError::Unreadable { path: path.to_owned(), why: error.to_string() };
+        let unreadable = |error: &dyn fmt::Display| PkiError::Unreadable {
+            path: path.to_owned(),
+            why: error.to_string(),
+        };
         let (_, pem) = parse_x509_pem(&bytes).map_err(|error| unreadable(&error))?;
         Ok(Fingerprint::of(&pem.contents))
     }
@@ -126,8 +128,12 @@ mod tests {
     #[test]
     fn a_fingerprint_is_read_as_it_is_printed_here_and_by_openssl() {
         let print = Fingerprint::of(b"a certificate");
-        let colons: Vec<String> =
-            print.hex().as_bytes().chunks(2).map(|two| String::from_utf8_lossy(two).to_uppercase()).collect();
+        let colons: Vec<String> = print
+            .hex()
+            .as_bytes()
+            .chunks(2)
+            .map(|two| String::from_utf8_lossy(two).to_uppercase())
+            .collect();
         for text in [print.to_string(), print.hex(), format!("sha256:{}", colons.join(":"))] {
             assert_eq!(text.parse(), Ok(print), "{text}");
         }

@@ -36,18 +36,18 @@ pub enum PkiError {
     File {
         /// The file.
         path: PathBuf,
-        /// The action that failed.
         action: &'static str,
         /// The cause.
         source: std::io::Error,
     },
     /// The file exists already.
-    #[error("{path} is there already (remove it if its hosts are to be cut off, or take another --dir)")]
+    #[error(
+        "{path} is there already (remove it if its hosts are to be cut off, or take another --dir)"
+    )]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// There is no authority.
     #[error("there is no authority in {dir} (make one with `godwit pki init --dir {dir}`)")]
     NoAuthority {
         /// The directory in which it was expected.
@@ -61,11 +61,9 @@ pub enum PkiError {
     OpenKey {
         /// The key.
         path: PathBuf,
-        /// Its mode.
         mode: u32,
         /// Its owner.
         uid: u32,
-        /// The expected owner.
         expected: u32,
     },
     /// The name is not valid in a certificate.
@@ -73,7 +71,6 @@ pub enum PkiError {
         "\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and hyphens)"
     )]
     BadName {
-        /// The name.
         name: String,
         /// The reason.
         why: String,
@@ -122,11 +119,12 @@ pub enum PkiError {
         path: PathBuf,
     },
     /// The authority does not issue certificates of the requested kind.
-    #[error("cannot issue a certificate for {role}: {path} is an authority for {kind} (name another --dir)")]
+    #[error(
+        "cannot issue a certificate for {role}: {path} is an authority for {kind} (name another --dir)"
+    )]
     OtherAuthority {
         /// The authority's certificate.
         path: PathBuf,
-        /// The role requested.
         role: &'static str,
         /// The kind of certificates that the authority issues.
         kind: &'static str,
@@ -140,9 +138,10 @@ pub enum PkiError {
         why: String,
     },
     /// A revocation list is older than the one in force.
-    #[error("cannot use the revocation list: its number is {number}, and list {newest} is here already")]
+    #[error(
+        "cannot use the revocation list: its number is {number}, and list {newest} is here already"
+    )]
     OldList {
-        /// Its number.
         number: u64,
         /// The number of the list that stays in force.
         newest: u64,
@@ -155,7 +154,8 @@ pub enum PkiError {
 /// Refuses a key that users other than this program's user and root may read or replace.
 fn check_key(path: &Path) -> Result<(), PkiError> {
     let data = std::fs::metadata(path).map_err(file_error(path, "read"))?;
-    let (mode, uid, expected) = (data.mode() & 0o7777, data.uid(), rustix::process::geteuid().as_raw());
+    let (mode, uid, expected) =
+        (data.mode() & 0o7777, data.uid(), rustix::process::geteuid().as_raw());
     if mode & 0o077 == 0 && (uid == expected || uid == 0) {
         return Ok(());
     }

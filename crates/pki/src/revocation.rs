@@ -13,7 +13,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rcgen::{CertificateRevocationListParams, Issuer, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber};
+use rcgen::{
+    CertificateRevocationListParams, Issuer, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber,
+};
 use ring::rand::{SecureRandom, SystemRandom};
 use time::{Duration, OffsetDateTime};
 use x509_parser::certificate::X509Certificate;
@@ -50,7 +52,9 @@ impl Serial {
     /// Generates a random serial number.
     pub(crate) fn draw() -> Result<Serial, PkiError> {
         let mut bytes = [0; DRAWN_SERIAL_BYTES];
-        SystemRandom::new().fill(&mut bytes).map_err(|_| PkiError::Make(rcgen::Error::RingUnspecified))?;
+        SystemRandom::new()
+            .fill(&mut bytes)
+            .map_err(|_| PkiError::Make(rcgen::Error::RingUnspecified))?;
         // Makes the number positive and of fixed length.
         bytes[0] = bytes[0] & 0x7f | 0x40;
         Ok(Serial(bytes.to_vec()))
@@ -111,14 +115,16 @@ impl fmt::Debug for RevocationList {
 }
 
 impl RevocationList {
-    /// Signs a list.
     pub(crate) fn sign(
         issuer: &Issuer<'_, KeyPair>,
         number: u64,
         revoked: BTreeMap<Serial, i64>,
     ) -> Result<RevocationList, PkiError> {
         if revoked.len() > MOST_REVOKED {
-            let why = format!("it would name {} certificates, and {MOST_REVOKED} is the most", revoked.len());
+            let why = format!(
+                "it would name {} certificates, and {MOST_REVOKED} is the most",
+                revoked.len()
+            );
             return Err(PkiError::BadList { why });
         }
         let now = OffsetDateTime::now_utc();
@@ -164,7 +170,8 @@ impl RevocationList {
         let number = number.ok_or_else(|| bad("it has no number"))?;
         let mut revoked = BTreeMap::new();
         for one in list.iter_revoked_certificates() {
-            let serial = Serial::of(one.raw_serial()).ok_or_else(|| bad("a serial number is too long"))?;
+            let serial =
+                Serial::of(one.raw_serial()).ok_or_else(|| bad("a serial number is too long"))?;
             revoked.insert(serial, one.revocation_date.timestamp());
             if revoked.len() > MOST_REVOKED {
                 return Err(bad("it names too many certificates"));
@@ -198,8 +205,8 @@ fn is_signed(list: &CertificateRevocationList<'_>, authorities: &Path) -> Result
     for pem in Pem::iter_from_buffer(&bytes) {
         let unreadable = |why: String| PkiError::Unreadable { path: authorities.to_owned(), why };
         let pem = pem.map_err(|error| unreadable(error.to_string()))?;
-        let (_, authority) =
-            X509Certificate::from_der(&pem.contents).map_err(|error| unreadable(error.to_string()))?;
+        let (_, authority) = X509Certificate::from_der(&pem.contents)
+            .map_err(|error| unreadable(error.to_string()))?;
         if authority.is_ca()
             && authority.subject().as_raw() == list.issuer().as_raw()
             && list.verify_signature(authority.public_key()).is_ok()
@@ -293,7 +300,10 @@ impl Revocations {
     #[must_use]
     pub fn has(&self, serial: &Serial) -> bool {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        [&held.newest, &held.configured].into_iter().flatten().any(|list| list.revoked.contains_key(serial))
+        [&held.newest, &held.configured]
+            .into_iter()
+            .flatten()
+            .any(|list| list.revoked.contains_key(serial))
     }
 
     /// Returns the valid certificates that servers presented since the last call, if they are
@@ -316,7 +326,8 @@ impl Revocations {
     pub(crate) fn note_seen(&self, description: Description) {
         let is_noted = |seen: &Seen| seen.all.contains_key(&description.serial);
         // Most certificates are recorded already, or recording is off.
-        if self.0.read().unwrap_or_else(PoisonError::into_inner).seen.as_ref().is_none_or(is_noted) {
+        if self.0.read().unwrap_or_else(PoisonError::into_inner).seen.as_ref().is_none_or(is_noted)
+        {
             return;
         }
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);

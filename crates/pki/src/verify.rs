@@ -7,7 +7,9 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme,
+};
 
 use crate::Fingerprint;
 use crate::certificate::{Role, describe_der};
@@ -44,12 +46,16 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    fn verifier(&self, others: &[CertificateDer<'_>]) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
+    fn verifier(
+        &self,
+        others: &[CertificateDer<'_>],
+    ) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
         let fingerprint = match &self.known {
             AuthorityKnown::Whole(verifier) => return Ok(Arc::clone(verifier)),
             AuthorityKnown::ByFingerprint(fingerprint) => fingerprint,
         };
-        let Some(authority) = others.iter().find(|other| Fingerprint::of(other) == *fingerprint) else {
+        let Some(authority) = others.iter().find(|other| Fingerprint::of(other) == *fingerprint)
+        else {
             let why = format!("it shows no authority with the fingerprint {fingerprint}");
             return Err(rustls::Error::General(why));
         };
@@ -69,9 +75,13 @@ impl ServerCertVerifier for Servers {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verified = self.verifier(others)?.verify_server_cert(shown, &[], name, ocsp, now)?;
-        let Some(holder) = describe_der(shown) else { return Err(CertificateError::BadEncoding.into()) };
+        let Some(holder) = describe_der(shown) else {
+            return Err(CertificateError::BadEncoding.into());
+        };
         if self.managers_alone && holder.role != Role::Operator {
-            return Err(rustls::Error::General("its certificate is a host's, not a manager's".to_owned()));
+            return Err(rustls::Error::General(
+                "its certificate is a host's, not a manager's".to_owned(),
+            ));
         }
         if self.revocations.has(&holder.serial) {
             return Err(CertificateError::Revoked.into());
@@ -128,7 +138,9 @@ impl ClientCertVerifier for Clients {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         let verified = self.inner.verify_client_cert(shown, others, now)?;
-        let Some(holder) = describe_der(shown) else { return Err(CertificateError::BadEncoding.into()) };
+        let Some(holder) = describe_der(shown) else {
+            return Err(CertificateError::BadEncoding.into());
+        };
         if self.revocations.has(&holder.serial) {
             Err(CertificateError::Revoked.into())
         } else {

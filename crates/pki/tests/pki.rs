@@ -10,13 +10,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use godwit_pki::{
-    Authority, Grant, Identity, Issued, Peer, PkiError, RevocationList, Role, Serial, Trust, describe,
-    web_server,
+    Authority, Grant, Identity, Issued, Peer, PkiError, RevocationList, Role, Serial, Trust,
+    describe, web_server,
 };
 use rustls::{ClientConfig, ClientConnection, ServerConnection, StreamOwned};
 
 fn grant(name: &str) -> Grant {
-    Grant { name: name.to_owned(), role: Role::Host, addresses: vec!["10.0.0.1".parse().unwrap()], days: 30 }
+    Grant {
+        name: name.to_owned(),
+        role: Role::Host,
+        addresses: vec!["10.0.0.1".parse().unwrap()],
+        days: 30,
+    }
 }
 
 fn identity(authority: &Authority, issued: &Issued) -> Identity {
@@ -181,7 +186,8 @@ fn an_older_list_or_one_of_somebody_else_takes_no_place() {
     a.revocations().accept(RevocationList::read(newest.pem(), &ca).unwrap()).unwrap();
     for number in [0, 6, 7] {
         let older =
-            RevocationList::read(authority.list(number, BTreeMap::new()).unwrap().pem(), &ca).unwrap();
+            RevocationList::read(authority.list(number, BTreeMap::new()).unwrap().pem(), &ca)
+                .unwrap();
         let refused = a.revocations().accept(older).unwrap_err();
         assert!(matches!(refused, PkiError::OldList { newest: 7, .. }), "{refused}");
         assert!(a.revocations().has(a.serial()));
@@ -198,7 +204,8 @@ fn an_older_list_or_one_of_somebody_else_takes_no_place() {
         let refused = RevocationList::read(&text, &ca).unwrap_err();
         assert!(matches!(refused, PkiError::BadList { .. }), "{refused}");
     }
-    let many = (1..=5001).map(|n: u32| (format!("{n:08x}").parse::<Serial>().unwrap(), 0)).collect();
+    let many =
+        (1..=5001).map(|n: u32| (format!("{n:08x}").parse::<Serial>().unwrap(), 0)).collect();
     assert!(matches!(authority.list(8, many), Err(PkiError::BadList { .. })));
 }
 
@@ -220,7 +227,9 @@ fn a_list_that_was_altered_anywhere_or_cut_is_refused() {
             altered.replace_range(at..=at, other);
             // The signature covers the list's content, but not every byte around it.
             match read(&altered) {
-                Ok(read) => assert_eq!((read.number(), read.revoked()), (7, list.revoked()), "{at} {other}"),
+                Ok(read) => {
+                    assert_eq!((read.number(), read.revoked()), (7, list.revoked()), "{at} {other}")
+                }
                 Err(_) => refused += 1,
             }
         }
@@ -241,9 +250,12 @@ fn an_authority_keeps_its_own_list_and_a_full_one_is_read() {
     assert!(second.number() > first.number());
     let kept = authority.own_list().unwrap().unwrap();
     assert_eq!(kept, second);
-    assert!([a.serial(), root.serial()].into_iter().all(|serial| kept.revoked().contains_key(serial)));
+    assert!(
+        [a.serial(), root.serial()].into_iter().all(|serial| kept.revoked().contains_key(serial))
+    );
     let serial = |n: usize| format!("{n:040x}").replacen("00", "41", 1).parse::<Serial>().unwrap();
-    let full = authority.list(1, (0..godwit_pki::MOST_REVOKED).map(|n| (serial(n), 0)).collect()).unwrap();
+    let full =
+        authority.list(1, (0..godwit_pki::MOST_REVOKED).map(|n| (serial(n), 0)).collect()).unwrap();
     assert!(full.pem().len() <= godwit_pki::MOST_LIST_BYTES, "{}", full.pem().len());
     let read = RevocationList::read(full.pem(), &authority.certificate()).unwrap();
     assert_eq!(read.revoked().len(), godwit_pki::MOST_REVOKED);
@@ -299,10 +311,14 @@ fn a_renewed_certificate_says_the_same_for_longer() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, ..) = made(dir.path());
     let path = dir.path().join("a.pem");
-    let (before, key) = (describe(&path).unwrap(), std::fs::read(dir.path().join("a.key")).unwrap());
+    let (before, key) =
+        (describe(&path).unwrap(), std::fs::read(dir.path().join("a.key")).unwrap());
     let renewed = authority.renew("a", 60).unwrap();
     let after = describe(&path).unwrap();
-    assert_eq!((&after.name, after.role, &after.addresses), (&before.name, before.role, &before.addresses));
+    assert_eq!(
+        (&after.name, after.role, &after.addresses),
+        (&before.name, before.role, &before.addresses)
+    );
     assert!(after.not_after > before.not_after);
     assert_ne!(std::fs::read(&renewed.key).unwrap(), key);
     assert!(matches!(authority.renew("nobody", 1), Err(PkiError::File { .. })));
@@ -314,13 +330,15 @@ fn what_has_ended_or_does_not_belong_together_is_told() {
     let (authority, ..) = made(dir.path());
     let ended = authority.issue(&Grant { days: 0, ..grant("old") }).unwrap();
     std::thread::yield_now();
-    let refused = Identity::load(&authority.certificate(), &ended.certificate, &ended.key).unwrap_err();
+    let refused =
+        Identity::load(&authority.certificate(), &ended.certificate, &ended.key).unwrap_err();
     assert!(
         matches!(refused, PkiError::OutOfDate { .. }) && refused.to_string().contains("renew"),
         "{refused}"
     );
     let other = dir.path().join("a.key");
-    let refused = Identity::load(&authority.certificate(), &dir.path().join("root.pem"), &other).unwrap_err();
+    let refused =
+        Identity::load(&authority.certificate(), &dir.path().join("root.pem"), &other).unwrap_err();
     assert!(matches!(refused, PkiError::Mismatch { .. }), "{refused}");
     let none = Identity::load(&authority.certificate(), &other, &other).unwrap_err();
     assert!(matches!(none, PkiError::Unreadable { .. }), "{none}");
@@ -358,7 +376,9 @@ fn a_request_that_proves_nothing_is_refused() {
     let mut lines: Vec<String> = request.lines().map(str::to_owned).collect();
     let last = lines.len() - 3;
     lines[last] = lines[last].chars().map(|c| if c == 'A' { 'B' } else { 'A' }).collect();
-    for broken in ["", "no request", &request.replace("REQUEST", "NOTHING")[..60], &lines.join("\n")] {
+    for broken in
+        ["", "no request", &request.replace("REQUEST", "NOTHING")[..60], &lines.join("\n")]
+    {
         let refused = authority.sign(broken, &grant).unwrap_err();
         assert!(matches!(refused, PkiError::BadRequest { .. }), "{refused}");
     }

@@ -38,7 +38,10 @@ fn job(number: u64, sources: u64, targets: u64) -> WaitingJob {
         group: format!("group{}", number % 7),
         memory_bytes: (number * 31 % 64 + 1) * GIB,
         estimate_ms: number * 17 % 100 * 1000,
-        datastores: vec![format!("datastore{}", number % 10), format!("datastore{}", 10 + number % 3)],
+        datastores: vec![
+            format!("datastore{}", number % 10),
+            format!("datastore{}", 10 + number % 3),
+        ],
         reference_group: number.is_multiple_of(5).then(|| format!("image{}", number % 50)),
         submitted_ms: NOW_MS - JOBS + number,
         failed_attempts: 0,
@@ -52,8 +55,14 @@ fn queue(hosts: &[HostFacts]) {
     for (sources, targets) in [(1, 1), (100, 8), (1000, 16)] {
         let waiting: Vec<_> = (0..JOBS).map(|number| job(number, sources, targets)).collect();
         let (running, served) = (&[], &[]);
-        let situation =
-            Situation { now_ms: NOW_MS, waiting: &waiting, running, hosts, limits: &limits, served };
+        let situation = Situation {
+            now_ms: NOW_MS,
+            waiting: &waiting,
+            running,
+            hosts,
+            limits: &limits,
+            served,
+        };
         let begun = Instant::now();
         let decided = schedule(&situation);
         let took_ms = begun.elapsed().as_secs_f64() * 1e3;
@@ -101,7 +110,11 @@ fn drain(hosts: &[Host]) {
 fn main() {
     let facts: Vec<_> = (0..HOSTS).map(facts).collect();
     queue(&facts);
-    let hosts =
-        facts.into_iter().map(|facts| Host { facts, cores: 64, arrivals_limit: 8, ..Host::default() });
+    let hosts = facts.into_iter().map(|facts| Host {
+        facts,
+        cores: 64,
+        arrivals_limit: 8,
+        ..Host::default()
+    });
     drain(&hosts.collect::<Vec<_>>());
 }

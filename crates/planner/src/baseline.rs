@@ -6,8 +6,9 @@ use std::sync::Arc;
 use godwit_api::control::{BaselineFit, BaselineHost, BaselineVm, CommonCpu, NamedCpu};
 use godwit_api::{HostInfo, VmInfo, VmState};
 use godwit_qemu::{
-    AMD_GENERATIONS, Accelerator, Baseline, BaselineChange, Common, CpuFeatures, CpuModel, DEFAULT_CPU_MODEL,
-    HostCpu, INTEL_GENERATIONS, NoCommon, PsabiLevel, RunningVm, change_of_baseline, common_baseline,
+    AMD_GENERATIONS, Accelerator, Baseline, BaselineChange, Common, CpuFeatures, CpuModel,
+    DEFAULT_CPU_MODEL, HostCpu, INTEL_GENERATIONS, NoCommon, PsabiLevel, RunningVm,
+    change_of_baseline, common_baseline,
 };
 
 use crate::words::some_features;
@@ -15,7 +16,6 @@ use crate::words::some_features;
 /// A host, as a survey takes it.
 #[derive(Clone, Debug)]
 pub struct SurveyedHost {
-    /// Its name.
     pub name: String,
     /// Whether it takes VMs, or has some.
     pub in_use: bool,
@@ -73,7 +73,8 @@ impl CpuSurvey {
             }));
         }
         let cpus = known.iter().filter_map(|info| info.cpu.as_ref());
-        self.kinds = cpus.enumerate().map(|(kind, cpu)| (kind.to_string(), cpu.to_host_cpu())).collect();
+        self.kinds =
+            cpus.enumerate().map(|(kind, cpu)| (kind.to_string(), cpu.to_host_cpu())).collect();
     }
 
     fn kinds(&self) -> Vec<(&str, &HostCpu)> {
@@ -101,7 +102,8 @@ impl CpuSurvey {
         common_baseline(&cpus).map_err(|error| match error {
             NoCommon::MixedAccelerators { .. } => {
                 let by = |accel: Accelerator| {
-                    let has = |host: &&SeenHost| self.cpu(host).is_some_and(|cpu| cpu.accel == accel);
+                    let has =
+                        |host: &&SeenHost| self.cpu(host).is_some_and(|cpu| cpu.accel == accel);
                     meant().filter(has).map(|host| host.name.clone()).collect()
                 };
                 NoCommon::MixedAccelerators { kvm: by(Accelerator::Kvm), tcg: by(Accelerator::Tcg) }
@@ -146,13 +148,18 @@ impl CpuSurvey {
         if self.kinds.is_empty() {
             return Vec::new();
         }
-        let mut names: Vec<String> = PsabiLevel::ALL.iter().map(|level| level.name().to_owned()).collect();
+        let mut names: Vec<String> =
+            PsabiLevel::ALL.iter().map(|level| level.name().to_owned()).collect();
         let models: BTreeSet<&String> =
             self.kinds.iter().flat_map(|(_, cpu)| cpu.definitions.keys()).collect();
-        let is_deprecated = |name: &&String| self.kinds.iter().any(|(_, cpu)| cpu.deprecated.contains(*name));
+        let is_deprecated =
+            |name: &&String| self.kinds.iter().any(|(_, cpu)| cpu.deprecated.contains(*name));
         for generation in INTEL_GENERATIONS.iter().chain(&AMD_GENERATIONS) {
-            let is_of = |name: &&&String| name.rsplit_once("-v").is_some_and(|(of, _)| of == *generation);
-            names.extend(models.iter().filter(is_of).copied().filter(|name| !is_deprecated(name)).cloned());
+            let is_of =
+                |name: &&&String| name.rsplit_once("-v").is_some_and(|(of, _)| of == *generation);
+            names.extend(
+                models.iter().filter(is_of).copied().filter(|name| !is_deprecated(name)).cloned(),
+            );
         }
         names
     }
@@ -166,7 +173,8 @@ impl CpuSurvey {
     /// Every host against a baseline, by name.
     #[must_use]
     pub fn hosts(&self, baseline: Option<&Baseline>) -> Vec<BaselineHost> {
-        let lacks = self.kinds.iter().map(|(_, cpu)| baseline.map(|baseline| cpu.lacks_of(baseline)));
+        let lacks =
+            self.kinds.iter().map(|(_, cpu)| baseline.map(|baseline| cpu.lacks_of(baseline)));
         let lacks: Vec<Option<CpuFeatures>> = lacks.collect();
         let level = |cpu: &HostCpu| cpu.psabi_level().map(|level| level.name().to_owned());
         let of = |host: &SeenHost| {
@@ -225,7 +233,14 @@ impl CpuSurvey {
             let (lacks, beyond) = differs.get(&pair.to_string())?.clone();
             let cpu_model = model_of(vm);
             let why = why(&cpu_model, &lacks, &beyond);
-            Some(BaselineVm { vm: vm.name.clone(), host: vm.host.clone(), cpu_model, lacks, beyond, why })
+            Some(BaselineVm {
+                vm: vm.name.clone(),
+                host: vm.host.clone(),
+                cpu_model,
+                lacks,
+                beyond,
+                why,
+            })
         };
         self.vms.iter().filter_map(of).collect()
     }

@@ -24,7 +24,6 @@ pub enum AskError {
         socket.display()
     )]
     Connect {
-        /// The daemon's socket.
         socket: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -33,7 +32,9 @@ pub enum AskError {
     #[error("the prober closed the connection: {0}; check that it runs")]
     Io(#[from] io::Error),
     /// The answer is not one of this version.
-    #[error("cannot read the prober's answer: {0}; restart the prober with the version of this program")]
+    #[error(
+        "cannot read the prober's answer: {0}; restart the prober with the version of this program"
+    )]
     Protocol(#[from] serde_json::Error),
     /// The daemon refused the request.
     #[error("{message}; {remedy}")]
@@ -105,7 +106,8 @@ impl Client {
             answered_ns: Option<u64>,
         }
         let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let answered: Answered = self.ask(&Request::Wait { target, since_ns, timeout_ms }, limit)?;
+        let answered: Answered =
+            self.ask(&Request::Wait { target, since_ns, timeout_ms }, limit)?;
         Ok(answered.answered_ns)
     }
 
@@ -122,7 +124,11 @@ impl Client {
         Ok(targets.targets)
     }
 
-    fn ask<T: DeserializeOwned>(&mut self, request: &Request, wait: Duration) -> Result<T, AskError> {
+    fn ask<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        wait: Duration,
+    ) -> Result<T, AskError> {
         self.stream.get_ref().set_read_timeout(Some(ANSWER_LIMIT.saturating_add(wait)))?;
         let line = format!("{}\n", serde_json::to_string(request)?);
         self.stream.get_mut().write_all(line.as_bytes())?;

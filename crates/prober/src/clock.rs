@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use thread_priority::unix::{
-    RealtimeThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy, thread_native_id,
+    RealtimeThreadSchedulePolicy, ThreadSchedulePolicy, set_thread_priority_and_policy,
+    thread_native_id,
 };
 use thread_priority::{ThreadPriority, ThreadPriorityValue};
 
@@ -41,8 +42,12 @@ pub fn be_punctual(priority: u8) {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let is_real_time = ThreadPriorityValue::try_from(priority).is_ok_and(|priority| {
         let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
-        set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Crossplatform(priority), policy)
-            .is_ok()
+        set_thread_priority_and_policy(
+            thread_native_id(),
+            ThreadPriority::Crossplatform(priority),
+            policy,
+        )
+        .is_ok()
     });
     if !is_real_time {
         let _ = rustix::process::setpriority_process(None, -20);

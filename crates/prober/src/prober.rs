@@ -46,17 +46,19 @@ impl Target {
     /// # Errors
     /// The system gives no socket.
     pub fn new(address: IpAddr, port: u16) -> Result<Target> {
-        let any: IpAddr =
-            if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket =
-            UdpSocket::bind((any, 0)).with_context(|| format!("cannot open a socket to probe {address}"))?;
+        let any: IpAddr = if address.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
+        let socket = UdpSocket::bind((any, 0))
+            .with_context(|| format!("cannot open a socket to probe {address}"))?;
         socket.set_nonblocking(true)?;
         let mark = clock::monotonic_ns().to_be_bytes();
         let address = SocketAddr::new(address, port);
         Ok(Target { address, socket, mark, log: Mutex::default(), answered: Condvar::new() })
     }
 
-    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address.ip()
@@ -102,7 +104,10 @@ impl Target {
             let Some((sequence, mark)) = answer[..length].split_first_chunk::<8>() else {
                 continue;
             };
-            if from.ip() != self.address.ip() || from.port() != self.address.port() || mark != self.mark {
+            if from.ip() != self.address.ip()
+                || from.port() != self.address.port()
+                || mark != self.mark
+            {
                 continue;
             }
             if self.log().received(u64::from_be_bytes(*sequence), now_ns) {
@@ -133,8 +138,11 @@ impl Pace {
     /// # Errors
     /// The system gives no timer.
     pub fn new() -> Result<Pace> {
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
-            .context("cannot make a timer")?;
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )
+        .context("cannot make a timer")?;
         Ok(Pace { timer })
     }
 
@@ -143,9 +151,11 @@ impl Pace {
     /// # Errors
     /// The kernel refuses.
     pub fn run(&self, runs: bool) -> Result<()> {
-        let interval = if runs { clock::duration_timespec(PROBE_INTERVAL) } else { clock::timespec(0) };
+        let interval =
+            if runs { clock::duration_timespec(PROBE_INTERVAL) } else { clock::timespec(0) };
         let setting = Itimerspec { it_interval: interval, it_value: interval };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting).context("cannot set the timer")?;
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting)
+            .context("cannot set the timer")?;
         Ok(())
     }
 
@@ -177,8 +187,8 @@ impl Prober {
     /// # Errors
     /// The system gives no timer.
     pub fn new() -> Result<Prober> {
-        let changed =
-            eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("cannot make an eventfd")?;
+        let changed = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .context("cannot make an eventfd")?;
         Ok(Prober { targets: Mutex::default(), pace: Pace::new()?, changed })
     }
 
@@ -242,9 +252,11 @@ impl Prober {
 
     /// Probes until the targets change.
     fn run_with(&self, targets: &[Arc<Target>]) -> Result<()> {
-        let own = [PollFd::new(&self.changed, PollFlags::IN), PollFd::new(&self.pace, PollFlags::IN)];
-        let sockets =
-            targets.iter().map(|target| PollFd::from_borrowed_fd(target.socket.as_fd(), PollFlags::IN));
+        let own =
+            [PollFd::new(&self.changed, PollFlags::IN), PollFd::new(&self.pace, PollFlags::IN)];
+        let sockets = targets
+            .iter()
+            .map(|target| PollFd::from_borrowed_fd(target.socket.as_fd(), PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = own.into_iter().chain(sockets).collect();
         loop {
             match poll(&mut fds, None) {
@@ -253,7 +265,9 @@ impl Prober {
                 Err(error) => return Err(error).context("cannot wait for answers"),
             }
             // Answers first: their time is what is measured.
-            for (target, _) in targets.iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()) {
+            for (target, _) in
+                targets.iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty())
+            {
                 target.take_answers();
             }
             if !fds[1].revents().is_empty() && self.pace.has_fired() {
@@ -305,7 +319,8 @@ mod tests {
         server.join().unwrap();
         while target.log().gaps(0, u64::MAX, clock::monotonic_ns()).received < 3 {
             let limit = clock::duration_timespec(Duration::from_secs(10));
-            let ready = poll(&mut [PollFd::new(target.socket(), PollFlags::IN)], Some(&limit)).unwrap();
+            let ready =
+                poll(&mut [PollFd::new(target.socket(), PollFlags::IN)], Some(&limit)).unwrap();
             assert!(ready > 0, "an answer is missing");
             target.take_answers();
         }

@@ -68,7 +68,8 @@ impl ProbeLog {
     /// Records an answer. Returns false if the probe was never sent, is no longer kept, or was
     /// answered before.
     pub fn received(&mut self, sequence: u64, now_ns: u64) -> bool {
-        let place = sequence.checked_sub(self.first_sequence).and_then(|place| usize::try_from(place).ok());
+        let place =
+            sequence.checked_sub(self.first_sequence).and_then(|place| usize::try_from(place).ok());
         let Some(probe) = place.and_then(|place| self.probes.get_mut(place)) else {
             return false;
         };
@@ -83,8 +84,11 @@ impl ProbeLog {
     /// Returns the time of the latest answer at or after `since_ns`.
     #[must_use]
     pub fn answered_since(&self, since_ns: u64) -> Option<u64> {
-        let recent =
-            self.probes.iter().rev().take_while(|probe| probe.sent_ns + LOST_AFTER_NS * 10 >= since_ns);
+        let recent = self
+            .probes
+            .iter()
+            .rev()
+            .take_while(|probe| probe.sent_ns + LOST_AFTER_NS * 10 >= since_ns);
         recent
             .map(|probe| probe.received_ns)
             .find(|received_ns| *received_ns != 0 && *received_ns >= since_ns)
@@ -120,7 +124,8 @@ impl ProbeLog {
             let sequence = self.first_sequence + place as u64;
             gaps.sent += 1;
             if let Some(last_sent_ns) = last_sent.replace(probe.sent_ns) {
-                gaps.longest_send_gap_ns = gaps.longest_send_gap_ns.max(probe.sent_ns - last_sent_ns);
+                gaps.longest_send_gap_ns =
+                    gaps.longest_send_gap_ns.max(probe.sent_ns - last_sent_ns);
             }
             if probe.received_ns != 0 {
                 gaps.received += 1;
@@ -135,7 +140,8 @@ impl ProbeLog {
             }
         }
         let middle = round_trips.len() / 2;
-        gaps.median_rtt_ns = (!round_trips.is_empty()).then(|| *round_trips.select_nth_unstable(middle).1);
+        gaps.median_rtt_ns =
+            (!round_trips.is_empty()).then(|| *round_trips.select_nth_unstable(middle).1);
     }
 
     /// The path keeps the order: a probe is lost once a later one was answered, or after a second.
@@ -189,7 +195,8 @@ mod tests {
 
     #[test]
     fn only_the_span_counts() {
-        let log = log_of(1000, |number| !(100..200).contains(&number) && !(500..520).contains(&number));
+        let log =
+            log_of(1000, |number| !(100..200).contains(&number) && !(500..520).contains(&number));
         let gaps = log.gaps(START + 400 * MS, START + 600 * MS, START + 1000 * MS);
         assert_eq!((gaps.sent, gaps.lost, gaps.longest_gap_ns), (201, 20, Some(21 * MS)));
     }
@@ -207,7 +214,10 @@ mod tests {
     #[test]
     fn a_target_that_never_answers() {
         let gaps = log_of(10, |_| false).gaps(START, START + 10 * MS, START + 10 * MS);
-        assert_eq!((gaps.longest_gap_ns, gaps.gap_start_ns, gaps.median_rtt_ns), (None, None, None));
+        assert_eq!(
+            (gaps.longest_gap_ns, gaps.gap_start_ns, gaps.median_rtt_ns),
+            (None, None, None)
+        );
         assert_eq!(gaps.open_gap_ns, 10 * MS);
         assert_eq!(ProbeLog::default().gaps(0, 5, 5), Gaps { open_gap_ns: 5, ..Gaps::default() });
         assert_eq!(ProbeLog::default().gaps(9, 5, 5), Gaps::default());

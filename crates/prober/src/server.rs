@@ -69,11 +69,13 @@ pub fn run(config: &ServerConfig, ready: impl FnOnce() -> Result<()>) -> Result<
         }
         _ => {}
     }
-    let listener =
-        UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let listener = UnixListener::bind(socket)
+        .with_context(|| format!("cannot listen on {}", socket.display()))?;
     let prober = Arc::new(Prober::new()?);
     let served = Arc::clone(&prober);
-    std::thread::Builder::new().name("listen".to_owned()).spawn(move || listen(&listener, &served))?;
+    std::thread::Builder::new()
+        .name("listen".to_owned())
+        .spawn(move || listen(&listener, &served))?;
     ready()?;
     prober.run()
 }
@@ -97,9 +99,11 @@ fn serve(stream: &UnixStream, prober: &Prober) -> Result<()> {
         }
         let answer = match serde_json::from_str::<Request>(&line) {
             Ok(request) => answer(prober, &request),
-            Err(error) => {
-                refuse("bad_request", &format!("not a request: {error}"), "send one JSON object a line")
-            }
+            Err(error) => refuse(
+                "bad_request",
+                &format!("not a request: {error}"),
+                "send one JSON object a line",
+            ),
         };
         let mut writer = stream;
         writer.write_all(format!("{answer}\n").as_bytes())?;

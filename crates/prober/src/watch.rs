@@ -58,11 +58,9 @@ pub enum WatchEvent {
         /// Time of the last answer; zero if there was none.
         last_ns: u64,
     },
-    /// A gap has ended.
     Gap {
         /// Time of the answer before it.
         start_ns: u64,
-        /// Its length.
         length_ns: u64,
     },
 }
@@ -89,8 +87,10 @@ pub fn watch(
     let start_ns = clock::monotonic_ns();
     let end_ns = options.duration.map(|duration| start_ns.saturating_add(nanoseconds(duration)));
     let mut silence = Silence::new(nanoseconds(options.least_gap));
-    let mut fds =
-        [PollFd::new(&pace, PollFlags::IN), PollFd::from_borrowed_fd(target.socket().as_fd(), PollFlags::IN)];
+    let mut fds = [
+        PollFd::new(&pace, PollFlags::IN),
+        PollFd::from_borrowed_fd(target.socket().as_fd(), PollFlags::IN),
+    ];
     loop {
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -167,7 +167,10 @@ mod tests {
         assert_eq!(silence.observe(1004 * MS, Some(1004 * MS)), None);
         let gap = WatchEvent::Gap { start_ns: 1004 * MS, length_ns: 16 * MS };
         assert_eq!(silence.observe(1020 * MS, Some(1020 * MS)), Some(gap));
-        assert_eq!(silence.observe(2020 * MS, None), Some(WatchEvent::Silent { last_ns: 1020 * MS }));
+        assert_eq!(
+            silence.observe(2020 * MS, None),
+            Some(WatchEvent::Silent { last_ns: 1020 * MS })
+        );
     }
 
     #[test]

@@ -27,7 +27,6 @@ use tokio::sync::broadcast::Receiver;
 /// How long a step may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// An order of commands.
 #[derive(Clone, Copy)]
 struct Order {
     name: &'static str,
@@ -130,13 +129,26 @@ impl Lab {
         launch.start().await.unwrap()
     }
 
-    async fn move_guest(&self, source: &QemuProcess, number: usize, order: Order) -> (QemuProcess, Figures) {
+    async fn move_guest(
+        &self,
+        source: &QemuProcess,
+        number: usize,
+        order: Order,
+    ) -> (QemuProcess, Figures) {
         let shadow = self.start(number, true).await;
         let pause = (PAUSE_BEFORE_SWITCHOVER, order.pause_before_switchover);
-        source.qmp.migrate_set_capabilities(&[(X_IGNORE_SHARED, true), (EVENTS, true), pause]).await.unwrap();
+        source
+            .qmp
+            .migrate_set_capabilities(&[(X_IGNORE_SHARED, true), (EVENTS, true), pause])
+            .await
+            .unwrap();
         source.qmp.migrate_set_parameters(json!({"max-bandwidth": 1_u64 << 40})).await.unwrap();
         let late = (LATE_BLOCK_ACTIVATE, true);
-        shadow.qmp.migrate_set_capabilities(&[(X_IGNORE_SHARED, true), (EVENTS, true), late]).await.unwrap();
+        shadow
+            .qmp
+            .migrate_set_capabilities(&[(X_IGNORE_SHARED, true), (EVENTS, true), late])
+            .await
+            .unwrap();
         let (theirs, ours) = UnixStream::pair().unwrap();
         source.qmp.getfd("state", theirs.as_fd()).await.unwrap();
         drop(theirs);
@@ -220,7 +232,8 @@ async fn load(
 
 /// Waits until the guest has written nothing for 3 s: it has booted. What is measured is a guest, not its firmware.
 async fn until_quiet(run_dir: &Path) {
-    let written = || std::fs::metadata(run_dir.join(CONSOLE_LOG)).map_or(0, |metadata| metadata.len());
+    let written =
+        || std::fs::metadata(run_dir.join(CONSOLE_LOG)).map_or(0, |metadata| metadata.len());
     let mut look = tokio::time::interval(Duration::from_secs(1));
     let (mut last, mut quiet_s) = (0, 0);
     while last == 0 || quiet_s < 3 {

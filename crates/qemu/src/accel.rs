@@ -36,7 +36,6 @@ const STEPS: [(char, &str); 10] = [
     ('j', "use SSE registers"),
 ];
 
-/// What the probe found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccelProbe {
     /// Whether 64-bit guests run under KVM.
@@ -63,8 +62,9 @@ pub async fn usable_accel(qemu: &Path, sandbox: bool) -> AccelProbe {
 /// # Errors
 /// In one sentence, what the guest or QEMU could not do.
 async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(), String> {
-    let not_run =
-        |what: &str, why: &std::io::Error| format!("the probe guest could not be run: {what}: {why}");
+    let not_run = |what: &str, why: &std::io::Error| {
+        format!("the probe guest could not be run: {what}: {why}")
+    };
     // It has no name: nothing of it stays, whatever ends this process.
     let mut guest = tempfile::tempfile().map_err(|why| not_run("temporary file", &why))?;
     guest.write_all(PROBE_GUEST).map_err(|why| not_run("temporary file", &why))?;
@@ -72,7 +72,12 @@ async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(),
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "64"])
         .args(["-machine", "q35", "-accel", accel.name(), "-cpu", DEFAULT_CPU_MODEL])
-        .args(["-chardev", "stdio,id=steps,signal=off", "-device", "isa-debugcon,chardev=steps,iobase=0xe9"])
+        .args([
+            "-chardev",
+            "stdio,id=steps,signal=off",
+            "-device",
+            "isa-debugcon,chardev=steps,iobase=0xe9",
+        ])
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
         .args(["-kernel".to_owned(), path_in_qemu(guest.as_raw_fd())]);
     command.as_std_mut().preserved_fds(vec![guest.into()]);
@@ -108,7 +113,12 @@ async fn read_start(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
 }
 
 /// Turns what the probe's QEMU left behind into a verdict. `code` is `None` when it had to be killed.
-fn judge(accel: Accelerator, code: Option<i32>, steps: &str, complaints: &str) -> Result<(), String> {
+fn judge(
+    accel: Accelerator,
+    code: Option<i32>,
+    steps: &str,
+    complaints: &str,
+) -> Result<(), String> {
     let accel = accel.name().to_uppercase();
     if code == Some(PASSED_EXIT_CODE) {
         // QEMU drops features that the accelerator lacks with a warning; a VM with the default CPU would not start.
@@ -119,7 +129,10 @@ fn judge(accel: Accelerator, code: Option<i32>, steps: &str, complaints: &str) -
             .collect();
         return match missing[..] {
             [] => Ok(()),
-            _ => Err(format!("{accel} lacks features of {DEFAULT_CPU_MODEL}: {}", missing.join(", "))),
+            _ => Err(format!(
+                "{accel} lacks features of {DEFAULT_CPU_MODEL}: {}",
+                missing.join(", ")
+            )),
         };
     }
     let internal_error = complaints.lines().find(|line| line.contains("KVM internal error"));
@@ -130,7 +143,10 @@ fn judge(accel: Accelerator, code: Option<i32>, steps: &str, complaints: &str) -
         (None, None) => format!("it hung for {TIME_LIMIT:?}"),
         (Some(0), None) => "it was reset".to_owned(),
         (Some(code), None) if steps.is_empty() => {
-            let last = complaints.lines().rfind(|line| !line.contains("warning:")).unwrap_or("nothing said");
+            let last = complaints
+                .lines()
+                .rfind(|line| !line.contains("warning:"))
+                .unwrap_or("nothing said");
             return Err(format!("QEMU ended with exit code {code} on {accel}: {}", last.trim()));
         }
         (Some(code), None) => format!("QEMU ended with exit code {code}"),
@@ -175,9 +191,15 @@ mod tests {
         let script = "as --64 -o probe.o \"$1\" && \
             ld -m elf_x86_64 -Ttext=0x100000 -e entry --oformat binary -o probe.bin probe.o";
         let text = std::fs::read_to_string(&source).unwrap();
-        assert!(text.contains("as --64 -o probe.o probe.S && ld -m elf_x86_64 -Ttext=0x100000 -e entry"));
-        let tools =
-            std::process::Command::new("sh").args(["-c", "command -v as && command -v ld"]).output().unwrap();
+        assert!(
+            text.contains(
+                "as --64 -o probe.o probe.S && ld -m elf_x86_64 -Ttext=0x100000 -e entry"
+            )
+        );
+        let tools = std::process::Command::new("sh")
+            .args(["-c", "command -v as && command -v ld"])
+            .output()
+            .unwrap();
         if !tools.status.success() {
             eprintln!("skipped: no as and ld (package binutils)");
             return;
@@ -185,7 +207,10 @@ mod tests {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", script, "sh"]).arg(&source).current_dir(folder.path());
         assert!(command.status().unwrap().success());
-        assert!(std::fs::read(folder.path().join("probe.bin")).unwrap() == PROBE_GUEST, "probe.bin is stale");
+        assert!(
+            std::fs::read(folder.path().join("probe.bin")).unwrap() == PROBE_GUEST,
+            "probe.bin is stale"
+        );
     }
 
     #[test]
@@ -194,14 +219,22 @@ mod tests {
         let case = |code, steps, complaints| judge(kvm, code, steps, complaints).unwrap_err();
         assert_eq!(judge(kvm, Some(PASSED_EXIT_CODE), "abcdefghij", ""), Ok(()));
         assert!(
-            case(None, "abc", "").contains("load its descriptor tables and write MSRs under KVM: it hung")
+            case(None, "abc", "")
+                .contains("load its descriptor tables and write MSRs under KVM: it hung")
         );
-        assert!(case(Some(0), "a", "").contains("enter long mode with paging under KVM: it was reset"));
-        assert!(case(None, "abcd", "KVM internal error. Suberror: 1\nmore").contains("KVM internal error"));
         assert!(
-            case(Some(1), "", "failed to initialize kvm: Permission denied").contains("Permission denied")
+            case(Some(0), "a", "").contains("enter long mode with paging under KVM: it was reset")
         );
-        let warning = "qemu: warning: host doesn't support requested feature: CPUID.01H:ECX.aes [bit 25]";
+        assert!(
+            case(None, "abcd", "KVM internal error. Suberror: 1\nmore")
+                .contains("KVM internal error")
+        );
+        assert!(
+            case(Some(1), "", "failed to initialize kvm: Permission denied")
+                .contains("Permission denied")
+        );
+        let warning =
+            "qemu: warning: host doesn't support requested feature: CPUID.01H:ECX.aes [bit 25]";
         assert!(case(Some(PASSED_EXIT_CODE), "abcdefghij", warning).contains("ECX.aes"));
     }
 }

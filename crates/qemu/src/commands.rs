@@ -59,7 +59,6 @@ pub enum RunState {
     InternalError,
     /// A disk failed.
     IoError,
-    /// The guest panicked.
     GuestPanicked,
     /// A state this version of Godwit doesn't know.
     #[serde(untagged)]
@@ -67,7 +66,6 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// The name in QMP.
     #[must_use]
     pub fn name(&self) -> String {
         match serde_json::to_value(self) {
@@ -103,7 +101,6 @@ pub enum MigrationStatus {
     None,
     /// Connecting.
     Setup,
-    /// Being cancelled.
     Cancelling,
     /// Cancelled; the source runs.
     Cancelled,
@@ -131,7 +128,6 @@ pub enum MigrationStatus {
 }
 
 impl MigrationStatus {
-    /// The name in QMP.
     #[must_use]
     pub fn name(&self) -> String {
         match serde_json::to_value(self) {
@@ -211,7 +207,6 @@ pub struct RamInfo {
     pub mbps: f64,
     /// Pages asked for in post-copy.
     pub postcopy_requests: u64,
-    /// Bytes by multifd channels.
     pub multifd_bytes: u64,
     /// Pages sent per second.
     pub pages_per_second: u64,
@@ -372,9 +367,14 @@ impl Qmp {
     ///
     /// # Errors
     /// As [`Qmp::execute`]; also for one that this QEMU lacks.
-    pub async fn migrate_set_capabilities(&self, capabilities: &[(&str, bool)]) -> Result<(), QmpError> {
-        let list: Vec<Value> =
-            capabilities.iter().map(|(name, state)| json!({"capability": name, "state": state})).collect();
+    pub async fn migrate_set_capabilities(
+        &self,
+        capabilities: &[(&str, bool)],
+    ) -> Result<(), QmpError> {
+        let list: Vec<Value> = capabilities
+            .iter()
+            .map(|(name, state)| json!({"capability": name, "state": state}))
+            .collect();
         self.execute("migrate-set-capabilities", json!({"capabilities": list})).await.map(drop)
     }
 

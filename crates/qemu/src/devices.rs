@@ -42,8 +42,7 @@ fn device_obstacle(argument: &str) -> Option<Obstacle> {
     let driver = driver_of(argument);
     let has = |part: &str| driver.contains(part);
     let (code, why, remedy) = if has("vhost-user") || driver.starts_with("vhost-vdpa") {
-        let why =
-            "its back end writes guest memory from a process of its own, which dirty tracking doesn't see";
+        let why = "its back end writes guest memory from a process of its own, which dirty tracking doesn't see";
         ("device-vhost-user", why, "use --engine qemu, or a virtio device that QEMU itself serves")
     } else if driver.starts_with("vfio") {
         let why = "the hardware writes guest memory, which dirty tracking doesn't see";
@@ -73,12 +72,17 @@ fn device_obstacle(argument: &str) -> Option<Obstacle> {
 /// The driver that a `-device` argument names, as JSON or as QEMU's own list; lower case.
 fn driver_of(argument: &str) -> String {
     let driver = match serde_json::from_str::<Value>(argument) {
-        Ok(Value::Object(device)) => device.get("driver").and_then(Value::as_str).map(str::to_owned),
+        Ok(Value::Object(device)) => {
+            device.get("driver").and_then(Value::as_str).map(str::to_owned)
+        }
         _ => {
             let mut parts = argument.split(',');
             let first = parts.next().filter(|part| !part.contains('=')).map(str::to_owned);
             first.or_else(|| {
-                argument.split(',').find_map(|part| part.trim().strip_prefix("driver=")).map(str::to_owned)
+                argument
+                    .split(',')
+                    .find_map(|part| part.trim().strip_prefix("driver="))
+                    .map(str::to_owned)
             })
         }
     };
@@ -94,7 +98,8 @@ mod tests {
     use crate::spec::VmSpec;
 
     fn qemu(version: (u32, u32, u32)) -> QemuInfo {
-        let machine = MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };
+        let machine =
+            MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };
         QemuInfo {
             path: "/q".into(),
             version,
@@ -131,7 +136,11 @@ mod tests {
             (r#"{"driver": "virtio-balloon-pci", "id": "vfio"}"#, vec![]),
         ];
         for (device, expected) in cases {
-            assert_eq!(codes(|spec| spec.extra_devices.push(device.into()), (7, 2, 0)), expected, "{device}");
+            assert_eq!(
+                codes(|spec| spec.extra_devices.push(device.into()), (7, 2, 0)),
+                expected,
+                "{device}"
+            );
         }
     }
 }

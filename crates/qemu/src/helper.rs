@@ -157,7 +157,8 @@ mod tests {
     fn a_helper_outlives_the_thread_and_the_runtime_that_asked_for_it() {
         // A blocking thread of a runtime ends with it; the helper's end must not come from there.
         let asking = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let child = runtime.block_on(async {
                 let mut command = helper(Path::new("/bin/sleep"), None);
                 command.arg("1000").kill_on_drop(false);

@@ -19,7 +19,6 @@ const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
 /// Longest complaint that is read from it.
 const LONGEST_COMPLAINT_BYTES: u64 = 64 << 10;
 
-/// A QEMU binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuInfo {
     /// The binary, absolute.
@@ -62,7 +61,6 @@ pub enum InspectError {
         /// What it did instead.
         why: String,
     },
-    /// It is too old.
     #[error("QEMU {found} at \"{}\" is too old: Godwit needs 7.2 or later", path.display())]
     TooOld {
         /// The binary asked for.
@@ -90,7 +88,9 @@ impl InspectError {
         match self {
             InspectError::CannotStart { .. } => format!("install {wanted}, or name its path"),
             InspectError::NotQemu { .. } => "name the path of a qemu-system-x86_64".to_owned(),
-            InspectError::TooOld { .. } => format!("install {wanted}, or name the path of a newer one"),
+            InspectError::TooOld { .. } => {
+                format!("install {wanted}, or name the path of a newer one")
+            }
         }
     }
 
@@ -106,8 +106,9 @@ impl QemuInfo {
     #[must_use]
     pub fn versioned_machine(&self, name: &str) -> Option<&str> {
         let named = self.machines.iter().find(|machine| machine.name == name);
-        let found =
-            named.or_else(|| self.machines.iter().find(|machine| machine.alias.as_deref() == Some(name)));
+        let found = named.or_else(|| {
+            self.machines.iter().find(|machine| machine.alias.as_deref() == Some(name))
+        });
         found.map(|machine| machine.name.as_str())
     }
 
@@ -140,7 +141,10 @@ fn version_text((major, minor, micro): (u32, u32, u32)) -> String {
 ///
 /// # Errors
 /// It can't be started, it is no QEMU, or it is older than [`OLDEST_QEMU`].
-pub async fn inspect(path: impl AsRef<Path>, user: Option<(u32, u32)>) -> Result<QemuInfo, InspectError> {
+pub async fn inspect(
+    path: impl AsRef<Path>,
+    user: Option<(u32, u32)>,
+) -> Result<QemuInfo, InspectError> {
     let path = find_program(path.as_ref())?;
     let asked = Asked { path: &path, user };
     let version = supported_version(&path, &asked.answer(&["--version"]).await?)?;
@@ -164,9 +168,12 @@ pub fn find_program(path: &Path) -> Result<PathBuf, InspectError> {
     }
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let candidates = std::env::split_paths(&folders).map(|folder| folder.join(path));
-    let found = candidates.filter(|candidate| candidate.is_absolute()).find(|candidate| candidate.is_file());
-    found
-        .ok_or_else(|| error(std::io::Error::new(std::io::ErrorKind::NotFound, "it is in no folder of PATH")))
+    let found = candidates
+        .filter(|candidate| candidate.is_absolute())
+        .find(|candidate| candidate.is_file());
+    found.ok_or_else(|| {
+        error(std::io::Error::new(std::io::ErrorKind::NotFound, "it is in no folder of PATH"))
+    })
 }
 
 /// A binary that is asked something.
@@ -191,18 +198,23 @@ impl Asked<'_> {
         let mut child = spawn(command).await.map_err(|why| self.cannot_start(why))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let all = async {
-            let printed =
-                async { self.within(read_start(stdout, LONGEST_ANSWER_BYTES).await, LONGEST_ANSWER_BYTES) };
+            let printed = async {
+                self.within(read_start(stdout, LONGEST_ANSWER_BYTES).await, LONGEST_ANSWER_BYTES)
+            };
             let complained = async {
-                self.within(read_start(stderr, LONGEST_COMPLAINT_BYTES).await, LONGEST_COMPLAINT_BYTES)
+                self.within(
+                    read_start(stderr, LONGEST_COMPLAINT_BYTES).await,
+                    LONGEST_COMPLAINT_BYTES,
+                )
             };
             let (printed, complained) = tokio::try_join!(printed, complained)?;
             Ok((printed, complained, child.wait().await.map_err(|why| self.cannot_start(why))?))
         };
         let asked = arguments.join(" ");
-        let (printed, complained, status) = tokio::time::timeout(ANSWER_LIMIT, all)
-            .await
-            .map_err(|_| self.not_qemu(format!("no answer to {asked} within {ANSWER_LIMIT:?}")))??;
+        let (printed, complained, status) =
+            tokio::time::timeout(ANSWER_LIMIT, all).await.map_err(|_| {
+                self.not_qemu(format!("no answer to {asked} within {ANSWER_LIMIT:?}"))
+            })??;
         if !status.success() {
             let said = complained.lines().next().unwrap_or("nothing").to_owned();
             return Err(self.not_qemu(format!("{asked} ended with {status}: {said}")));
@@ -268,7 +280,9 @@ fn parse_machines(answer: &str) -> Vec<MachineType> {
         .collect();
     for (alias, description) in rows() {
         let target = alias_target(description);
-        if let Some(machine) = machines.iter_mut().find(|machine| Some(&machine.name) == target.as_ref()) {
+        if let Some(machine) =
+            machines.iter_mut().find(|machine| Some(&machine.name) == target.as_ref())
+        {
             machine.alias = Some(alias.to_owned());
         }
     }
@@ -292,7 +306,10 @@ mod tests {
     #[test]
     fn versions_of_every_vendor_are_read() {
         let cases = [
-            ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright", Some((7, 2, 22))),
+            (
+                "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright",
+                Some((7, 2, 22)),
+            ),
             ("QEMU emulator version 10.0.2", Some((10, 0, 2))),
             ("QEMU emulator version 9.1", Some((9, 1, 0))),
             ("QEMU emulator version 8.2.0-rc1", Some((8, 2, 0))),
@@ -339,7 +356,10 @@ mod tests {
     async fn what_is_no_qemu_is_refused() {
         let error = inspect("/nowhere/qemu", None).await.unwrap_err();
         assert_eq!(error.code(), "qemu-not-found");
-        assert_eq!(inspect("no-such-qemu-anywhere", None).await.unwrap_err().code(), "qemu-not-found");
+        assert_eq!(
+            inspect("no-such-qemu-anywhere", None).await.unwrap_err().code(),
+            "qemu-not-found"
+        );
         assert_eq!(inspect("/bin/true", None).await.unwrap_err().code(), "qemu-not-qemu");
         assert_eq!(inspect("/bin/false", None).await.unwrap_err().code(), "qemu-not-qemu");
     }

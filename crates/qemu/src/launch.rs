@@ -91,7 +91,6 @@ pub struct Tap {
 /// The library preloaded into QEMU.
 #[derive(Debug)]
 pub struct Tracker {
-    /// Where the library is.
     pub library: PathBuf,
     /// Its listening socket.
     pub listener: OwnedFd,
@@ -141,7 +140,11 @@ impl Launch {
         let (pid, log_start_bytes) = match spawned.await {
             Ok(spawned) => spawned?,
             Err(error) => {
-                return Err(StartError::prepare("start QEMU in", &run_dir, &std::io::Error::other(error)));
+                return Err(StartError::prepare(
+                    "start QEMU in",
+                    &run_dir,
+                    &std::io::Error::other(error),
+                ));
             }
         };
         let process = Process::of_child(pid)
@@ -216,9 +219,13 @@ impl Launch {
         let mut command = Command::new(&self.qemu);
         command.args(self.command_line(&prepared.numbers())).current_dir("/").env_clear();
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-        let log =
-            |file: &File| file.try_clone().map_err(|why| StartError::prepare("write", &self.run_dir, &why));
-        command.stdin(Stdio::null()).stdout(log(&prepared.qemu_log)?).stderr(log(&prepared.qemu_log)?);
+        let log = |file: &File| {
+            file.try_clone().map_err(|why| StartError::prepare("write", &self.run_dir, &why))
+        };
+        command
+            .stdin(Stdio::null())
+            .stdout(log(&prepared.qemu_log)?)
+            .stderr(log(&prepared.qemu_log)?);
         if let Some((uid, gid)) = self.user {
             // The standard library drops supplementary groups with the change of user (Rust 1.95).
             command.uid(uid).gid(gid);
@@ -279,7 +286,8 @@ impl Prepared {
 
 /// The library may lie where QEMU's user has no right to go.
 fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
-    let opened = File::open(&tracker.library).and_then(|file| files::readable_by_all(file, "tracker"));
+    let opened =
+        File::open(&tracker.library).and_then(|file| files::readable_by_all(file, "tracker"));
     let library = opened.map_err(|why| StartError::prepare("read", &tracker.library, &why))?;
     Ok(PreparedTracker { library, listener: tracker.listener, peer_uid: tracker.peer_uid })
 }
@@ -303,7 +311,8 @@ fn last_words(log: &Path, start_bytes: u64) -> String {
     let text = String::from_utf8_lossy(&tail);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     // Warnings explain little where there are errors.
-    let errors: Vec<&str> = lines.iter().copied().filter(|line| !line.contains("warning: ")).collect();
+    let errors: Vec<&str> =
+        lines.iter().copied().filter(|line| !line.contains("warning: ")).collect();
     let told = if errors.is_empty() { &lines } else { &errors };
     let told = told[told.len().saturating_sub(LAST_WORDS_LINES)..].iter();
     told.map(|line| line.trim_start_matches("qemu-system-x86_64: ")).collect::<Vec<_>>().join("; ")

@@ -37,16 +37,16 @@ pub use commands::{
     PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, SHUTDOWN, STOP, X_IGNORE_SHARED,
 };
 pub use cpu::{
-    AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel, HostCpu, INTEL,
-    INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit, UnknownLevel, Unmet,
-    change_of_baseline, common_baseline, host_cpu,
+    AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel,
+    HostCpu, INTEL, INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit,
+    UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
 pub use devices::{external_engine_obstacles, untrackable_parts};
 pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
-    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles,
-    OpenLayer, QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile,
+    OpenFiles, OpenLayer, QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};

@@ -36,7 +36,6 @@ const WAIT_STACK_BYTES: usize = 64 << 10;
 pub enum Exit {
     /// By itself, with this code.
     Code(i32),
-    /// By this signal.
     Signal(i32),
     /// Nobody knows: it was another agent's child.
     Unknown,
@@ -141,7 +140,11 @@ impl QemuProcess {
     ///
     /// # Errors
     /// The process is gone (another with its number doesn't count), or its monitor can't be used.
-    pub async fn adopt(run_dir: PathBuf, pid: i32, start_time: u64) -> Result<QemuProcess, AdoptError> {
+    pub async fn adopt(
+        run_dir: PathBuf,
+        pid: i32,
+        start_time: u64,
+    ) -> Result<QemuProcess, AdoptError> {
         let process = Process::watch(pid, Some(start_time)).map_err(|why| match why.kind() {
             std::io::ErrorKind::NotFound => AdoptError::Gone { pid },
             _ => AdoptError::Watch { pid, why: why.to_string() },
@@ -212,7 +215,8 @@ pub fn is_alive(pid: i32, start_time: u64) -> bool {
 /// Whether that process ends within the limit, or has ended. Blocks.
 #[must_use]
 pub fn ends_within(pid: i32, start_time: u64, limit: Duration) -> bool {
-    let Some(Ok(pidfd)) = Pid::from_raw(pid).map(|number| pidfd_open(number, PidfdFlags::empty())) else {
+    let Some(Ok(pidfd)) = Pid::from_raw(pid).map(|number| pidfd_open(number, PidfdFlags::empty()))
+    else {
         return !is_alive(pid, start_time);
     };
     // The one that is meant, or it is gone: the pidfd means whoever has the number since it was opened.
@@ -257,11 +261,12 @@ impl Process {
         let (told, exit) = watch::channel(None);
         // A thread, as tokio watches foreign descriptors by unsafe means only (1.53). It lives as long as the process
         // does, so that no zombie stays.
-        std::thread::Builder::new().name(format!("wait-{pid}")).stack_size(WAIT_STACK_BYTES).spawn(
-            move || {
+        std::thread::Builder::new()
+            .name(format!("wait-{pid}"))
+            .stack_size(WAIT_STACK_BYTES)
+            .spawn(move || {
                 told.send_replace(Some(wait(&waiting)));
-            },
-        )?;
+            })?;
         Ok(Process { pid, start_time: stat.start_time, pidfd: Arc::new(pidfd), exit })
     }
 
@@ -327,7 +332,8 @@ pub(crate) fn start_time_of(pid: i32) -> Option<u64> {
 fn stat_of(pid: i32) -> std::io::Result<Stat> {
     // A process may give itself a name that is no text.
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-    parse_stat(&String::from_utf8_lossy(&stat)).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+    parse_stat(&String::from_utf8_lossy(&stat))
+        .ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
 
 /// `PID (NAME) STATE …`: the state is field 3, the number of threads field 20, the start time field 22
@@ -394,7 +400,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"\xff) Z");
         std::os::unix::fs::symlink("/bin/sleep", folder.path().join(name)).unwrap();
-        let mut child = std::process::Command::new(folder.path().join(name)).arg("1000").spawn().unwrap();
+        let mut child =
+            std::process::Command::new(folder.path().join(name)).arg("1000").spawn().unwrap();
         let stat = stat_of(child.id().cast_signed());
         child.kill().unwrap();
         child.wait().unwrap();

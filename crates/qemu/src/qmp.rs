@@ -67,7 +67,6 @@ pub enum QmpError {
     /// QEMU refuses.
     #[error("QEMU refuses {command}: {desc}")]
     Command {
-        /// The command.
         command: String,
         /// QEMU's class of the error, mostly `GenericError`.
         class: String,
@@ -130,7 +129,9 @@ impl QmpError {
         let text = match self {
             QmpError::Command { .. } => "see the VM's log for what QEMU says beside this",
             QmpError::Closed { .. } => "see the VM's log for why QEMU ended, then start the VM",
-            QmpError::Io { .. } => "check that the VM's QEMU runs; only the agent may use its monitor",
+            QmpError::Io { .. } => {
+                "check that the VM's QEMU runs; only the agent may use its monitor"
+            }
             QmpError::Timeout { .. } => {
                 "check the host's load and disks, and that nobody else holds the monitor"
             }
@@ -208,14 +209,17 @@ impl Qmp {
             guest_has_shut_down: watch::Sender::new(false),
         });
         let mut lines = Lines::new(read_half);
-        let greeting =
-            tokio::time::timeout(GREETING_LIMIT, lines.next()).await.map_err(|_| QmpError::Timeout {
+        let greeting = tokio::time::timeout(GREETING_LIMIT, lines.next()).await.map_err(|_| {
+            QmpError::Timeout {
                 command: "the connection with its greeting".to_owned(),
                 limit: GREETING_LIMIT,
-            })?;
+            }
+        })?;
         let greeting = greeting.map_err(|why| QmpError::Closed { why })?;
         if !matches!(message::parse(greeting), Ok(Message::Greeting)) {
-            return Err(QmpError::Protocol { why: format!("it greets with {}", message::shorten(greeting)) });
+            return Err(QmpError::Protocol {
+                why: format!("it greets with {}", message::shorten(greeting)),
+            });
         }
         let reader = tokio::spawn(read(lines, events, Arc::clone(&shared))).abort_handle();
         let connection = Connection {
@@ -324,7 +328,9 @@ impl Qmp {
         let (answer, answered) = oneshot::channel();
         // Forgets the command when this call ends early: a late answer then finds nobody.
         let _forget = Forget { shared: &self.connection.shared, id };
-        self.connection.shared.wait_for_answer(id, Waiting { command: command.to_owned(), answer })?;
+        self.connection
+            .shared
+            .wait_for_answer(id, Waiting { command: command.to_owned(), answer })?;
         let exchange = async {
             self.send(&line, fd).await?;
             answered.await.unwrap_or_else(|_| Err(self.connection.shared.closed_error()))
@@ -339,12 +345,14 @@ impl Qmp {
         let writer = self.connection.writer.lock().await;
         let stream: &UnixStream = (*writer).as_ref();
         // Half a line would spoil every command after it.
-        let mut whole = CloseUnlessWhole { shared: &self.connection.shared, stream, is_between_lines: true };
+        let mut whole =
+            CloseUnlessWhole { shared: &self.connection.shared, stream, is_between_lines: true };
         let mut sent = 0;
         while sent < line.len() {
             let fd_now = if sent == 0 { fd } else { None };
-            let result =
-                stream.async_io(Interest::WRITABLE, || send_some(stream, &line[sent..], fd_now)).await;
+            let result = stream
+                .async_io(Interest::WRITABLE, || send_some(stream, &line[sent..], fd_now))
+                .await;
             sent += result.map_err(|why| {
                 self.connection.shared.close(format!("writing to it failed: {why}"));
                 self.connection.shared.closed_error()
@@ -356,7 +364,11 @@ impl Qmp {
 }
 
 /// Sends what the socket takes, the descriptor with the first byte.
-fn send_some(stream: &UnixStream, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> std::io::Result<usize> {
+fn send_some(
+    stream: &UnixStream,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> std::io::Result<usize> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = fd.as_slice();
@@ -441,7 +453,11 @@ impl Shared {
 }
 
 /// Reads the connection to its end.
-async fn read(mut lines: Lines<OwnedReadHalf>, events: broadcast::Sender<QmpEvent>, shared: Arc<Shared>) {
+async fn read(
+    mut lines: Lines<OwnedReadHalf>,
+    events: broadcast::Sender<QmpEvent>,
+    shared: Arc<Shared>,
+) {
     let why = loop {
         let line = match lines.next().await {
             Ok(line) => line,
@@ -500,7 +516,9 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     /// The next line, without its end.
     async fn next(&mut self) -> Result<&[u8], String> {
         loop {
-            if let Some(length) = self.buffer[self.searched..].iter().position(|&byte| byte == b'\n') {
+            if let Some(length) =
+                self.buffer[self.searched..].iter().position(|&byte| byte == b'\n')
+            {
                 let (start, end) = (self.start, self.searched + length);
                 (self.start, self.searched) = (end + 1, end + 1);
                 return Ok(&self.buffer[start..end]);

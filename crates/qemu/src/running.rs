@@ -28,7 +28,11 @@ impl RunningProcess {
         let start_time = start_time_of(pid)?;
         let users = users_of(pid)?;
         // The number may have passed to another process in between.
-        (start_time_of(pid) == Some(start_time)).then_some(RunningProcess { pid, start_time, users })
+        (start_time_of(pid) == Some(start_time)).then_some(RunningProcess {
+            pid,
+            start_time,
+            users,
+        })
     }
 
     /// Returns all processes that this process sees.
@@ -84,7 +88,8 @@ impl RunningProcess {
     pub fn variable(&self, name: &str) -> Option<String> {
         let environment = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
         let mut variables = environment.split(|byte| *byte == 0);
-        let value = variables.find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        let value =
+            variables.find_map(|pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
         String::from_utf8(value.to_vec()).ok()
     }
 
@@ -114,7 +119,8 @@ fn numbers() -> io::Result<impl Iterator<Item = i32>> {
 fn users_of(pid: i32) -> Option<[u32; 4]> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let users: Vec<u32> = line.split_ascii_whitespace().map_while(|user| user.parse().ok()).collect();
+    let users: Vec<u32> =
+        line.split_ascii_whitespace().map_while(|user| user.parse().ok()).collect();
     users.try_into().ok()
 }
 

@@ -104,7 +104,9 @@ impl<'de> Deserialize<'de> for ByteSize {
                 Ok(ByteSize(bytes))
             }
             fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
-                u64::try_from(bytes).map(ByteSize).map_err(|_| E::custom("a size can't be negative"))
+                u64::try_from(bytes)
+                    .map(ByteSize)
+                    .map_err(|_| E::custom("a size can't be negative"))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
                 text.parse().map_err(E::custom)

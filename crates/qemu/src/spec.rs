@@ -232,7 +232,12 @@ pub struct ResolvedDisk {
 
 impl From<Disk> for ResolvedDisk {
     fn from(disk: Disk) -> Self {
-        ResolvedDisk { path: disk.path, format: disk.format, readonly: disk.readonly, backing: None }
+        ResolvedDisk {
+            path: disk.path,
+            format: disk.format,
+            readonly: disk.readonly,
+            backing: None,
+        }
     }
 }
 
@@ -250,7 +255,6 @@ impl ResolvedDisk {
 pub struct BackingFile {
     /// Its real path, every link followed.
     pub path: PathBuf,
-    /// Its format.
     pub format: DiskFormat,
 }
 
@@ -339,10 +343,7 @@ pub struct ResolvedNic {
 pub enum SpecError {
     /// A name that can't be part of file names.
     #[error("\"{name}\" can't be a VM's name")]
-    Name {
-        /// The name given.
-        name: String,
-    },
+    Name { name: String },
     /// Memory that QEMU would refuse.
     #[error("the VM's memory is refused: {why}")]
     Memory {
@@ -360,7 +361,6 @@ pub enum SpecError {
     Path {
         /// What the path is for.
         role: &'static str,
-        /// The path given.
         path: PathBuf,
         /// What is wrong with it.
         why: &'static str,
@@ -388,16 +388,14 @@ pub enum SpecError {
     },
     /// Two interfaces with one hardware address.
     #[error("two network interfaces have the hardware address {mac}")]
-    MacTwice {
-        /// The address.
-        mac: MacAddress,
-    },
+    MacTwice { mac: MacAddress },
     /// A value that would spill into other options.
-    #[error("{what} \"{value}\" is refused: it is empty or holds a character that has no place there")]
+    #[error(
+        "{what} \"{value}\" is refused: it is empty or holds a character that has no place there"
+    )]
     Value {
         /// Which option.
         what: &'static str,
-        /// The value given.
         value: String,
     },
     /// A machine type that this QEMU lacks.
@@ -405,21 +403,12 @@ pub enum SpecError {
     UnknownMachine {
         /// The machine type given.
         machine: String,
-        /// The QEMU asked.
         qemu: PathBuf,
-        /// Its version.
         version: String,
     },
     /// A CPU model that this QEMU lacks.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
-    UnknownCpuModel {
-        /// The model given.
-        model: String,
-        /// The QEMU asked.
-        qemu: PathBuf,
-        /// Its version.
-        version: String,
-    },
+    UnknownCpuModel { model: String, qemu: PathBuf, version: String },
 }
 
 impl SpecError {
@@ -454,7 +443,9 @@ impl SpecError {
             SpecError::Memory { .. } => {
                 "give blocks like 1GiB, each a multiple of 4 KiB, 8 KiB in all".to_owned()
             }
-            SpecError::Vcpus { .. } => "set vcpus to the number of CPUs the guest shall have".to_owned(),
+            SpecError::Vcpus { .. } => {
+                "set vcpus to the number of CPUs the guest shall have".to_owned()
+            }
             SpecError::Path { .. } => "give the absolute path as the host sees it".to_owned(),
             SpecError::NothingToBoot => "give a kernel (with initrd) or a disk image".to_owned(),
             SpecError::NoKernel { .. } => "give the kernel too, or leave this out".to_owned(),
@@ -462,10 +453,13 @@ impl SpecError {
                 format!("use at most {MAX_CMDLINE_BYTES} bytes of printable text")
             }
             SpecError::Mac { .. } => {
-                "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even".to_owned()
+                "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
+                    .to_owned()
             }
             SpecError::MacTwice { .. } => "give each interface its own, or leave it out".to_owned(),
-            SpecError::Value { .. } => "see the names that the host's QEMU and configuration know".to_owned(),
+            SpecError::Value { .. } => {
+                "see the names that the host's QEMU and configuration know".to_owned()
+            }
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
             }
@@ -493,7 +487,10 @@ fn default_memory() -> Vec<MemoryBlock> {
 /// Takes `"1GiB"`, `1073741824`, one block or a list of blocks.
 fn memory_blocks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<MemoryBlock>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "expected a size like \"1GiB\" or a list of blocks { size, backing }")]
+    #[serde(
+        untagged,
+        expecting = "expected a size like \"1GiB\" or a list of blocks { size, backing }"
+    )]
     enum Memory {
         Size(ByteSize),
         Block(MemoryBlock),
@@ -557,9 +554,11 @@ impl VmSpec {
     }
 
     fn check_boot(&self) -> Result<(), SpecError> {
-        let paths = [("QEMU", &self.qemu), ("kernel", &self.kernel), ("initrd", &self.initrd)].into_iter();
+        let paths =
+            [("QEMU", &self.qemu), ("kernel", &self.kernel), ("initrd", &self.initrd)].into_iter();
         let paths = paths.filter_map(|(role, path)| path.as_deref().map(|path| (role, path)));
-        for (role, path) in paths.chain(self.disks.iter().map(|disk| ("disk", disk.path.as_path()))) {
+        for (role, path) in paths.chain(self.disks.iter().map(|disk| ("disk", disk.path.as_path())))
+        {
             check_path(role, path)?;
         }
         if self.kernel.is_none() {
@@ -574,7 +573,9 @@ impl VmSpec {
             }
         }
         match &self.cmdline {
-            Some(line) if line.len() > MAX_CMDLINE_BYTES => Err(SpecError::Cmdline { why: "it is too long" }),
+            Some(line) if line.len() > MAX_CMDLINE_BYTES => {
+                Err(SpecError::Cmdline { why: "it is too long" })
+            }
             Some(line) if line.chars().any(char::is_control) => {
                 Err(SpecError::Cmdline { why: "it holds a control character" })
             }
@@ -710,7 +711,9 @@ fn check_path(role: &'static str, path: &Path) -> Result<(), SpecError> {
     let error = |why| Err(SpecError::Path { role, path: path.to_owned(), why });
     match path.to_str() {
         None => error("no UTF-8"),
-        Some(text) if text.chars().any(char::is_control) => error("a path with a control character"),
+        Some(text) if text.chars().any(char::is_control) => {
+            error("a path with a control character")
+        }
         Some(_) if !path.is_absolute() => error("no absolute path"),
         Some(_) => Ok(()),
     }
@@ -739,7 +742,10 @@ fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
     for (index, block) in blocks.iter().enumerate() {
         let bytes = block.size.bytes();
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
-            return error(format!("block {index} of {} is no whole number of 4 KiB pages", block.size));
+            return error(format!(
+                "block {index} of {} is no whole number of 4 KiB pages",
+                block.size
+            ));
         }
         total_bytes = match total_bytes.checked_add(bytes) {
             Some(total) => total,

@@ -1,6 +1,10 @@
 //! Measures the figures that this crate promises: `cargo bench -p godwit-ram`. It prints medians.
 //! Other load on the machine affects them.
-#![allow(unsafe_code, clippy::expect_used, reason = "mount namespaces; a benchmark that cannot run ends")]
+#![allow(
+    unsafe_code,
+    clippy::expect_used,
+    reason = "mount namespaces; a benchmark that cannot run ends"
+)]
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -36,7 +40,10 @@ fn print(what: &str, ms: f64) {
 
 fn main() {
     let Some(bench) = Bench::tracking() else { return };
-    println!("1 GiB of guest RAM, huge pages: {}", if bench.ram.huge_pages() { "yes" } else { "no" });
+    println!(
+        "1 GiB of guest RAM, huge pages: {}",
+        if bench.ram.huge_pages() { "yes" } else { "no" }
+    );
     memory(&bench);
     tracking(&bench);
 }
@@ -58,8 +65,12 @@ fn memory(bench: &Bench) {
     print("zero check, pages of data", median_ms(|| timed(|| all_data(&region))));
     let mut staging = vec![0; 4096];
     print("copy_out, a page at a time", median_ms(|| timed(|| copy_pages(&region, &mut staging))));
-    let copy_data = |page| region.copy_data_out(page * PAGE_SIZE, &mut vec![0; 4096]).expect("in bounds");
-    print("copy_data_out, a page at a time", median_ms(|| timed(|| (0..PAGES).for_each(copy_data))));
+    let copy_data =
+        |page| region.copy_data_out(page * PAGE_SIZE, &mut vec![0; 4096]).expect("in bounds");
+    print(
+        "copy_data_out, a page at a time",
+        median_ms(|| timed(|| (0..PAGES).for_each(copy_data))),
+    );
     let to = bench.region("to", PAGES);
     to.allocate(all).expect("1 GiB is free");
     print("send and receive over a unix socket", median_ms(|| timed(|| send(&region, &to))));

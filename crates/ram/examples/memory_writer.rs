@@ -28,7 +28,8 @@ struct Mapping {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mappings = std::env::args().skip(1).map(|argument| map(&argument)).collect::<Result<Vec<_>, _>>()?;
+    let mappings =
+        std::env::args().skip(1).map(|argument| map(&argument)).collect::<Result<Vec<_>, _>>()?;
     let zeros = File::open("/dev/zero")?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "ready")?;
@@ -50,7 +51,14 @@ fn map(argument: &str) -> Result<Mapping, Box<dyn Error>> {
     let len = usize::try_from(file.metadata()?.len())?;
     // SAFETY: a new mapping at an address of the kernel's choice.
     let base = unsafe {
-        rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)?
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            flags,
+            &file,
+            0,
+        )?
     };
     Ok(Mapping { base: base.cast() })
 }
@@ -64,13 +72,18 @@ fn crowd(mapping: &Mapping, first: u64, count: u64, threads: u64) -> String {
         let at = |offset: usize| std::ptr::with_exposed_provenance::<u8>(start + offset);
         // SAFETY: as in `run`.
         let bytes = [0, 1777, 4095].map(|offset| unsafe { at(offset).read_volatile() });
-        if bytes.iter().all(|byte| *byte == bytes[0]) { Ok(bytes[0]) } else { Err(format!("torn {page}")) }
+        if bytes.iter().all(|byte| *byte == bytes[0]) {
+            Ok(bytes[0])
+        } else {
+            Err(format!("torn {page}"))
+        }
     };
     let walk = |thread: u64| {
         let mut seen = vec![0; usize::try_from(count).unwrap_or(0)];
         for step in 0..count {
             let offset = (step + thread * count / threads) % count;
-            if let Some(byte) = usize::try_from(offset).ok().and_then(|offset| seen.get_mut(offset)) {
+            if let Some(byte) = usize::try_from(offset).ok().and_then(|offset| seen.get_mut(offset))
+            {
                 *byte = look(first + offset)?;
             }
         }
@@ -78,8 +91,9 @@ fn crowd(mapping: &Mapping, first: u64, count: u64, threads: u64) -> String {
     };
     let answers: Vec<Result<String, String>> = std::thread::scope(|scope| {
         let walks: Vec<_> = (0..threads).map(|thread| scope.spawn(move || walk(thread))).collect();
-        let ended =
-            |walk: std::thread::ScopedJoinHandle<'_, _>| walk.join().unwrap_or(Err("died".to_owned()));
+        let ended = |walk: std::thread::ScopedJoinHandle<'_, _>| {
+            walk.join().unwrap_or(Err("died".to_owned()))
+        };
         walks.into_iter().map(ended).collect()
     });
     let differ = answers.windows(2).any(|pair| pair[0] != pair[1]);
@@ -117,7 +131,9 @@ fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn
         let byte = |page: u64| {
             let offset = usize::try_from(page * PAGE_SIZE)?;
             // SAFETY: as below.
-            Ok::<_, Box<dyn Error>>(unsafe { mapping.base.wrapping_add(offset).read_volatile() }.to_string())
+            Ok::<_, Box<dyn Error>>(
+                unsafe { mapping.base.wrapping_add(offset).read_volatile() }.to_string(),
+            )
         };
         return Ok((first..first + count).map(byte).collect::<Result<Vec<_>, _>>()?.join(" "));
     }
@@ -134,7 +150,11 @@ fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn
                     rustix::io::read(zeros, std::slice::from_raw_parts_mut(address, 16))?;
                 }
                 "discard" => {
-                    rustix::mm::madvise(address.cast(), usize::try_from(PAGE_SIZE)?, Advice::LinuxRemove)?;
+                    rustix::mm::madvise(
+                        address.cast(),
+                        usize::try_from(PAGE_SIZE)?,
+                        Advice::LinuxRemove,
+                    )?;
                 }
                 _ => return Err("no such command".into()),
             }

@@ -11,7 +11,8 @@ use std::process::Command;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal,
+    setrlimit,
 };
 
 /// Resource limits of a child (getrlimit(2)), soft and hard alike. `None` keeps the inherited
@@ -71,8 +72,11 @@ mod tests {
     fn a_child_has_its_limits_from_its_first_instruction_on() {
         let mut command = Command::new("cat");
         command.arg("/proc/self/limits");
-        let limits =
-            ChildLimits { address_space_bytes: Some(1 << 33), tasks: Some(1 << 20), open_files: Some(63) };
+        let limits = ChildLimits {
+            address_space_bytes: Some(1 << 33),
+            tasks: Some(1 << 20),
+            open_files: Some(63),
+        };
         limit_child(&mut command, limits);
         let printed = String::from_utf8(command.output().unwrap().stdout).unwrap();
         let of = |name: &str| {

@@ -32,7 +32,6 @@ pub enum RamError {
     Size {
         /// The file.
         path: PathBuf,
-        /// Its size.
         size_bytes: u64,
     },
     /// The host has not enough memory left.
@@ -53,7 +52,6 @@ pub enum RamError {
         offset_bytes: u64,
         /// The byte after the last.
         end_bytes: u64,
-        /// The block's size.
         size_bytes: u64,
     },
     /// Another file system than tmpfs is mounted where guest RAM should be.
@@ -75,7 +73,11 @@ pub enum RamError {
 }
 
 impl RamError {
-    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> RamError {
+    pub(crate) fn io(
+        what: &'static str,
+        path: impl Into<PathBuf>,
+        source: impl Into<io::Error>,
+    ) -> RamError {
         RamError::Io { what, path: path.into(), source: source.into() }
     }
 }
@@ -92,7 +94,6 @@ pub enum TrackError {
     KernelTooOld {
         /// The running kernel's release.
         found: String,
-        /// The missing feature.
         missing: &'static str,
     },
     /// The kernel's page size is not 4 KiB.
@@ -117,7 +118,6 @@ pub enum TrackError {
     #[error("QEMU does not answer at {socket} ({source}): it was not started with the tracker library; stop the VM and \
         start it by this agent (LD_PRELOAD=libgodwit_tracker.so), or migrate with --engine qemu", socket = socket.display())]
     LibraryMissing {
-        /// The tracker's socket.
         socket: PathBuf,
         /// The error of connecting or waiting.
         source: io::Error,
@@ -125,24 +125,15 @@ pub enum TrackError {
     /// The answer did not come from a tracker library of this version.
     #[error("the tracker library at {socket} gave an answer that this agent does not understand: it is of another \
         version; restart the VM with this agent's library, or migrate with --engine qemu", socket = socket.display())]
-    LibraryVersion {
-        /// The tracker's socket.
-        socket: PathBuf,
-    },
+    LibraryVersion { socket: PathBuf },
     /// The version of the library in QEMU keeps no userfaultfd.
     #[error("the tracker library at {socket} is too old for a guest that runs before its memory is there: an earlier agent \
         started the VM; migrate it with pre-copy alone, or restart it by this agent", socket = socket.display())]
-    LibraryTooOld {
-        /// The tracker's socket.
-        socket: PathBuf,
-    },
+    LibraryTooOld { socket: PathBuf },
     /// The library in QEMU has no copy of a userfaultfd.
     #[error("the tracker library at {socket} keeps no userfaultfd: no memory of this VM was waited for when its agent ended, \
         or QEMU has been started anew since", socket = socket.display())]
-    NothingKept {
-        /// The tracker's socket.
-        socket: PathBuf,
-    },
+    NothingKept { socket: PathBuf },
     /// The userfaultfd belongs to another process than the one to be tracked.
     #[error(
         "the tracker library that answered does not run in process {pid}: the VM's tracker socket is another VM's; \
@@ -235,7 +226,6 @@ pub enum TrackError {
     /// There is no such RAM block, or the pages are outside it.
     #[error("pages {} to {} of RAM block {block} are not among those tracked", range.first, range.end())]
     OutOfBounds {
-        /// The block's index.
         block: usize,
         /// The pages requested.
         range: PageRange,

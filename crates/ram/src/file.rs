@@ -103,7 +103,9 @@ mod tests {
         file.copy_out(5, &mut page).unwrap();
         assert_eq!((page, file.pages(), file.data_from(6).unwrap()), ([7; 4096], 8, None));
         assert!(file.taken_bytes() > 0);
-        assert!(file.copy_out(8, &mut page).is_err() && file.copy_out(u64::MAX, &mut page).is_err());
+        assert!(
+            file.copy_out(8, &mut page).is_err() && file.copy_out(u64::MAX, &mut page).is_err()
+        );
         file.empty(2 * PAGE_SIZE).unwrap();
         assert_eq!(file.taken_bytes(), 0);
         assert!(file.copy_out(5, &mut page).is_err());

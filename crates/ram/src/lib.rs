@@ -43,4 +43,6 @@ pub use tracking::{
     CHUNK_PAGES, DirtyCount, DirtyTracker, ThrottleFigures, check_kernel, throttle_chunk_pages,
     tracker_listener,
 };
-pub use transfer::{acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};
+pub use transfer::{
+    acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes,
+};

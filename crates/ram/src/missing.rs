@@ -29,7 +29,6 @@ use crate::pages::{PageRange, push_merged};
 
 /// First bytes of a file.
 const MAGIC: [u8; 8] = *b"GWMISSNG";
-/// Version of the format.
 const VERSION: u32 = 1;
 /// Magic, version and number of blocks, in bytes.
 const FIXED_BYTES: usize = 16;
@@ -101,7 +100,8 @@ impl MissingPages {
             return Err(garbled("not a file"));
         }
         let block_pages = read_header(&file, metadata.len())?;
-        let layout = Layout::of(&block_pages).ok_or_else(|| garbled("blocks of impossible sizes"))?;
+        let layout =
+            Layout::of(&block_pages).ok_or_else(|| garbled("blocks of impossible sizes"))?;
         if layout.file_bytes != metadata.len() {
             return Err(garbled("its length does not fit its blocks"));
         }
@@ -120,15 +120,19 @@ impl MissingPages {
     pub fn in_memory(block_pages: &[u64]) -> MissingPages {
         // A size that no memory holds ends the process in the next line, as a list of that length
         // would.
-        let layout =
-            Layout::of(block_pages).unwrap_or_else(|| Layout { words: usize::MAX, ..Layout::default() });
+        let layout = Layout::of(block_pages)
+            .unwrap_or_else(|| Layout { words: usize::MAX, ..Layout::default() });
         let words = (0..layout.words).map(|_| AtomicU64::new(0)).collect();
         MissingPages::with(block_pages.to_vec(), layout, Words::Own(words))
     }
 
     fn with(block_pages: Vec<u64>, layout: Layout, words: Words) -> MissingPages {
-        let missing =
-            MissingPages { block_pages, first_words: layout.first_words, words, count: AtomicU64::new(0) };
+        let missing = MissingPages {
+            block_pages,
+            first_words: layout.first_words,
+            words,
+            count: AtomicU64::new(0),
+        };
         let inside = (0..missing.block_pages.len())
             .map(|block| missing.count_in(block, PageRange::new(0, u64::MAX)))
             .sum();
@@ -194,8 +198,13 @@ impl MissingPages {
         for (word, first_page, mask) in self.parts(block, within) {
             let mut bits = word.load(Ordering::Acquire) & mask;
             while bits != 0 {
-                let (start, count) = (bits.trailing_zeros(), (bits >> bits.trailing_zeros()).trailing_ones());
-                push_merged(&mut runs, 0, PageRange::new(first_page + u64::from(start), count.into()));
+                let (start, count) =
+                    (bits.trailing_zeros(), (bits >> bits.trailing_zeros()).trailing_ones());
+                push_merged(
+                    &mut runs,
+                    0,
+                    PageRange::new(first_page + u64::from(start), count.into()),
+                );
                 bits &= !bits_of(start, count);
             }
         }
@@ -204,7 +213,11 @@ impl MissingPages {
 
     /// Returns the words that contain bits of `pages`, which are cut to the block. Each word comes
     /// with the page of its lowest bit and a mask of the pages requested.
-    fn parts(&self, block: usize, pages: PageRange) -> impl Iterator<Item = (&AtomicU64, u64, u64)> {
+    fn parts(
+        &self,
+        block: usize,
+        pages: PageRange,
+    ) -> impl Iterator<Item = (&AtomicU64, u64, u64)> {
         let block_pages = self.block_pages.get(block).copied().unwrap_or(0);
         let pages = pages.intersect(PageRange::new(0, block_pages));
         let words = match pages.is_empty() {
@@ -238,7 +251,6 @@ fn bits_of(start: u32, count: u32) -> u64 {
     ones.checked_shl(start).unwrap_or(0)
 }
 
-/// Layout of a file.
 #[derive(Default)]
 struct Layout {
     first_words: Vec<usize>,
@@ -256,9 +268,11 @@ impl Layout {
         };
         for pages in block_pages {
             layout.first_words.push(layout.words);
-            layout.words = layout.words.checked_add(usize::try_from(pages.div_ceil(WORD_PAGES)).ok()?)?;
+            layout.words =
+                layout.words.checked_add(usize::try_from(pages.div_ceil(WORD_PAGES)).ok()?)?;
         }
-        let file_bytes = layout.words.checked_mul(size_of::<u64>())?.checked_add(layout.header_bytes)?;
+        let file_bytes =
+            layout.words.checked_mul(size_of::<u64>())?.checked_add(layout.header_bytes)?;
         // Largest size of a slice.
         isize::try_from(file_bytes).ok()?;
         layout.file_bytes = file_bytes as u64;
@@ -346,14 +360,21 @@ impl Mapping {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)
         }?;
-        Ok(Mapping { base: base.cast(), len, header_bytes: layout.header_bytes, words: layout.words })
+        Ok(Mapping {
+            base: base.cast(),
+            len,
+            header_bytes: layout.header_bytes,
+            words: layout.words,
+        })
     }
 
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the words lie within the mapping, behind a header that is a multiple of a page,
         // and are therefore aligned. Every bit pattern is valid. Other processes write the words
         // only as atomics. The words live as long as the mapping, which is borrowed.
-        unsafe { std::slice::from_raw_parts(self.base.wrapping_add(self.header_bytes).cast(), self.words) }
+        unsafe {
+            std::slice::from_raw_parts(self.base.wrapping_add(self.header_bytes).cast(), self.words)
+        }
     }
 }
 

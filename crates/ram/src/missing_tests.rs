@@ -114,7 +114,10 @@ fn it_outlives_who_made_it_and_is_nobody_elses() {
     let again = MissingPages::open(&path).unwrap();
     assert_eq!(again.block_pages(), SIZES);
     assert_eq!((again.count(), again.count_in(0, PageRange::new(0, 64))), (9, 3));
-    assert_eq!(again.runs(0, PageRange::new(0, u64::MAX)), [PageRange::new(60, 3), PageRange::new(64, 6)]);
+    assert_eq!(
+        again.runs(0, PageRange::new(0, u64::MAX)),
+        [PageRange::new(60, 3), PageRange::new(64, 6)]
+    );
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let fresh = MissingPages::create(&path, &[5]).unwrap();
     assert_eq!((fresh.count(), fresh.block_pages()), (0, &[5][..]));
@@ -155,7 +158,8 @@ fn of_many_who_fetch_a_page_one_is_told_that_it_was_missing() {
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    let pages = (0..10_000).map(|page| (0, page)).chain((0..400).map(|page| (1, page)));
+                    let pages =
+                        (0..10_000).map(|page| (0, page)).chain((0..400).map(|page| (1, page)));
                     pages.filter(|(block, page)| missing.remove(*block, *page)).count() as u64
                 })
             })

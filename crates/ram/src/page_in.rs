@@ -104,7 +104,11 @@ impl PageIn {
     /// # Errors
     /// As [`crate::DirtyTracker::attach`], [`TrackError::NoKernelFaults`] and
     /// [`TrackError::LibraryTooOld`]. QEMU is then unchanged.
-    pub fn attach(tracker_socket: &Path, pid: i32, regions: &[Arc<Region>]) -> Result<PageIn, TrackError> {
+    pub fn attach(
+        tracker_socket: &Path,
+        pid: i32,
+        regions: &[Arc<Region>],
+    ) -> Result<PageIn, TrackError> {
         let request = library::request_kept_userfaultfd;
         let (page_in, handles_kernel) = PageIn::find(tracker_socket, pid, regions, request)?;
         page_in.try_out(handles_kernel, regions).inspect_err(|_| {
@@ -199,9 +203,11 @@ impl PageIn {
     /// # Errors
     /// [`TrackError::ProcessGone`], and others.
     pub fn release(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
-        self.each_stretch(block, pages, |address, len_bytes| match self.unregister(address, len_bytes) {
-            Err(TrackError::TooManyMappings { .. }) => self.wake(address, len_bytes),
-            result => result,
+        self.each_stretch(block, pages, |address, len_bytes| {
+            match self.unregister(address, len_bytes) {
+                Err(TrackError::TooManyMappings { .. }) => self.wake(address, len_bytes),
+                result => result,
+            }
         })
     }
 
@@ -240,7 +246,9 @@ impl PageIn {
                         .map_err(|errno| io_or_gone("scan the page map", self.pid, errno))?;
                     let page = |address: u64| pages.first + (address - start) / PAGE_SIZE;
                     let found = runs.iter().take(scanned.runs);
-                    mapped.extend(found.map(|run| PageRange::between(page(run.start), page(run.end))));
+                    mapped.extend(
+                        found.map(|run| PageRange::between(page(run.start), page(run.end))),
+                    );
                     at = scanned.end.max(at + PAGE_SIZE);
                 }
             }
@@ -394,7 +402,8 @@ impl PageIn {
     }
 
     fn block(&self, block: usize, within: PageRange) -> Result<&BlockMappings, TrackError> {
-        let end = |block: &BlockMappings| block.segments.last().map_or(0, |segment| segment.pages.end());
+        let end =
+            |block: &BlockMappings| block.segments.last().map_or(0, |segment| segment.pages.end());
         match self.blocks.get(block) {
             Some(found) if within.end() <= end(found) => Ok(found),
             _ => Err(TrackError::OutOfBounds { block, range: within }),

@@ -45,7 +45,9 @@ impl RamDir {
             .mode(0o700)
             .create(path)
             .map_err(|source| RamError::io("make the directory", path, source))?;
-        let path = path.canonicalize().map_err(|source| RamError::io("find the directory", path, source))?;
+        let path = path
+            .canonicalize()
+            .map_err(|source| RamError::io("find the directory", path, source))?;
         if is_mount_point(&path)? {
             let kind = rustix::fs::statfs(&path)
                 .map_err(|errno| RamError::io("look at the file system of", &path, errno))?;
@@ -73,7 +75,8 @@ impl RamDir {
     /// free space and the kernel's available memory. Returns 0 if neither can be read. A file's
     /// holes count as free until they are touched.
     pub fn available_bytes(&self) -> u64 {
-        let free = rustix::fs::statvfs(&self.path).map_or(0, |stat: StatVfs| stat.f_bavail * stat.f_frsize);
+        let free = rustix::fs::statvfs(&self.path)
+            .map_or(0, |stat: StatVfs| stat.f_bavail * stat.f_frsize);
         free.min(memory_available_bytes().unwrap_or(free))
     }
 }
@@ -109,7 +112,9 @@ fn has_huge_pages(path: &Path) -> Result<bool, RamError> {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo")
         .map_err(|source| RamError::io("read", "/proc/thread-self/mountinfo", source))?;
     Ok(mount_options(&mounts, path).is_some_and(|options| {
-        options.split(',').any(|option| option.strip_prefix("huge=").is_some_and(|policy| policy != "never"))
+        options
+            .split(',')
+            .any(|option| option.strip_prefix("huge=").is_some_and(|policy| policy != "never"))
     }))
 }
 
@@ -130,8 +135,11 @@ fn unescape(field: &str) -> String {
 
 fn memory_available_bytes() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let kib =
-        meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.split_whitespace().next()?;
+    let kib = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?
+        .split_whitespace()
+        .next()?;
     Some(kib.parse::<u64>().ok()? * 1024)
 }
 
@@ -144,7 +152,10 @@ mod tests {
         let text = "22 1 0:20 / /run rw - tmpfs tmpfs rw,size=1k\n\
             30 22 0:31 / /run/god\\040wit rw - tmpfs godwit-ram rw,huge=never\n\
             31 22 0:32 / /run/god\\040wit rw - tmpfs godwit-ram rw,size=9k,huge=within_size\n";
-        assert_eq!(mount_options(text, Path::new("/run/god wit")), Some("rw,size=9k,huge=within_size"));
+        assert_eq!(
+            mount_options(text, Path::new("/run/god wit")),
+            Some("rw,size=9k,huge=within_size")
+        );
         assert_eq!(mount_options(text, Path::new("/run/other")), None);
     }
 

@@ -66,7 +66,11 @@ impl Region {
     ///
     /// # Errors
     /// [`RamError::Exists`] if the file exists already. No file remains after an error.
-    pub fn create(path: &Path, size_bytes: u64, owner: Option<(u32, u32)>) -> Result<Region, RamError> {
+    pub fn create(
+        path: &Path,
+        size_bytes: u64,
+        owner: Option<(u32, u32)>,
+    ) -> Result<Region, RamError> {
         check_size(path, size_bytes)?;
         let file = OpenOptions::new()
             .read(true)
@@ -84,10 +88,12 @@ impl Region {
             let _ = std::fs::remove_file(path);
             error
         };
-        file.set_len(size_bytes).map_err(|source| undo(RamError::io("size the RAM file", path, source)))?;
+        file.set_len(size_bytes)
+            .map_err(|source| undo(RamError::io("size the RAM file", path, source)))?;
         if let Some((uid, gid)) = owner {
-            fchown(&file, Some(uid), Some(gid))
-                .map_err(|source| undo(RamError::io("give QEMU's user the RAM file", path, source)))?;
+            fchown(&file, Some(uid), Some(gid)).map_err(|source| {
+                undo(RamError::io("give QEMU's user the RAM file", path, source))
+            })?;
         }
         Region::map(file, path, size_bytes).map_err(undo)
     }
@@ -100,8 +106,10 @@ impl Region {
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
             .open(path)
             .map_err(|source| RamError::io("open the RAM file", path, source))?;
-        let size_bytes =
-            file.metadata().map_err(|source| RamError::io("look at the RAM file", path, source))?.len();
+        let size_bytes = file
+            .metadata()
+            .map_err(|source| RamError::io("look at the RAM file", path, source))?
+            .len();
         check_size(path, size_bytes)?;
         Region::map(file, path, size_bytes)
     }
@@ -188,7 +196,10 @@ impl Region {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::NOSPC | Errno::NOMEM) => {
-                    return Err(RamError::NoSpace { path: self.path.clone(), bytes: range.len_bytes() });
+                    return Err(RamError::NoSpace {
+                        path: self.path.clone(),
+                        bytes: range.len_bytes(),
+                    });
                 }
                 Err(errno) => return Err(RamError::io("allocate memory for", &self.path, errno)),
             }
@@ -224,7 +235,8 @@ impl Region {
             return Ok(Some(known));
         }
         let Some(data) = self.next_data(page)?.filter(|data| *data < end) else { return Ok(None) };
-        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data * PAGE_SIZE)).map_err(failed)?;
+        let hole =
+            rustix::fs::seek(&self.file, SeekFrom::Hole(data * PAGE_SIZE)).map_err(failed)?;
         let run = PageRange::between(data, hole.div_ceil(PAGE_SIZE));
         *self.data.lock().unwrap_or_else(PoisonError::into_inner) = run;
         Ok(Some(run))
@@ -243,7 +255,11 @@ impl Region {
 
     /// Appends to `out` the runs of `within` that hold data other than zeros. It reads the pages
     /// that [`Region::data_ranges`] finds.
-    pub fn nonzero_ranges(&self, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), RamError> {
+    pub fn nonzero_ranges(
+        &self,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), RamError> {
         let mut data = Vec::new();
         self.data_ranges(within, &mut data)?;
         let floor = out.len();
@@ -294,7 +310,11 @@ impl Region {
     pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), RamError> {
         self.check_bytes(offset_bytes, from.len() as u64)?;
         let write = || match from.len() {
-            MAPPED_COPY_BYTES.. if crate::transfer::copy_into_mapping(self, offset_bytes, from)? => Ok(()),
+            MAPPED_COPY_BYTES..
+                if crate::transfer::copy_into_mapping(self, offset_bytes, from)? =>
+            {
+                Ok(())
+            }
             _ => self.file.write_all_at(from, offset_bytes),
         };
         write().map_err(|source| match source.kind() {
@@ -310,19 +330,24 @@ impl Region {
     /// file may be emptied meanwhile.
     pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
         self.check(range)?;
-        let mut bytes = vec![0; usize::try_from(range.len_bytes()).unwrap_or(ZERO_BYTES).min(ZERO_BYTES)];
+        let mut bytes =
+            vec![0; usize::try_from(range.len_bytes()).unwrap_or(ZERO_BYTES).min(ZERO_BYTES)];
         let mut at = range.first;
         while at < range.end() {
             // Reading a hole is as fast as searching for it, unless it is long. The end of data is
             // not searched: the kernel would go through all of a run that other threads write to.
             if range.end() - at > ZERO_PAGES {
-                let Some(data) = self.next_data(at)?.filter(|data| *data < range.end()) else { break };
+                let Some(data) = self.next_data(at)?.filter(|data| *data < range.end()) else {
+                    break;
+                };
                 at = data;
             }
             let (piece, _) = PageRange::between(at, range.end()).split(ZERO_PAGES);
             self.zero_piece(
                 piece,
-                bytes.get_mut(..usize::try_from(piece.len_bytes()).unwrap_or(0)).unwrap_or_default(),
+                bytes
+                    .get_mut(..usize::try_from(piece.len_bytes()).unwrap_or(0))
+                    .unwrap_or_default(),
             )?;
             at = piece.end();
         }
@@ -404,7 +429,10 @@ impl Drop for Region {
 }
 
 fn check_size(path: &Path, size_bytes: u64) -> Result<(), RamError> {
-    if size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_SIZE) || i64::try_from(size_bytes).is_err() {
+    if size_bytes == 0
+        || !size_bytes.is_multiple_of(PAGE_SIZE)
+        || i64::try_from(size_bytes).is_err()
+    {
         return Err(RamError::Size { path: path.to_owned(), size_bytes });
     }
     Ok(())

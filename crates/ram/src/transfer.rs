@@ -91,7 +91,13 @@ pub fn limit_unsent_bytes(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     let value = &raw const bytes;
     // SAFETY: the kernel reads one u32, which outlives the call, and nothing else.
     let set = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value.cast(), LEN)
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            value.cast(),
+            LEN,
+        )
     };
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -105,11 +111,17 @@ pub(crate) fn receive(region: &Region, fd: BorrowedFd<'_>, range: PageRange) -> 
         // SAFETY: the bytes lie within the region's mapping, which the borrow keeps alive. The
         // kernel writes them, and no reference to them exists in this process.
         let count = unsafe {
-            libc::recv(fd.as_raw_fd(), base.wrapping_add(filled).cast(), len - filled, libc::MSG_WAITALL)
+            libc::recv(
+                fd.as_raw_fd(),
+                base.wrapping_add(filled).cast(),
+                len - filled,
+                libc::MSG_WAITALL,
+            )
         };
         match usize::try_from(count) {
             Ok(0) => {
-                let message = format!("the stream ended {} bytes before the end of a page run", len - filled);
+                let message =
+                    format!("the stream ended {} bytes before the end of a page run", len - filled);
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
             }
             Ok(count) => filled += count,
@@ -131,7 +143,11 @@ pub(crate) fn copy_from_mapping(region: &Region, offset_bytes: u64, to: &mut [u8
 /// the file, so threads that write different pages do not wait for each other as they do in
 /// `pwrite`. Lack of memory is an error and not a SIGBUS. Returns false if this kernel does not
 /// permit it.
-pub(crate) fn copy_into_mapping(region: &Region, offset_bytes: u64, from: &[u8]) -> io::Result<bool> {
+pub(crate) fn copy_into_mapping(
+    region: &Region,
+    offset_bytes: u64,
+    from: &[u8],
+) -> io::Result<bool> {
     let this_process = rustix::process::getpid().as_raw_nonzero().get();
     let mut copied = 0;
     while let Some(rest) = from.get(copied..).filter(|rest| !rest.is_empty()) {
@@ -141,8 +157,9 @@ pub(crate) fn copy_into_mapping(region: &Region, offset_bytes: u64, from: &[u8])
         // SAFETY: the kernel reads the slice and writes bytes of the region's mapping. The caller
         // has checked that they lie within it, and the borrow keeps it alive. No reference to them
         // exists in this process.
-        let count =
-            unsafe { libc::process_vm_writev(this_process, &raw const local, 1, &raw const remote, 1, 0) };
+        let count = unsafe {
+            libc::process_vm_writev(this_process, &raw const local, 1, &raw const remote, 1, 0)
+        };
         match usize::try_from(count) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => copied += count,

@@ -53,16 +53,23 @@ fn memory_that_is_not_shared_or_not_there() {
     let how = Start { kind: "private", ..Start::default() };
     let writer = Writer::start(&bench, "tracker", &[mapped.path()], how);
     let error = attach(&writer, &[Arc::clone(&mapped)]);
-    assert!(matches!(&error, TrackError::NotShared { path, .. } if path == mapped.path()), "{error}");
+    assert!(
+        matches!(&error, TrackError::NotShared { path, .. } if path == mapped.path()),
+        "{error}"
+    );
     assert!(error.to_string().contains("share=on"), "{error}");
     let error = attach(&writer, &[Arc::clone(&other)]);
-    assert!(matches!(&error, TrackError::NotMapped { path, .. } if path == other.path()), "{error}");
+    assert!(
+        matches!(&error, TrackError::NotMapped { path, .. } if path == other.path()),
+        "{error}"
+    );
 }
 
 #[test]
 fn memory_on_a_disk() {
     let Some(bench) = Bench::tracking() else { return };
-    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("disk-{}", std::process::id()));
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("disk-{}", std::process::id()));
     let region = Arc::new(Region::create(&path, 40960, None).expect("a file"));
     let writer = Writer::start(&bench, "tracker", &[], Start::default());
     let error = attach(&writer, std::slice::from_ref(&region));
@@ -93,7 +100,8 @@ fn a_process_that_has_ended() {
     let Some(bench) = Bench::tracking() else { return };
     let regions = [bench.region("a", 600)];
     let mut writer = Writer::start(&bench, "tracker", &[regions[0].path()], Start::default());
-    let mut tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let mut tracker =
+        DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
     tracker.start().expect("starts");
     writer.run("write", 0, 0, 600);
     writer.end();

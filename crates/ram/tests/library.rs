@@ -19,7 +19,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketTyp
 use support::{Bench, Start, Writer};
 
 fn connect(writer: &Writer) -> OwnedFd {
-    let connection = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    let connection =
+        rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     let address = SocketAddrUnix::new(&writer.socket).expect("a short path");
     rustix::net::connect(&connection, &address).expect("the library listens");
     connection
@@ -42,7 +43,8 @@ fn answers_in_pieces_without_a_device_and_after_nonsense() {
 
     let nonsense = connect(&writer);
     send(&nonsense, b"nonsense");
-    let refused = (Origin::None, u16::try_from(rustix::io::Errno::PROTO.raw_os_error()).expect("small"));
+    let refused =
+        (Origin::None, u16::try_from(rustix::io::Errno::PROTO.raw_os_error()).expect("small"));
     assert_eq!(answer(&nonsense), Some(refused));
 
     let hung_up = connect(&writer);
@@ -84,7 +86,8 @@ fn one_userfaultfd_is_kept_and_no_descriptor_is_lost() {
         assert_eq!(writer.descriptors(), expected);
     };
     let before = writer.descriptors();
-    let none_kept = (Origin::None, u16::try_from(rustix::io::Errno::NOENT.raw_os_error()).expect("small"));
+    let none_kept =
+        (Origin::None, u16::try_from(rustix::io::Errno::NOENT.raw_os_error()).expect("small"));
     assert_eq!(ask(Request::Kept), Some(none_kept));
     assert_eq!(ask(Request::DropKept), Some((Origin::None, 0)), "there is none to drop");
     for _ in 0..20 {
@@ -100,7 +103,10 @@ fn one_userfaultfd_is_kept_and_no_descriptor_is_lost() {
     open(before + 1);
     drop(PageIn::attach(&writer.socket, writer.pid(), &regions).expect("attaches"));
     open(before + 1);
-    PageIn::attach_again(&writer.socket, writer.pid(), &regions).expect("attaches").end().expect("ends");
+    PageIn::attach_again(&writer.socket, writer.pid(), &regions)
+        .expect("attaches")
+        .end()
+        .expect("ends");
     open(before);
     // A failed request leaves no descriptor behind.
     let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
@@ -123,7 +129,8 @@ fn a_library_that_keeps_none_is_told_from_one_that_is_not_understood() {
                 let connection = rustix::net::accept(&listener).expect("somebody comes");
                 let mut bytes = [0u8; MESSAGE_LEN];
                 rustix::net::recv(&connection, &mut bytes, RecvFlags::empty()).expect("a request");
-                let errno = if bytes[4] == 1 { rustix::io::Errno::PERM } else { rustix::io::Errno::PROTO };
+                let errno =
+                    if bytes[4] == 1 { rustix::io::Errno::PERM } else { rustix::io::Errno::PROTO };
                 let errno = u16::try_from(errno.raw_os_error()).expect("small");
                 let refused = answer_of(Origin::None, errno);
                 rustix::net::send(&connection, &refused, SendFlags::NOSIGNAL).expect("sends");

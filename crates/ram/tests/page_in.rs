@@ -15,7 +15,8 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_ram::{
-    Access, CHUNK_PAGES, DirtyTracker, MissingPages, PAGE_SIZE, PageIn, PageRange, Region, TrackError,
+    Access, CHUNK_PAGES, DirtyTracker, MissingPages, PAGE_SIZE, PageIn, PageRange, Region,
+    TrackError,
 };
 use support::{Random, TwoBlocks, mappings_of};
 
@@ -164,7 +165,8 @@ fn what_is_shown_beforehand_is_not_waited_for() {
     page_in.show(0, PageRange::new(100, 900)).expect("shows");
     page_in.show(0, PageRange::new(200, 10)).expect("again");
     let all_there = |block: usize, page: u64| block == 0 && (100..1000).contains(&page);
-    let (seen, fetched) = while_fetching(&page_in, &regions, &all_there, || writer.bytes(2, 98, 904));
+    let (seen, fetched) =
+        while_fetching(&page_in, &regions, &all_there, || writer.bytes(2, 98, 904));
     let expected: Vec<u8> = (98..1002)
         .map(|page| match (all_there(0, page), page % 2) {
             (false, _) => fresh(0, page),
@@ -193,8 +195,10 @@ fn what_the_process_has_mapped_is_told() {
     let mapped_pages: Vec<u64> = mapped.iter().flat_map(|run| run.first..run.end()).collect();
     let is_mapped = |_: usize, page: u64| mapped_pages.contains(&page);
     let TwoBlocks { regions, writer, .. } = &mut shadow;
-    let (_, fetched) = while_fetching(&page_in, regions, &|_, _| false, || writer.bytes(0, 0, PAGES[0]));
-    let all: BTreeSet<_> = (0..PAGES[0]).filter(|page| !is_mapped(0, *page)).map(|page| (0, page)).collect();
+    let (_, fetched) =
+        while_fetching(&page_in, regions, &|_, _| false, || writer.bytes(0, 0, PAGES[0]));
+    let all: BTreeSet<_> =
+        (0..PAGES[0]).filter(|page| !is_mapped(0, *page)).map(|page| (0, page)).collect();
     assert!(fetched.is_subset(&all) && !all.is_empty(), "a mapped page was waited for");
     assert_eq!(page_in.mapped(0, PageRange::new(5, 3)).expect("tells"), [PageRange::new(5, 3)]);
     assert_eq!(page_in.mapped(1, PageRange::new(0, PAGES[1])).expect("tells"), []);
@@ -228,7 +232,10 @@ fn only_what_is_watched_is_waited_for() {
     // Again, together with the pages around them.
     page_in.watch(0, PageRange::new(CHUNK_PAGES - 3, 20)).expect("watches");
     page_in.watch(0, chunk).expect("watches");
-    assert!(matches!(page_in.watch(0, PageRange::new(PAGES[0], 1)), Err(TrackError::OutOfBounds { .. })));
+    assert!(matches!(
+        page_in.watch(0, PageRange::new(PAGES[0], 1)),
+        Err(TrackError::OutOfBounds { .. })
+    ));
     assert!(matches!(page_in.release(2, chunk), Err(TrackError::OutOfBounds { .. })));
     let watched = PageRange::between(CHUNK_PAGES - 3, chunk.end());
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -241,7 +248,9 @@ fn only_what_is_watched_is_waited_for() {
     let expected: Vec<u8> = (0..PAGES[0])
         .map(|page| if watched.contains(page) { fresh(0, page) } else { as_it_was(page) })
         .collect();
-    assert!(seen.0 == expected && seen.1.iter().zip(0..).all(|(byte, page)| *byte == as_it_was(page)));
+    assert!(
+        seen.0 == expected && seen.1.iter().zip(0..).all(|(byte, page)| *byte == as_it_was(page))
+    );
     assert_eq!(fetched, (watched.first..watched.end()).map(|page| (0, page)).collect());
     page_in.release(0, watched).expect("releases");
     page_in.release(0, watched).expect("again");
@@ -270,7 +279,10 @@ fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
             writer
         });
         let waiting = until_waiting(&page_in, 2);
-        assert_eq!(waiting.iter().map(|access| access.page).collect::<BTreeSet<_>>(), [40, 41].into());
+        assert_eq!(
+            waiting.iter().map(|access| access.page).collect::<BTreeSet<_>>(),
+            [40, 41].into()
+        );
         assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody saw a page that was not shown");
         page_in.show(0, PageRange::new(40, 2)).expect("shows");
         assert_eq!(answer.recv().expect("answers"), fresh_bytes(0, PageRange::new(40, 2)));
@@ -304,7 +316,10 @@ fn an_agent_that_dies_lets_nobody_go_on() {
             assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody went on without an agent");
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
             let told_again = until_waiting(&page_in, 4);
-            assert!(told.iter().all(|access| told_again.contains(access)), "{told:?}, {told_again:?}");
+            assert!(
+                told.iter().all(|access| told_again.contains(access)),
+                "{told:?}, {told_again:?}"
+            );
             // The next agent has not seen the accesses reported to a dead one.
             drop(page_in);
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
@@ -341,7 +356,8 @@ fn who_comes_while_memory_is_released_gets_it() {
         assert_eq!(page_in.mapped(0, chunk).expect("tells"), []);
         let (started, delay) = (Instant::now(), Duration::from_micros(random.below(3000)));
         writer = std::thread::scope(|scope| {
-            let reading = scope.spawn(move || (writer.crowd(0, chunk.first, chunk.count, 4), writer));
+            let reading =
+                scope.spawn(move || (writer.crowd(0, chunk.first, chunk.count, 4), writer));
             (chunk.first..chunk.end()).for_each(|page| put(&regions, 0, page));
             while started.elapsed() < delay {
                 std::hint::spin_loop();
@@ -376,13 +392,16 @@ fn what_the_guest_gives_up_is_waited_for_again() {
 fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
     // Whole huge pages: if a file ends inside one, the kernel uses small pages.
     let pages = [4 * CHUNK_PAGES; 2];
-    let prepared = TwoBlocks::new(pages, |region| region.allocate(region.all_pages()).expect("fits"));
+    let prepared =
+        TwoBlocks::new(pages, |region| region.allocate(region.all_pages()).expect("fits"));
     let Some(mut shadow) = prepared else { return };
     shadow.writer.run("write", 0, 0, 1);
     shadow.writer.run("write", 0, CHUNK_PAGES, 1);
     let page_in = attach(&shadow);
     let chunk = |index: u64| PageRange::new(index * CHUNK_PAGES, CHUNK_PAGES);
-    if page_in.mapped(0, chunk(0)).expect("tells") != [chunk(0)] || huge_kib(shadow.writer.pid()) == 0 {
+    if page_in.mapped(0, chunk(0)).expect("tells") != [chunk(0)]
+        || huge_kib(shadow.writer.pid()) == 0
+    {
         eprintln!("skipped: this kernel maps no huge pages of a tmpfs");
         return;
     }
@@ -514,7 +533,10 @@ impl Agent<'_> {
     fn new<'a>(page_in: PageIn, regions: &'a [Arc<Region>], missing: MissingPages) -> Agent<'a> {
         let unclaimed = MissingPages::in_memory(missing.block_pages());
         for (block, region) in regions.iter().enumerate() {
-            missing.runs(block, region.all_pages()).iter().for_each(|run| unclaimed.insert(block, *run));
+            missing
+                .runs(block, region.all_pages())
+                .iter()
+                .for_each(|run| unclaimed.insert(block, *run));
         }
         Agent { page_in, regions, missing, unclaimed, dies: AtomicBool::new(false) }
     }
@@ -597,16 +619,24 @@ fn several_threads_bring_all_of_it_over_the_death_of_agents() {
             agent.run_until(few, &over);
             drop(agent);
             let page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
-            agent = Agent::new(page_in, &regions, MissingPages::open(&missing_path).expect("opens"));
+            agent =
+                Agent::new(page_in, &regions, MissingPages::open(&missing_path).expect("opens"));
             assert!(over.load(Ordering::SeqCst) || agent.missing.count() > 0);
         }
         agent.run_until(0, &over);
         let seen = reading.join().expect("ends").expect("sees whole pages");
         for (mapping, seen) in [2, 1, 0].into_iter().zip(seen) {
-            assert!(seen == fresh_bytes(mapping % 2, PageRange::new(0, PAGES[mapping % 2])), "{mapping}");
+            assert!(
+                seen == fresh_bytes(mapping % 2, PageRange::new(0, PAGES[mapping % 2])),
+                "{mapping}"
+            );
         }
         let mappings = mappings_of(pid, regions[0].path());
-        assert_eq!((agent.missing.count(), mappings), (0, 2), "all is there, and nothing watched any more");
+        assert_eq!(
+            (agent.missing.count(), mappings),
+            (0, 2),
+            "all is there, and nothing watched any more"
+        );
         agent.page_in.end().expect("ends");
     });
     drop((writer, bench));

@@ -70,8 +70,10 @@ impl Qemu {
         while left > 0 {
             let rest = until.saturating_duration_since(Instant::now());
             let rest = rustix::time::Timespec::try_from(rest).expect("a minute");
-            let mut ready =
-                [rustix::event::PollFd::from_borrowed_fd(serial.as_fd(), rustix::event::PollFlags::IN)];
+            let mut ready = [rustix::event::PollFd::from_borrowed_fd(
+                serial.as_fd(),
+                rustix::event::PollFlags::IN,
+            )];
             if !matches!(rustix::event::poll(&mut ready, Some(&rest)), Ok(1..)) {
                 return false;
             }
@@ -88,7 +90,8 @@ impl Qemu {
     fn stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("ours");
-        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).expect("our child");
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED)
+            .expect("our child");
     }
 }
 
@@ -101,14 +104,29 @@ fn guest_blocks(bench: &Bench, accel: &str) -> Vec<Arc<Region>> {
 }
 
 /// Starts QEMU as nobody. It inherits KVM's device, because nobody may not open it.
-fn start(bench: &Bench, accel: &str, regions: &[Arc<Region>], socket: &std::path::Path) -> Option<Qemu> {
+fn start(
+    bench: &Bench,
+    accel: &str,
+    regions: &[Arc<Region>],
+    socket: &std::path::Path,
+) -> Option<Qemu> {
     bench.let_pass();
     let image = bench.dir.path().join("guest");
     std::fs::write(&image, GUEST).expect("our directory");
     let listener = tracker_listener(socket).expect("a listener");
     let mut command = Command::new("qemu-system-x86_64");
     let ram_kib: u64 = BLOCK_KIB.iter().sum();
-    command.args(["-nodefaults", "-display", "none", "-serial", "stdio", "-M", "q35", "-sandbox", SANDBOX]);
+    command.args([
+        "-nodefaults",
+        "-display",
+        "none",
+        "-serial",
+        "stdio",
+        "-M",
+        "q35",
+        "-sandbox",
+        SANDBOX,
+    ]);
     command.args(["-accel", accel, "-m", &format!("{ram_kib}K")]).arg("-kernel").arg(image);
     for (index, region) in regions.iter().enumerate() {
         let size = region.size_bytes();
@@ -168,7 +186,11 @@ fn track_a_guest(accel: &str) {
     }
     qemu.stop();
     take_all(&mut tracker, &regions);
-    assert_eq!(tracker.count_dirty().expect("counts").pages, 0, "a guest that stands still writes nothing");
+    assert_eq!(
+        tracker.count_dirty().expect("counts").pages,
+        0,
+        "a guest that stands still writes nothing"
+    );
 }
 
 #[test]

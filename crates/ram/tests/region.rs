@@ -47,7 +47,8 @@ fn allocated_bytes(region: &Region) -> u64 {
 fn without_huge_pages() -> Option<Bench> {
     let bench = Bench::new()?;
     let path = bench.ram.path();
-    rustix::mount::mount_remount(path, rustix::mount::MountFlags::empty(), c"huge=never").expect("ours");
+    rustix::mount::mount_remount(path, rustix::mount::MountFlags::empty(), c"huge=never")
+        .expect("ours");
     Some(bench)
 }
 
@@ -178,7 +179,10 @@ fn zeroing_allocates_nothing() {
         let mut left = Vec::new();
         region.nonzero_ranges(region.all_pages(), &mut left).expect("reads");
         assert_eq!(left, [PageRange::new(20, 2), PageRange::new(772, 28)]);
-        assert!(region.is_range_zero(PageRange::new(22, 3)) && !region.is_range_zero(PageRange::new(20, 4)));
+        assert!(
+            region.is_range_zero(PageRange::new(22, 3))
+                && !region.is_range_zero(PageRange::new(20, 4))
+        );
         assert_eq!(content(&region, 772), pattern(772));
         assert_eq!(content(&region, 771), vec![0; 4096]);
     }
@@ -250,7 +254,10 @@ fn any_pattern_of_zero_and_data_is_found() {
             for (page, state) in (0..).zip(&model) {
                 prop_assert_eq!(data.iter().any(|run| run.contains(page)), state.is_some());
                 prop_assert_eq!(holes.iter().any(|run| run.contains(page)), state.is_none());
-                prop_assert_eq!(nonzero.iter().any(|run| run.contains(page)), *state == Some(false));
+                prop_assert_eq!(
+                    nonzero.iter().any(|run| run.contains(page)),
+                    *state == Some(false)
+                );
             }
             std::fs::remove_file(region.path()).expect("ours");
             Ok(())

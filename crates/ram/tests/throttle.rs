@@ -33,7 +33,8 @@ struct Tracked {
 
 fn tracked() -> Option<Tracked> {
     let TwoBlocks { bench, regions, writer } = TwoBlocks::new(PAGES, |_| {})?;
-    let mut tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let mut tracker =
+        DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
     tracker.start().expect("starts");
     Some(Tracked { bench, regions, writer, tracker })
 }
@@ -80,7 +81,8 @@ fn exactly_the_written_pages_are_dirty_under_a_throttle() {
         }
         let count = expected.iter().map(BTreeSet::len).sum::<usize>() as u64;
         assert_eq!(tracked.tracker.count_dirty().expect("counts").pages, count, "round {round}");
-        let max_pages = [1 + random.below(64), 500, u64::MAX][usize::try_from(round % 3).expect("small")];
+        let max_pages =
+            [1 + random.below(64), 500, u64::MAX][usize::try_from(round % 3).expect("small")];
         for (block, expected) in expected.iter().enumerate() {
             let taken = take(&mut tracked.tracker, block, max_pages);
             assert_eq!(&taken, expected, "round {round}, block {block}");
@@ -116,7 +118,12 @@ fn a_change_of_means_loses_no_page() {
                 // Most writes hit the memory that changes hands at the moment.
                 let part = u64::from(burst / 300) * 2048;
                 let first = (part + random.below(2000)).min(PAGES[0] - 24);
-                writer.run(["write", "kernel"][usize::from(burst % 2)], 0, first, 1 + random.below(24));
+                writer.run(
+                    ["write", "kernel"][usize::from(burst % 2)],
+                    0,
+                    first,
+                    1 + random.below(24),
+                );
                 writer.run("write", 2, random.below(PAGES[0] - 2), 2);
             }
             let _ = done.send(());
@@ -149,7 +156,8 @@ fn a_change_of_means_loses_no_page() {
 fn attach_again(tracked: Tracked) -> Tracked {
     let Tracked { bench, regions, writer, tracker } = tracked;
     drop(tracker);
-    let mut tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches again");
+    let mut tracker =
+        DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches again");
     tracker.start().expect("starts");
     Tracked { bench, regions, writer, tracker }
 }

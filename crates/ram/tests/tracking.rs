@@ -77,7 +77,8 @@ fn exactly_the_written_pages() {
         }
         let count = expected.iter().map(BTreeSet::len).sum::<usize>() as u64;
         assert_eq!(tracked.tracker.count_dirty().expect("counts").pages, count);
-        let max_pages = [1 + random.below(64), 5000, u64::MAX][usize::try_from(round % 3).expect("small")];
+        let max_pages =
+            [1 + random.below(64), 5000, u64::MAX][usize::try_from(round % 3).expect("small")];
         for (block, expected) in expected.iter().enumerate() {
             assert_eq!(&tracked.take(block, max_pages), expected, "round {round}, block {block}");
         }
@@ -191,10 +192,16 @@ fn what_the_tracked_process_starts_inherits_nothing() {
     let Some(mut tracked) = tracked() else { return };
     // The agent's own variables are not secret; those that load and set up the library must not be
     // passed on.
-    assert_eq!(tracked.writer.ask("environment"), "environment", "a variable of the tracker's is left");
+    assert_eq!(
+        tracked.writer.ask("environment"),
+        "environment",
+        "a variable of the tracker's is left"
+    );
     let names: Vec<String> = std::fs::read_dir(format!("/proc/{}/task", tracked.writer.pid()))
         .expect("it runs")
-        .map(|task| std::fs::read_to_string(task.expect("it runs").path().join("comm")).expect("a name"))
+        .map(|task| {
+            std::fs::read_to_string(task.expect("it runs").path().join("comm")).expect("a name")
+        })
         .collect();
     assert!(names.iter().any(|name| name.trim() == "godwit-tracker"), "{names:?}");
 }

@@ -61,7 +61,8 @@ async fn measure(store: &Arc<dyn Store>) -> Result<Value, Box<dyn Error>> {
     let value = format!("\"{}\"", "7".repeat(ITEM_BYTES - 2));
     let begun = Instant::now();
     for some in keys.chunks(MOST_KEYS) {
-        let puts = some.iter().fold(Transaction::new(), |all, key| all.put(key.as_str(), value.as_str()));
+        let puts =
+            some.iter().fold(Transaction::new(), |all, key| all.put(key.as_str(), value.as_str()));
         store.commit(&leads, puts).await?;
     }
     let filled = begun.elapsed();
@@ -89,9 +90,11 @@ async fn measure(store: &Arc<dyn Store>) -> Result<Value, Box<dyn Error>> {
 /// Removes what was measured with.
 #[cfg(feature = "etcd")]
 async fn empty(store: &Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
-    let leads = store.lead(&Candidate { name: "figures".to_owned(), address: String::new() }).await?;
+    let leads =
+        store.lead(&Candidate { name: "figures".to_owned(), address: String::new() }).await?;
     for some in store.read("").await?.items.chunks(MOST_KEYS) {
-        let deletes = some.iter().fold(Transaction::new(), |all, item| all.delete(item.key.as_str()));
+        let deletes =
+            some.iter().fold(Transaction::new(), |all, item| all.delete(item.key.as_str()));
         store.commit(&leads, deletes).await?;
     }
     Ok(())
@@ -107,7 +110,9 @@ async fn commits(
     let mut took = Vec::new();
     for n in 0..commits {
         let begun = Instant::now();
-        store.commit(&leads, Transaction::new().put(format!("writers/{writer}"), n.to_string())).await?;
+        store
+            .commit(&leads, Transaction::new().put(format!("writers/{writer}"), n.to_string()))
+            .await?;
         took.push(begun.elapsed());
     }
     Ok(took)

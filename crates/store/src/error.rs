@@ -19,7 +19,9 @@ impl std::fmt::Display for Written {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
             Written::No => "nothing was written",
-            Written::Unknown => "the change may have been written: read again before it is repeated",
+            Written::Unknown => {
+                "the change may have been written: read again before it is repeated"
+            }
         })
     }
 }
@@ -36,7 +38,6 @@ pub enum StoreError {
         key: String,
         /// What was expected of it.
         expected: KeyState,
-        /// What it is.
         found: KeyState,
     },
     /// This manager leads no more. Nothing was written.
@@ -88,17 +89,13 @@ pub enum StoreError {
     /// A key or prefix that no store takes.
     #[error("\"{key}\" can't be a key: {why}")]
     BadKey {
-        /// The key.
         key: String,
         /// What is wrong.
         why: &'static str,
     },
     /// A transaction that says two things of one key.
     #[error("a transaction writes {key} twice (write the last value only)")]
-    WrittenTwice {
-        /// The key.
-        key: String,
-    },
+    WrittenTwice { key: String },
     /// Another manager works with the same file.
     #[error(
         "another manager uses {path} already (stop it, give this one its own file, or use etcd for several managers)"
@@ -153,7 +150,10 @@ pub enum StoreError {
     },
 }
 
-pub(crate) fn file_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+pub(crate) fn file_error(
+    path: &Path,
+    action: &'static str,
+) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_owned();
     move |source| StoreError::File { path, action, source }
 }

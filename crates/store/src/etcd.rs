@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use etcd_client::{
-    Client, Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse,
-    TxnResponse,
+    Client, Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, Txn, TxnOp,
+    TxnOpResponse, TxnResponse,
 };
 
 use self::connection::{Connection, Failure};
@@ -41,7 +41,6 @@ const MOST_ANSWER_BYTES: usize = (MOST_PAGE_ITEMS + 64) * MOST_VALUE_BYTES;
 /// A read that is overtaken by compaction again and again is of an etcd with wrong settings.
 const MOST_READS: usize = 5;
 
-/// A store in etcd.
 pub struct EtcdStore {
     connection: Arc<Connection>,
     layout: Layout,
@@ -181,17 +180,24 @@ impl EtcdStore {
             .map_err(|error| StoreError::Settings { why: format!("{candidate:?}: {error}") })?;
         let seconds = i64::try_from(self.lease.as_secs()).unwrap_or(i64::MAX);
         let sent = Instant::now();
-        let grant = |client: Client| async move { client.lease_client().grant(seconds, None).await };
-        let granted = self.connection.ask(READ, grant).await.map_err(|failure| self.told(failure))?;
+        let grant =
+            |client: Client| async move { client.lease_client().grant(seconds, None).await };
+        let granted =
+            self.connection.ask(READ, grant).await.map_err(|failure| self.told(failure))?;
         // etcd makes it longer where its own elections take longer.
         let ttl = Duration::from_secs(granted.ttl().cast_unsigned());
         let lease = Lease { id: granted.id(), ttl };
         let key = &self.layout.leader;
         let take = Txn::new()
             .when([Compare::create_revision(key.as_str(), CompareOp::Equal, 0)])
-            .and_then([TxnOp::put(key.as_str(), value, Some(PutOptions::new().with_lease(lease.id)))]);
-        let taken =
-            self.connection.ask_once(COMMIT, |client| async move { client.kv_client().txn(take).await });
+            .and_then([TxnOp::put(
+                key.as_str(),
+                value,
+                Some(PutOptions::new().with_lease(lease.id)),
+            )]);
+        let taken = self
+            .connection
+            .ask_once(COMMIT, |client| async move { client.kv_client().txn(take).await });
         let answer = match taken.await {
             Ok(answer) if answer.succeeded() => answer,
             other => {
@@ -220,7 +226,8 @@ impl EtcdStore {
     /// A transaction as etcd carries it out: where it is refused, the state of everything that it compares is the answer.
     fn compose(&self, epoch: Revision, transaction: &Transaction) -> Txn {
         let leader = self.layout.leader.as_str();
-        let mut compares = vec![Compare::create_revision(leader, CompareOp::Equal, epoch.0.cast_signed())];
+        let mut compares =
+            vec![Compare::create_revision(leader, CompareOp::Equal, epoch.0.cast_signed())];
         let mut looks = vec![TxnOp::get(leader, Some(GetOptions::new().with_keys_only()))];
         for (key, expected) in transaction.expectations() {
             let key = self.layout.key(key);
@@ -264,7 +271,9 @@ impl EtcdStore {
         };
         match transaction.first_conflict(state) {
             Ok(Some(conflict)) | Err(conflict) => conflict,
-            Ok(None) => self.told(Failure::Lost("it refused a transaction for no reason".to_owned())),
+            Ok(None) => {
+                self.told(Failure::Lost("it refused a transaction for no reason".to_owned()))
+            }
         }
     }
 }
@@ -281,12 +290,19 @@ impl Store for EtcdStore {
         Err(self.told(Failure::Compacted))
     }
 
-    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+    async fn read_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
         let limit = limit.clamp(1, MOST_PAGE_ITEMS);
-        let mut page = self.page(prefix, after, limit, 0).await.map_err(|failure| self.told(failure))?;
+        let mut page =
+            self.page(prefix, after, limit, 0).await.map_err(|failure| self.told(failure))?;
         let at = page.header().map_or(0, etcd_client::ResponseHeader::revision);
         let more = page.more();
-        let items: Result<Vec<_>, _> = page.take_kvs().into_iter().map(|item| self.item(item)).collect();
+        let items: Result<Vec<_>, _> =
+            page.take_kvs().into_iter().map(|item| self.item(item)).collect();
         let items = items.map_err(|failure| self.told(failure))?;
         Ok(Page { items, revision: revision(at), more })
     }
@@ -304,7 +320,8 @@ impl Store for EtcdStore {
         let txn = self.compose(leadership.epoch(), &transaction);
         let send = |client: Client| async move { client.kv_client().txn(txn).await };
         let answer = self.connection.ask_once(COMMIT, send).await;
-        let answer = answer.map_err(|failure| failure.tell(self.connection.name(), Written::Unknown))?;
+        let answer =
+            answer.map_err(|failure| failure.tell(self.connection.name(), Written::Unknown))?;
         if answer.succeeded() {
             Ok(revision(answer.header().map_or(0, etcd_client::ResponseHeader::revision)))
         } else {
@@ -357,6 +374,8 @@ fn reader(client: &Client) -> etcd_client::KvClient {
 impl std::fmt::Debug for EtcdStore {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The options that etcd's client keeps have the password in them.
-        out.debug_struct("EtcdStore").field("endpoints", &self.connection.name()).finish_non_exhaustive()
+        out.debug_struct("EtcdStore")
+            .field("endpoints", &self.connection.name())
+            .finish_non_exhaustive()
     }
 }

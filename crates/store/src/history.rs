@@ -12,16 +12,13 @@ use super::transaction::Revision;
 /// Bytes of keys and values that are remembered. Who falls further behind reads everything again.
 const MOST_REMEMBERED_BYTES: usize = 16 << 20;
 
-/// One changed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The key.
     pub key: String,
     /// Its new value: JSON text; none: it was deleted.
     pub value: Option<String>,
 }
 
-/// What one transaction changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
     /// The revision that it made.
@@ -81,7 +78,11 @@ impl History {
 
     fn bounded(since: Revision, most_bytes: usize) -> Arc<History> {
         let recent = Recent { since, changes: VecDeque::new(), bytes: 0 };
-        Arc::new(History { recent: Mutex::new(recent), newest: watch::Sender::new(since), most_bytes })
+        Arc::new(History {
+            recent: Mutex::new(recent),
+            newest: watch::Sender::new(since),
+            most_bytes,
+        })
     }
 
     /// Adds what a transaction has changed. In the order of revisions.

@@ -22,7 +22,6 @@ pub struct Candidate {
 /// The manager that leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Which one it is.
     pub candidate: Candidate,
     /// Its leadership's epoch.
     pub epoch: Revision,
@@ -63,7 +62,11 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    pub(crate) fn new(epoch: Revision, standing: Arc<Standing>, tenure: Box<dyn Tenure>) -> Leadership {
+    pub(crate) fn new(
+        epoch: Revision,
+        standing: Arc<Standing>,
+        tenure: Box<dyn Tenure>,
+    ) -> Leadership {
         Leadership { epoch, standing, tenure: Mutex::new(Some(tenure)) }
     }
 

@@ -36,7 +36,6 @@ pub const MOST_KEYS: usize = 120;
 pub const MOST_TRANSACTION_BYTES: usize = 1 << 20;
 /// Bytes of a value: it goes with others in one transaction, and a whole page of such values can still be read.
 pub const MOST_VALUE_BYTES: usize = 768 << 10;
-/// Bytes of a key.
 pub const MOST_KEY_BYTES: usize = 512;
 /// Items of a page.
 pub const MOST_PAGE_ITEMS: usize = 256;
@@ -57,7 +56,12 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when the store can't be asked.
-    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
+    async fn read_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError>;
 
     /// Carries out a transaction, all of it or nothing, if the leadership holds and every key is as expected. Once this returns a revision
     /// the change survives a crash of whoever keeps it. An empty one asks whether the leadership holds.
@@ -67,8 +71,11 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// Nothing was written after [`StoreError::Conflict`], [`StoreError::LeadershipLost`] and all others but [`StoreError::Unavailable`],
     /// which says itself whether something may have been.
-    async fn commit(&self, leadership: &Leadership, transaction: Transaction)
-    -> Result<Revision, StoreError>;
+    async fn commit(
+        &self,
+        leadership: &Leadership,
+        transaction: Transaction,
+    ) -> Result<Revision, StoreError>;
 
     /// Waits until this manager leads. While the store can't be asked it goes on waiting.
     ///

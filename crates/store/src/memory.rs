@@ -109,7 +109,11 @@ impl MemoryStore {
     }
 
     fn reach(&self) -> Result<(), StoreError> {
-        if self.faults().unavailable { Err(unavailable("it was made so", Written::No)) } else { Ok(()) }
+        if self.faults().unavailable {
+            Err(unavailable("it was made so", Written::No))
+        } else {
+            Ok(())
+        }
     }
 
     /// Takes the leadership if nobody has it.
@@ -123,7 +127,11 @@ impl MemoryStore {
         state.leader = Some(Leader { candidate: candidate.clone(), epoch });
         let standing = Standing::new(None);
         self.faults().standing = Some(Arc::clone(&standing));
-        Some(Leadership::new(epoch, standing, Box::new(MemoryTenure { store: self.clone(), epoch })))
+        Some(Leadership::new(
+            epoch,
+            standing,
+            Box::new(MemoryTenure { store: self.clone(), epoch }),
+        ))
     }
 }
 
@@ -169,7 +177,11 @@ impl State {
         changes
     }
 
-    fn items<'a>(&'a self, prefix: &str, after: Option<&str>) -> impl Iterator<Item = Item> + use<'a> {
+    fn items<'a>(
+        &'a self,
+        prefix: &str,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = Item> + use<'a> {
         let (from, to) = range(prefix, after);
         let item = |(key, (value, revision)): (&String, &(String, Revision))| Item {
             key: key.clone(),
@@ -190,7 +202,12 @@ impl Store for MemoryStore {
         Ok(Snapshot { items: state.items(prefix, None).collect(), revision: state.revision })
     }
 
-    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+    async fn read_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
         self.reach()?;
         let state = self.hub.state();
         let limit = limit.clamp(1, MOST_PAGE_ITEMS);
@@ -257,7 +274,6 @@ fn unavailable(why: &str, written: Written) -> StoreError {
     StoreError::Unavailable { store: NAME.to_owned(), why: why.to_owned(), written }
 }
 
-/// A leadership in memory.
 struct MemoryTenure {
     store: MemoryStore,
     epoch: Revision,

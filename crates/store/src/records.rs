@@ -44,7 +44,6 @@ pub enum RecordError {
     Later {
         /// Where it is.
         key: String,
-        /// What it is.
         kind: &'static str,
         /// Its version.
         found: u32,
@@ -58,7 +57,6 @@ pub enum RecordError {
     Earlier {
         /// Where it is.
         key: String,
-        /// What it is.
         kind: &'static str,
         /// Its version.
         found: u32,
@@ -78,7 +76,6 @@ pub enum RecordError {
     Unwritable {
         /// Where it should be.
         key: String,
-        /// What it is.
         kind: &'static str,
         /// What is wrong.
         why: String,
@@ -166,7 +163,12 @@ impl<T: Record> Table<T> {
     ///
     /// # Errors
     /// [`RecordError::Unwritable`].
-    pub fn insert(&self, transaction: Transaction, id: &str, record: &T) -> Result<Transaction, RecordError> {
+    pub fn insert(
+        &self,
+        transaction: Transaction,
+        id: &str,
+        record: &T,
+    ) -> Result<Transaction, RecordError> {
         self.write(transaction.expect(self.key(id), KeyState::Absent), id, record)
     }
 
@@ -191,7 +193,12 @@ impl<T: Record> Table<T> {
         transaction.expect(key.clone(), KeyState::At(was)).delete(key)
     }
 
-    fn write(&self, transaction: Transaction, id: &str, record: &T) -> Result<Transaction, RecordError> {
+    fn write(
+        &self,
+        transaction: Transaction,
+        id: &str,
+        record: &T,
+    ) -> Result<Transaction, RecordError> {
         let key = self.key(id);
         let text = self.encode(&key, record)?;
         Ok(transaction.put(key, text))
@@ -227,7 +234,8 @@ impl<T: Record> Table<T> {
     pub fn decode_text(&self, key: &str, text: &str) -> Result<T, RecordError> {
         let key = || key.to_owned();
         let unreadable = |why: String| RecordError::Unreadable { key: key(), kind: T::KIND, why };
-        let read: Read = serde_json::from_str(text).map_err(|error| unreadable(error.to_string()))?;
+        let read: Read =
+            serde_json::from_str(text).map_err(|error| unreadable(error.to_string()))?;
         if read.kind != T::KIND {
             return Err(unreadable(format!("it says that it is a {}", read.kind)));
         }
@@ -327,7 +335,10 @@ mod tests {
         let later = r#"{"kind":"host","version":4,"record":{"name":"a","weight":5}}"#;
         let error = HOSTS.decode_text("hosts/a", later).unwrap_err();
         assert!(matches!(error, RecordError::Later { found: 4, known: 3, .. }));
-        assert!(error.to_string().contains("hosts/a") && error.to_string().contains("backup"), "{error}");
+        assert!(
+            error.to_string().contains("hosts/a") && error.to_string().contains("backup"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -361,7 +372,8 @@ mod tests {
         let names: Vec<_> = all.records.iter().map(|kept| kept.id.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
         let heavy = Host { weight: 9, ..host("b") };
-        let changes = HOSTS.replace(Transaction::new(), "b", all.records[1].revision, &heavy).unwrap();
+        let changes =
+            HOSTS.replace(Transaction::new(), "b", all.records[1].revision, &heavy).unwrap();
         store.commit(&leads, changes.clone()).await.unwrap();
         assert!(matches!(store.commit(&leads, changes).await, Err(StoreError::Conflict { .. })));
         let removes = HOSTS.remove(Transaction::new(), "a", all.records[0].revision);

@@ -88,7 +88,8 @@ impl SqliteStore {
         request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Request,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let ended = |written| unavailable(&self.path, "its writing thread has ended".to_owned(), written);
+        let ended =
+            |written| unavailable(&self.path, "its writing thread has ended".to_owned(), written);
         let queue = self.queue.as_ref().ok_or_else(|| ended(Written::No))?;
         queue.send(request(answer)).await.map_err(|_| ended(Written::No))?;
         answered.await.unwrap_or_else(|_| Err(ended(Written::Unknown)))
@@ -130,7 +131,12 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+    async fn read_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
         let (from, to) = range(prefix, after);
         let limit = limit.clamp(1, MOST_PAGE_ITEMS);
         self.reading(move |reader| {

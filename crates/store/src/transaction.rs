@@ -9,7 +9,9 @@ use super::error::StoreError;
 use super::{MOST_KEY_BYTES, MOST_KEYS, MOST_TRANSACTION_BYTES, MOST_VALUE_BYTES};
 
 /// A state of the whole store: each change has a greater one than those before. Numbers may be left out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Revision(pub u64);
 
@@ -172,7 +174,11 @@ impl Transaction {
         for (key, expected) in &self.expectations {
             let found = state(key)?;
             if found != *expected {
-                return Ok(Some(StoreError::Conflict { key: key.clone(), expected: *expected, found }));
+                return Ok(Some(StoreError::Conflict {
+                    key: key.clone(),
+                    expected: *expected,
+                    found,
+                }));
             }
         }
         Ok(None)
@@ -221,16 +227,24 @@ mod tests {
 
     #[test]
     fn what_is_beyond_a_bound_is_told() {
-        let too_many =
-            (0..=MOST_KEYS).fold(Transaction::new(), |all, n| all.expect(format!("{n}"), KeyState::Absent));
+        let too_many = (0..=MOST_KEYS)
+            .fold(Transaction::new(), |all, n| all.expect(format!("{n}"), KeyState::Absent));
         assert!(matches!(too_many.check(), Err(StoreError::TooBig { is: 121, .. })));
-        let too_many = (0..=MOST_KEYS).fold(Transaction::new(), |all, n| all.delete(format!("{n}")));
+        let too_many =
+            (0..=MOST_KEYS).fold(Transaction::new(), |all, n| all.delete(format!("{n}")));
         assert!(matches!(too_many.check(), Err(StoreError::TooBig { is: 121, .. })));
         let value = "x".repeat(MOST_VALUE_BYTES + 1);
-        assert!(matches!(Transaction::new().put("k", value).check(), Err(StoreError::TooBig { .. })));
+        assert!(matches!(
+            Transaction::new().put("k", value).check(),
+            Err(StoreError::TooBig { .. })
+        ));
         let value = "x".repeat(MOST_VALUE_BYTES);
-        let too_big = (0..2).fold(Transaction::new(), |all, n| all.put(format!("{n}"), value.clone()));
-        assert!(matches!(too_big.check(), Err(StoreError::TooBig { most: MOST_TRANSACTION_BYTES, .. })));
+        let too_big =
+            (0..2).fold(Transaction::new(), |all, n| all.put(format!("{n}"), value.clone()));
+        assert!(matches!(
+            too_big.check(),
+            Err(StoreError::TooBig { most: MOST_TRANSACTION_BYTES, .. })
+        ));
         for key in ["", " ", "a b", "ä", "a\0", &"k".repeat(MOST_KEY_BYTES + 1)] {
             assert!(
                 matches!(Transaction::new().delete(key).check(), Err(StoreError::BadKey { .. })),
@@ -257,14 +271,16 @@ mod tests {
         full.check().unwrap();
         assert!(!full.has_room_for(&many(1, "c")) && full.has_room_for(&Transaction::new()));
         let value = "x".repeat(MOST_TRANSACTION_BYTES / 4 - 1);
-        let large = (0..4).fold(Transaction::new(), |all, n| all.put(format!("{n}"), value.clone()));
+        let large =
+            (0..4).fold(Transaction::new(), |all, n| all.put(format!("{n}"), value.clone()));
         large.check().unwrap();
         assert!(!large.has_room_for(&Transaction::new().put("k", "1")));
     }
 
     #[test]
     fn a_range_holds_the_prefix_and_what_comes_after() {
-        let within = |key: &str, (from, to): (String, String)| key >= from.as_str() && key < to.as_str();
+        let within =
+            |key: &str, (from, to): (String, String)| key >= from.as_str() && key < to.as_str();
         assert!(within("vms/", range("vms/", None)));
         assert!(within("vms/~~", range("vms/", None)));
         assert!(!within("vms0", range("vms/", None)));

@@ -87,7 +87,8 @@ fn start_thread(server: Server) {
             libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
             libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
             started =
-                libc::pthread_create(&raw mut thread, &raw const attributes, thread_main, argument) == 0;
+                libc::pthread_create(&raw mut thread, &raw const attributes, thread_main, argument)
+                    == 0;
             libc::pthread_attr_destroy(&raw mut attributes);
         }
         if masked {

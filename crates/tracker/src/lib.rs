@@ -24,7 +24,10 @@
 //! The library runs inside a foreign process. It never panics, never writes to QEMU's standard
 //! streams, changes no signal handler, and does without on anything unexpected. It must not know
 //! what the descriptor is used for.
-#![allow(unsafe_code, reason = "a constructor in a foreign process has system calls to make and little else")]
+#![allow(
+    unsafe_code,
+    reason = "a constructor in a foreign process has system calls to make and little else"
+)]
 
 mod constructor;
 pub mod protocol;

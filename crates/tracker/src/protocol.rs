@@ -47,7 +47,6 @@ pub enum Request {
     DropKept = 3,
 }
 
-/// Origin of a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Origin {

@@ -76,8 +76,9 @@ fn serve(server: &Server, kept: &mut Kept, connection: &OwnedFd) {
     let refuse = |errno| {
         send(connection.as_raw_fd(), answer(Origin::None, errno_u16(errno)), None);
     };
-    let give =
-        |userfaultfd: &OwnedFd, origin| send(connection.as_raw_fd(), answer(origin, 0), Some(userfaultfd));
+    let give = |userfaultfd: &OwnedFd, origin| {
+        send(connection.as_raw_fd(), answer(origin, 0), Some(userfaultfd))
+    };
     match parse_request(&message) {
         None => refuse(libc::EPROTO),
         Some(wanted @ (Request::New | Request::NewKept)) => match new_userfaultfd(device) {
@@ -271,7 +272,11 @@ mod tests {
         Server { listener: -1, device: None, peer_uid: unsafe { libc::getuid() } }
     }
 
-    fn ask(server: &Server, kept: &mut Kept, wanted: [u8; MESSAGE_LEN]) -> Option<(Origin, libc::c_int)> {
+    fn ask(
+        server: &Server,
+        kept: &mut Kept,
+        wanted: [u8; MESSAGE_LEN],
+    ) -> Option<(Origin, libc::c_int)> {
         let (mut agent, connection) = UnixStream::pair().unwrap();
         agent.write_all(&wanted).unwrap();
         serve(server, kept, &connection.into());
@@ -289,7 +294,10 @@ mod tests {
             return;
         };
         assert!(kept.is_none());
-        assert_eq!(ask(&server, &mut kept, request(Request::Kept)), Some((Origin::None, libc::ENOENT)));
+        assert_eq!(
+            ask(&server, &mut kept, request(Request::Kept)),
+            Some((Origin::None, libc::ENOENT))
+        );
         assert_eq!(ask(&server, &mut kept, request(Request::NewKept)), Some((origin, 0)));
         let first = kept.as_ref().map(|(userfaultfd, _)| userfaultfd.as_raw_fd());
         assert!(first.is_some());
@@ -298,7 +306,10 @@ mod tests {
             assert_eq!(kept.as_ref().map(|(userfaultfd, _)| userfaultfd.as_raw_fd()), first);
         }
         for _ in 0..2 {
-            assert_eq!(ask(&server, &mut kept, request(Request::DropKept)), Some((Origin::None, 0)));
+            assert_eq!(
+                ask(&server, &mut kept, request(Request::DropKept)),
+                Some((Origin::None, 0))
+            );
             assert!(kept.is_none());
         }
     }

@@ -15,8 +15,12 @@ impl<'a> Cursor<'a> {
         self.rest.is_empty()
     }
 
-    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], WireError> {
-        let (taken, rest) = self.rest.split_first_chunk::<N>().ok_or(WireError::Truncated { what })?;
+    pub(crate) fn array<const N: usize>(
+        &mut self,
+        what: &'static str,
+    ) -> Result<[u8; N], WireError> {
+        let (taken, rest) =
+            self.rest.split_first_chunk::<N>().ok_or(WireError::Truncated { what })?;
         self.rest = rest;
         Ok(*taken)
     }
@@ -59,7 +63,11 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn finish(self, kind: Kind) -> Result<(), WireError> {
-        if self.rest.is_empty() { Ok(()) } else { Err(WireError::Unread { kind, unread: self.rest.len() }) }
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(WireError::Unread { kind, unread: self.rest.len() })
+        }
     }
 }
 

@@ -9,7 +9,6 @@ use crate::{Codec, MAX_BLOCKS, MAX_PAGES_PER_FRAME, PAGE_SIZE, WireError};
 pub struct Delta {
     /// The round that the pages belong to.
     pub round: u32,
-    /// The block's number.
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
@@ -60,10 +59,13 @@ impl Delta {
         if codec != Codec::Lz4 as u8 {
             return Err(WireError::BadValue { what: "the delta's codec" });
         }
-        if !(1..=MAX_PAGES_PER_FRAME).contains(&count) || first.checked_add(u64::from(count)).is_none() {
+        if !(1..=MAX_PAGES_PER_FRAME).contains(&count)
+            || first.checked_add(u64::from(count)).is_none()
+        {
             return Err(WireError::BadValue { what: "the delta's count" });
         }
-        let bases: Vec<u64> = (0..count).map(|_| cursor.u64("a page's base")).collect::<Result<_, _>>()?;
+        let bases: Vec<u64> =
+            (0..count).map(|_| cursor.u64("a page's base")).collect::<Result<_, _>>()?;
         let packed = cursor.rest().to_vec();
         let whole = DELTA_HEADER as usize + 8 * bases.len() + packed.len() == length as usize;
         if !whole || packed.is_empty() || packed.len() > Delta::most_packed_bytes(bases.len()) {

@@ -28,13 +28,11 @@ pub(crate) const DIGESTS_HEADER: u32 = 16;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $least:expr, $most:expr;)*) => {
-        /// Kind of a frame.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Kind { $($(#[$doc])* $name = $code),* }
 
         impl Kind {
-            /// All kinds.
             pub const ALL: &[Kind] = &[$(Kind::$name),*];
 
             /// Returns the kind with this code, or `None` if this version does not know it.
@@ -132,10 +130,8 @@ const _: () = {
     }
 };
 
-/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// The frame's kind.
     pub kind: Kind,
     /// Length of the payload in bytes, within the kind's bounds.
     pub length: u32,
@@ -170,7 +166,8 @@ impl FrameHeader {
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {
         let [l0, l1, l2, _] = self.length.min(MAX_LENGTH).to_le_bytes();
         let [s0, s1, s2, s3] = self.sum.to_le_bytes();
-        let [o0, o1, o2, o3] = checksum(&[self.kind as u8, l0, l1, l2, s0, s1, s2, s3]).to_le_bytes();
+        let [o0, o1, o2, o3] =
+            checksum(&[self.kind as u8, l0, l1, l2, s0, s1, s2, s3]).to_le_bytes();
         [self.kind as u8, l0, l1, l2, s0, s1, s2, s3, o0, o1, o2, o3]
     }
 }

@@ -18,8 +18,8 @@ mod version;
 pub use delta::Delta;
 pub use frame::{FrameHeader, HEADER_LEN, Kind};
 pub use message::{
-    Begin, BlockRun, Codec, Encoding, Message, PageRun, PagedIn, PagesEnd, PagesHeader, Reason, Running,
-    Zeros,
+    Begin, BlockRun, Codec, Encoding, Message, PageRun, PagedIn, PagesEnd, PagesHeader, Reason,
+    Running, Zeros,
 };
 pub use reference::{Digests, PageHash, Place, References, prefix};
 pub use runs::MAX_RUNS_PAYLOAD;
@@ -85,8 +85,10 @@ impl std::str::FromStr for MigrationId {
             return Err(WireError::BadValue { what: "migration id" });
         }
         for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| WireError::BadValue { what: "migration id" })?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| WireError::BadValue { what: "migration id" })?;
+            let pair = std::str::from_utf8(pair)
+                .map_err(|_| WireError::BadValue { what: "migration id" })?;
+            *byte = u8::from_str_radix(pair, 16)
+                .map_err(|_| WireError::BadValue { what: "migration id" })?;
         }
         Ok(MigrationId(id))
     }
@@ -112,14 +114,10 @@ pub enum WireError {
     NotOurs,
     /// This version does not know the frame's kind.
     #[error("unknown frame kind {kind}: the peer does not keep to the negotiated version")]
-    UnknownKind {
-        /// Code of the kind.
-        kind: u8,
-    },
+    UnknownKind { kind: u8 },
     /// The frame's length is outside the bounds of its kind.
     #[error("a {kind:?} frame of {length} bytes is out of bounds ({least} to {most})")]
     BadLength {
-        /// The frame's kind.
         kind: Kind,
         /// The length stated in the header.
         length: u32,
@@ -137,7 +135,6 @@ pub enum WireError {
     /// The payload continues after its last field.
     #[error("{unread} bytes are left after the last field of a {kind:?} frame")]
     Unread {
-        /// The frame's kind.
         kind: Kind,
         /// Number of bytes left over.
         unread: usize,

@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
-    Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId,
-    PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, checksum, runs,
+    Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS,
+    MigrationId, PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, checksum, runs,
 };
 
 /// First eight bytes of a lane. The line end reveals a lane that passed through a program that
@@ -61,7 +61,6 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// All codecs.
     pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 
     /// Returns the codec with this number on the wire, or `None` if this version does not know it.
@@ -74,7 +73,6 @@ impl Codec {
 /// Run of pages in one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
-    /// The block's number.
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
@@ -103,8 +101,11 @@ impl PagesHeader {
         fields[8..16].copy_from_slice(&self.run.first.to_le_bytes());
         fields[16..20].copy_from_slice(&self.run.count.to_le_bytes());
         fields[20..].copy_from_slice(&self.sum.to_le_bytes());
-        let header =
-            FrameHeader { kind: self.kind(), length: PAGES_HEADER + content, sum: checksum(&fields) };
+        let header = FrameHeader {
+            kind: self.kind(),
+            length: PAGES_HEADER + content,
+            sum: checksum(&fields),
+        };
         let mut bytes = [0; PAGES_PREFIX];
         bytes[..HEADER_LEN].copy_from_slice(&header.to_bytes());
         bytes[HEADER_LEN..].copy_from_slice(&fields);
@@ -133,7 +134,8 @@ impl PagesHeader {
         let content = header.length.saturating_sub(PAGES_HEADER);
         let encoding = match (header.kind, codec) {
             (Kind::CompressedPages, code) => {
-                let codec = Codec::from_code(code).ok_or(WireError::BadValue { what: "the pages' codec" })?;
+                let codec = Codec::from_code(code)
+                    .ok_or(WireError::BadValue { what: "the pages' codec" })?;
                 Encoding::Compressed { codec, bytes: content }
             }
             (_, 0) => Encoding::Raw,
@@ -226,7 +228,6 @@ pub struct PagedIn {
 /// the meaning of the codes, not the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// Stable code.
     pub code: u16,
     /// One line of at most [`MAX_DETAIL`] bytes. It never contains guest data.
     pub detail: String,
@@ -343,7 +344,10 @@ impl Message {
                 out.push(u8::from(begin.run));
                 let blocks = u16::try_from(begin.block_pages.len()).unwrap_or(u16::MAX);
                 out.extend_from_slice(&blocks.to_le_bytes());
-                begin.block_pages.iter().for_each(|pages| out.extend_from_slice(&pages.to_le_bytes()));
+                begin
+                    .block_pages
+                    .iter()
+                    .for_each(|pages| out.extend_from_slice(&pages.to_le_bytes()));
                 encode_incarnation(begin.incarnation, out);
             }
             Message::Ready | Message::Pages(_) | Message::UnitEnd | Message::PreparePageIn => {}
@@ -429,24 +433,30 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Begin => Message::Begin(decode_begin(cursor)?),
         Kind::Ready => Message::Ready,
         Kind::Pages | Kind::CompressedPages => Message::Pages(PagesHeader::decode(cursor, header)?),
-        Kind::Zeros => {
-            Message::Zeros(Zeros { round: cursor.u32("the zeros' round")?, runs: runs::decode(cursor)? })
-        }
+        Kind::Zeros => Message::Zeros(Zeros {
+            round: cursor.u32("the zeros' round")?,
+            runs: runs::decode(cursor)?,
+        }),
         Kind::UnitEnd => Message::UnitEnd,
-        Kind::UnitsApplied => {
-            Message::UnitsApplied { stream: cursor.u16("the stream")?, units: cursor.u64("the units")? }
-        }
+        Kind::UnitsApplied => Message::UnitsApplied {
+            stream: cursor.u16("the stream")?,
+            units: cursor.u64("the units")?,
+        },
         Kind::CloseStream => Message::CloseStream { stream: cursor.u16("the stream")? },
-        Kind::StreamClosed => {
-            Message::StreamClosed { stream: cursor.u16("the stream")?, units: cursor.u64("the units")? }
-        }
+        Kind::StreamClosed => Message::StreamClosed {
+            stream: cursor.u16("the stream")?,
+            units: cursor.u64("the units")?,
+        },
         Kind::PagesEnd => Message::PagesEnd(decode_pages_end(cursor)?),
         Kind::Ping => Message::Ping { sent_ns: cursor.u64("the clock")? },
-        Kind::Pong => {
-            Message::Pong { sent_ns: cursor.u64("the clock")?, answered_ns: cursor.u64("the clock")? }
-        }
+        Kind::Pong => Message::Pong {
+            sent_ns: cursor.u64("the clock")?,
+            answered_ns: cursor.u64("the clock")?,
+        },
         Kind::DeviceState => Message::DeviceState(cursor.rest().to_vec()),
-        Kind::DeviceStateEnd => Message::DeviceStateEnd { bytes: cursor.u64("the device state's length")? },
+        Kind::DeviceStateEnd => {
+            Message::DeviceStateEnd { bytes: cursor.u64("the device state's length")? }
+        }
         Kind::Commit => {
             let epoch = cursor.u64("the epoch")?;
             Message::Commit { epoch, incarnation: decode_incarnation(cursor)? }
@@ -467,7 +477,9 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Digests => Message::Digests(Digests::decode(cursor)?),
         Kind::Delta => Message::Delta(Delta::decode(cursor, header.length)?),
         Kind::PreparePageIn => Message::PreparePageIn,
-        Kind::PageInReady => Message::PageInReady { able: decode_bool(cursor, "whether it is able")? },
+        Kind::PageInReady => {
+            Message::PageInReady { able: decode_bool(cursor, "whether it is able")? }
+        }
         Kind::Remaining => Message::Remaining { runs: runs::decode(cursor)? },
         Kind::RemainingEnd => Message::RemainingEnd { pages: cursor.u64("the pages that remain")? },
         Kind::Fetch => Message::Fetch { runs: runs::decode(cursor)? },
@@ -482,7 +494,8 @@ fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {
     if !(1..=MAX_BLOCKS).contains(&blocks) {
         return Err(WireError::BadValue { what: "the number of blocks" });
     }
-    let block_pages = (0..blocks).map(|_| cursor.u64("a block's size")).collect::<Result<_, _>>()?;
+    let block_pages =
+        (0..blocks).map(|_| cursor.u64("a block's size")).collect::<Result<_, _>>()?;
     Ok(Begin { epoch, incarnation: decode_incarnation(cursor)?, run, block_pages })
 }
 
@@ -567,7 +580,9 @@ fn decode_reason(cursor: &mut Cursor<'_>) -> Result<Reason, WireError> {
     }
     let text = cursor.rest();
     // A peer's text ends up in logs and terminals, so only printable characters pass.
-    let detail =
-        String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let detail = String::from_utf8_lossy(text)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     Ok(Reason { code, detail })
 }

@@ -78,7 +78,13 @@ impl References {
             return Err(WireError::BadValue { what: "the references' count" });
         }
         let hashes = (0..count).map(|_| cursor.array("a page's hash")).collect::<Result<_, _>>()?;
-        Ok(References { round, block, first, place: Place { content, block: content_block, page }, hashes })
+        Ok(References {
+            round,
+            block,
+            first,
+            place: Place { content, block: content_block, page },
+            hashes,
+        })
     }
 }
 
@@ -106,7 +112,10 @@ impl Digests {
         let block = cursor.u16("the digests' block")?;
         let reserved = cursor.u32("the digests' reserved bytes")?;
         let page = cursor.u64("the digests' first page")?;
-        if block >= MAX_BLOCKS || reserved != 0 || page.checked_add(u64::from(MAX_DIGESTS)).is_none() {
+        if block >= MAX_BLOCKS
+            || reserved != 0
+            || page.checked_add(u64::from(MAX_DIGESTS)).is_none()
+        {
             return Err(WireError::BadValue { what: "the digests' block" });
         }
         let mut prefixes = Vec::new();

@@ -29,7 +29,9 @@ impl fmt::Display for VersionRange {
 
 /// Error when no version is spoken by both peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the peer speaks protocol version {theirs}, this agent {ours}: upgrade the older of the two agents")]
+#[error(
+    "the peer speaks protocol version {theirs}, this agent {ours}: upgrade the older of the two agents"
+)]
 pub struct Incompatible {
     /// Versions that this agent speaks.
     pub ours: VersionRange,

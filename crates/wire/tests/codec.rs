@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, Checksum, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
-    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun, PagedIn,
-    PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES, WireError, Zeros,
-    checksum,
+    Begin, BlockRun, Checksum, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind,
+    MAX_BLOCKS, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE,
+    PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange,
+    WAIT_CLASSES, WireError, Zeros, checksum,
 };
 use proptest::prelude::*;
 
@@ -26,7 +26,10 @@ fn decode_sealed(frame: &[u8]) -> Result<Message, WireError> {
 
 fn runs() -> impl Strategy<Value = Vec<BlockRun>> {
     let run = (0..MAX_BLOCKS, 0..1u64 << 40, 1..1u64 << 40);
-    prop::collection::vec(run.prop_map(|(block, first, count)| BlockRun { block, first, count }), 1..200)
+    prop::collection::vec(
+        run.prop_map(|(block, first, count)| BlockRun { block, first, count }),
+        1..200,
+    )
 }
 
 fn reason() -> impl Strategy<Value = Reason> {
@@ -35,14 +38,13 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn compressed_pages() -> impl Strategy<Value = PagesHeader> {
     let run = (0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME);
-    (any::<u32>(), run, prop::sample::select(Codec::ALL.to_vec()), 0.0..1.0f64, any::<u32>()).prop_map(
-        |(round, (block, first, count), codec, part, sum)| {
+    (any::<u32>(), run, prop::sample::select(Codec::ALL.to_vec()), 0.0..1.0f64, any::<u32>())
+        .prop_map(|(round, (block, first, count), codec, part, sum)| {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // below 2^18
             let bytes = 1 + (part * f64::from(count * PAGE_SIZE - 1)) as u32;
             let encoding = Encoding::Compressed { codec, bytes };
             PagesHeader { round, run: PageRun { block, first, count }, encoding, sum }
-        },
-    )
+        })
 }
 
 fn place() -> impl Strategy<Value = Place> {
@@ -55,15 +57,17 @@ fn place() -> impl Strategy<Value = Place> {
 
 fn references() -> impl Strategy<Value = References> {
     let hashes = prop::collection::vec(any::<[u8; 32]>(), 1..=MAX_REFERENCES as usize);
-    (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, place(), hashes)
-        .prop_map(|(round, block, first, place, hashes)| References { round, block, first, place, hashes })
+    (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, place(), hashes).prop_map(
+        |(round, block, first, place, hashes)| References { round, block, first, place, hashes },
+    )
 }
 
 fn delta() -> impl Strategy<Value = Delta> {
     let bases = prop::collection::vec(any::<u64>(), 1..=MAX_PAGES_PER_FRAME as usize);
     let packed = prop::collection::vec(any::<u8>(), 1..2000);
-    (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, bases, packed)
-        .prop_map(|(round, block, first, bases, packed)| Delta { round, block, first, bases, packed })
+    (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, bases, packed).prop_map(
+        |(round, block, first, bases, packed)| Delta { round, block, first, bases, packed },
+    )
 }
 
 fn paged_in() -> impl Strategy<Value = PagedIn> {
@@ -102,20 +106,21 @@ fn message() -> impl Strategy<Value = Message> {
                 block_pages
             })),
         Just(Message::Ready),
-        (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME, any::<u32>()).prop_map(
-            |(round, block, first, count, sum)| Message::Pages(PagesHeader {
+        (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME, any::<u32>())
+            .prop_map(|(round, block, first, count, sum)| Message::Pages(PagesHeader {
                 round,
                 run: PageRun { block, first, count },
                 encoding: Encoding::Raw,
                 sum
-            })
-        ),
+            })),
         compressed_pages().prop_map(Message::Pages),
         (any::<u32>(), runs()).prop_map(|(round, runs)| Message::Zeros(Zeros { round, runs })),
         Just(Message::UnitEnd),
-        (any::<u16>(), any::<u64>()).prop_map(|(stream, units)| Message::UnitsApplied { stream, units }),
+        (any::<u16>(), any::<u64>())
+            .prop_map(|(stream, units)| Message::UnitsApplied { stream, units }),
         any::<u16>().prop_map(|stream| Message::CloseStream { stream }),
-        (any::<u16>(), any::<u64>()).prop_map(|(stream, units)| Message::StreamClosed { stream, units }),
+        (any::<u16>(), any::<u64>())
+            .prop_map(|(stream, units)| Message::StreamClosed { stream, units }),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..usize::from(MAX_STREAMS)))
             .prop_map(|(pages, units)| Message::PagesEnd(PagesEnd { pages, units })),
         any::<u64>().prop_map(|sent_ns| Message::Ping { sent_ns }),
@@ -123,10 +128,13 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(sent_ns, answered_ns)| Message::Pong { sent_ns, answered_ns }),
         prop::collection::vec(any::<u8>(), 1..2000).prop_map(Message::DeviceState),
         any::<u64>().prop_map(|bytes| Message::DeviceStateEnd { bytes }),
-        (any::<u64>(), incarnation()).prop_map(|(epoch, incarnation)| Message::Commit { epoch, incarnation }),
-        (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(commit_ns, loaded_ns, running_ns)| {
-            Message::Running(Running { commit_ns, loaded_ns, running_ns })
-        }),
+        (any::<u64>(), incarnation())
+            .prop_map(|(epoch, incarnation)| Message::Commit { epoch, incarnation }),
+        (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
+            |(commit_ns, loaded_ns, running_ns)| {
+                Message::Running(Running { commit_ns, loaded_ns, running_ns })
+            }
+        ),
         reason().prop_map(Message::Refused),
         reason().prop_map(Message::Abort),
         (1..5000u32).prop_map(|bytes| Message::Padding { bytes }),
@@ -215,7 +223,9 @@ proptest! {
 /// Computes CRC-32C bit by bit, least significant first (RFC 3720, appendix B.4).
 fn by_the_standard(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |sum, byte| {
-        (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(sum & 1)))
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
+            (sum >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(sum & 1))
+        })
     })
 }
 
@@ -226,7 +236,8 @@ fn the_checksum_is_that_of_the_standards_examples() {
     assert_eq!(checksum(&[0xff; 32]), 0x62a8_ab43);
     assert_eq!(checksum(&Vec::from_iter(0..32)), 0x46dd_794e);
     // Long inputs use other code paths of the processor.
-    let long: Vec<u8> = (0..75_000_u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let long: Vec<u8> =
+        (0..75_000_u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     for length in [4096, 65_535, 65_536, 262_144, 300_000] {
         assert_eq!(checksum(&long[..length]), by_the_standard(&long[..length]), "{length} bytes");
     }
@@ -236,7 +247,9 @@ fn the_checksum_is_that_of_the_standards_examples() {
 fn lengths_out_of_bounds_are_refused_before_anything_is_read() {
     for &kind in Kind::ALL {
         let (least, most) = kind.bounds();
-        for length in [least.checked_sub(1), most.checked_add(1), Some(u32::MAX)].into_iter().flatten() {
+        for length in
+            [least.checked_sub(1), most.checked_add(1), Some(u32::MAX)].into_iter().flatten()
+        {
             let bytes = FrameHeader { kind, length, sum: 0 }.to_bytes();
             assert!(
                 matches!(FrameHeader::parse(&bytes), Err(WireError::BadLength { .. })),
@@ -257,10 +270,18 @@ fn compressed_pages_that_can_not_be_are_refused() {
     assert!(decode(&header(1, PAGE_SIZE - 1).to_bytes()).is_ok());
     assert!(decode(&header(MAX_PAGES_PER_FRAME, 5).to_bytes()).is_ok());
     // Not smaller than the pages; no pages; too many pages; no content.
-    for (count, bytes) in
-        [(1, PAGE_SIZE), (2, 3 * PAGE_SIZE), (0, 1), (MAX_PAGES_PER_FRAME + 1, 9), (u32::MAX, 9), (1, 0)]
-    {
-        assert!(decode(&header(count, bytes).to_bytes()).is_err(), "{count} pages in {bytes} bytes");
+    for (count, bytes) in [
+        (1, PAGE_SIZE),
+        (2, 3 * PAGE_SIZE),
+        (0, 1),
+        (MAX_PAGES_PER_FRAME + 1, 9),
+        (u32::MAX, 9),
+        (1, 0),
+    ] {
+        assert!(
+            decode(&header(count, bytes).to_bytes()).is_err(),
+            "{count} pages in {bytes} bytes"
+        );
     }
     let known = header(4, 100).to_bytes();
     // The codec and the reserved byte get invalid values.
@@ -301,7 +322,10 @@ fn references_that_can_not_be_are_refused() {
         References { place: Place { page: u64::MAX - 1, ..place }, ..good.clone() },
     ];
     for references in bad {
-        assert!(matches!(decode(&frame(&references)), Err(WireError::BadValue { .. })), "{references:?}");
+        assert!(
+            matches!(decode(&frame(&references)), Err(WireError::BadValue { .. })),
+            "{references:?}"
+        );
     }
     // A count that differs from the number of hashes.
     let mut frame = frame(&good);
@@ -311,7 +335,13 @@ fn references_that_can_not_be_are_refused() {
 
 #[test]
 fn deltas_that_can_not_be_are_refused() {
-    let good = Delta { round: 1, block: 0, first: 7, bases: vec![5; 2], packed: vec![9; PAGE_SIZE as usize] };
+    let good = Delta {
+        round: 1,
+        block: 0,
+        first: 7,
+        bases: vec![5; 2],
+        packed: vec![9; PAGE_SIZE as usize],
+    };
     let frame = |delta: &Delta| {
         let mut frame = Vec::new();
         Message::Delta(delta.clone()).encode(&mut frame);
@@ -358,7 +388,8 @@ fn a_run_of_zero_pages_costs_a_few_bytes() {
 
 #[test]
 fn more_runs_than_a_frame_holds_are_split() {
-    let all: Vec<_> = (0..50_000).map(|i| BlockRun { block: 1, first: i * 3_000_000, count: 1 }).collect();
+    let all: Vec<_> =
+        (0..50_000).map(|i| BlockRun { block: 1, first: i * 3_000_000, count: 1 }).collect();
     let (mut rest, mut seen) = (all.as_slice(), Vec::new());
     while !rest.is_empty() {
         let mut frame = Vec::new();

@@ -28,5 +28,7 @@ fn the_table_of_frames_is_the_codes() {
 
 #[test]
 fn the_documents_version_is_the_newest() {
-    assert!(DOCUMENT.starts_with(&format!("# The migration protocol, version {}\n", SUPPORTED.newest)));
+    assert!(
+        DOCUMENT.starts_with(&format!("# The migration protocol, version {}\n", SUPPORTED.newest))
+    );
 }

@@ -161,8 +161,9 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
         if insecure { "all in the clear" } else { "Godwit by TLS, QEMU and iperf3 in the clear" },
     );
     // Encryption makes a difference only for Godwit.
-    let engines: Vec<Engine> =
-        (settings.engines.iter().copied()).filter(|engine| insecure || *engine == Engine::Godwit).collect();
+    let engines: Vec<Engine> = (settings.engines.iter().copied())
+        .filter(|engine| insecure || *engine == Engine::Godwit)
+        .collect();
     let with_streams = |request: MigrationRequest| match request.engine {
         EngineKind::Godwit => MigrationRequest { streams: settings.streams, ..request },
         EngineKind::Qemu => request,
@@ -173,7 +174,9 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
         warm::memory(&trial, other_host(&subject.guest.host), settings.fill.bytes())?;
         let footprint = Footprint::begin(&trial)?;
         let watched = subject.move_by(engine, with_streams)?;
-        Ok::<_, anyhow::Error>(watched.map(|watched| Moved { watched, engine_bytes: footprint.end() }))
+        Ok::<_, anyhow::Error>(
+            watched.map(|watched| Moved { watched, engine_bytes: footprint.end() }),
+        )
     };
     for engine in &engines {
         move_by(&mut subject, *engine).context("warming up")?;
@@ -232,12 +235,14 @@ fn iperf_with(trial: &Trial, streams: u32) -> Result<f64> {
 
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
 fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Moved>>) -> Figures {
-    let failed =
-        |run: &Option<Moved>| run.as_ref().is_none_or(|run| run.watched.report.outcome != Outcome::Completed);
+    let failed = |run: &Option<Moved>| {
+        run.as_ref().is_none_or(|run| run.watched.report.outcome != Outcome::Completed)
+    };
     let failed = moves.iter().filter(|run| failed(run)).count();
     let (runs, engine): (Vec<Watched>, Vec<Option<u64>>) =
         moves.into_iter().flatten().map(|moved| (moved.watched, moved.engine_bytes)).unzip();
-    let engine_mib = Spread::of(engine.into_iter().flatten().map(|bytes| bytes as f64 / f64::from(1 << 20)));
+    let engine_mib =
+        Spread::of(engine.into_iter().flatten().map(|bytes| bytes as f64 / f64::from(1 << 20)));
     let completed =
         || runs.iter().map(|run| &run.report).filter(|report| report.outcome == Outcome::Completed);
     // Bytes per millisecond are kB/s.
@@ -309,7 +314,8 @@ fn goals(parts: &[Part], memory_bytes: u64) -> Vec<Goal> {
     let tls_guest = of(tls, "godwit").and_then(|(guest, _)| median(guest));
     let rows = parts.iter().flat_map(|part| &part.figures).filter(|row| row.name == "godwit");
     let engine_mib = rows.filter_map(|row| Some(row.engine_mib?.max)).max_by(f64::total_cmp);
-    let allowed_mib = (ENGINE_BYTES as f64 + ENGINE_SHARE * memory_bytes as f64) / f64::from(1 << 20);
+    let allowed_mib =
+        (ENGINE_BYTES as f64 + ENGINE_SHARE * memory_bytes as f64) / f64::from(1 << 20);
     [
         ("guest bytes a second, times QEMU's best,", TIMES_QEMU, ratio(ours_guest, qemu)),
         (
@@ -317,8 +323,16 @@ fn goals(parts: &[Part], memory_bytes: u64) -> Vec<Goal> {
             SHARE_OF_IPERF,
             ratio(ours_wire, iperf),
         ),
-        ("guest bytes a second by TLS, of those in the clear,", TLS_SHARE, ratio(tls_guest, ours_guest)),
-        ("memory that the engine may take, of what it takes,", 1.0, ratio(Some(allowed_mib), engine_mib)),
+        (
+            "guest bytes a second by TLS, of those in the clear,",
+            TLS_SHARE,
+            ratio(tls_guest, ours_guest),
+        ),
+        (
+            "memory that the engine may take, of what it takes,",
+            1.0,
+            ratio(Some(allowed_mib), engine_mib),
+        ),
     ]
     .into_iter()
     .map(|(what, at_least, found)| Goal {

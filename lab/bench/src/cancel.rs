@@ -43,7 +43,11 @@ const MOMENTS: [Moment; 5] = [
     Moment { phase: Phase::Convergence, held: None, by: EndedBy::Cancel },
     Moment { phase: Phase::Switchover, held: None, by: EndedBy::Cancel },
     // The guest is paused, its last pages are on their way, and the commit is not.
-    Moment { phase: Phase::Switchover, held: Some("source.write-device-state"), by: EndedBy::Cancel },
+    Moment {
+        phase: Phase::Switchover,
+        held: Some("source.write-device-state"),
+        by: EndedBy::Cancel,
+    },
     // Everything is written except the end of the pages, the device state and the commit.
     Moment { phase: Phase::Switchover, held: Some("source.end-pages"), by: EndedBy::SocketError },
 ];
@@ -156,7 +160,13 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     );
     guest.verify()?;
     trial.finish()?;
-    results::write(&settings.out, "cancel", &machine, settings, &serde_json::json!({ "parts": parts }))?;
+    results::write(
+        &settings.out,
+        "cancel",
+        &machine,
+        settings,
+        &serde_json::json!({ "parts": parts }),
+    )?;
     Ok(parts.iter().all(|part| part.met != Some(false)) || !settings.check)
 }
 
@@ -250,7 +260,10 @@ fn end_at(trial: &Trial, guest: &mut Guest, point: &str, by: EndedBy) -> Result<
             Ok(trial.vm(&request.to, &guest.name).is_err().then_some(()))
         })?;
     }
-    Ok(run.map(|run| Run { silence_ms: run.silence_ms.max(millis_between(let_go_ns, answered_ns)), ..run }))
+    Ok(run.map(|run| Run {
+        silence_ms: run.silence_ms.max(millis_between(let_go_ns, answered_ns)),
+        ..run
+    }))
 }
 
 /// Measures what the guest's users noticed of a migration that is over. Returns `None` if it

@@ -51,7 +51,12 @@ pub(crate) struct Promise {
 }
 
 impl Promise {
-    pub(crate) fn new(what: impl Into<String>, at_most: f64, found: f64, unit: &'static str) -> Promise {
+    pub(crate) fn new(
+        what: impl Into<String>,
+        at_most: f64,
+        found: f64,
+        unit: &'static str,
+    ) -> Promise {
         Promise { what: what.into(), at_most, found, unit }
     }
 

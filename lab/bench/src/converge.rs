@@ -185,7 +185,9 @@ fn draw(settings: &Settings, figures: &CaseFigures) -> Result<()> {
         })
         .collect();
     let case = &figures.case;
-    let link = case.link.map_or_else(|| "links as fast as the machine".to_owned(), |link| link.to_string());
+    let link = case
+        .link
+        .map_or_else(|| "links as fast as the machine".to_owned(), |link| link.to_string());
     let title = format!(
         "A guest that rewrites {} at {:.0} MB/s if it can{}, over {link}",
         settings.working_set,
@@ -201,11 +203,15 @@ fn draw(settings: &Settings, figures: &CaseFigures) -> Result<()> {
     }
     let mut told = Vec::new();
     for row in &figures.rows {
-        told.push(Told { engine: row.engine, runs: row.runs.iter().map(|run| &run.series).collect() });
+        told.push(Told {
+            engine: row.engine,
+            runs: row.runs.iter().map(|run| &run.series).collect(),
+        });
     }
     write_series(&settings.out.join(format!("{name}.json")), &told)
 }
 
 fn write_series(path: &Path, told: &[Told<'_>]) -> Result<()> {
-    fs::write(path, serde_json::to_vec(told)?).with_context(|| format!("writing {}", path.display()))
+    fs::write(path, serde_json::to_vec(told)?)
+        .with_context(|| format!("writing {}", path.display()))
 }

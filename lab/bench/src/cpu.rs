@@ -68,7 +68,9 @@ impl<'a> CpuWatch<'a> {
         let left = self.looking.join().ok().context("looking at the source's QEMU panicked")?;
         let [source_before, destination_before] = self.agents_before;
         Ok(CpuUse {
-            source_s: (source + left).saturating_sub(source_before + self.hypervisor_before).as_secs_f64(),
+            source_s: (source + left)
+                .saturating_sub(source_before + self.hypervisor_before)
+                .as_secs_f64(),
             destination_s: (destination + arrived.unwrap_or_default())
                 .saturating_sub(destination_before)
                 .as_secs_f64(),

@@ -83,8 +83,8 @@ impl Part {
 /// Measures, prints, writes.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
-    let trial =
-        Trial::begin_with("bench-cpu-baseline", LabOptions::default())?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench-cpu-baseline", LabOptions::default())?
+        .context("no lab can be had here")?;
     let info = asked(&trial)?;
     let cpu = info.to_host_cpu();
     println!(
@@ -133,8 +133,11 @@ fn parts(baseline: &str, cpu: &HostCpu) -> Result<[Part; 2]> {
 
 /// Boots a guest with that CPU, has it compute, and ends it.
 fn measure(settings: &Settings, trial: &Trial, cpu_model: &str) -> Result<Run> {
-    let plan =
-        GuestPlan { memory: vec![settings.memory], fill: ByteSize::from_mib(16), ..GuestPlan::new("bench") };
+    let plan = GuestPlan {
+        memory: vec![settings.memory],
+        fill: ByteSize::from_mib(16),
+        ..GuestPlan::new("bench")
+    };
     let spec = VmSpec { cpu_model: Some(cpu_model.to_owned()), ..plan.spec(trial.image()) };
     let guest = trial.guest_of("a", &plan, spec)?;
     let answer = guest.kernels(Duration::from_secs(settings.seconds))?;
@@ -149,7 +152,10 @@ fn measure(settings: &Settings, trial: &Trial, cpu_model: &str) -> Result<Run> {
 }
 
 fn print(parts: &[Part; 2]) {
-    println!("{:12} {:>4} {:>28} {:>28} {:>28}", "cpu", "n", "vector, op/s", "crypto, op/s", "integer, op/s");
+    println!(
+        "{:12} {:>4} {:>28} {:>28} {:>28}",
+        "cpu", "n", "vector, op/s", "crypto, op/s", "integer, op/s"
+    );
     for part in parts {
         println!(
             "{:12} {:4} {:>28} {:>28} {:>28}",
@@ -162,7 +168,9 @@ fn print(parts: &[Part; 2]) {
     }
     let [baseline, best] = parts;
     let share = |of: fn(&Part) -> Option<Spread>| match (of(baseline), of(best)) {
-        (Some(baseline), Some(best)) if best.median > 0.0 => format!("{:.2}", baseline.median / best.median),
+        (Some(baseline), Some(best)) if best.median > 0.0 => {
+            format!("{:.2}", baseline.median / best.median)
+        }
         _ => "-".to_owned(),
     };
     println!(
@@ -178,7 +186,10 @@ fn print(parts: &[Part; 2]) {
     );
     for part in parts {
         let found = part.runs.first().map(|run| run.extensions.join(" ")).unwrap_or_default();
-        println!("{}: -cpu {}\n  {} features, used here: {found}", part.what, part.cpu_model, part.features);
+        println!(
+            "{}: -cpu {}\n  {} features, used here: {found}",
+            part.what, part.cpu_model, part.features
+        );
     }
 }
 

@@ -94,7 +94,6 @@ pub(crate) struct Run {
     report: Report,
 }
 
-/// Figures of one engine.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figures {
     #[serde(rename = "name")]
@@ -163,8 +162,13 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let goals = goals(&figures);
     print!("{}", table::render(&figures, &goals, idle_cores));
     plot(settings, &figures)?;
-    let measured =
-        Measured { accel: &accel, user_space: &debian.content, idle_cores, engines: &figures, goals: &goals };
+    let measured = Measured {
+        accel: &accel,
+        user_space: &debian.content,
+        idle_cores,
+        engines: &figures,
+        goals: &goals,
+    };
     results::write(&settings.out, "debian", &machine, settings, &measured)?;
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
@@ -174,9 +178,14 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 fn plot(settings: &Settings, figures: &[Figures]) -> Result<()> {
     let told = figures.iter().filter(|row| !row.engine.is_compressed_qemu());
     let lines: Vec<Line> = told
-        .filter_map(|row| Line::of_median(row.engine.name(), row.runs.iter().map(|run| &run.report)))
+        .filter_map(|row| {
+            Line::of_median(row.engine.name(), row.runs.iter().map(|run| &run.report))
+        })
         .collect();
-    let title = format!("An idle guest with a Debian user space, {} over {}", settings.memory, settings.link);
+    let title = format!(
+        "An idle guest with a Debian user space, {} over {}",
+        settings.memory, settings.link
+    );
     plot::write(&settings.out, "debian", &title, gbit(settings.link), &lines)
 }
 
@@ -194,7 +203,8 @@ fn plan(settings: &Settings, debian: &Debian) -> GuestPlan {
 }
 
 fn described(settings: &Settings, debian: &Debian, accel: &str, guest: &Guest) -> Result<String> {
-    let memory = guest.status()?.memory.context("the guest does not say what its memory is used for")?;
+    let memory =
+        guest.status()?.memory.context("the guest does not say what its memory is used for")?;
     let mib = |bytes: u64| bytes >> 20;
     Ok(format!(
         "idle guest of {} and 64 KiB, 1 vCPU by {accel}: {} on a disk of virtio-blk, booted by systemd, its files read; of its \
@@ -237,9 +247,16 @@ fn measure(
     };
     let sent_before = sent_bytes(trial, &from)?;
     let watch = CpuWatch::begin(trial, &name, &from, to)?;
-    let moved = subject
-        .move_unwatched_by(engine, change, |_| Ok((watch.end()?, sent_bytes(trial, &from)? - sent_before)))?;
-    Ok(moved.map(|(report, (cpu, sent_bytes))| Run { in_use_bytes, idle_cores, cpu, sent_bytes, report }))
+    let moved = subject.move_unwatched_by(engine, change, |_| {
+        Ok((watch.end()?, sent_bytes(trial, &from)? - sent_before))
+    })?;
+    Ok(moved.map(|(report, (cpu, sent_bytes))| Run {
+        in_use_bytes,
+        idle_cores,
+        cpu,
+        sent_bytes,
+        report,
+    }))
 }
 
 /// Returns the total number of bytes that a host has sent to the other.
@@ -284,7 +301,8 @@ fn figures_of(engine: Engine, moves: Vec<Option<Run>>, link: BitRate, idle_cores
     let runs: Vec<Run> = moves.into_iter().flatten().collect();
     let completed = || runs.iter().filter(is_done);
     let seconds = |run: &Run| run.report.migration_time_ms / 1e3;
-    let of_link = |bytes: u64, run: &Run| bytes as f64 * 8.0 / seconds(run) / link.bits_per_second() as f64;
+    let of_link =
+        |bytes: u64, run: &Run| bytes as f64 * 8.0 / seconds(run) / link.bits_per_second() as f64;
     let cpu_s = |run: &Run| run.cpu.total_s() - idle_cores * seconds(run);
     Figures {
         engine,
@@ -303,13 +321,16 @@ fn figures_of(engine: Engine, moves: Vec<Option<Run>>, link: BitRate, idle_cores
 
 /// Returns the promises about Godwit, as far as they were measured.
 fn goals(figures: &[Figures]) -> Vec<Goal> {
-    let Some(ours) = figures.iter().find(|row| row.engine == Engine::Godwit) else { return Vec::new() };
-    let median = |of: Option<Spread>| of.map(|spread| spread.median);
-    let goal = |what: String, found: Option<f64>, digits: usize, is_met: &dyn Fn(f64) -> bool| Goal {
-        what,
-        found: found.map_or_else(|| "-".to_owned(), |found| format!("{found:.digits$}")),
-        met: found.is_some_and(is_met) && ours.failed == 0,
+    let Some(ours) = figures.iter().find(|row| row.engine == Engine::Godwit) else {
+        return Vec::new();
     };
+    let median = |of: Option<Spread>| of.map(|spread| spread.median);
+    let goal =
+        |what: String, found: Option<f64>, digits: usize, is_met: &dyn Fn(f64) -> bool| Goal {
+            what,
+            found: found.map_or_else(|| "-".to_owned(), |found| format!("{found:.digits$}")),
+            met: found.is_some_and(is_met) && ours.failed == 0,
+        };
     let mut goals = vec![
         goal(
             format!("memory in use by time at least {TIMES_LINK} times the link's rate"),
@@ -317,9 +338,12 @@ fn goals(figures: &[Figures]) -> Vec<Goal> {
             2,
             &|found| found >= TIMES_LINK,
         ),
-        goal(format!("at most {CORES} cores, both hosts together"), median(ours.cores), 2, &|found| {
-            found <= CORES
-        }),
+        goal(
+            format!("at most {CORES} cores, both hosts together"),
+            median(ours.cores),
+            2,
+            &|found| found <= CORES,
+        ),
     ];
     // Faster than the fastest of them, and with less CPU time than the most economical.
     let best = |of: fn(&Figures) -> Option<Spread>| {

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use godwit_api::control::{CreateDrain, Drain, DrainState, DrainVmState, ManagerClient, UpdateHost};
+use godwit_api::control::{
+    CreateDrain, Drain, DrainState, DrainVmState, ManagerClient, UpdateHost,
+};
 use godwit_api::{Endpoint, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host, until};
 use godwit_lab::{BitRate, LabOptions};
@@ -104,7 +106,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let options = LabOptions { link: Some(settings.link), manager: true, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
     let manager = ManagerClient::new(Endpoint::Unix(trial.paths().manager_socket()), None);
-    let lab = Lab { manager, trial, guests_bytes: settings.memory.bytes() * u64::from(settings.clones) };
+    let lab =
+        Lab { manager, trial, guests_bytes: settings.memory.bytes() * u64::from(settings.clones) };
     let mut guests = lab.boot(settings)?;
     let measured = measure(settings, &lab, &mut guests)?;
     lab.trial.finish()?;
@@ -117,7 +120,6 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 struct Lab {
     trial: Trial,
     manager: ManagerClient,
-    /// Memory of all guests.
     guests_bytes: u64,
 }
 
@@ -144,7 +146,8 @@ fn measure(settings: &Settings, lab: &Lab, guests: &mut [Guest]) -> Result<Measu
             eprintln!("  godwit {:.1} s, {} {:.1} s", one.seconds, qemu_way.name, other.seconds);
         }
     }
-    let median = |runs: &[Run]| Spread::of(runs.iter().map(|run| run.seconds)).map_or(0.0, |all| all.median);
+    let median =
+        |runs: &[Run]| Spread::of(runs.iter().map(|run| run.seconds)).map_or(0.0, |all| all.median);
     let times_as_fast = median(&theirs) / median(&ours);
     let met = times_as_fast >= GOAL;
     Ok(Measured { tried, godwit: ours, qemu_way, qemu: theirs, times_as_fast, goal: GOAL, met })
@@ -163,7 +166,9 @@ fn ways_of_qemu(settings: &Settings) -> Vec<Way> {
         compression: Some("zstd".to_owned()),
         ..plain.clone()
     };
-    let of = |&at_once: &u32| [way(at_once, "", plain.clone()), way(at_once, " multifd zstd", zstd.clone())];
+    let of = |&at_once: &u32| {
+        [way(at_once, "", plain.clone()), way(at_once, " multifd zstd", zstd.clone())]
+    };
     settings.concurrency.iter().flat_map(of).collect()
 }
 
@@ -173,7 +178,9 @@ impl Lab {
         let booted = clones.map(|clone| {
             let plan = GuestPlan {
                 number: FIRST_NUMBER + clone,
-                memory: vec![ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES))],
+                memory: vec![ByteSize::from_bytes(
+                    settings.memory.bytes().saturating_add(ODD_BYTES),
+                )],
                 fill: settings.fill,
                 ..GuestPlan::new(&format!("clone-{clone}"))
             };
@@ -206,7 +213,8 @@ impl Lab {
             })?;
         }
         warm::memory(&self.trial, to, self.guests_bytes)?;
-        let request = CreateDrain { engine: way.engine, qemu: way.qemu.clone(), ..CreateDrain::default() };
+        let request =
+            CreateDrain { engine: way.engine, qemu: way.qemu.clone(), ..CreateDrain::default() };
         let since = Instant::now();
         let begun = self.trial.ask(self.manager.create_drain(&from, &request))?;
         let planned_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -245,8 +253,10 @@ fn render(measured: &Measured) -> String {
             |Spread { median, min, max, .. }| format!("{median:.1} ({min:.1}-{max:.1})"),
         )
     };
-    let mut lines =
-        vec![format!("  {:<28} {:>22} {:>22} {:>18}", "engine", "drain, s", "wire, MB", "planned, ms")];
+    let mut lines = vec![format!(
+        "  {:<28} {:>22} {:>22} {:>18}",
+        "engine", "drain, s", "wire, MB", "planned, ms"
+    )];
     let row = |name: &str, runs: &[Run]| {
         let (seconds, wire) = (text(runs, |run| run.seconds), text(runs, |run| run.wire_mb));
         format!("  {name:<28} {seconds:>22} {wire:>22} {:>18}", text(runs, |run| run.planned_ms))
@@ -260,7 +270,9 @@ fn render(measured: &Measured) -> String {
     lines.push(row("godwit", &measured.godwit));
     lines.push(row(&measured.qemu_way.name, &measured.qemu));
     let verdict = if measured.met { "pass" } else { "FAIL" };
-    lines
-        .push(format!("  {verdict}  {:.1} times as fast, at least {GOAL:.1} wanted", measured.times_as_fast));
+    lines.push(format!(
+        "  {verdict}  {:.1} times as fast, at least {GOAL:.1} wanted",
+        measured.times_as_fast
+    ));
     lines.join("\n")
 }

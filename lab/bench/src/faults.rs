@@ -77,7 +77,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         lies: Vec::new(),
     };
     for plan in [StagePlan::Usual, StagePlan::Clocks, StagePlan::Clear] {
-        let of_plan: Vec<Cell> = cells.iter().copied().filter(|cell| cell.stage() == plan).collect();
+        let of_plan: Vec<Cell> =
+            cells.iter().copied().filter(|cell| cell.stage() == plan).collect();
         found.cells.extend(try_all(plan, &of_plan)?);
     }
     if with_lies {
@@ -105,8 +106,9 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
     let moments: Vec<String> = Moment::ALL.iter().map(|moment| moment.name().to_owned()).collect();
     check_names(&settings.faults, &faults)?;
     check_names(&settings.moments, &moments)?;
-    let is_wanted =
-        |names: &[String], name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+    let is_wanted = |names: &[String], name: &str| {
+        names.is_empty() || names.iter().any(|wanted| wanted == name)
+    };
     let mut cells: Vec<Cell> = all
         .into_iter()
         .filter(|cell| {
@@ -117,7 +119,9 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
         .collect();
     // Each run in an order of its own: what one cell leaves shows in the next.
     let mixed = |number: u64| Random::new(number).next();
-    let write = |cell: &Cell| cell.write.map_or(0, |failing| failing.write as u64 * 2 + failing.error as u64);
+    let write = |cell: &Cell| {
+        cell.write.map_or(0, |failing| failing.write as u64 * 2 + failing.error as u64)
+    };
     let number = |cell: &Cell| write(cell) << 16 | (cell.fault as u64) << 8 | cell.moment as u64;
     let place = |cell: &Cell| mixed(settings.seed ^ mixed(number(cell)));
     cells.sort_by_key(place);
@@ -191,8 +195,8 @@ fn print_line(verdict: Verdict<'_>, what: &str, found: &str, told: &[String]) {
 fn write(document: &Path, mut found: Found) -> Result<()> {
     let json = document.with_extension("json");
     if let Ok(text) = fs::read_to_string(&json) {
-        let before: Found =
-            serde_json::from_str(&text).with_context(|| format!("{} is not readable", json.display()))?;
+        let before: Found = serde_json::from_str(&text)
+            .with_context(|| format!("{} is not readable", json.display()))?;
         let is_new = |old: &CellReport| found.cells.iter().any(|new| new.cell == old.cell);
         let kept: Vec<CellReport> =
             before.cells.into_iter().filter(|old| old.cell.is_possible() && !is_new(old)).collect();
@@ -202,12 +206,17 @@ fn write(document: &Path, mut found: Found) -> Result<()> {
         }
     }
     found.cells.sort_by_key(|report| (report.cell.fault, report.cell.moment, report.cell.write));
-    let text = fs::read_to_string(document).with_context(|| format!("can't read {}", document.display()))?;
+    let text = fs::read_to_string(document)
+        .with_context(|| format!("can't read {}", document.display()))?;
     let (head, rest) =
         text.split_once(table::BEGIN).context("the document lacks the table's first marker")?;
-    let (_, tail) = rest.split_once(table::END).context("the document lacks the table's second marker")?;
+    let (_, tail) =
+        rest.split_once(table::END).context("the document lacks the table's second marker")?;
     let table = table::render(&found);
-    ensure!(!table.contains(table::BEGIN) && !table.contains(table::END), "a marker within the table");
+    ensure!(
+        !table.contains(table::BEGIN) && !table.contains(table::END),
+        "a marker within the table"
+    );
     fs::write(document, format!("{head}{}\n{table}{}{tail}", table::BEGIN, table::END))?;
     fs::write(&json, serde_json::to_string_pretty(&found)? + "\n")?;
     println!("\nwritten: {} and {}", document.display(), json.display());

@@ -30,7 +30,14 @@ impl Spread {
             sorted[low] + (sorted[high] - sorted[low]) * share
         };
         let count = sorted.len();
-        Some(Spread { count, min, lower_quartile: at(1), median: at(2), upper_quartile: at(3), max })
+        Some(Spread {
+            count,
+            min,
+            lower_quartile: at(1),
+            median: at(2),
+            upper_quartile: at(3),
+            max,
+        })
     }
 }
 
@@ -43,7 +50,9 @@ mod tests {
         assert_eq!(Spread::of([]), None);
         let one = Spread::of([7.0]).unwrap();
         assert!(
-            [one.min, one.lower_quartile, one.median, one.upper_quartile, one.max].iter().all(|v| *v == 7.0)
+            [one.min, one.lower_quartile, one.median, one.upper_quartile, one.max]
+                .iter()
+                .all(|v| *v == 7.0)
         );
         let five = Spread::of([5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
         assert_eq!((five.count, five.min, five.lower_quartile, five.median), (5, 1.0, 2.0, 3.0));

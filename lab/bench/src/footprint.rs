@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use godwit_lab::trial::Trial;
 
-/// Poll interval.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Measurement of the agents' memory until [`Footprint::end`].
@@ -23,8 +22,12 @@ impl Footprint {
     /// Begins to observe all agents of a lab.
     pub(crate) fn begin(trial: &Trial) -> Result<Footprint> {
         let hosts = trial.hosts();
-        let pids = hosts.iter().map(|host| Ok(trial.agent_process(host)?.pid)).collect::<Result<Vec<_>>>()?;
-        let before: Vec<u64> = pids.iter().map(|pid| anonymous_bytes(*pid)).collect::<Result<_>>()?;
+        let pids = hosts
+            .iter()
+            .map(|host| Ok(trial.agent_process(host)?.pid))
+            .collect::<Result<Vec<_>>>()?;
+        let before: Vec<u64> =
+            pids.iter().map(|pid| anonymous_bytes(*pid)).collect::<Result<_>>()?;
         let (stop, stopped) = mpsc::sync_channel(1);
         let mut most = before.clone();
         let looking = std::thread::spawn(move || {

@@ -104,14 +104,19 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let mut runs: Vec<Vec<Option<Run>>> = settings.engines.iter().map(|_| Vec::new()).collect();
     for place in schedule::turns(&vec![settings.runs; settings.engines.len()]) {
         let run = measure(&mut subject, settings.engines[place])?;
-        let lost =
-            run.as_ref().map_or_else(|| "failed".to_owned(), |run| format!("{:.1} %", 100.0 * run.lost()));
+        let lost = run
+            .as_ref()
+            .map_or_else(|| "failed".to_owned(), |run| format!("{:.1} %", 100.0 * run.lost()));
         eprintln!("  {}: {lost}", settings.engines[place].name());
         runs[place].push(run);
     }
     trial.finish()?;
-    let figures: Vec<Figures> =
-        settings.engines.iter().zip(runs).map(|(engine, runs)| figures_of(engine.name(), runs)).collect();
+    let figures: Vec<Figures> = settings
+        .engines
+        .iter()
+        .zip(runs)
+        .map(|(engine, runs)| figures_of(engine.name(), runs))
+        .collect();
     print!("{}", render(&figures));
     results::write(&settings.out, "impact", &machine, settings, &Measured { engines: &figures })?;
     Ok(true)
@@ -163,11 +168,16 @@ fn render(figures: &[Figures]) -> String {
     let text = |spread: Option<Spread>, digits: usize| {
         spread.map_or_else(
             || "-".to_owned(),
-            |Spread { median, min, max, .. }| format!("{median:.digits$} ({min:.digits$} to {max:.digits$})"),
+            |Spread { median, min, max, .. }| {
+                format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
+            },
         )
     };
     let mut out = String::from("\nwork lost while the guest is moved: medians (least to most)\n");
-    out += &format!("  {:<10} {:>6} {:>24} {:>24}\n", "engine", "failed", "work lost %", "migration ms");
+    out += &format!(
+        "  {:<10} {:>6} {:>24} {:>24}\n",
+        "engine", "failed", "work lost %", "migration ms"
+    );
     for row in figures {
         let (lost, took) = (text(row.lost_percent, 1), text(row.migration_ms, 0));
         out += &format!("  {:<10} {:>6} {lost:>24} {took:>24}\n", row.name, row.failed);

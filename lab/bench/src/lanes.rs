@@ -74,7 +74,6 @@ pub(crate) struct Run {
     report: Report,
 }
 
-/// Figures of a case.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CaseFigures {
     pub(crate) case: Case,
@@ -163,21 +162,33 @@ fn plot(settings: &Settings, base: Option<&CaseFigures>) -> Result<()> {
     let lines: Vec<Line> =
         Line::of_median("godwit", base.runs.iter().map(|run| &run.report)).into_iter().collect();
     let link_gbit = base.case.links.lanes.iter().copied().map(plot::gbit).sum();
-    let title =
-        format!("An idle guest, {} of {} random, over {}", settings.fill, settings.memory, base.case.links);
+    let title = format!(
+        "An idle guest, {} of {} random, over {}",
+        settings.fill, settings.memory, base.case.links
+    );
     plot::write(&settings.out, "lanes", &title, link_gbit, &lines)
 }
 
 /// Measures the cases in turns, in one lab with one guest. Returns what the guest ran on.
-fn measure_links(settings: &Settings, cases: &[Case], figures: &mut Vec<CaseFigures>) -> Result<String> {
+fn measure_links(
+    settings: &Settings,
+    cases: &[Case],
+    figures: &mut Vec<CaseFigures>,
+) -> Result<String> {
     let links = &cases.first().context("no case")?.links;
-    let trial = Trial::begin_with("bench", lab_of(settings, links))?.context("no lab can be had here")?;
+    let trial =
+        Trial::begin_with("bench", lab_of(settings, links))?.context("no lab can be had here")?;
     let (memory, fill) = if links.large_guest {
         (settings.large_memory, settings.large_fill)
     } else {
         (settings.memory, settings.fill)
     };
-    let plan = GuestPlan { memory: vec![memory], fill, mix: Some(MIX.to_owned()), ..GuestPlan::new("bench") };
+    let plan = GuestPlan {
+        memory: vec![memory],
+        fill,
+        mix: Some(MIX.to_owned()),
+        ..GuestPlan::new("bench")
+    };
     let mut guest = trial.guest("a", &plan)?;
     let accel = trial.vm("a", "bench")?.accel;
     eprintln!("{links}: guest of {memory} by {accel}");

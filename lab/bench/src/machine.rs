@@ -55,7 +55,10 @@ impl Machine {
             memory_mib: memory_kib >> 10,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             qemu: qemu.unwrap_or_else(unknown),
-            load_before: read("/proc/loadavg").split_whitespace().next().map_or_else(unknown, str::to_owned),
+            load_before: read("/proc/loadavg")
+                .split_whitespace()
+                .next()
+                .map_or_else(unknown, str::to_owned),
         }
     }
 }

@@ -23,7 +23,6 @@ const MOST_STEPS: f64 = 120.0;
 /// Maximum marks of an axis.
 const MOST_MARKS: f64 = 9.0;
 
-/// One migration's line.
 pub(crate) struct Line {
     pub(crate) name: String,
     /// Time since the request in s, and the rate from the previous point to this one in Gb/s.
@@ -32,7 +31,10 @@ pub(crate) struct Line {
 
 impl Line {
     /// Returns the line of the run with the median migration time, or `None` if no run has points.
-    pub(crate) fn of_median<'a>(name: &str, reports: impl Iterator<Item = &'a Report>) -> Option<Line> {
+    pub(crate) fn of_median<'a>(
+        name: &str,
+        reports: impl Iterator<Item = &'a Report>,
+    ) -> Option<Line> {
         let mut reports: Vec<&Report> = reports
             .filter(|report| report.outcome == Outcome::Completed && !report.bandwidth.is_empty())
             .collect();
@@ -53,7 +55,10 @@ pub(crate) fn steps(points: &[BandwidthPoint]) -> Vec<(f64, f64)> {
     for point in points {
         let took_ms = point.ms - last.ms;
         if took_ms >= least_ms || (point.ms >= end_ms && took_ms > 0.0) {
-            steps.push((point.ms / 1e3, point.bytes.saturating_sub(last.bytes) as f64 * 8.0 / took_ms / 1e6));
+            steps.push((
+                point.ms / 1e3,
+                point.bytes.saturating_sub(last.bytes) as f64 * 8.0 / took_ms / 1e6,
+            ));
             last = *point;
         }
     }
@@ -67,13 +72,18 @@ pub(crate) fn gbit(link: BitRate) -> f64 {
 }
 
 /// Writes the picture and prints its path.
-pub(crate) fn write(folder: &Path, name: &str, title: &str, link_gbit: f64, lines: &[Line]) -> Result<()> {
+pub(crate) fn write(
+    folder: &Path,
+    name: &str,
+    title: &str,
+    link_gbit: f64,
+    lines: &[Line],
+) -> Result<()> {
     let path = svg::write(folder, name, &render(title, link_gbit, lines))?;
     println!("bandwidth over time: {}", path.display());
     Ok(())
 }
 
-/// Renders the picture.
 fn render(title: &str, link_gbit: f64, lines: &[Line]) -> String {
     let all = || lines.iter().flat_map(|line| &line.steps);
     let frame = Frame {
@@ -128,21 +138,32 @@ mod tests {
     #[test]
     fn rates_are_taken_over_no_less_than_buffers_blur() {
         // 125 MB in a second is 1 Gb/s.
-        let steps =
-            steps(&points(&[(100.0, 9), (500.0, 62_500_000), (600.0, 62_500_000), (1000.0, 125_000_000)]));
+        let steps = steps(&points(&[
+            (100.0, 9),
+            (500.0, 62_500_000),
+            (600.0, 62_500_000),
+            (1000.0, 125_000_000),
+        ]));
         assert_eq!(steps, [(0.0, 0.0), (0.5, 1.0), (1.0, 1.0)]);
         assert_eq!(super::steps(&[]), [(0.0, 0.0)]);
     }
 
     #[test]
     fn a_picture_has_its_link_its_lines_and_its_units() {
-        let line =
-            |name: &str| Line { name: name.to_owned(), steps: steps(&points(&[(1000.0, 100_000_000)])) };
+        let line = |name: &str| Line {
+            name: name.to_owned(),
+            steps: steps(&points(&[(1000.0, 100_000_000)])),
+        };
         let svg = render("a < b", 1.0, &[line("godwit"), line("qemu")]);
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-        for wanted in
-            ["a &lt; b", "the link: 1 Gb/s", "time since the request, s", "Gb/s", ">godwit<", ">qemu<"]
-        {
+        for wanted in [
+            "a &lt; b",
+            "the link: 1 Gb/s",
+            "time since the request, s",
+            "Gb/s",
+            ">godwit<",
+            ">qemu<",
+        ] {
             assert!(svg.contains(wanted), "{wanted}: {svg}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");

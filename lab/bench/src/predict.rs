@@ -107,7 +107,12 @@ const LINKS: [Link; 5] = [
         name: "unshaped",
         rate: None,
         rtt: "0ms",
-        cases: &[case("idle"), case(SOME), case(FAR_TOO_MUCH), Case { limit: Some("1gbit"), ..case(SOME) }],
+        cases: &[
+            case("idle"),
+            case(SOME),
+            case(FAR_TOO_MUCH),
+            Case { limit: Some("1gbit"), ..case(SOME) },
+        ],
     },
     Link {
         name: "1gbit-10ms",
@@ -115,7 +120,12 @@ const LINKS: [Link; 5] = [
         rtt: "10ms",
         cases: &[case("idle"), case(SOME), case(FAR_TOO_MUCH)],
     },
-    Link { name: "1gbit-40ms", rate: Some("1gbit"), rtt: "40ms", cases: &[case(LITTLE), case(MUCH)] },
+    Link {
+        name: "1gbit-40ms",
+        rate: Some("1gbit"),
+        rtt: "40ms",
+        cases: &[case(LITTLE), case(MUCH)],
+    },
 ];
 
 /// One case, predicted and measured.
@@ -151,8 +161,9 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         settings.memory, settings.fill,
     );
     let mut cases = Vec::new();
-    let wanted =
-        |link: &&Link| settings.links.is_empty() || settings.links.iter().any(|name| name == link.name);
+    let wanted = |link: &&Link| {
+        settings.links.is_empty() || settings.links.iter().any(|name| name == link.name)
+    };
     for link in LINKS.iter().filter(wanted) {
         on_link(settings, link, &mut cases)?;
     }
@@ -174,7 +185,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 fn on_link(settings: &Settings, link: &Link, cases: &mut Vec<Figures>) -> Result<()> {
     let rate: Option<BitRate> = link.rate.map(str::parse).transpose()?;
     let rtt: Rtt = link.rtt.parse()?;
-    let trial = Trial::begin_with("bench", LabOptions { link: rate, rtt, ..LabOptions::default() })?;
+    let trial =
+        Trial::begin_with("bench", LabOptions { link: rate, rtt, ..LabOptions::default() })?;
     let trial = trial.context("no lab can be had here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
@@ -186,7 +198,12 @@ fn on_link(settings: &Settings, link: &Link, cases: &mut Vec<Figures>) -> Result
     trial.finish()
 }
 
-fn foretell_and_move(trial: &Trial, subject: &mut Subject<'_>, link: &Link, case: &Case) -> Result<Figures> {
+fn foretell_and_move(
+    trial: &Trial,
+    subject: &mut Subject<'_>,
+    link: &Link,
+    case: &Case,
+) -> Result<Figures> {
     let Case { workload, limit, policy } = case;
     subject.work(workload)?;
     let bandwidth_limit = limit.map(str::parse).transpose()?;
@@ -209,7 +226,8 @@ fn compare(link: &Link, case: &Case, dry_run: DryRun, report: Option<Report>) ->
     let moved = report.as_ref().filter(|report| report.outcome == Outcome::Completed);
     let predicted = dry_run.predicted.as_ref().filter(|predicted| predicted.means != Means::None);
     let both = predicted.zip(moved);
-    let ratio = both.map(|(predicted, report)| report.migration_time_ms / predicted.migration_time_ms);
+    let ratio =
+        both.map(|(predicted, report)| report.migration_time_ms / predicted.migration_time_ms);
     let means = |report: &Report| report.means.unwrap_or(Means::None);
     Figures {
         link: link.name,
@@ -218,7 +236,8 @@ fn compare(link: &Link, case: &Case, dry_run: DryRun, report: Option<Report>) ->
         policy: case.policy,
         ratio,
         time_is_close: ratio.is_some_and(|ratio| (1.0 - CLOSE..=1.0 + CLOSE).contains(&ratio)),
-        means_are_right: dry_run.predicted.map(|predicted| predicted.means) == report.as_ref().map(means),
+        means_are_right: dry_run.predicted.map(|predicted| predicted.means)
+            == report.as_ref().map(means),
         dry_run,
         report,
     }
@@ -240,15 +259,17 @@ const HEADS: [(&str, usize); 12] = [
 ];
 
 fn render(cases: &[Figures]) -> String {
-    let line =
-        |cells: &mut dyn Iterator<Item = String>| format!("  {}\n", cells.collect::<Vec<_>>().join("  "));
+    let line = |cells: &mut dyn Iterator<Item = String>| {
+        format!("  {}\n", cells.collect::<Vec<_>>().join("  "))
+    };
     let mut out = String::from(
         "\npredicted by a dry run; `at begin`: by the migration itself before round 0; the last three predicted/measured\n",
     );
     out += &line(&mut HEADS.iter().map(|(head, width)| format!("{head:<width$}")));
     for case in cases {
         let cells = row(case);
-        out += &line(&mut cells.iter().zip(HEADS).map(|(cell, (_, width))| format!("{cell:<width$}")));
+        out +=
+            &line(&mut cells.iter().zip(HEADS).map(|(cell, (_, width))| format!("{cell:<width$}")));
     }
     out
 }

@@ -119,7 +119,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         settings.clone_memory,
         settings.clone_fill
     );
-    let cases = settings.cases.iter().map(|case| measure(settings, *case)).collect::<Result<Vec<_>>>()?;
+    let cases =
+        settings.cases.iter().map(|case| measure(settings, *case)).collect::<Result<Vec<_>>>()?;
     println!("\nmedians (least to most)\n{}", render(&cases));
     results::write(&settings.out, "references", &machine, settings, &Measured { cases: &cases })?;
     Ok(cases.iter().all(|figures| figures.met) || !settings.check)
@@ -140,7 +141,11 @@ fn measure(settings: &Settings, case: Case) -> Result<Figures> {
             Case::WayBack => way_back(&trial, &guests)?,
             Case::Clones => drain(&trial, &guests)?,
         };
-        eprintln!("  {case:?}: {:.0} MB, then {:.0} MB", megabytes(&run.plain), megabytes(&run.referring));
+        eprintln!(
+            "  {case:?}: {:.0} MB, then {:.0} MB",
+            megabytes(&run.plain),
+            megabytes(&run.referring)
+        );
         runs.push(run);
     }
     trial.finish()?;
@@ -190,7 +195,12 @@ fn drain(trial: &Trial, guests: &[Guest]) -> Result<Run> {
 }
 
 /// Moves guests one after the other to the other host, and checks that they are intact.
-fn move_all(trial: &Trial, guests: &[Guest], from: &str, references: ReferenceUse) -> Result<Vec<Report>> {
+fn move_all(
+    trial: &Trial,
+    guests: &[Guest],
+    from: &str,
+    references: ReferenceUse,
+) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for guest in guests {
         let mut guest = guest.clone();
@@ -217,7 +227,8 @@ fn milliseconds(reports: &[Report]) -> f64 {
 }
 
 fn figures_of(case: Case, runs: Vec<Run>) -> Figures {
-    let share = Spread::of(runs.iter().map(|run| megabytes(&run.referring) / megabytes(&run.plain)));
+    let share =
+        Spread::of(runs.iter().map(|run| megabytes(&run.referring) / megabytes(&run.plain)));
     let goal = match case {
         Case::WayBack => WAY_BACK_SHARE,
         Case::Clones => CLONES_SHARE,
@@ -246,7 +257,14 @@ fn render(cases: &[Figures]) -> String {
     };
     let mut lines = vec![format!(
         "  {:<9} {:>24} {:>24} {:>18} {:>22} {:>22} {:>10} {:>8}",
-        "case", "without, MB", "with, MB", "share, %", "without, s", "with, s", "told, %", "missing"
+        "case",
+        "without, MB",
+        "with, MB",
+        "share, %",
+        "without, s",
+        "with, s",
+        "told, %",
+        "missing"
     )];
     for row in cases {
         let referring = || row.runs.iter().flat_map(|run| &run.referring);

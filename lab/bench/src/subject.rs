@@ -114,7 +114,6 @@ pub(crate) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// Boots the guest.
     pub(crate) fn new(trial: &'a Trial, plan: GuestPlan) -> Result<Subject<'a>> {
         let guest = trial.guest("a", &plan)?;
         Ok(Subject { trial, plan, guest })
@@ -198,7 +197,13 @@ impl<'a> Subject<'a> {
         let error = match moved {
             Ok(moved) => {
                 if let Some(error) = &report(&moved).error {
-                    eprintln!("  {} to {}: {} ({})", engine.name(), request.to, error.message, error.code);
+                    eprintln!(
+                        "  {} to {}: {} ({})",
+                        engine.name(),
+                        request.to,
+                        error.message,
+                        error.code
+                    );
                 }
                 return Ok(Some(moved));
             }

@@ -29,7 +29,8 @@ impl Svg {
     /// Draws a line along a path.
     pub(crate) fn stroke(&mut self, path: &str, colour: &str, more: &str) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" {more}/>");
+        let _ =
+            writeln!(self.text, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" {more}/>");
     }
 
     /// Draws a rectangle without a border, from its upper left corner.
@@ -58,7 +59,10 @@ impl Svg {
     /// Draws text in bold.
     pub(crate) fn title(&mut self, x: f64, y: f64, content: &str) {
         let content = escaped(content);
-        let _ = writeln!(self.text, "<text x=\"{x:.1}\" y=\"{y:.1}\" font-weight=\"bold\">{content}</text>");
+        let _ = writeln!(
+            self.text,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-weight=\"bold\">{content}</text>"
+        );
     }
 
     /// Draws text from bottom to top, centred there.
@@ -115,7 +119,11 @@ impl Frame {
     pub(crate) fn marks_y(&self, svg: &mut Svg, most_marks: f64, named: bool) {
         for mark in marks(self.most_y, most_marks) {
             let at = self.y(mark);
-            svg.stroke(&format!("M{} {at:.1}H{}", self.left, self.right), NEUTRAL, "stroke-opacity=\"0.25\"");
+            svg.stroke(
+                &format!("M{} {at:.1}H{}", self.left, self.right),
+                NEUTRAL,
+                "stroke-opacity=\"0.25\"",
+            );
             if named {
                 svg.text(self.left - 8.0, at + 4.0, "end", &short(mark));
             }
@@ -175,14 +183,17 @@ mod tests {
 
     #[test]
     fn places_in_a_frame_and_text_that_is_no_markup() {
-        let frame = Frame { left: 10.0, top: 0.0, right: 110.0, bottom: 50.0, most_x: 2.0, most_y: 5.0 };
+        let frame =
+            Frame { left: 10.0, top: 0.0, right: 110.0, bottom: 50.0, most_x: 2.0, most_y: 5.0 };
         assert_eq!((frame.x(0.0), frame.x(2.0)), (10.0, 110.0));
         assert_eq!((frame.y(0.0), frame.y(5.0)), (50.0, 0.0));
         let mut svg = Svg::new(120.0, 60.0);
         svg.text(0.0, 0.0, "start", "a < b & c");
         let svg = svg.finish();
         assert!(
-            svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("a &lt; b &amp; c"),
+            svg.starts_with("<svg ")
+                && svg.ends_with("</svg>\n")
+                && svg.contains("a &lt; b &amp; c"),
             "{svg}"
         );
     }

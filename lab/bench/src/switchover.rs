@@ -114,14 +114,18 @@ impl EngineFigures {
         let lost = moves.iter().filter(|moved| moved.is_none()).count();
         let runs: Vec<Watched> = moves.into_iter().flatten().collect();
         let completed = || runs.iter().filter(|run| run.report.outcome == Outcome::Completed);
-        let spread =
-            |of: fn(&Report) -> Option<f64>| Spread::of(completed().filter_map(|run| of(&run.report)));
+        let spread = |of: fn(&Report) -> Option<f64>| {
+            Spread::of(completed().filter_map(|run| of(&run.report)))
+        };
         let is_held_up = |run: &&Watched| {
-            run.probes.longest_gap_ns.is_some_and(|gap_ns| run.probes.longest_send_gap_ns * 2 > gap_ns)
+            run.probes
+                .longest_gap_ns
+                .is_some_and(|gap_ns| run.probes.longest_send_gap_ns * 2 > gap_ns)
         };
         // It begins with the last answer before the vCPUs stop, so the phase before counts too.
-        let is_elsewhere =
-            |run: &&Watched| !matches!(run.phase_of_blackout(), Some(Phase::Convergence | Phase::Switchover));
+        let is_elsewhere = |run: &&Watched| {
+            !matches!(run.phase_of_blackout(), Some(Phase::Convergence | Phase::Switchover))
+        };
         EngineFigures {
             name: name.to_owned(),
             failed: runs.len() - completed().count(),
@@ -185,13 +189,15 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 /// Measures all workloads in one lab with one guest. Returns what the guest ran on.
 fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<String> {
-    let options = LabOptions { link: settings.link, rtt, insecure: !settings.tls, ..LabOptions::default() };
+    let options =
+        LabOptions { link: settings.link, rtt, insecure: !settings.tls, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
     let accel = trial.vm("a", "bench")?.accel;
-    let link = settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
+    let link =
+        settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
         "settings  guest of {} and 64 KiB, {} in use, 1 vCPU by {accel}; link {link}, round trip {rtt}; \
          switchover budget {} ms; {}",
@@ -244,11 +250,20 @@ fn measure_part(
         }
         runs[*place].push(run);
     }
-    let engines: Vec<EngineFigures> =
-        engines.iter().zip(runs).map(|(engine, runs)| EngineFigures::new(engine.name(), runs)).collect();
+    let engines: Vec<EngineFigures> = engines
+        .iter()
+        .zip(runs)
+        .map(|(engine, runs)| EngineFigures::new(engine.name(), runs))
+        .collect();
     let goals = goals(settings, rtt, &engines);
     let workload_text = workload.text().to_owned();
-    Ok(Part { workload: workload.spec().to_owned(), workload_text, rtt: rtt.to_string(), engines, goals })
+    Ok(Part {
+        workload: workload.spec().to_owned(),
+        workload_text,
+        rtt: rtt.to_string(),
+        engines,
+        goals,
+    })
 }
 
 /// Returns the promises about Godwit's engine for this round trip, with the guest of the promise.
@@ -267,8 +282,12 @@ fn goals(settings: &Settings, rtt: Rtt, engines: &[EngineFigures]) -> Vec<Goal> 
     }
     let goal = |what: &str, at_most_ms: f64, spread: Option<Spread>| {
         let median_ms = spread.map(|spread| spread.median);
-        let met = ours.failed + ours.lost == 0 && median_ms.is_some_and(|median_ms| median_ms <= at_most_ms);
+        let met = ours.failed + ours.lost == 0
+            && median_ms.is_some_and(|median_ms| median_ms <= at_most_ms);
         Goal { what: what.to_owned(), at_most_ms, median_ms, met }
     };
-    vec![goal("switchover", promised.0, ours.switchover_ms), goal("blackout", promised.1, ours.blackout_ms)]
+    vec![
+        goal("switchover", promised.0, ours.switchover_ms),
+        goal("blackout", promised.1, ours.blackout_ms),
+    ]
 }

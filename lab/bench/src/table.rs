@@ -7,7 +7,8 @@ use crate::switchover::{EngineFigures, Goal, Part};
 
 /// Renders the table of one workload on one link.
 pub(crate) fn render(part: &Part) -> String {
-    let mut text = format!("\n{}, round trip {}: medians (least to most)\n", part.workload_text, part.rtt);
+    let mut text =
+        format!("\n{}, round trip {}: medians (least to most)\n", part.workload_text, part.rtt);
     let header = [
         "engine",
         "runs",
@@ -123,8 +124,12 @@ mod tests {
 
     #[test]
     fn rows_are_aligned_and_ratios_are_to_godwit() {
-        let goal =
-            Goal { what: "switchover".to_owned(), at_most_ms: 20.0, median_ms: Some(25.0), met: false };
+        let goal = Goal {
+            what: "switchover".to_owned(),
+            at_most_ms: 20.0,
+            median_ms: Some(25.0),
+            met: false,
+        };
         let part = Part {
             workload: "idle".to_owned(),
             workload_text: "idle guest".to_owned(),

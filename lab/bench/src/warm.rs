@@ -22,6 +22,7 @@ pub(crate) fn memory(trial: &Trial, host: &str, bytes: u64) -> Result<()> {
     };
     let written = write().with_context(|| format!("touching memory by {}", path.display()));
     // If no file could be created, the first error says more.
-    let removed = std::fs::remove_file(&path).with_context(|| format!("giving back {}", path.display()));
+    let removed =
+        std::fs::remove_file(&path).with_context(|| format!("giving back {}", path.display()));
     written.and(removed)
 }

@@ -24,9 +24,7 @@ pub struct Asker {
 /// What came back.
 #[derive(Debug)]
 pub struct Answered {
-    /// The status.
     pub status: StatusCode,
-    /// The body.
     pub body: Bytes,
     /// From the request to the last byte.
     pub took: Duration,
@@ -41,7 +39,8 @@ impl Answered {
         if !self.status.is_success() {
             bail!("{}: {}", self.status, String::from_utf8_lossy(&self.body));
         }
-        serde_json::from_slice(&self.body).context("what the manager answers is not what was expected")
+        serde_json::from_slice(&self.body)
+            .context("what the manager answers is not what was expected")
     }
 }
 
@@ -66,7 +65,12 @@ impl Asker {
     ///
     /// # Errors
     /// Nobody answers.
-    pub async fn ask(&mut self, method: Method, path: &str, body: Option<&Value>) -> Result<Answered> {
+    pub async fn ask(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Answered> {
         let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
         let request = match body {
             Some(body) => request
@@ -96,7 +100,10 @@ impl Asker {
     /// # Errors
     /// It is refused.
     pub async fn post<T: DeserializeOwned>(&mut self, path: &str, body: &Value) -> Result<T> {
-        self.ask(Method::POST, path, Some(body)).await?.read().with_context(|| format!("POST {path}"))
+        self.ask(Method::POST, path, Some(body))
+            .await?
+            .read()
+            .with_context(|| format!("POST {path}"))
     }
 
     /// Reads an answer that has no end, and keeps nothing of it, until it ends all the same.

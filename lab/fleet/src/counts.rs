@@ -9,7 +9,6 @@ pub struct Counts {
     pub begun: BTreeMap<String, u64>,
     /// Migrations that came through.
     pub completed: u64,
-    /// Migrations that failed.
     pub failed: u64,
     /// Migrations that were cancelled.
     pub cancelled: u64,

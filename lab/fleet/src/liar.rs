@@ -112,7 +112,6 @@ impl Liar {
         Ok(liar)
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -182,7 +181,8 @@ impl Liar {
         info["vcpus"] = json!(self.draw.below(4096));
         info["host"] = json!(self.draw.of(&self.others.clone()));
         info["migration"] = json!(format!("v{:x}-1", self.draw.next()));
-        info["page_in"] = json!({ "missing_pages": self.draw.next(), "connected": self.draw.below(2) == 0 });
+        info["page_in"] =
+            json!({ "missing_pages": self.draw.next(), "connected": self.draw.below(2) == 0 });
         Ok(info)
     }
 
@@ -222,7 +222,8 @@ impl Liar {
 
     /// A migration that it says leaves it.
     fn migration(&mut self, vm: &str) -> Result<Value, serde_json::Error> {
-        let progress = serde_json::to_value(godwit_migration::Progress::begin(self.draw.next() >> 12))?;
+        let progress =
+            serde_json::to_value(godwit_migration::Progress::begin(self.draw.next() >> 12))?;
         Ok(json!({
             "id": format!("v{:x}-1", self.draw.next()), "vm": vm, "from": self.name,
             "to": self.draw.of(&self.others.clone()), "engine": "godwit", "started_unix_ms": self.draw.next(),

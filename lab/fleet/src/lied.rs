@@ -41,8 +41,9 @@ type Seen = Vec<(String, String, String, u64, bool, bool)>;
 async fn seen(asker: &mut Asker, liar: &str) -> Result<Seen> {
     let page: Page<VmSummary> = asker.get("/api/v1/vms?limit=1000").await?;
     let others = page.items.into_iter().filter(|vm| vm.host != liar);
-    let fields =
-        |vm: VmSummary| (vm.name, vm.host, vm.state.to_string(), vm.memory_bytes, vm.in_doubt, vm.is_current);
+    let fields = |vm: VmSummary| {
+        (vm.name, vm.host, vm.state.to_string(), vm.memory_bytes, vm.in_doubt, vm.is_current)
+    };
     Ok(others.map(fields).collect())
 }
 
@@ -67,7 +68,8 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
         let is_shown = match &lie {
             Lie::Claim(vm) => {
                 lied.claims += 1;
-                let page: Page<NameConflict> = asker.get("/api/v1/name-conflicts?limit=1000").await?;
+                let page: Page<NameConflict> =
+                    asker.get("/api/v1/name-conflicts?limit=1000").await?;
                 let of_liar = |one: &NameConflict| {
                     one.vm == *vm && one.claims.iter().any(|claim| claim.host == liar.name())
                 };
@@ -82,7 +84,9 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
         refused = host.refused_reports;
         match is_shown {
             Some(true) => lied.shown += 1,
-            Some(false) if lied.unshown.len() < 10 => lied.unshown.push(format!("{number}: {lie:?}")),
+            Some(false) if lied.unshown.len() < 10 => {
+                lied.unshown.push(format!("{number}: {lie:?}"))
+            }
             _ => {}
         }
         if (number % LIES_A_LOOK == 0 || number == messages) && lied.changed.len() < 10 {
@@ -95,7 +99,12 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
 }
 
 /// Waits until the manager has heard the liar's number.
-async fn until_heard(asker: &mut Asker, liar: &Liar, path: &str, number: u64) -> Result<ManagedHost> {
+async fn until_heard(
+    asker: &mut Asker,
+    liar: &Liar,
+    path: &str,
+    number: u64,
+) -> Result<ManagedHost> {
     let began = Instant::now();
     #[expect(clippy::cast_precision_loss, reason = "numbers of messages")]
     let load = number as f64;

@@ -33,7 +33,8 @@ impl Looks {
         loop {
             let mut left = 0;
             for state in ["waiting", "starting", "running"] {
-                let page: Page<Move> = asker.get(&format!("/api/v1/moves?state={state}&limit=1000")).await?;
+                let page: Page<Move> =
+                    asker.get(&format!("/api/v1/moves?state={state}&limit=1000")).await?;
                 left += page.total;
                 if state == "waiting" {
                     self.see(&page.items);

@@ -8,7 +8,6 @@ use serde_json::json;
 /// What a fleet is made of.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FleetPlan {
-    /// Hosts.
     pub hosts: usize,
     /// VMs, spread over the first of them.
     pub vms: usize,
@@ -105,7 +104,8 @@ impl FleetPlan {
         let turns = self.vm_memory_bytes.len().max(1);
         let memory_bytes = self.vm_memory_bytes.get(number % turns).copied().unwrap_or(256 << 20);
         let name = self.vm_name(number);
-        let address = format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
+        let address =
+            format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
         let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
         serde_json::from_value(json!({
             "name": name, "host": host, "state": "running", "incarnation": incarnation, "epoch": 1, "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,

@@ -17,8 +17,8 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
+    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted, MigrationRequest,
+    MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 use godwit_migration::DryRun;
 use serde::Serialize;
@@ -31,7 +31,6 @@ use crate::world::World;
 /// So often an agent says something, if only that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// What all agents share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     world: Mutex<World>,
@@ -42,7 +41,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(world: World) -> Shared {
-        Shared { world: Mutex::new(world), began: Instant::now(), silent: watch::channel(BTreeSet::new()).0 }
+        Shared {
+            world: Mutex::new(world),
+            began: Instant::now(),
+            silent: watch::channel(BTreeSet::new()).0,
+        }
     }
 
     pub(crate) fn world(&self) -> MutexGuard<'_, World> {
@@ -72,7 +75,6 @@ impl Shared {
     }
 }
 
-/// One agent.
 #[derive(Clone, Debug)]
 struct Agent {
     shared: Arc<Shared>,
@@ -173,12 +175,18 @@ async fn show_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer
     Ok(Json(host.vms.get(&name).cloned().ok_or_else(missing)?))
 }
 
-async fn create_vm(State(agent): State<Agent>, bytes: Bytes) -> Result<(StatusCode, Json<VmInfo>), Refusal> {
+async fn create_vm(
+    State(agent): State<Agent>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<VmInfo>), Refusal> {
     let request: CreateVm = body(&bytes)?;
     Ok((StatusCode::CREATED, Json(agent.shared.world().create_vm(agent.at, request)?)))
 }
 
-async fn delete_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Result<StatusCode, Refusal> {
+async fn delete_vm(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Refusal> {
     agent.shared.world().delete_vm(agent.at, &name)?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -187,7 +195,11 @@ async fn start_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answe
     Ok(Json(agent.shared.world().power(agent.at, &name, true)?))
 }
 
-async fn stop_vm(State(agent): State<Agent>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
+async fn stop_vm(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
     let _: StopVm = body(&bytes)?;
     Ok(Json(agent.shared.world().power(agent.at, &name, false)?))
 }
@@ -203,7 +215,11 @@ async fn migrate(
     Ok((StatusCode::ACCEPTED, Json(accepted)))
 }
 
-async fn dry_run(State(agent): State<Agent>, Path(name): Path<String>, bytes: Bytes) -> Answer<DryRun> {
+async fn dry_run(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<DryRun> {
     let request: MigrationRequest = body(&bytes)?;
     Ok(Json(agent.shared.world().dry_run(agent.at, &name, &request)?))
 }
@@ -213,7 +229,10 @@ async fn list_migrations(State(agent): State<Agent>) -> Answer<Vec<MigrationStat
     Ok(Json(world.host(agent.at).ok_or_else(no_host)?.migrations.iter().rev().cloned().collect()))
 }
 
-async fn show_migration(State(agent): State<Agent>, Path(id): Path<String>) -> Answer<MigrationStatus> {
+async fn show_migration(
+    State(agent): State<Agent>,
+    Path(id): Path<String>,
+) -> Answer<MigrationStatus> {
     Ok(Json(agent.shared.world().migration(agent.at, &id)?))
 }
 

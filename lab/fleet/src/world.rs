@@ -7,8 +7,8 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers, SetRevocations, VmInfo,
-    VmState,
+    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers, SetRevocations,
+    VmInfo, VmState,
 };
 use tokio::sync::mpsc;
 
@@ -29,7 +29,6 @@ pub enum Fault {
     FailHalfWay,
 }
 
-/// All of it.
 #[derive(Debug)]
 pub(crate) struct World {
     plan: FleetPlan,
@@ -109,7 +108,8 @@ impl World {
             }
         }
         hosts.iter_mut().for_each(Host::recount);
-        let by_name = hosts.iter().enumerate().map(|(at, host)| (host.info.name.clone(), at)).collect();
+        let by_name =
+            hosts.iter().enumerate().map(|(at, host)| (host.info.name.clone(), at)).collect();
         Ok(World {
             plan,
             hosts,
@@ -135,7 +135,8 @@ impl World {
 
     /// Takes a fault that is due.
     fn take_fault(&mut self, vm: &str, is_it: impl Fn(Fault) -> bool) -> Option<Fault> {
-        let (fault, times) = self.faults.get_mut(vm).filter(|(fault, times)| *times > 0 && is_it(*fault))?;
+        let (fault, times) =
+            self.faults.get_mut(vm).filter(|(fault, times)| *times > 0 && is_it(*fault))?;
         *times -= 1;
         Some(*fault)
     }
@@ -223,13 +224,19 @@ impl World {
 
     /// Starts a VM or stops it.
     pub(crate) fn power(&mut self, at: usize, name: &str, on: bool) -> Result<VmInfo, ApiError> {
-        let host =
-            self.hosts.get_mut(at).ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
+        let host = self
+            .hosts
+            .get_mut(at)
+            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
         let missing = host.no_vm(name);
         let vm = host.vms.get_mut(name).ok_or(missing)?;
         if matches!(vm.state, VmState::MigratingIn | VmState::MigratingOut) {
             let message = format!("VM \"{name}\" is on its way to another host");
-            return Err(ApiError::new(ErrorCode::Busy, message, "wait for the end of its migration"));
+            return Err(ApiError::new(
+                ErrorCode::Busy,
+                message,
+                "wait for the end of its migration",
+            ));
         }
         vm.state = if on { VmState::Running } else { VmState::Stopped };
         vm.reason = None;
@@ -240,8 +247,10 @@ impl World {
     }
 
     pub(crate) fn delete_vm(&mut self, at: usize, name: &str) -> Result<(), ApiError> {
-        let host =
-            self.hosts.get_mut(at).ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
+        let host = self
+            .hosts
+            .get_mut(at)
+            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
         let state = host.vms.get(name).map(|vm| vm.state).ok_or_else(|| host.no_vm(name))?;
         if state != VmState::Stopped {
             let message = format!("VM \"{name}\" is {state}");

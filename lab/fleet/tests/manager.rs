@@ -49,7 +49,8 @@ impl Managed {
         let agents = managed.fleet.agents().clone();
         let hosts = agents.len() as u64;
         for (name, address) in agents {
-            let host = json!({ "name": name, "address": address, "link_bits_per_s": 1_000_000_000 });
+            let host =
+                json!({ "name": name, "address": address, "link_bits_per_s": 1_000_000_000 });
             let _: serde_json::Value = managed.asker.post("/api/v1/hosts", &host).await.unwrap();
         }
         managed.until(|cluster| (cluster.hosts_up, cluster.vms) == (hosts, vms)).await;
@@ -60,7 +61,12 @@ impl Managed {
     async fn until(&mut self, is_so: impl Fn(&Cluster) -> bool) {
         let wait = async {
             loop {
-                if self.asker.get::<Cluster>("/api/v1/cluster").await.is_ok_and(|cluster| is_so(&cluster)) {
+                if self
+                    .asker
+                    .get::<Cluster>("/api/v1/cluster")
+                    .await
+                    .is_ok_and(|cluster| is_so(&cluster))
+                {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -119,7 +125,10 @@ impl Managed {
     fn check(&self, looks: &Looks) {
         let counts = self.fleet.counts();
         assert_eq!((counts.double_begins, counts.not_there), (0, 0), "{counts:?}");
-        assert!(counts.most_out_of_one() <= MOST_MOVES && counts.most_into_one() <= MOST_MOVES, "{counts:?}");
+        assert!(
+            counts.most_out_of_one() <= MOST_MOVES && counts.most_into_one() <= MOST_MOVES,
+            "{counts:?}"
+        );
         assert_eq!(looks.unexplained, 0, "{looks:?}");
     }
 }
@@ -132,7 +141,8 @@ fn plan() -> FleetPlan {
 async fn a_host_is_drained_within_all_limits_and_every_wait_is_explained() {
     // Slow enough that it is looked at while some wait.
     let mut managed = Managed::begin(FleetPlan { speed: 15.0, ..plan() }).await;
-    let asked: Drain = managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
+    let asked: Drain =
+        managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
     assert_eq!(asked.vms.len(), 25);
     let looks = managed.until_over().await;
     let drain = managed.drained(&asked.id).await;
@@ -163,7 +173,8 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
     let looks = {
         let failed = async {
             loop {
-                let page: Page<Move> = managed.asker.get("/api/v1/moves?vm=vm-00001").await.unwrap();
+                let page: Page<Move> =
+                    managed.asker.get("/api/v1/moves?vm=vm-00001").await.unwrap();
                 let tried = page.items.first().filter(|one| one.failure.is_some()).cloned();
                 if let Some(tried) = tried {
                     return tried;
@@ -172,7 +183,11 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
             }
         };
         let tried = tokio::time::timeout(LIMIT, failed).await.unwrap();
-        assert_eq!(tried.waits.as_ref().map(|waits| waits.code.as_str()), Some("retry-at"), "{tried:?}");
+        assert_eq!(
+            tried.waits.as_ref().map(|waits| waits.code.as_str()),
+            Some("retry-at"),
+            "{tried:?}"
+        );
         let path = format!("/api/v1/moves/{}", tried.id);
         managed.asker.ask(http::Method::DELETE, &path, None).await.unwrap();
         managed.until_over().await
@@ -185,7 +200,8 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn moves_that_end_while_their_host_is_not_heard_are_known_when_it_is() {
     let mut managed = Managed::begin(plan()).await;
-    let asked: Drain = managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
+    let asked: Drain =
+        managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
     managed.until(|cluster| cluster.moves_running > 0).await;
     managed.fleet.silence("host-0000", true);
     managed.until_still("host-0000").await;
@@ -201,14 +217,21 @@ async fn moves_that_end_while_their_host_is_not_heard_are_known_when_it_is() {
 async fn a_move_whose_agent_was_restarted_is_no_longer_taken_for_running() {
     // So slow that it does not end by itself.
     let mut managed = Managed::begin(FleetPlan { speed: 0.01, ..FleetPlan::default() }).await;
-    let asked: Move =
-        managed.asker.post("/api/v1/vms/vm-00000/moves", &json!({ "to": "host-0001" })).await.unwrap();
+    let asked: Move = managed
+        .asker
+        .post("/api/v1/vms/vm-00000/moves", &json!({ "to": "host-0001" }))
+        .await
+        .unwrap();
     assert_eq!(asked.from, "host-0000");
     managed.move_of("vm-00000", |one| one.state == MoveState::Running).await;
     managed.fleet.restart("host-0000");
     let waits = managed.move_of("vm-00000", |one| one.state == MoveState::Waiting).await;
     assert_eq!(waits.failure.map(|failure| failure.code).as_deref(), Some("lost-track"));
-    managed.asker.ask(http::Method::DELETE, &format!("/api/v1/moves/{}", asked.id), None).await.unwrap();
+    managed
+        .asker
+        .ask(http::Method::DELETE, &format!("/api/v1/moves/{}", asked.id), None)
+        .await
+        .unwrap();
     managed.move_of("vm-00000", |one| one.state == MoveState::Cancelled).await;
     assert_eq!(managed.fleet.counts().double_begins, 0);
 }

@@ -18,13 +18,11 @@ pub const ECHO_PORT: u16 = 7;
 /// Longest line that either side accepts.
 pub const LINE_BYTES: u64 = 64 << 10;
 
-/// Request to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
     /// Report the state.
     Status {},
-    /// Change the workload.
     Workload {
         /// Text of a [`crate::workload::Workload`].
         spec: String,
@@ -86,7 +84,6 @@ pub struct Answer {
     /// Answer to `kernels`: the CPU extensions that they use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<String>,
-    /// Duration of the check.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
 }
@@ -126,7 +123,6 @@ pub fn meminfo_kib(meminfo: &str, name: &str) -> Option<u64> {
     value.trim().trim_end_matches(" kB").parse().ok()
 }
 
-/// Page with wrong content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrongPage {
     /// Its index in the checked memory.

@@ -72,8 +72,9 @@ fn crypto(each: Duration) -> anyhow::Result<f64> {
         let mut nonce = [0; NONCE_LEN];
         nonce[..8].copy_from_slice(&count.to_le_bytes());
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag =
-            key.seal_in_place_separate_tag(nonce, Aad::empty(), black_box(&mut record)).map_err(refused)?;
+        let tag = key
+            .seal_in_place_separate_tag(nonce, Aad::empty(), black_box(&mut record))
+            .map_err(refused)?;
         black_box(tag.as_ref());
         Ok(())
     })
@@ -100,7 +101,8 @@ fn numbers(count: usize) -> impl Iterator<Item = u64> {
 /// Returns which extensions used by these kernels the CPU has, from the flags in /proc/cpuinfo.
 #[must_use]
 pub fn extensions(cpuinfo: &str) -> Vec<String> {
-    const USED: [&str; 8] = ["sse2", "sse4_1", "avx", "avx2", "avx512f", "aes", "pclmulqdq", "vaes"];
+    const USED: [&str; 8] =
+        ["sse2", "sse4_1", "avx", "avx2", "avx512f", "aes", "pclmulqdq", "vaes"];
     let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")).unwrap_or_default();
     let flags: Vec<&str> = flags.split_whitespace().collect();
     USED.iter().filter(|flag| flags.contains(*flag)).map(|&flag| flag.to_owned()).collect()
@@ -121,8 +123,7 @@ mod tests {
 
     #[test]
     fn the_flags_of_the_first_processor_count() {
-        let cpuinfo =
-            "processor\t: 0\nflags\t\t: fpu sse2 aes avx2x\nbugs\t\t:\n\nprocessor\t: 1\nflags\t\t: avx2\n";
+        let cpuinfo = "processor\t: 0\nflags\t\t: fpu sse2 aes avx2x\nbugs\t\t:\n\nprocessor\t: 1\nflags\t\t: avx2\n";
         assert_eq!(extensions(cpuinfo), ["sse2", "aes"]);
         assert_eq!(extensions(""), Vec::<String>::new());
     }

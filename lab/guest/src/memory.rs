@@ -38,7 +38,6 @@ pub struct Memory {
 /// Result of a check of all pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Pages examined.
     pub pages: u64,
     /// Pages with wrong content.
     pub wrong: u64,
@@ -62,9 +61,12 @@ impl Memory {
         let skip = (PAGE_BYTES - misaligned) % PAGE_BYTES / size_of::<u64>();
         let pages_of_words = words[skip..].as_chunks_mut::<PAGE_WORDS>().0;
         let table = vec![Entry::UNWRITTEN; pages].leak();
-        let chunks = pages_of_words[..pages].chunks_mut(CHUNK_PAGES).zip(table.chunks_mut(CHUNK_PAGES));
+        let chunks =
+            pages_of_words[..pages].chunks_mut(CHUNK_PAGES).zip(table.chunks_mut(CHUNK_PAGES));
         Memory {
-            chunks: chunks.map(|(pages, table)| Mutex::new(Chunk { pages, table, writes: 0 })).collect(),
+            chunks: chunks
+                .map(|(pages, table)| Mutex::new(Chunk { pages, table, writes: 0 }))
+                .collect(),
             pages: pages as u64,
             seed,
             writes: AtomicU64::new(0),
@@ -134,10 +136,14 @@ impl Memory {
                     verdict.first_wrong.get_or_insert_with(|| (index, fault.to_string()));
                 }
             }
-            let versions = chunk.table.iter().fold(0u64, |sum, entry| sum.wrapping_add(entry.version));
+            let versions =
+                chunk.table.iter().fold(0u64, |sum, entry| sum.wrapping_add(entry.version));
             if versions != chunk.writes {
                 verdict.wrong_counts.get_or_insert_with(|| {
-                    format!("pages from {first}: {versions} writes by the table, {} counted", chunk.writes)
+                    format!(
+                        "pages from {first}: {versions} writes by the table, {} counted",
+                        chunk.writes
+                    )
                 });
             }
         }
@@ -162,7 +168,8 @@ impl Memory {
         let chunks: Vec<_> = self.chunks.iter().map(lock).collect();
         let counted = chunks.iter().fold(0u64, |sum, chunk| sum.wrapping_add(chunk.writes));
         let total = self.writes();
-        (counted != total).then(|| format!("{counted} writes by the chunks, {total} counted globally"))
+        (counted != total)
+            .then(|| format!("{counted} writes by the chunks, {total} counted globally"))
     }
 
     fn chunk_of(&self, index: u64) -> (MutexGuard<'_, Chunk>, usize) {

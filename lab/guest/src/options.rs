@@ -14,7 +14,6 @@ use crate::{
     workload::{Dirty, Mix, ParseError, Workload, parse_bytes},
 };
 
-/// Options of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// `godwit.ip=ADDRESS/PREFIX`: IPv4 address of eth0.
@@ -64,12 +63,17 @@ impl Options {
     pub fn seed(&self) -> u64 {
         let v4 = self.ip.map_or(0, |cidr| u64::from(u32::from(cidr.address)));
         let groups = self.ip6.map_or([0; 8], |cidr| cidr.address.segments());
-        self.seed.unwrap_or_else(|| groups.iter().fold(mix(v4), |seed, group| mix(seed ^ u64::from(*group))))
+        self.seed.unwrap_or_else(|| {
+            groups.iter().fold(mix(v4), |seed, group| mix(seed ^ u64::from(*group)))
+        })
     }
 
     fn set(&mut self, word: &str) -> Result<(), ParseError> {
         let unknown = || {
-            ParseError::new(word, "ip=, ip6=, fill=, mix=, seed=, workload=, root= or read= after godwit.")
+            ParseError::new(
+                word,
+                "ip=, ip6=, fill=, mix=, seed=, workload=, root= or read= after godwit.",
+            )
         };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;
         match key {
@@ -77,7 +81,9 @@ impl Options {
             "ip6" => self.ip6 = Some(value.parse()?),
             "fill" => self.fill_bytes = Some(parse_bytes(value)?),
             "mix" => self.mix = Some(value.parse()?),
-            "seed" => self.seed = Some(value.parse().map_err(|_| ParseError::new(value, "a number"))?),
+            "seed" => {
+                self.seed = Some(value.parse().map_err(|_| ParseError::new(value, "a number"))?)
+            }
             "workload" => self.workload = value.parse()?,
             "root" => self.root = Some(absolute(value)?),
             "read" => self.read = Some(absolute(value)?),
@@ -88,13 +94,16 @@ impl Options {
 }
 
 fn absolute(path: &str) -> Result<String, ParseError> {
-    if path.starts_with('/') { Ok(path.to_owned()) } else { Err(ParseError::new(path, "an absolute path")) }
+    if path.starts_with('/') {
+        Ok(path.to_owned())
+    } else {
+        Err(ParseError::new(path, "an absolute path"))
+    }
 }
 
 /// Address and the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr<A> {
-    /// The address.
     pub address: A,
     /// Length of the network's prefix in bits.
     pub prefix_bits: u8,
@@ -136,7 +145,10 @@ mod tests {
         assert_eq!(options.fill_bytes, Some(512 << 20));
         assert_eq!(options.fill_mix(), Mix::new(50, 0).unwrap());
         assert_eq!(options.seed(), 9);
-        assert_eq!((options.root.as_deref(), options.read.as_deref()), (Some("/dev/vda"), Some("/usr")));
+        assert_eq!(
+            (options.root.as_deref(), options.read.as_deref()),
+            (Some("/dev/vda"), Some("/usr"))
+        );
         let Workload::Dirty(dirty) = options.workload else { panic!("{:?}", options.workload) };
         assert_eq!((dirty.rate_pages_per_s, dirty.working_set_bytes), (Some(100), Some(1 << 20)));
     }

@@ -95,7 +95,8 @@ impl Words {
 
     #[inline]
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 ^ (self.0 >> 32)
     }
 }
@@ -139,7 +140,16 @@ pub fn write_whole(page: &mut Page, seed: u64, index: u64, entry: Entry) {
             }
         }
     }
-    head.copy_from_slice(&[MAGIC, index, entry.version, entry.base, entry.shape(), seed, sum, weighted]);
+    head.copy_from_slice(&[
+        MAGIC,
+        index,
+        entry.version,
+        entry.base,
+        entry.shape(),
+        seed,
+        sum,
+        weighted,
+    ]);
 }
 
 /// Writes the words of `entry`'s latest touch (made by [`Entry::touched`]), and the header.
@@ -155,7 +165,8 @@ pub fn write_touch(page: &mut Page, seed: u64, index: u64, entry: Entry) {
         let change = word.wrapping_sub(page[HEADER_WORDS + at]);
         page[HEADER_WORDS + at] = word;
         page[SUM] = page[SUM].wrapping_add(change);
-        page[WEIGHTED_SUM] = page[WEIGHTED_SUM].wrapping_add(change.wrapping_mul((BODY_WORDS - at) as u64));
+        page[WEIGHTED_SUM] =
+            page[WEIGHTED_SUM].wrapping_add(change.wrapping_mul((BODY_WORDS - at) as u64));
     }
     page[VERSION] = entry.version;
     page[SHAPE] = entry.shape();
@@ -187,7 +198,13 @@ pub fn header_matches(page: &Page, index: u64, entry: Entry) -> bool {
 }
 
 /// Compares the whole page with `entry`. `scratch` is overwritten.
-pub fn check(page: &Page, seed: u64, index: u64, entry: Entry, scratch: &mut Page) -> Result<(), Fault> {
+pub fn check(
+    page: &Page,
+    seed: u64,
+    index: u64,
+    entry: Entry,
+    scratch: &mut Page,
+) -> Result<(), Fault> {
     expect(scratch, seed, index, entry);
     if page == scratch { Ok(()) } else { Err(diagnose(page, index, entry, scratch)) }
 }
@@ -230,8 +247,12 @@ impl fmt::Display for Fault {
             Fault::Zero => write!(f, "reads as zero, should hold data"),
             Fault::NotZero => write!(f, "holds data, should read as zero"),
             Fault::Misplaced { holds } => write!(f, "holds the content of page {holds}"),
-            Fault::Version { holds, expected } => write!(f, "holds version {holds}, expected {expected}"),
-            Fault::Torn { word } => write!(f, "its sums do not fit its content; word {word} differs"),
+            Fault::Version { holds, expected } => {
+                write!(f, "holds version {holds}, expected {expected}")
+            }
+            Fault::Torn { word } => {
+                write!(f, "its sums do not fit its content; word {word} differs")
+            }
             Fault::Content { word } => write!(f, "word {word} is not what was written"),
         }
     }

@@ -52,7 +52,6 @@ impl Default for Dirty {
 /// Order in which pages of the working set are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Uniformly random.
     Random,
     /// Sequentially, over and over.
     Sequential,
@@ -159,7 +158,8 @@ impl FromStr for Dirty {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Dirty, ParseError> {
-        const WANTED: &str = "rate=, ws=, order=, zero=, compressible=, touch= or compute= with a value";
+        const WANTED: &str =
+            "rate=, ws=, order=, zero=, compressible=, touch= or compute= with a value";
         let mut dirty = Dirty::default();
         let (mut zero, mut compressible) = (dirty.mix.zero_percent, dirty.mix.compressible_percent);
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -277,9 +277,23 @@ mod tests {
         let order = prop_oneof![Just(Order::Random), Just(Order::Sequential)];
         let rate = proptest::option::of(1u64..);
         (rate, proptest::option::of(any::<u64>()), order, mix, touch, any::<bool>()).prop_map(
-            |(rate_pages_per_s, working_set_bytes, order, (zero, compressible), touch, computes)| {
+            |(
+                rate_pages_per_s,
+                working_set_bytes,
+                order,
+                (zero, compressible),
+                touch,
+                computes,
+            )| {
                 let mix = Mix { zero_percent: zero, compressible_percent: compressible };
-                Workload::Dirty(Dirty { rate_pages_per_s, working_set_bytes, order, mix, touch, computes })
+                Workload::Dirty(Dirty {
+                    rate_pages_per_s,
+                    working_set_bytes,
+                    order,
+                    mix,
+                    touch,
+                    computes,
+                })
             },
         )
     }
@@ -300,8 +314,7 @@ mod tests {
 
     #[test]
     fn the_forms_of_the_guide() {
-        let text =
-            "dirty:rate=5000,ws=256M,order=sequential,zero=10,compressible=40,touch=words:16,compute=yes";
+        let text = "dirty:rate=5000,ws=256M,order=sequential,zero=10,compressible=40,touch=words:16,compute=yes";
         let expected = Dirty {
             rate_pages_per_s: Some(5000),
             working_set_bytes: Some(256 << 20),

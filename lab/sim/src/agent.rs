@@ -38,13 +38,18 @@ impl World {
             Step::Source(action) => {
                 if self.source_acts(host, &action).is_err() {
                     self.hosts[host].steps.retain(|step| !matches!(step, Step::Source(_)));
-                    self.source_takes(host, godwit_migration::source::Event::LaneLost(crate::source::lost()));
+                    self.source_takes(
+                        host,
+                        godwit_migration::source::Event::LaneLost(crate::source::lost()),
+                    );
                 }
             }
             Step::SourceTakes(event) => self.source_takes(host, event),
             Step::Destination(action) => self.destination_acts(host, action),
             Step::StopGuest => self.stop_guest(host),
-            Step::TellReleased => self.source_takes(host, godwit_migration::source::Event::Released),
+            Step::TellReleased => {
+                self.source_takes(host, godwit_migration::source::Event::Released)
+            }
             Step::NoteGone => self.note_gone(host),
             Step::RemoveRecord => {
                 self.remove_record(host, Step::RemoveRecord);
@@ -110,7 +115,8 @@ impl World {
         self.life += 1;
         self.writes += 1;
         self.truth = vec![self.writes; self.options.pages];
-        here.ownership = Ownership { incarnation: self.options.rules.incarnation(self.life), epoch: 1 };
+        here.ownership =
+            Ownership { incarnation: self.options.rules.incarnation(self.life), epoch: 1 };
         here.disk.record = Some(Record::owner(here.ownership));
         here.process = Some(Process::guest(self.life, self.truth.clone()));
         here.told = None;
@@ -135,7 +141,6 @@ impl World {
         }
     }
 
-    /// Starts an agent.
     pub(crate) fn start(&mut self, host: HostId) {
         let here = &mut self.hosts[host];
         here.work = Work::Idle;
@@ -162,7 +167,9 @@ impl World {
             Recovery::AskDestination if record.needs_pages && here.process.is_some() => {
                 here.work = Work::Serving { to: record.other.unwrap_or(host) };
             }
-            Recovery::AskDestination | Recovery::AskSource => here.work = Work::Doubt { asked: false },
+            Recovery::AskDestination | Recovery::AskSource => {
+                here.work = Work::Doubt { asked: false }
+            }
         }
     }
 
@@ -210,7 +217,6 @@ impl World {
         }
     }
 
-    /// Delivers a letter.
     pub(crate) fn deliver(&mut self, letter: Letter) {
         let Letter { from, to, attempt, word, .. } = letter;
         if !self.hosts[to].is_up() {
@@ -223,13 +229,17 @@ impl World {
         match word {
             Word::Ask { offered } => {
                 let fate = self.hosts[to].fates.get(&attempt).copied();
-                let answer = fate
-                    .map_or_else(|| Answer::Known(self.hosts[to].known(offered.incarnation)), Answer::Fate);
+                let answer = fate.map_or_else(
+                    || Answer::Known(self.hosts[to].known(offered.incarnation)),
+                    Answer::Fate,
+                );
                 self.say(to, from, attempt, Word::Answer { offered, answer });
             }
             Word::Answer { offered, answer } => self.hears_answer(to, attempt, offered, answer),
             word => match &self.hosts[to].work {
-                Work::Sending(sending) if sending.attempt == attempt => self.source_hears(to, &word),
+                Work::Sending(sending) if sending.attempt == attempt => {
+                    self.source_hears(to, &word)
+                }
                 Work::Receiving(receiving) if receiving.attempt == attempt => {
                     self.destination_hears(to, word);
                 }
@@ -259,7 +269,9 @@ impl World {
                                 self.hosts[host].work = Work::Serving { to };
                                 return;
                             }
-                            OfDestination::Took => vec![Step::NoteGone, Step::RemoveRecord, Step::Kill],
+                            OfDestination::Took => {
+                                vec![Step::NoteGone, Step::RemoveRecord, Step::Kill]
+                            }
                             OfDestination::Refused => {
                                 vec![Step::LetGo, Step::SaveOwner(standing.ownership.taken_back())]
                             }

@@ -29,7 +29,6 @@ pub enum Choice {
     Work(HostId, usize),
     /// A migration begins.
     Migrate(HostId, HostId),
-    /// An agent starts.
     Start(HostId),
     /// A source stops asking for now.
     GiveUp(HostId),
@@ -54,7 +53,6 @@ pub enum Choice {
     FillDisk(HostId),
     /// A disk has room again.
     ClearDisk(HostId),
-    /// A user cancels.
     Cancel(HostId),
     /// An operator deletes the VM.
     Delete(HostId),
@@ -158,7 +156,9 @@ impl World {
         if is_free && matches!(here.work, Work::Cut { .. } | Work::Waiting { .. }) {
             all.push(Choice::Expire(host));
         }
-        if limits.give_ups > 0 && matches!(&here.work, Work::Sending(sending) if sending.asks.is_some()) {
+        if limits.give_ups > 0
+            && matches!(&here.work, Work::Sending(sending) if sending.asks.is_some())
+        {
             all.push(Choice::GiveUp(host));
         }
         if limits.migrations > 0 && is_free {
@@ -232,7 +232,8 @@ impl World {
 
     fn may_migrate(&self, from: HostId, to: HostId) -> bool {
         let (here, there) = (&self.hosts[from], &self.hosts[to]);
-        let whole = here.process.as_ref().is_some_and(|process| process.runs && process.missing.is_empty());
+        let whole =
+            here.process.as_ref().is_some_and(|process| process.runs && process.missing.is_empty());
         from != to && whole && here.work == Work::Idle && there.is_free() && !there.disk.full
     }
 
@@ -257,7 +258,11 @@ impl World {
                 let state = sending.machine.0.state();
                 if matches!(
                     state,
-                    State::PagingIn | State::InDoubt | State::RollingBack | State::Releasing | State::Ended
+                    State::PagingIn
+                        | State::InDoubt
+                        | State::RollingBack
+                        | State::Releasing
+                        | State::Ended
                 ) {
                     return false;
                 }
@@ -272,10 +277,9 @@ impl World {
             _ => None,
         };
         // Messages sent before the end arrive first.
-        let on_its_way = self
-            .letters
-            .iter()
-            .any(|letter| letter.to == host && letter.attempt == attempt && letter.word.is_of_lane());
+        let on_its_way = self.letters.iter().any(|letter| {
+            letter.to == host && letter.attempt == attempt && letter.word.is_of_lane()
+        });
         self.cut.contains(&attempt) || (there != Some(attempt) && !on_its_way)
     }
 
@@ -338,7 +342,10 @@ impl World {
         match choice {
             Choice::Deliver(place) | Choice::Lose(place) | Choice::Double(place) => {
                 let letter = &self.letters[place];
-                format!("{choice:?} {} → {} of {}: {:?}", letter.from, letter.to, letter.attempt, letter.word)
+                format!(
+                    "{choice:?} {} → {} of {}: {:?}",
+                    letter.from, letter.to, letter.attempt, letter.word
+                )
             }
             Choice::Step(host) => format!("{choice:?} {:?}", self.hosts[host].steps.front()),
             _ => format!("{choice:?}"),

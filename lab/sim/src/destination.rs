@@ -135,7 +135,9 @@ impl World {
                 receiving.missing = missing;
                 return;
             }
-            Word::PagesEnd { sent } => Event::PagesComplete { sent, applied: receiving.pages_applied },
+            Word::PagesEnd { sent } => {
+                Event::PagesComplete { sent, applied: receiving.pages_applied }
+            }
             Word::StateFed => Event::DeviceStateFed { bytes: STATE_BYTES },
             Word::StateEnd => Event::DeviceStateEnd { bytes: STATE_BYTES },
             Word::Commit { ownership } => Event::Commit { ownership },

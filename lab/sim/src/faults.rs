@@ -29,7 +29,10 @@ impl World {
                         self.source_notices(host, source::Event::Failed(failure("QEMU is gone")));
                     }
                     Work::Receiving(_) => {
-                        self.destination_takes(host, destination::Event::Failed(failure("QEMU is gone")));
+                        self.destination_takes(
+                            host,
+                            destination::Event::Failed(failure("QEMU is gone")),
+                        );
                     }
                     Work::Cut { .. } => self.hosts[host].work = Work::Idle,
                     Work::Waiting { .. } => self.expire(host),
@@ -52,7 +55,9 @@ impl World {
                 limits.cuts -= 1;
                 self.cut.insert(attempt);
                 self.broken.insert(attempt);
-                self.letters.retain(|letter| letter.attempt != attempt || !letter.word.is_of_lane() || !lost);
+                self.letters.retain(|letter| {
+                    letter.attempt != attempt || !letter.word.is_of_lane() || !lost
+                });
             }
             Choice::Lose(place) => {
                 limits.losses -= 1;
@@ -119,9 +124,9 @@ impl World {
         // A question of another host dies with the connection that carried it.
         let unheard: Vec<HostId> = (0..self.hosts.len())
             .filter(|&other| {
-                self.letters
-                    .iter()
-                    .any(|letter| (letter.from, letter.to) == (other, host) && !letter.word.is_of_lane())
+                self.letters.iter().any(|letter| {
+                    (letter.from, letter.to) == (other, host) && !letter.word.is_of_lane()
+                })
             })
             .collect();
         self.letters.retain(|letter| letter.to != host || letter.word.is_of_lane());
@@ -131,7 +136,9 @@ impl World {
     pub(crate) fn notice(&mut self, host: HostId) {
         match &self.hosts[host].work {
             Work::Sending(_) => self.source_takes(host, source::Event::LaneLost(lost())),
-            Work::Receiving(_) => self.destination_takes(host, destination::Event::LaneLost(lost())),
+            Work::Receiving(_) => {
+                self.destination_takes(host, destination::Event::LaneLost(lost()))
+            }
             _ => {}
         }
     }

@@ -25,7 +25,8 @@ impl World {
                 return Err(violation.to_owned());
             }
             let choices = world.choices();
-            let Some(choice) = choices.into_iter().min_by_key(|choice| world.urgency(*choice)) else {
+            let Some(choice) = choices.into_iter().min_by_key(|choice| world.urgency(*choice))
+            else {
                 return world.is_settled();
             };
             if matches!(choice, Choice::Ask(_)) {
@@ -67,7 +68,8 @@ impl World {
         }
         let in_doubt = |role| {
             (0..self.hosts.len()).find(|&host| {
-                matches!(self.hosts[host].work, Work::Doubt { .. }) && self.hosts[host].role() == Some(role)
+                matches!(self.hosts[host].work, Work::Doubt { .. })
+                    && self.hosts[host].role() == Some(role)
             })
         };
         let (source, destination) = (in_doubt(Role::HandingOver), in_doubt(Role::TakingOver));

@@ -28,7 +28,11 @@ pub struct Rules {
 impl Rules {
     /// Returns the incarnation of a life of the VM.
     pub(crate) fn incarnation(&self, life: u32) -> Incarnation {
-        if self.incarnations { Incarnation::new(u128::from(life) + 1) } else { Incarnation::UNRECORDED }
+        if self.incarnations {
+            Incarnation::new(u128::from(life) + 1)
+        } else {
+            Incarnation::UNRECORDED
+        }
     }
 }
 

@@ -125,7 +125,8 @@ fn story(log: &[String], why: &str) -> String {
 }
 
 fn draw(world: &World, dice: &mut Dice, fault_every: u64) -> Option<Choice> {
-    let (faults, ordinary): (Vec<_>, Vec<_>) = world.choices().into_iter().partition(Choice::is_rare);
+    let (faults, ordinary): (Vec<_>, Vec<_>) =
+        world.choices().into_iter().partition(Choice::is_rare);
     if !faults.is_empty() && dice.below(fault_every) == 0 {
         return Some(faults[dice.place(faults.len())]);
     }

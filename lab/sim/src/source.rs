@@ -9,7 +9,8 @@ use godwit_migration::{Failure, FailureCode, Outcome, Sweep};
 use godwit_wire::Running;
 
 use crate::world::{
-    Answer, Fate, HostId, Machine, Process, Receiving, Record, Sending, Stage, Step, Word, Work, World,
+    Answer, Fate, HostId, Machine, Process, Receiving, Record, Sending, Stage, Step, Word, Work,
+    World,
 };
 
 /// Time that an event takes on the state machine's clock: rounds become long enough that the policy
@@ -45,10 +46,17 @@ impl World {
 
     /// Connects a lane: the first one, or one in place of a lane that was cut. In the latter case
     /// the destination lacks the pages in `unsent`.
-    fn open_lane(&mut self, from: HostId, to: HostId, ownership: Ownership, unsent: Option<BTreeSet<usize>>) {
+    fn open_lane(
+        &mut self,
+        from: HostId,
+        to: HostId,
+        ownership: Ownership,
+        unsent: Option<BTreeSet<usize>>,
+    ) {
         self.attempts += 1;
         let (attempt, pages) = (self.attempts, self.options.pages);
-        let machine = godwit_migration::destination::Destination::new(vec![pages as u64], ownership);
+        let machine =
+            godwit_migration::destination::Destination::new(vec![pages as u64], ownership);
         let there = &mut self.hosts[to];
         there.fates.insert(attempt, Fate::Receiving);
         there.work = Work::Receiving(Box::new(Receiving {
@@ -72,7 +80,8 @@ impl World {
             }
             None => (0..pages).collect(),
         };
-        let sending = Sending { attempt, to, machine, pages_sent: 0, unsent, resumes, asks: None, events: 0 };
+        let sending =
+            Sending { attempt, to, machine, pages_sent: 0, unsent, resumes, asks: None, events: 0 };
         self.hosts[from].work = Work::Sending(Box::new(sending));
         self.source_takes(from, Event::Connected);
     }
@@ -89,7 +98,9 @@ impl World {
     pub(crate) fn may_resume(&self, from: HostId) -> bool {
         let Work::Cut { to, attempt, .. } = self.hosts[from].work else { return false };
         let there = &self.hosts[to];
-        there.work == Work::Waiting { from, attempt } && there.steps.is_empty() && there.process.is_some()
+        there.work == Work::Waiting { from, attempt }
+            && there.steps.is_empty()
+            && there.process.is_some()
     }
 
     pub(crate) fn source_takes(&mut self, host: HostId, event: Event) {
@@ -150,10 +161,13 @@ impl World {
     /// Carries out one action.
     pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) -> Result<(), NotSent> {
         let Work::Sending(sending) = &self.hosts[host].work else { return Ok(()) };
-        let (pages_sent, round, resumes) = (sending.pages_sent, sending.machine.0.round(), sending.resumes);
+        let (pages_sent, round, resumes) =
+            (sending.pages_sent, sending.machine.0.round(), sending.resumes);
         let ownership = self.hosts[host].ownership.offered();
-        let scans =
-            matches!(action, Action::SendRound { .. } | Action::SendLastPages { .. } | Action::TellRemaining);
+        let scans = matches!(
+            action,
+            Action::SendRound { .. } | Action::SendLastPages { .. } | Action::TellRemaining
+        );
         if scans && self.hosts[host].process.is_none() {
             self.source_takes(host, Event::Failed(failure("QEMU is gone")));
             return Ok(());
@@ -172,7 +186,8 @@ impl World {
             }
             Action::Drain => self.tell_peer(host, Word::RoundEnd(round))?,
             Action::CountRemaining => {
-                let dirty = self.hosts[host].process.as_ref().map_or(0, |process| process.dirty.len());
+                let dirty =
+                    self.hosts[host].process.as_ref().map_or(0, |process| process.dirty.len());
                 self.source_takes(host, remaining(dirty as u64));
             }
             Action::Throttle { .. } => self.source_takes(host, Event::CannotThrottle),
@@ -227,7 +242,8 @@ impl World {
         }
         if self.options.rules.notes_hand_over {
             let standing = Standing { role: Role::HandingOver, ownership };
-            self.hosts[host].disk.record = Some(Record { standing, other: Some(to), needs_pages: page_in });
+            self.hosts[host].disk.record =
+                Some(Record { standing, other: Some(to), needs_pages: page_in });
             self.hosts[host].unsaved = None;
         }
         self.hosts[host].steps.push_front(Step::StopGuest);
@@ -258,7 +274,9 @@ impl World {
 
     /// Undoes QEMU's migration and resumes the guest.
     pub(crate) fn let_go(&mut self, host: HostId) -> Result<(), Failure> {
-        let Some(process) = &mut self.hosts[host].process else { return Err(failure("QEMU is gone")) };
+        let Some(process) = &mut self.hosts[host].process else {
+            return Err(failure("QEMU is gone"));
+        };
         process.stage = Stage::Plain;
         process.tracked = false;
         if !process.runs {
@@ -311,7 +329,9 @@ impl World {
                 Event::RoundApplied { round, padding_bytes: 0 }
             }
             Word::PageInReady => Event::PageInReady { able: true },
-            Word::Running => Event::PeerRunning(Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 }),
+            Word::Running => {
+                Event::PeerRunning(Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 })
+            }
             Word::Refused => Event::PeerRefused(failure("refused")),
             _ => return,
         };
@@ -363,7 +383,8 @@ impl World {
                 if record.standing != (Standing { role: Role::Owner, ownership: offered }) {
                     return None;
                 }
-                let lacks = there.process.as_ref().is_some_and(|process| !process.missing.is_empty());
+                let lacks =
+                    there.process.as_ref().is_some_and(|process| !process.missing.is_empty());
                 Some(if lacks { Served::Pages(to) } else { Served::NotNeeded })
             }
         }

@@ -12,7 +12,6 @@ use godwit_migration::{PageIn, Policy};
 
 use crate::rules::Rules;
 
-/// Host, by its index.
 pub type HostId = usize;
 /// Name of a migration.
 pub(crate) type Attempt = u32;
@@ -20,9 +19,7 @@ pub(crate) type Attempt = u32;
 /// Parameters of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of hosts.
     pub hosts: usize,
-    /// Pages of the guest.
     pub pages: usize,
     /// Whether messages on a lane arrive in the order in which they were sent, as over TCP. If not,
     /// all except pages may arrive in any order.
@@ -54,21 +51,16 @@ impl Default for Options {
 /// Number of optional events that may still happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Limits {
-    /// Migrations begun.
     pub migrations: u32,
-    /// Agents killed.
     pub agent_crashes: u32,
     /// Hosts that lose power.
     pub host_crashes: u32,
     /// Hypervisors killed.
     pub qemu_crashes: u32,
-    /// Lanes cut.
     pub cuts: u32,
     /// Letters outside any lane that are lost or duplicated.
     pub losses: u32,
-    /// Disks that become full.
     pub full_disks: u32,
-    /// Cancels.
     pub cancels: u32,
     /// Verdicts on which a source gives up.
     pub give_ups: u32,
@@ -91,7 +83,11 @@ pub(crate) struct Record {
 
 impl Record {
     pub(crate) fn owner(ownership: Ownership) -> Record {
-        Record { standing: Standing { role: Role::Owner, ownership }, other: None, needs_pages: false }
+        Record {
+            standing: Standing { role: Role::Owner, ownership },
+            other: None,
+            needs_pages: false,
+        }
     }
 }
 
@@ -150,7 +146,11 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn guest(life: u32, memory: Vec<u64>) -> Process {
-        Process { stage: Stage::Plain, runs: true, ..Process { memory, ..Process::shadow(life, 0) } }
+        Process {
+            stage: Stage::Plain,
+            runs: true,
+            ..Process { memory, ..Process::shadow(life, 0) }
+        }
     }
 
     pub(crate) fn shadow(life: u32, pages: usize) -> Process {
@@ -248,7 +248,6 @@ pub(crate) enum Step {
     Source(SourceAction),
     /// The source's driver takes an event that arrived while it carried out actions.
     SourceTakes(SourceEvent),
-    /// QEMU stops the guest.
     StopGuest,
     /// The source's driver learns that the guest is released.
     TellReleased,
@@ -401,8 +400,11 @@ impl Host {
     /// Returns what it has recorded about that life of the VM.
     pub(crate) fn known(&self, incarnation: Incarnation) -> Known {
         let of_guest = self.disk.record.as_ref().map(|record| record.standing);
-        let of_stranger = self.disk.stranger.map(|ownership| Standing { role: Role::Owner, ownership });
-        let has = of_guest.or(of_stranger).filter(|standing| standing.ownership.incarnation == incarnation);
+        let of_stranger =
+            self.disk.stranger.map(|ownership| Standing { role: Role::Owner, ownership });
+        let has = of_guest
+            .or(of_stranger)
+            .filter(|standing| standing.ownership.incarnation == incarnation);
         match (has, self.disk.gone.get(&incarnation)) {
             (Some(standing), _) => Known::Has(standing),
             (None, Some(&epoch)) => Known::Gone(Ownership { incarnation, epoch }),
@@ -412,7 +414,8 @@ impl Host {
 
     /// Returns whether neither the VM, nor another one of its name, nor any activity is here.
     pub(crate) fn is_free(&self) -> bool {
-        let has_none = self.disk.record.is_none() && self.disk.stranger.is_none() && self.process.is_none();
+        let has_none =
+            self.disk.record.is_none() && self.disk.stranger.is_none() && self.process.is_none();
         has_none && self.work == Work::Idle && self.steps.is_empty() && self.unsaved.is_none()
     }
 }
@@ -443,7 +446,6 @@ pub struct World {
     pub(crate) dead: bool,
     /// The first violation.
     pub(crate) violation: Option<String>,
-    /// Migrations completed.
     pub(crate) completed: u32,
     /// Doubts settled without an operator.
     pub(crate) settled: u32,
@@ -467,7 +469,8 @@ impl Hash for World {
 
 impl World {
     fn key(&self) -> impl Eq + Hash {
-        let mut letters: Vec<String> = self.letters.iter().map(|letter| format!("{letter:?}")).collect();
+        let mut letters: Vec<String> =
+            self.letters.iter().map(|letter| format!("{letter:?}")).collect();
         letters.sort();
         (
             (self.limits, self.hosts.clone(), letters, self.cut.clone(), self.broken.clone()),
@@ -481,7 +484,8 @@ impl World {
     pub fn new(options: Options, limits: Limits) -> World {
         let incarnation = options.rules.incarnation(0);
         let ownership = Ownership { incarnation, epoch: options.first_epoch };
-        let earlier = |place: usize| (incarnation, options.first_epoch.saturating_sub(place as u64 + 1));
+        let earlier =
+            |place: usize| (incarnation, options.first_epoch.saturating_sub(place as u64 + 1));
         let host = |place: usize| Host {
             disk: Disk {
                 record: (place == 0).then(|| Record::owner(ownership)),
@@ -601,7 +605,10 @@ impl World {
                         .process
                         .as_ref()
                         .is_some_and(|kept| kept.life == self.life && kept.missing.is_empty())
-                    && kept.process.as_ref().is_some_and(|kept| kept.memory[page] == self.truth[page])
+                    && kept
+                        .process
+                        .as_ref()
+                        .is_some_and(|kept| kept.memory[page] == self.truth[page])
             })
         };
         (0..self.truth.len()).all(|page| {
@@ -622,7 +629,9 @@ impl World {
             // It had been on its way when its source was lost.
             self.dead = false;
         } else {
-            self.violates(format!("the guest runs on host {host} with memory that is not its newest"));
+            self.violates(format!(
+                "the guest runs on host {host} with memory that is not its newest"
+            ));
         }
         let Some(process) = &mut self.hosts[host].process else { return };
         process.runs = true;
@@ -638,7 +647,8 @@ impl World {
     }
 
     pub(crate) fn check_one(&mut self) {
-        let running: Vec<HostId> = (0..self.hosts.len()).filter(|&host| self.is_running(host)).collect();
+        let running: Vec<HostId> =
+            (0..self.hosts.len()).filter(|&host| self.is_running(host)).collect();
         if running.len() > 1 {
             self.violates(format!("the guest runs on hosts {running:?}"));
         }

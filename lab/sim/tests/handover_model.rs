@@ -113,7 +113,11 @@ fn pages_are_missing_while_anything_breaks() {
 fn a_guest_that_comes_back() {
     let options = Options { first_epoch: 3, has_history: true, ..Options::default() };
     holds("with a history", options, Limits { cuts: 1, agent_crashes: 1, ..one() });
-    holds("two migrations", Options::default(), Limits { migrations: 2, cuts: 1, ..Limits::default() });
+    holds(
+        "two migrations",
+        Options::default(),
+        Limits { migrations: 2, cuts: 1, ..Limits::default() },
+    );
 }
 
 #[test]

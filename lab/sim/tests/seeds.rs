@@ -14,7 +14,9 @@ fn no_life_of_a_guest_loses_or_doubles_it() {
                 completed += figures.completed;
                 created += figures.created;
             }
-            Err(why) => panic!("seed {seed}: {why}\nreplay it: godwit-sim --first {seed} --seeds 1"),
+            Err(why) => {
+                panic!("seed {seed}: {why}\nreplay it: godwit-sim --first {seed} --seeds 1")
+            }
         }
     }
     assert!(created > 50, "{created} VMs were created again: the lives are too short");
@@ -28,7 +30,10 @@ fn a_life_by_a_wrong_rule_is_found() {
     for (what, rules) in [
         ("an epoch that nobody looks at", Rules { of_destination, ..Rules::default() }),
         ("a uuid without an incarnation", Rules { incarnations: false, ..Rules::default() }),
-        ("a failed write that stops nothing", Rules { heeds_failed_writes: false, ..Rules::default() }),
+        (
+            "a failed write that stops nothing",
+            Rules { heeds_failed_writes: false, ..Rules::default() },
+        ),
     ] {
         let found = (0..4_000).find_map(|seed| simulate(Plan { seed, rules }).err().map(|_| seed));
         let seed = found.unwrap_or_else(|| panic!("{what} is not found"));

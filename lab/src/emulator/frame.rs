@@ -42,9 +42,7 @@ pub struct Flow {
 /// Fields of a frame that the switch needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Destination address.
     pub destination: Mac,
-    /// Source address.
     pub source: Mac,
     /// TCP flow of the frame; `None` for all others.
     pub flow: Option<Flow>,
@@ -65,7 +63,12 @@ pub fn parse(bytes: &[u8], vnet_header: bool) -> Option<FrameHeader> {
     if frame.len() < ETHERNET_HEADER_BYTES {
         return None;
     }
-    Some(FrameHeader { destination, source, flow: flow(frame), wire_bytes: wire_bytes(vnet, frame) })
+    Some(FrameHeader {
+        destination,
+        source,
+        flow: flow(frame),
+        wire_bytes: wire_bytes(vnet, frame),
+    })
 }
 
 /// Returns the TCP flow of an Ethernet frame. IPv6 with extension headers, which hosts do not put
@@ -117,8 +120,9 @@ pub fn corrupt(bytes: &mut [u8], vnet_header: bool, least: usize) -> bool {
         let (old, new) = ([high, low], [frame[word], frame[word + 1]]);
         let stored = u16::from_be_bytes([frame[checksum], frame[checksum + 1]]);
         // RFC 1624: HC' = ~(~HC + ~m + m').
-        let sum =
-            u32::from(!stored) + u32::from(!u16::from_be_bytes(old)) + u32::from(u16::from_be_bytes(new));
+        let sum = u32::from(!stored)
+            + u32::from(!u16::from_be_bytes(old))
+            + u32::from(u16::from_be_bytes(new));
         frame[checksum..checksum + 2].copy_from_slice(&(!folded(sum)).to_be_bytes());
     }
     true
@@ -137,7 +141,8 @@ fn folded(mut sum: u32) -> u16 {
 fn tcp_parts(frame: &[u8]) -> Option<(usize, usize)> {
     flow(frame)?;
     let is_ipv4 = frame.get(12..14)? == ETHERTYPE_IPV4;
-    let header_bytes = if is_ipv4 { usize::from(frame.get(ETHERNET_HEADER_BYTES)? & 0xf) * 4 } else { 40 };
+    let header_bytes =
+        if is_ipv4 { usize::from(frame.get(ETHERNET_HEADER_BYTES)? & 0xf) * 4 } else { 40 };
     let transport = ETHERNET_HEADER_BYTES + header_bytes;
     Some((transport, transport + usize::from(frame.get(transport + 12)? >> 4) * 4))
 }
@@ -276,9 +281,9 @@ pub(crate) mod tests {
 
     /// Sums all words from the transport header on; the pseudo header adds a constant.
     fn sum_of_words(frame: &[u8], transport: usize) -> u16 {
-        let words = frame[transport..]
-            .chunks(2)
-            .map(|word| u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)])));
+        let words = frame[transport..].chunks(2).map(|word| {
+            u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]))
+        });
         folded(words.sum())
     }
 

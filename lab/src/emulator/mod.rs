@@ -181,15 +181,16 @@ fn remove_old(socket: &Path) -> Result<()> {
 
 fn take_orders(socket: &Path) -> Result<UnixDatagram> {
     remove_old(socket)?;
-    let orders = UnixDatagram::bind(socket).with_context(|| format!("can't bind {}", socket.display()))?;
+    let orders =
+        UnixDatagram::bind(socket).with_context(|| format!("can't bind {}", socket.display()))?;
     orders.set_nonblocking(true)?;
     Ok(orders)
 }
 
 fn listen(socket: &Path) -> Result<UnixListener> {
     remove_old(socket)?;
-    let listener =
-        UnixListener::bind(socket).with_context(|| format!("can't listen on {}", socket.display()))?;
+    let listener = UnixListener::bind(socket)
+        .with_context(|| format!("can't listen on {}", socket.display()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -210,16 +211,18 @@ struct LaneSwitch<'a> {
 
 impl<'a> LaneSwitch<'a> {
     fn new(config: &'a LaneConfig, all: &EmulatorConfig, offload: bool) -> Result<LaneSwitch<'a>> {
-        let devices = config.ports.iter().map(|port| open_port(port, offload)).collect::<Result<Vec<_>>>()?;
-        let model = LinkModel { rate: config.rate, rtt: all.rtt, loss: all.loss, flow_cap: all.flow_cap };
+        let devices =
+            config.ports.iter().map(|port| open_port(port, offload)).collect::<Result<Vec<_>>>()?;
+        let model =
+            LinkModel { rate: config.rate, rtt: all.rtt, loss: all.loss, flow_cap: all.flow_cap };
         let switch = Switch::new(devices.len(), model, clock::monotonic_ns());
         Ok(LaneSwitch { config, refused: vec![0; devices.len()], devices, switch })
     }
 
     fn counters(&self) -> impl Iterator<Item = LinkCounters> {
         let counted = self.switch.counters().into_iter();
-        self.config.ports.iter().zip(counted).zip(&self.refused).map(|((port, counters), refused)| {
-            LinkCounters {
+        self.config.ports.iter().zip(counted).zip(&self.refused).map(
+            |((port, counters), refused)| LinkCounters {
                 namespace: port.namespace.clone(),
                 device: port.device.clone(),
                 frames: counters.frames,
@@ -227,8 +230,8 @@ impl<'a> LaneSwitch<'a> {
                 dropped: counters.dropped,
                 lost: counters.lost,
                 refused: *refused,
-            }
-        })
+            },
+        )
     }
 }
 
@@ -247,12 +250,15 @@ impl Emulator<'_> {
     fn switch_frames(&mut self) -> Result<()> {
         // Every port, by its lane and its position there, in the order of `wait`'s result.
         let lanes = self.lanes.iter().enumerate();
-        let places: Vec<(usize, usize)> =
-            lanes.flat_map(|(lane, of)| (0..of.devices.len()).map(move |port| (lane, port))).collect();
+        let places: Vec<(usize, usize)> = lanes
+            .flat_map(|(lane, of)| (0..of.devices.len()).map(move |port| (lane, port)))
+            .collect();
         loop {
             self.send_due();
             let readable = self.wait()?;
-            let [counters_asked, ordered, ports @ ..] = &readable[..] else { bail!("nothing polled") };
+            let [counters_asked, ordered, ports @ ..] = &readable[..] else {
+                bail!("nothing polled")
+            };
             for ((lane, port), _) in places.iter().zip(ports).filter(|(_, readable)| **readable) {
                 if !self.read_port(*lane, *port)? {
                     return Ok(());
@@ -263,7 +269,8 @@ impl Emulator<'_> {
                 self.tell_counters();
             }
             if *ordered
-                && let Some(Order::CorruptNext { namespace, payload_bytes }) = orders::take(&self.orders)
+                && let Some(Order::CorruptNext { namespace, payload_bytes }) =
+                    orders::take(&self.orders)
             {
                 self.corrupting = Some((namespace, payload_bytes));
             }
@@ -274,9 +281,11 @@ impl Emulator<'_> {
     /// readable.
     fn wait(&self) -> Result<Vec<bool>> {
         let next_due_ns = self.lanes.iter().filter_map(|lane| lane.switch.next_due_ns()).min();
-        let timeout = next_due_ns.map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
-        let listener = [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.orders, PollFlags::IN)]
-            .into_iter();
+        let timeout =
+            next_due_ns.map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
+        let listener =
+            [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.orders, PollFlags::IN)]
+                .into_iter();
         let devices = self.lanes.iter().flat_map(|lane| &lane.devices);
         let mut fds: Vec<PollFd<'_>> = listener
             .chain(devices.map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)))
@@ -297,8 +306,9 @@ impl Emulator<'_> {
                 Err(error) if device_is_gone(&error) => return Ok(false),
                 Err(error) => {
                     let port = &self.lanes[lane].config.ports[port];
-                    return Err(error)
-                        .with_context(|| format!("can't read {} of {}", port.device, port.namespace));
+                    return Err(error).with_context(|| {
+                        format!("can't read {} of {}", port.device, port.namespace)
+                    });
                 }
             };
             let now_ns = clock::monotonic_ns();
@@ -315,7 +325,9 @@ impl Emulator<'_> {
     /// Changes the frame just read, if that was ordered and the frame matches.
     fn corrupt(&mut self, lane: usize, port: usize, length: usize) {
         let sender = &self.lanes[lane].config.ports[port].namespace;
-        let Some((_, least)) = self.corrupting.as_ref().filter(|(namespace, _)| namespace == sender) else {
+        let Some((_, least)) =
+            self.corrupting.as_ref().filter(|(namespace, _)| namespace == sender)
+        else {
             return;
         };
         if frame::corrupt(&mut self.scratch[..length], self.offload, *least) {
@@ -368,5 +380,7 @@ impl Emulator<'_> {
 
 /// Tests for EBADFD or ENODEV, the errors of reading a TAP device whose namespace is gone.
 fn device_is_gone(error: &io::Error) -> bool {
-    [Errno::BADFD, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    [Errno::BADFD, Errno::NODEV]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

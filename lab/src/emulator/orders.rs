@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Longest order.
 const ORDER_BYTES: usize = 4096;
 
 /// Action to perform once.
@@ -19,7 +18,6 @@ pub enum Order {
     CorruptNext {
         /// The host's network namespace.
         namespace: String,
-        /// The minimum payload.
         payload_bytes: usize,
     },
 }

@@ -41,7 +41,6 @@ const MAX_ADDRESSES: usize = 4096;
 /// wait.
 const MAX_FLOWS: usize = 4096;
 
-/// Behaviour of the links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkModel {
     /// Rate of each output port; `None`: as fast as the machine.
@@ -202,7 +201,8 @@ impl<F> Switch<F> {
     /// Returns when the next frame is due to leave or to move on inside, if one is in flight.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
-        let leaving = self.ports.iter().filter_map(|port| port.in_flight.front()).map(|first| first.due_ns);
+        let leaving =
+            self.ports.iter().filter_map(|port| port.in_flight.front()).map(|first| first.due_ns);
         let held = self.held.first_key_value().map(|((released_ns, _), _)| *released_ns);
         leaving.chain(held).min()
     }
@@ -211,7 +211,8 @@ impl<F> Switch<F> {
     /// a port come in order.
     pub fn take_due(&mut self, now_ns: u64) -> Option<(usize, Rc<F>)> {
         self.release(now_ns);
-        let is_due = |port: &Port<F>| port.in_flight.front().is_some_and(|first| first.due_ns <= now_ns);
+        let is_due =
+            |port: &Port<F>| port.in_flight.front().is_some_and(|first| first.due_ns <= now_ns);
         let index = self.ports.iter().position(is_due)?;
         let port = &mut self.ports[index];
         let first = port.in_flight.pop_front()?;
@@ -246,7 +247,8 @@ impl<F> Switch<F> {
         }
         let arrival_ns = now_ns + nanoseconds(self.model.rtt.one_way());
         let start_ns = arrival_ns.max(port.busy_until_ns);
-        if start_ns - arrival_ns > limit_ns || port.bytes_in_flight + wire_bytes > MAX_BYTES_TO_PORT {
+        if start_ns - arrival_ns > limit_ns || port.bytes_in_flight + wire_bytes > MAX_BYTES_TO_PORT
+        {
             port.counters.dropped += 1;
             return;
         }
@@ -372,7 +374,10 @@ mod tests {
             switch.accept(0, 0, &header(A, B, 1000), frame);
         }
         assert_eq!(drain(&mut switch).len(), 8);
-        assert_eq!(switch.counters()[1], PortCounters { frames: 8, wire_bytes: 8000, dropped: 12, lost: 0 });
+        assert_eq!(
+            switch.counters()[1],
+            PortCounters { frames: 8, wire_bytes: 8000, dropped: 12, lost: 0 }
+        );
         switch.accept(100 * MS, 0, &header(A, B, 1000), 99);
         assert_eq!(drain(&mut switch), [(113 * MS, 1, 99)]);
     }
@@ -387,7 +392,10 @@ mod tests {
         switch.accept(0, 0, &header(A, B, 1000), 3);
         // Frames without a flow do not wait; 1000 bytes of a flow take 8 ms, then all take the
         // delay of 5 ms.
-        assert_eq!(drain(&mut switch), [(5 * MS, 1, 3), (13 * MS, 1, 0), (13 * MS, 1, 2), (21 * MS, 1, 1)]);
+        assert_eq!(
+            drain(&mut switch),
+            [(5 * MS, 1, 3), (13 * MS, 1, 0), (13 * MS, 1, 2), (21 * MS, 1, 1)]
+        );
     }
 
     #[test]
@@ -409,7 +417,10 @@ mod tests {
             switch.accept(0, 0, &of_flow(1, 1000), frame);
         }
         assert_eq!(drain(&mut switch).len(), 8);
-        assert_eq!(switch.counters()[1], PortCounters { frames: 8, wire_bytes: 8000, dropped: 12, lost: 0 });
+        assert_eq!(
+            switch.counters()[1],
+            PortCounters { frames: 8, wire_bytes: 8000, dropped: 12, lost: 0 }
+        );
         switch.accept(100 * MS, 0, &of_flow(1, 1000), 99);
         assert_eq!(drain(&mut switch), [(113 * MS, 1, 99)]);
     }

@@ -66,23 +66,42 @@ struct Traces {
 
 impl<'a> Blow<'a> {
     /// A fault that is to strike two hosts, whatever they do.
-    pub(super) fn new(trial: &'a Trial, fault: Fault, source: &'a str, destination: &'a str) -> Blow<'a> {
+    pub(super) fn new(
+        trial: &'a Trial,
+        fault: Fault,
+        source: &'a str,
+        destination: &'a str,
+    ) -> Blow<'a> {
         let cell = Cell::at(Moment::PreCopy, fault);
-        Blow { trial, cell, guest: None, source, destination, memory: None, before: Traces::default() }
+        Blow {
+            trial,
+            cell,
+            guest: None,
+            source,
+            destination,
+            memory: None,
+            before: Traces::default(),
+        }
     }
 
     /// A fault that is to strike the migration of a guest from its host to `destination` at a moment.
-    pub(super) fn at(trial: &'a Trial, cell: Cell, guest: &'a Guest, destination: &'a str) -> Blow<'a> {
+    pub(super) fn at(
+        trial: &'a Trial,
+        cell: Cell,
+        guest: &'a Guest,
+        destination: &'a str,
+    ) -> Blow<'a> {
         Blow { cell, guest: Some(guest), ..Blow::new(trial, cell.fault, &guest.host, destination) }
     }
 
-    /// Strikes.
     pub(super) fn strike(&mut self, moving: &mut Moving<'_>) -> Result<()> {
         self.before = self.traces();
         let Blow { trial, source, destination, .. } = *self;
         match self.cell.fault {
             Fault::KillSourceAgent => trial.end_agent(source, Signal::KILL),
-            Fault::KillDestinationAgent | Fault::CreatedAgain => trial.end_agent(destination, Signal::KILL),
+            Fault::KillDestinationAgent | Fault::CreatedAgain => {
+                trial.end_agent(destination, Signal::KILL)
+            }
             Fault::KillSourceQemu => self.kill_qemu(source),
             Fault::KillDestinationQemu => self.kill_qemu(destination),
             Fault::KillCli => moving.kill_cli(),
@@ -96,8 +115,10 @@ impl<'a> Blow<'a> {
             Fault::OutOfMemory => self.run_out_of_memory(),
             Fault::ClockForward => self.step(STEP_S),
             Fault::ClockBackward => self.step(-STEP_S),
-            Fault::CorruptByte => trial
-                .order_links(&Order::CorruptNext { namespace: trial.namespace(source), payload_bytes: 4096 }),
+            Fault::CorruptByte => trial.order_links(&Order::CorruptNext {
+                namespace: trial.namespace(source),
+                payload_bytes: 4096,
+            }),
             Fault::WriteFails => self.failing()?.begin(trial, source, destination),
             Fault::GuestShutDown => self.power_off(),
         }
@@ -140,8 +161,12 @@ impl<'a> Blow<'a> {
             Fault::OutOfMemory => seen(self.until_killed()),
             Fault::WriteFails => seen(self.until_failed()),
             Fault::GuestShutDown => seen(self.until_off(&[self.source, self.destination])),
-            Fault::ClockForward => Lasted { effect: self.expect_stepped(STEP_S), ..waited(VERDICT_LIMIT) },
-            Fault::ClockBackward => Lasted { effect: self.expect_stepped(-STEP_S), ..waited(VERDICT_LIMIT) },
+            Fault::ClockForward => {
+                Lasted { effect: self.expect_stepped(STEP_S), ..waited(VERDICT_LIMIT) }
+            }
+            Fault::ClockBackward => {
+                Lasted { effect: self.expect_stepped(-STEP_S), ..waited(VERDICT_LIMIT) }
+            }
         }
     }
 
@@ -239,8 +264,8 @@ impl<'a> Blow<'a> {
         let before = self.before;
         until("a byte is changed, and an agent notices", LIMIT, || {
             let now = self.traces();
-            let is_seen =
-                now.changed_bytes > before.changed_bytes && now.wrong_checksums > before.wrong_checksums;
+            let is_seen = now.changed_bytes > before.changed_bytes
+                && now.wrong_checksums > before.wrong_checksums;
             ensure!(is_seen, "{now:?} after {before:?}");
             Ok(Some(()))
         })
@@ -283,7 +308,10 @@ impl<'a> Blow<'a> {
         let ProcessId { pid, .. } = self.trial.agent_process(host)?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
-        ensure!(state.contains("(stopped)"), "the agent of host {host} does not stand still: {state}");
+        ensure!(
+            state.contains("(stopped)"),
+            "the agent of host {host} does not stand still: {state}"
+        );
         Ok(())
     }
 
@@ -329,8 +357,9 @@ impl<'a> Blow<'a> {
     fn until_destination_decides(&self) {
         let decided = until("the destination decides", VERDICT_LIMIT / 2, || {
             let vms = self.trial.ask(self.trial.agent(self.destination).vms())?;
-            let waits =
-                vms.iter().any(|vm| vm.state == godwit_api::VmState::MigratingIn || vm.page_in.is_some());
+            let waits = vms
+                .iter()
+                .any(|vm| vm.state == godwit_api::VmState::MigratingIn || vm.page_in.is_some());
             Ok((!waits).then_some(()))
         });
         // That it waits is an answer too.
@@ -360,8 +389,10 @@ impl<'a> Blow<'a> {
 
     fn remount_ram(&self, size: &str) -> Result<()> {
         let ram = self.ram();
-        let mounted =
-            Command::new("mount").args(["-o", &format!("remount,size={size}")]).arg(&ram).output()?;
+        let mounted = Command::new("mount")
+            .args(["-o", &format!("remount,size={size}")])
+            .arg(&ram)
+            .output()?;
         if !mounted.status.success() {
             bail!("mount: {}", String::from_utf8_lossy(&mounted.stderr));
         }

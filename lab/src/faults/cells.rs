@@ -10,7 +10,6 @@ use super::{FailingWrite, Fault, Moment};
 pub struct Cell {
     /// When.
     pub moment: Moment,
-    /// What.
     pub fault: Fault,
     /// Which write fails, where that is the fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,7 +58,10 @@ pub fn singles() -> Vec<Cell> {
         (Fault::CorruptByte, &[PreCopy, Round]),
         (Fault::CreatedAgain, &[Committed]),
         // A guest that stands still does nothing.
-        (Fault::GuestShutDown, &[Preflight, Prepare, PreCopy, Round, Switchover, Started, PageIn, Release]),
+        (
+            Fault::GuestShutDown,
+            &[Preflight, Prepare, PreCopy, Round, Switchover, Started, PageIn, Release],
+        ),
     ];
     let of = |(fault, moments): &(Fault, &[Moment])| {
         let fault = *fault;
@@ -95,7 +97,9 @@ impl Cell {
     pub(super) fn held(self) -> Option<(Side, &'static str)> {
         match (self.fault, self.moment) {
             // Its last instructions are to come before it is stopped, or right when it is.
-            (Fault::GuestShutDown, Moment::Switchover) => Some((Side::Source, "source.begin-switchover")),
+            (Fault::GuestShutDown, Moment::Switchover) => {
+                Some((Side::Source, "source.begin-switchover"))
+            }
             (_, moment) => moment.held(),
         }
     }
@@ -114,7 +118,9 @@ impl Cell {
         match fault {
             Fault::WriteFails => write.map_or(&[], |failing| failing.write.allowed()),
             // It is stopped for its hand-over before it comes to that, or not.
-            Fault::GuestShutDown if moment == Moment::Switchover => &[StoppedAtSource, StoppedAtDestination],
+            Fault::GuestShutDown if moment == Moment::Switchover => {
+                &[StoppedAtSource, StoppedAtDestination]
+            }
             Fault::GuestShutDown if moment.is_before_commit() => &[StoppedAtSource],
             Fault::GuestShutDown => &[StoppedAtDestination],
             Fault::CreatedAgain => &[Source],
@@ -128,17 +134,25 @@ impl Cell {
             Fault::KillDestinationAgent if !moment.has_run_there() => &[Source],
             Fault::KillDestinationQemu | Fault::RamFull | Fault::OutOfMemory => &[Source],
             Fault::KillSourceAgent if moment.is_before_commit() => &[Source],
-            Fault::SourceDiskFull | Fault::DestinationDiskFull if moment.is_before_commit() => &[Source],
+            Fault::SourceDiskFull | Fault::DestinationDiskFull if moment.is_before_commit() => {
+                &[Source]
+            }
             // Longer than it is waited for: before the guest stands still by the request's limit, then by the engine's.
             Fault::CutForGood if moment.is_before_commit() => &[Source],
-            Fault::SilentSource | Fault::SilentDestination if moment == Moment::Switchover => &[Source],
+            Fault::SilentSource | Fault::SilentDestination if moment == Moment::Switchover => {
+                &[Source]
+            }
             // What holds nobody up for long ends in the move.
             Fault::KillCli | Fault::ClockForward | Fault::ClockBackward | Fault::CorruptByte => {
                 &[Destination]
             }
             // Before the guest is stopped it costs time alone: less than the limit for cuts.
-            Fault::SilentSource | Fault::SilentDestination if moment.is_before_commit() => &[Destination],
-            Fault::CutBriefly | Fault::SlowLink if matches!(moment, Moment::PreCopy | Moment::Round) => {
+            Fault::SilentSource | Fault::SilentDestination if moment.is_before_commit() => {
+                &[Destination]
+            }
+            Fault::CutBriefly | Fault::SlowLink
+                if matches!(moment, Moment::PreCopy | Moment::Round) =>
+            {
                 &[Destination]
             }
             // A connection that is being made, an answer under way, or a guest that stands still: two seconds are about as long as each
@@ -165,7 +179,9 @@ impl Cell {
             Fault::SourceDiskFull | Fault::DestinationDiskFull => &["is the disk full"],
             Fault::WriteFails => self.write.map_or(&[], |failing| failing.error.reasons()),
             Fault::RamFull => &["no memory left", "insufficient-memory", "memory-failed"],
-            Fault::CutForGood if self.moment < Moment::PreCopy => &["peer-unreachable", "lane-lost"],
+            Fault::CutForGood if self.moment < Moment::PreCopy => {
+                &["peer-unreachable", "lane-lost"]
+            }
             Fault::CutForGood if matches!(self.moment, Moment::PreCopy | Moment::Round) => {
                 &["did not come back"]
             }
@@ -260,8 +276,10 @@ mod tests {
             assert_eq!(cell.allowed().iter().all(is_stopped), is_by_guest, "{cell:?}");
             assert_eq!(cell.write.is_some(), cell.fault == Fault::WriteFails, "{cell:?}");
         }
-        let names: std::collections::BTreeSet<String> =
-            cells.iter().map(|cell| format!("{} at {}", cell.fault_name(), cell.moment.name())).collect();
+        let names: std::collections::BTreeSet<String> = cells
+            .iter()
+            .map(|cell| format!("{} at {}", cell.fault_name(), cell.moment.name()))
+            .collect();
         assert_eq!(names.len(), cells.len(), "two cells have one name");
     }
 }

@@ -23,8 +23,10 @@ pub fn build_clock(out_dir: &Path) -> Result<PathBuf> {
         return Ok(library);
     }
     std::fs::write(&source, SOURCE)?;
-    let compiled =
-        Command::new("cc").args(["-shared", "-fPIC", "-O2", "-o"]).args([&library, &source]).output();
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-o"])
+        .args([&library, &source])
+        .output();
     let compiled =
         compiled.context("a library for stepped clocks needs a C compiler: apt-get install gcc")?;
     ensure!(compiled.status.success(), "cc: {}", String::from_utf8_lossy(&compiled.stderr));
@@ -47,7 +49,8 @@ pub(super) fn expect_stepped(trial: &Trial, host: &str, seconds: i64) -> Result<
         trial.ask(trial.agent(host).host())?;
         let mut told = [0; 16];
         file.read_exact_at(&mut told, 8)?;
-        let [step, process] = [&told[..8], &told[8..]].map(|part| part.try_into().map(i64::from_ne_bytes));
+        let [step, process] =
+            [&told[..8], &told[8..]].map(|part| part.try_into().map(i64::from_ne_bytes));
         let (step, process) = (step?, process?);
         ensure!(
             (step, process) == (seconds, agent),

@@ -90,7 +90,6 @@ impl Fault {
         }
     }
 
-    /// Its name in options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -49,7 +49,9 @@ pub struct LieReport {
 /// # Errors
 /// The lab does not come up.
 pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
-    let Some(trial) = Trial::begin_with("lies", LabOptions::default())? else { return Ok(Vec::new()) };
+    let Some(trial) = Trial::begin_with("lies", LabOptions::default())? else {
+        return Ok(Vec::new());
+    };
     let destination = begin_destination(&trial, seed)?;
     let clean = trial.traces("b")?;
     let plan = GuestPlan {
@@ -70,15 +72,18 @@ pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
             expect_refusals(codes, liars)
         },
     ));
-    reports.push(report(&format!("{liars} sources that say anything within a valid session"), |codes| {
-        let identity = identity(&trial, "a")?;
-        (0..liars).try_for_each(|number| {
-            one_source(&trial, &identity, seed ^ number, codes)
-                .with_context(|| format!("source {number}"))?;
-            trial.expect_traces("b", &clean)
-        })?;
-        expect_refusals(codes, liars)
-    }));
+    reports.push(report(
+        &format!("{liars} sources that say anything within a valid session"),
+        |codes| {
+            let identity = identity(&trial, "a")?;
+            (0..liars).try_for_each(|number| {
+                one_source(&trial, &identity, seed ^ number, codes)
+                    .with_context(|| format!("source {number}"))?;
+                trial.expect_traces("b", &clean)
+            })?;
+            expect_refusals(codes, liars)
+        },
+    ));
     reports.push(report("a new migration after them", |_| {
         let done = trial.begin_migration("web", "a", &guest.to_other_host())?.report()?;
         ensure!(done.outcome == Outcome::Completed, "{done:#?}");
@@ -122,8 +127,12 @@ fn identity(trial: &Trial, host: &str) -> Result<Identity> {
 /// A lying destination beside the agent of host b, with a certificate of its own, which the agent of host a knows as a peer.
 fn begin_destination(trial: &Trial, seed: u64) -> Result<Arc<LyingDestination>> {
     let address: IpAddr = Ipv4Addr::new(10, 77, 0, 12).into();
-    let grant =
-        Grant { name: LIAR.to_owned(), role: Role::Host, addresses: vec![address], days: CERTIFICATE_DAYS };
+    let grant = Grant {
+        name: LIAR.to_owned(),
+        role: Role::Host,
+        addresses: vec![address],
+        days: CERTIFICATE_DAYS,
+    };
     Authority::open(&trial.pki())?.issue(&grant)?;
     trial.reconfigure("a", |config| {
         if let Some(peers) = config.get_mut("peers").and_then(toml::Value::as_table_mut) {
@@ -131,13 +140,15 @@ fn begin_destination(trial: &Trial, seed: u64) -> Result<Arc<LyingDestination>> 
         }
     })?;
     let identity = identity(trial, LIAR)?;
-    let destination = LyingDestination { identity, address, port: PORT, seed, lied: AtomicU64::new(0) };
+    let destination =
+        LyingDestination { identity, address, port: PORT, seed, lied: AtomicU64::new(0) };
     let destination = Arc::new(destination);
     let (liar, namespace) = (Arc::clone(&destination), trial.namespace("b"));
     // Ends with this process: it waits for sources.
     std::thread::spawn(move || in_namespace(&namespace, || liar.answer_all()));
     until("the lying destination listens", LIMIT, || {
-        let connected = in_namespace(&trial.namespace("a"), || TcpStream::connect((address, PORT)))?;
+        let connected =
+            in_namespace(&trial.namespace("a"), || TcpStream::connect((address, PORT)))?;
         Ok(connected.is_ok().then_some(()))
     })?;
     Ok(destination)
@@ -151,7 +162,8 @@ fn one_destination(
     codes: &mut Codes,
 ) -> Result<()> {
     let (agent, lied) = (trial.agent_process("a")?, destination.lied.load(Ordering::SeqCst));
-    let report = trial.begin_migration("web", "a", &request_to(LIAR, EngineKind::Godwit))?.report()?;
+    let report =
+        trial.begin_migration("web", "a", &request_to(LIAR, EngineKind::Godwit))?.report()?;
     let error = report.error.as_ref().with_context(|| format!("it fell for it: {report:#?}"))?;
     ensure!(report.outcome == Outcome::Failed && !error.message.is_empty(), "{report:#?}");
     ensure!(destination.lied.load(Ordering::SeqCst) > lied, "it was not lied to: {error:?}");
@@ -167,8 +179,11 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
     let record: serde_json::Value = serde_json::from_str(&record)?;
     let mut spec: ResolvedSpec = serde_json::from_value(record["spec"].clone())?;
     spec.name = VmName::new(LIAR)?;
-    let block_pages =
-        spec.memory.iter().map(|block| block.size.bytes() / u64::from(godwit_wire::PAGE_SIZE)).collect();
+    let block_pages = spec
+        .memory
+        .iter()
+        .map(|block| block.size.bytes() / u64::from(godwit_wire::PAGE_SIZE))
+        .collect();
     // As another release would write it: what it leaves out is left to the agent.
     let request = serde_json::json!({
         "spec": spec, "epoch": 2, "from": "a", "qemu_version": "7.2.0", "engine": EngineKind::Godwit,

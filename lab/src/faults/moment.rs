@@ -82,12 +82,20 @@ impl Moment {
             Moment::Prepare => "the destination has made the shadow VM and has not answered",
             Moment::PreCopy => "pages of round 0 are on their way",
             Moment::Round => "a later round begins",
-            Moment::Switchover => "the guest is stopped; last pages and device state are to be sent",
+            Moment::Switchover => {
+                "the guest is stopped; last pages and device state are to be sent"
+            }
             Moment::LastPages => "all is sent but the commit",
-            Moment::Committed => "the commit is sent; the destination is about to load the device state",
-            Moment::Loaded => "the destination has commit and device state, and is about to run the guest",
+            Moment::Committed => {
+                "the commit is sent; the destination is about to load the device state"
+            }
+            Moment::Loaded => {
+                "the destination has commit and device state, and is about to run the guest"
+            }
             Moment::Started => "the guest runs at the destination, which has told nobody yet",
-            Moment::PageIn => "the guest runs at the destination, and pages of it are at the source",
+            Moment::PageIn => {
+                "the guest runs at the destination, and pages of it are at the source"
+            }
             Moment::Release => {
                 "the source knows that the guest runs at the destination, and is about to let go of it"
             }

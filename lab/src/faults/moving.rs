@@ -34,8 +34,10 @@ impl<'a> Moving<'a> {
             let id = trial.ask(agent.migrate(vm, request))?.id;
             return Ok(Moving { trial, from: from.to_owned(), id, cli: None });
         }
-        let known: Vec<String> = trial.ask(agent.migrations())?.into_iter().map(|status| status.id).collect();
-        let mut command = trial.godwit_command(&["migrate", vm, "--to", &request.to, "--references", "none"]);
+        let known: Vec<String> =
+            trial.ask(agent.migrations())?.into_iter().map(|status| status.id).collect();
+        let mut command =
+            trial.godwit_command(&["migrate", vm, "--to", &request.to, "--references", "none"]);
         if request.page_in == PageInUse::Now {
             command.arg("--page-in");
         }
@@ -57,7 +59,9 @@ impl<'a> Moving<'a> {
         until(&format!("the migration is at {}", moment.name()), LIMIT, || {
             let status = self.status()?;
             let is_there = match moment {
-                Moment::PreCopy => status.progress.phase == Phase::PreCopy && status.progress.sent_bytes > 0,
+                Moment::PreCopy => {
+                    status.progress.phase == Phase::PreCopy && status.progress.sent_bytes > 0
+                }
                 _ => status.progress.phase == Phase::PageIn,
             };
             ensure!(is_there || status.report.is_none(), "it is over: {:#?}", status.report);

@@ -26,7 +26,9 @@ impl MemoryGroup {
             Ok((root, _)) => {
                 let tried = root.join(format!("godwit-lab.{}.try", std::process::id()));
                 let made = fs::create_dir(&tried).and_then(|()| fs::remove_dir(&tried));
-                made.err().map(|error| format!("no memory cgroup can be made in {}: {error}", root.display()))
+                made.err().map(|error| {
+                    format!("no memory cgroup can be made in {}: {error}", root.display())
+                })
             }
             Err(error) => Some(error.to_string()),
         }
@@ -53,8 +55,9 @@ impl MemoryGroup {
 
     fn take_in(&mut self, root: &Path, member: ProcessId) -> Result<()> {
         let text = fs::read_to_string(format!("/proc/{}/cgroup", member.pid))?;
-        let of_ours =
-            |line: &&str| if self.is_v1 { line.contains(":memory:") } else { line.starts_with("0::") };
+        let of_ours = |line: &&str| {
+            if self.is_v1 { line.contains(":memory:") } else { line.starts_with("0::") }
+        };
         let line = text.lines().find(of_ours).context("a process is in no memory cgroup")?;
         let before = line.rsplit_once(':').map_or("", |(_, path)| path).trim_start_matches('/');
         self.members.push((member, root.join(before)));
@@ -73,8 +76,9 @@ impl MemoryGroup {
     /// Puts back who lives, and removes the group.
     pub(super) fn remove(self) -> Result<()> {
         for (member, before) in self.members.iter().filter(|(member, _)| member.is_alive()) {
-            fs::write(before.join("cgroup.procs"), member.pid.to_string())
-                .with_context(|| format!("process {} can't go back to {}", member.pid, before.display()))?;
+            fs::write(before.join("cgroup.procs"), member.pid.to_string()).with_context(|| {
+                format!("process {} can't go back to {}", member.pid, before.display())
+            })?;
         }
         // Who was killed leaves it when the kernel has freed his memory.
         crate::trial::until("the group is empty", crate::trial::LIMIT, || {
@@ -89,7 +93,8 @@ fn root() -> Result<(PathBuf, bool)> {
     if v1.join("memory.limit_in_bytes").exists() {
         return Ok((v1, true));
     }
-    let controllers = fs::read_to_string(Path::new(ROOT).join("cgroup.subtree_control")).unwrap_or_default();
+    let controllers =
+        fs::read_to_string(Path::new(ROOT).join("cgroup.subtree_control")).unwrap_or_default();
     if controllers.split_ascii_whitespace().any(|controller| controller == "memory") {
         return Ok((ROOT.into(), false));
     }

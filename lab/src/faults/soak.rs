@@ -79,7 +79,8 @@ pub struct SoakReport {
 impl fmt::Display for SoakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SoakReport { moves, undone, ended, faults } = self;
-        let faults: Vec<String> = faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let faults: Vec<String> =
+            faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
         write!(
             f,
             "{moves} moves, {undone} undone, {ended} ended with a QEMU that was killed; 0 lost, 0 doubled, 0 wrong pages; faults: {}",
@@ -103,7 +104,12 @@ impl Draw {
     fn of(random: &mut Random, guests: usize) -> Draw {
         let (fault, host) = (random.below(FAULTS.len() + QUIET), random.below(2));
         let (point, guest) = (random.below(POINTS.len()), random.below(guests));
-        Draw { fault: FAULTS.get(fault).copied(), host: ["a", "b"][host], point: POINTS[point], guest }
+        Draw {
+            fault: FAULTS.get(fault).copied(),
+            host: ["a", "b"][host],
+            point: POINTS[point],
+            guest,
+        }
     }
 }
 
@@ -139,9 +145,14 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
         }
         let draw = Draw::of(&mut random, soak.guests.len());
         let begun = Instant::now();
-        soak.wave(draw)
-            .with_context(|| format!("wave {wave} of seed {}: {draw}; so far {}", plan.seed, soak.report))?;
-        say(&format!("wave {wave}: {draw}, {:.0} s; {}", begun.elapsed().as_secs_f64(), soak.report));
+        soak.wave(draw).with_context(|| {
+            format!("wave {wave} of seed {}: {draw}; so far {}", plan.seed, soak.report)
+        })?;
+        say(&format!(
+            "wave {wave}: {draw}, {:.0} s; {}",
+            begun.elapsed().as_secs_f64(),
+            soak.report
+        ));
     }
     let Soak { report, guests, .. } = soak;
     for guest in &guests {
@@ -155,7 +166,11 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
 }
 
 /// The name of a fault of a host: by whether the guests that it concerns leave it or come to it. `from`: where they were.
-fn name_of<'a>(fault: Fault, host: &str, mut from: impl Iterator<Item = &'a str> + Clone) -> String {
+fn name_of<'a>(
+    fault: Fault,
+    host: &str,
+    mut from: impl Iterator<Item = &'a str> + Clone,
+) -> String {
     let (source, destination) = (fault.name(), fault.at_destination().name());
     let any_leaves = from.clone().any(|from| from == host);
     let all_leave = from.all(|from| from == host);
@@ -197,12 +212,17 @@ impl Soak<'_> {
         for (number, watch) in watches.into_iter().enumerate() {
             let name = self.guests[number].name.clone();
             let mut told = Vec::new();
-            let host = settled(self.trial, &name, &mut told).with_context(|| format!("VM {name}"))?;
+            let host =
+                settled(self.trial, &name, &mut told).with_context(|| format!("VM {name}"))?;
             let seen = host.as_ref().map_or(Ok(()), |host| watch.until_seen(host));
             seen.and_then(|()| watch.end()).with_context(|| format!("VM {name}"))?;
             match host {
                 None => {
-                    ensure!(killed == Some(number), "LOST: VM {name} runs nowhere: {}", told.join("; "));
+                    ensure!(
+                        killed == Some(number),
+                        "LOST: VM {name} runs nowhere: {}",
+                        told.join("; ")
+                    );
                     remove_ended(self.trial, &name)?;
                     self.report.ended += 1;
                     anew.insert(number);
@@ -219,7 +239,8 @@ impl Soak<'_> {
 
     fn arrived(&mut self, number: usize, host: String) -> Result<()> {
         let guest = &mut self.guests[number];
-        let count = if host == guest.host { &mut self.report.undone } else { &mut self.report.moves };
+        let count =
+            if host == guest.host { &mut self.report.undone } else { &mut self.report.moves };
         guest.host = host;
         // A machine with much to do may keep it waiting.
         crate::trial::until("it answers", crate::trial::LIMIT, || guest.status().map(Some))
@@ -238,7 +259,8 @@ impl Soak<'_> {
             let by_cli = number == 0 && draw.fault == Some(Fault::KillCli);
             Moving::begin(trial, &guest.name, &guest.host, &request, by_cli)
         };
-        let mut all = self.guests.iter().enumerate().map(begin).collect::<Result<Vec<Moving<'_>>>>()?;
+        let mut all =
+            self.guests.iter().enumerate().map(begin).collect::<Result<Vec<Moving<'_>>>>()?;
         let mut killed = None;
         if let (Some(fault), Some(held)) = (draw.fault, held)
             // They may all be over without anybody having come there.
@@ -274,7 +296,8 @@ impl Soak<'_> {
                     Fault::KillSourceQemu => &self.guests[draw.guest..=draw.guest],
                     _ => &self.guests[..],
                 };
-                let name = name_of(fault, draw.host, concerned.iter().map(|guest| guest.host.as_str()));
+                let name =
+                    name_of(fault, draw.host, concerned.iter().map(|guest| guest.host.as_str()));
                 *self.report.faults.entry(name).or_default() += 1;
             }
         }
@@ -289,14 +312,19 @@ impl Soak<'_> {
     fn expect_nothing_more(&self, ended: &BTreeSet<usize>) -> Result<()> {
         for host in self.trial.hosts() {
             let guests = self.guests.iter().enumerate();
-            let wanted =
-                guests.filter(|(number, guest)| guest.host == host && !ended.contains(number)).count();
-            crate::trial::until(&format!("host {host} has {wanted} QEMUs"), crate::trial::LIMIT, || {
-                let found = self.trial.hypervisors(&host)?.len();
-                let vms = self.trial.ask(self.trial.agent(&host).vms())?.len();
-                ensure!(found == wanted && vms == wanted, "there are {found}, and {vms} VMs");
-                Ok(Some(()))
-            })?;
+            let wanted = guests
+                .filter(|(number, guest)| guest.host == host && !ended.contains(number))
+                .count();
+            crate::trial::until(
+                &format!("host {host} has {wanted} QEMUs"),
+                crate::trial::LIMIT,
+                || {
+                    let found = self.trial.hypervisors(&host)?.len();
+                    let vms = self.trial.ask(self.trial.agent(&host).vms())?.len();
+                    ensure!(found == wanted && vms == wanted, "there are {found}, and {vms} VMs");
+                    Ok(Some(()))
+                },
+            )?;
         }
         Ok(())
     }
@@ -324,7 +352,10 @@ mod tests {
         assert_eq!(draws(7), draws(7));
         assert_ne!(draws(7), draws(8));
         for fault in FAULTS {
-            assert!(draws(7).iter().filter(|draw| draw.fault == Some(fault)).count() >= 8, "{fault:?}");
+            assert!(
+                draws(7).iter().filter(|draw| draw.fault == Some(fault)).count() >= 8,
+                "{fault:?}"
+            );
         }
         assert!(draws(7).iter().any(|draw| draw.fault.is_none()));
     }

@@ -16,9 +16,10 @@ use super::verdict::{self, OwnersFiles};
 use super::{Cell, Fault, Moment, Place, build_clock};
 use crate::image::default_dir;
 use crate::options::{Hooks, LabOptions};
-use crate::trial::{Guest, GuestPlan, LIMIT, MOVE_LIMIT, Traces, Trial, must_run, other_host, request_to};
+use crate::trial::{
+    Guest, GuestPlan, LIMIT, MOVE_LIMIT, Traces, Trial, must_run, other_host, request_to,
+};
 
-/// The VM.
 pub(super) const VM: &str = "web";
 /// What a host's link carries: round 0 takes about three seconds.
 pub(super) const LINK: &str = "300mbit";
@@ -75,7 +76,6 @@ impl Cell {
 /// What came of a cell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CellReport {
-    /// Which.
     #[serde(flatten)]
     pub cell: Cell,
     /// Where the guest was afterwards; none: that was not found out.
@@ -140,7 +140,9 @@ impl Stage {
         let mut findings = Findings::default();
         let skipped = cell.missing();
         let tried = match &skipped {
-            Some(why) if must_run() => Err(anyhow!("it can't be tried here, and all must be: {why}")),
+            Some(why) if must_run() => {
+                Err(anyhow!("it can't be tried here, and all must be: {why}"))
+            }
             Some(_) => Ok(()),
             None => self.try_in_scene(cell, &mut findings),
         };
@@ -271,7 +273,9 @@ impl Scene {
                 verdict::remove_ended(&self.trial, VM)?;
                 self.guest = None;
                 for (host, clean) in ["a", "b"].iter().zip(&self.clean) {
-                    self.trial.expect_traces(host, clean).context("after the VM that ended was deleted")?;
+                    self.trial
+                        .expect_traces(host, clean)
+                        .context("after the VM that ended was deleted")?;
                 }
                 self.guest(&source).context("a new VM")?;
             }
@@ -284,10 +288,11 @@ impl Scene {
     /// somebody to give it.
     fn strike(&self, cell: Cell, guest: &Guest, destination: &str) -> Result<Option<Report>> {
         let (trial, source) = (&self.trial, &*guest.host);
-        let pages_in =
-            cell.moment == Moment::PageIn || cell.write.is_some_and(|failing| failing.write.is_for_page_in());
+        let pages_in = cell.moment == Moment::PageIn
+            || cell.write.is_some_and(|failing| failing.write.is_for_page_in());
         let page_in = if pages_in { PageInUse::Now } else { PageInUse::Never };
-        let mut request = MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
+        let mut request =
+            MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
         if cell.fault == Fault::CutForGood {
             // Usually a cut is waited out for longer than anybody wants to wait here.
             request.cut_limit_ms = CUT_LIMIT_MS;
@@ -342,7 +347,8 @@ impl Scene {
     fn check_while_it_lasts(&self, cell: Cell, source: &str, lasted: Lasted) -> Result<()> {
         let Lasted { report, effect } = lasted;
         effect.context("the fault had no effect")?;
-        if let Some(report) = report.as_ref().filter(|report| report.outcome == Outcome::Completed) {
+        if let Some(report) = report.as_ref().filter(|report| report.outcome == Outcome::Completed)
+        {
             ensure!(!cell.holds_up(), "the fault had no effect: {}", told_of(report));
         }
         if cell.fault == Fault::CutForGood && cell.moment >= Moment::LastPages {
@@ -383,7 +389,8 @@ impl Scene {
         }
         let reasons = cell.reasons();
         if place == Place::Source && !reasons.is_empty() {
-            let error = report.and_then(|report| report.error.as_ref()).context("no report says why")?;
+            let error =
+                report.and_then(|report| report.error.as_ref()).context("no report says why")?;
             let says = format!("{} ({})", error.message, error.code);
             ensure!(
                 reasons.iter().any(|reason| says.contains(reason)),
@@ -412,15 +419,16 @@ impl Scene {
         let guest = self.guest.as_ref().context("no guest")?;
         guest.workload(BUSY)?;
         let request = guest.to_other_host();
-        let report =
-            self.trial.begin_migration(VM, &guest.host, &request)?.report_within(MOVE_LIMIT, |_| {})?;
+        let report = self
+            .trial
+            .begin_migration(VM, &guest.host, &request)?
+            .report_within(MOVE_LIMIT, |_| {})?;
         ensure!(report.outcome == Outcome::Completed, "{report:#?}");
         self.guest.iter_mut().for_each(|guest| guest.host.clone_from(&request.to));
         self.expect_whole_and_alone()
     }
 }
 
-/// The guest.
 fn plan() -> GuestPlan {
     GuestPlan {
         memory: vec![ByteSize::from_bytes(MEMORY_BYTES)],

@@ -24,8 +24,9 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
     let settled = until("both agents agree where the guest is", AGREE_LIMIT, || {
         let infos = infos(trial, vm)?;
         let running: Vec<&VmInfo> = infos.iter().filter(|info| is_well(info)).collect();
-        let ended =
-            |info: &VmInfo| matches!(info.state, VmState::Failed | VmState::Stopped) && !info.in_doubt;
+        let ended = |info: &VmInfo| {
+            matches!(info.state, VmState::Failed | VmState::Stopped) && !info.in_doubt
+        };
         match (&infos[..], &running[..]) {
             ([info], [_]) => Ok(Some(Some(info.host.clone()))),
             (known, []) if !known.is_empty() && known.iter().all(ended) => Ok(Some(None)),
@@ -33,7 +34,9 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
         }
     });
     if !matches!(settled, Ok(Some(_))) {
-        told.extend(infos(trial, vm).iter().flatten().filter(|info| !is_well(info)).map(describe_one));
+        told.extend(
+            infos(trial, vm).iter().flatten().filter(|info| !is_well(info)).map(describe_one),
+        );
     }
     settled
 }
@@ -45,7 +48,10 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
 pub(super) fn expect_stopped_once(trial: &Trial, vm: &str) -> Result<String> {
     let infos = infos(trial, vm)?;
     match &infos[..] {
-        [info] if info.state == VmState::Stopped && info.reason.as_deref() == Some(SHUT_ITSELF_DOWN) => {
+        [info]
+            if info.state == VmState::Stopped
+                && info.reason.as_deref() == Some(SHUT_ITSELF_DOWN) =>
+        {
             Ok(info.host.clone())
         }
         _ => bail!("it is not stopped by its guest on one host alone: {}", describe(&infos)),
@@ -129,7 +135,10 @@ impl OwnersFiles {
         let root = trial.paths().host(host);
         let traces = trial.traces(host)?;
         let below = |path: PathBuf| path.strip_prefix(&root).map(PathBuf::from).unwrap_or(path);
-        Ok(OwnersFiles { files: traces.files.into_iter().map(below).collect(), links: traces.links.len() })
+        Ok(OwnersFiles {
+            files: traces.files.into_iter().map(below).collect(),
+            links: traces.links.len(),
+        })
     }
 
     /// Waits until a host has these and no others.

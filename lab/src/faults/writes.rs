@@ -12,7 +12,6 @@ use super::moment::Side;
 use crate::agents::holds;
 use crate::trial::Trial;
 
-/// Kind of write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Write {
@@ -59,10 +58,8 @@ pub enum WriteError {
     NoSpace,
 }
 
-/// Failing write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FailingWrite {
-    /// Which.
     pub write: Write,
     /// How.
     pub error: WriteError,
@@ -88,7 +85,6 @@ impl Write {
         Write::MissingFrom,
     ];
 
-    /// Its name in options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -185,7 +181,6 @@ impl WriteError {
     /// Both.
     pub const ALL: [WriteError; 2] = [WriteError::Io, WriteError::NoSpace];
 
-    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -218,7 +213,6 @@ impl FailingWrite {
         Write::ALL.into_iter().flat_map(by_each)
     }
 
-    /// Its name in options.
     #[must_use]
     pub fn name(self) -> String {
         format!("{}-{}", self.write.name(), self.error.name().to_lowercase())
@@ -230,16 +224,15 @@ impl FailingWrite {
         format!("a write fails ({}), {}", self.error.name(), self.write.title())
     }
 
-    /// Begins to fail it.
     pub(super) fn begin(self, trial: &Trial, source: &str, destination: &str) -> Result<()> {
         for (fail, failed) in self.files(trial, source, destination) {
             let _ = std::fs::remove_file(&failed);
-            std::fs::write(&fail, self.error.plan()).with_context(|| format!("{}", fail.display()))?;
+            std::fs::write(&fail, self.error.plan())
+                .with_context(|| format!("{}", fail.display()))?;
         }
         Ok(())
     }
 
-    /// Ends the failure.
     pub(super) fn end(self, trial: &Trial, source: &str, destination: &str) {
         for (fail, _) in self.files(trial, source, destination) {
             // The agent has removed it if it failed once.

@@ -33,7 +33,12 @@ impl Archive {
         self.entry(path, PROGRAM, (0, 0), content)
     }
 
-    pub(super) fn character_device(&mut self, path: &str, major: u32, minor: u32) -> anyhow::Result<()> {
+    pub(super) fn character_device(
+        &mut self,
+        path: &str,
+        major: u32,
+        minor: u32,
+    ) -> anyhow::Result<()> {
         self.entry(path, CHARACTER_DEVICE, (major, minor), &[])
     }
 
@@ -43,14 +48,21 @@ impl Archive {
         Ok(self.bytes)
     }
 
-    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) -> anyhow::Result<()> {
+    fn entry(
+        &mut self,
+        path: &str,
+        mode: u32,
+        device: (u32, u32),
+        content: &[u8],
+    ) -> anyhow::Result<()> {
         self.entries += 1;
         let size = u32::try_from(content.len())
             .with_context(|| format!("{path} is too large for a newc archive"))?;
         let name_bytes = u32::try_from(path.len() + 1)?;
         // ino, mode, uid, gid, nlink, mtime, filesize, device of the file, device it stands for,
         // namesize, check
-        let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_bytes, 0];
+        let fields =
+            [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_bytes, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
@@ -82,10 +94,11 @@ mod tests {
         let bytes = archive.finish().unwrap();
         assert_eq!(bytes.len() % 4, 0);
         let mut cpio = std::process::Command::new("cpio");
-        let listing = match super::super::run_with_input(cpio.args(["-itv", "--quiet", "-n"]), &bytes) {
-            Ok(listing) => String::from_utf8(listing).unwrap(),
-            Err(error) => return eprintln!("skipped: {error:#}"),
-        };
+        let listing =
+            match super::super::run_with_input(cpio.args(["-itv", "--quiet", "-n"]), &bytes) {
+                Ok(listing) => String::from_utf8(listing).unwrap(),
+                Err(error) => return eprintln!("skipped: {error:#}"),
+            };
         let lines: Vec<&str> = listing.lines().collect();
         assert_eq!(lines.len(), 4, "{listing}");
         assert!(lines[0].starts_with("drwxr-xr-x") && lines[0].ends_with(" dev"), "{listing}");

@@ -76,16 +76,13 @@ pub struct Debian {
     pub image: GuestImage,
     /// The disk: a plain ext4 file system without partitions.
     pub disk: PathBuf,
-    /// Content of the disk.
     pub content: Content,
 }
 
-/// Content of the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// The distribution's own name for itself.
     pub name: String,
-    /// Packages installed.
     pub packages: u64,
     /// Total bytes of the files.
     pub file_bytes: u64,
@@ -95,7 +92,13 @@ pub struct Content {
 
 impl std::fmt::Display for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}, {} packages, {} MiB of files", self.name, self.packages, self.file_bytes >> 20)
+        write!(
+            f,
+            "{}, {} packages, {} MiB of files",
+            self.name,
+            self.packages,
+            self.file_bytes >> 20
+        )
     }
 }
 
@@ -108,8 +111,10 @@ pub fn build_debian(out_dir: &Path) -> anyhow::Result<Debian> {
     let _lock = lock(out_dir)?;
     let image = build_with(out_dir, "debian-initrd.img", &USER_SPACE_MODULES)?;
     let (disk, description) = (out_dir.join("debian.ext4"), out_dir.join("debian.json"));
-    let wanted: Vec<String> = PACKAGES.iter().chain(&MASKED).map(|name| (*name).to_owned()).collect();
-    let known = fs::read(&description).ok().and_then(|text| serde_json::from_slice::<Content>(&text).ok());
+    let wanted: Vec<String> =
+        PACKAGES.iter().chain(&MASKED).map(|name| (*name).to_owned()).collect();
+    let known =
+        fs::read(&description).ok().and_then(|text| serde_json::from_slice::<Content>(&text).ok());
     if let Some(content) = known.filter(|content| content.made_of == wanted && disk.is_file()) {
         return Ok(Debian { image, disk, content });
     }
@@ -131,10 +136,14 @@ pub fn build_debian(out_dir: &Path) -> anyhow::Result<Debian> {
 fn fill(tree: &Path, disk: &Path, made_of: Vec<String>) -> anyhow::Result<Content> {
     let sources = sources()?;
     let release = fs::read_to_string("/etc/os-release").context("reading /etc/os-release")?;
-    let suite = release_field(&release, "VERSION_CODENAME").context("/etc/os-release names no release")?;
+    let suite =
+        release_field(&release, "VERSION_CODENAME").context("/etc/os-release names no release")?;
     // Proxies and other settings of this machine's apt also apply to the download.
     let options = tree.with_extension("apt.conf");
-    fs::write(&options, acquire_options(&run(Command::new("apt-config").arg("dump")).unwrap_or_default()))?;
+    fs::write(
+        &options,
+        acquire_options(&run(Command::new("apt-config").arg("dump")).unwrap_or_default()),
+    )?;
     let mut make = Command::new("mmdebstrap");
     make.args(["--mode=root", "--format=directory", "--variant=important", "--quiet"])
         .arg(format!("--include={}", PACKAGES.join(",")))
@@ -146,8 +155,8 @@ fn fill(tree: &Path, disk: &Path, made_of: Vec<String>) -> anyhow::Result<Conten
         .arg(&suite)
         .arg(tree)
         .arg(&sources);
-    let made =
-        run(&mut make).context("making a user space: needs mmdebstrap (scripts/deps --bench) and root");
+    let made = run(&mut make)
+        .context("making a user space: needs mmdebstrap (scripts/deps --bench) and root");
     fs::remove_file(&options)?;
     made?;
     let content = Content {
@@ -164,10 +173,24 @@ fn fill(tree: &Path, disk: &Path, made_of: Vec<String>) -> anyhow::Result<Conten
 fn write_disk(tree: &Path, disk: &Path, file_bytes: u64) -> anyhow::Result<()> {
     let staged = disk.with_extension("staged");
     let bytes = (file_bytes + file_bytes / ROOM_PART + (64 << 20)).next_multiple_of(1 << 20);
-    fs::File::create(&staged)?.set_len(bytes).with_context(|| format!("making {}", staged.display()))?;
+    fs::File::create(&staged)?
+        .set_len(bytes)
+        .with_context(|| format!("making {}", staged.display()))?;
     // Without a journal and reserved blocks: the disk is never written again.
     run(Command::new("mke2fs")
-        .args(["-q", "-t", "ext4", "-F", "-m", "0", "-O", "^has_journal", "-E", "root_owner=0:0", "-d"])
+        .args([
+            "-q",
+            "-t",
+            "ext4",
+            "-F",
+            "-m",
+            "0",
+            "-O",
+            "^has_journal",
+            "-E",
+            "root_owner=0:0",
+            "-d",
+        ])
         .args([tree, &staged]))
     .context("writing the user space to a disk (package e2fsprogs)")?;
     fs::rename(&staged, disk).with_context(|| format!("replacing {}", disk.display()))
@@ -213,7 +236,11 @@ fn bytes_below(folder: &Path) -> anyhow::Result<u64> {
     for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
         let path = entry?.path();
         let data = fs::symlink_metadata(&path)?;
-        bytes += if data.is_dir() { 4096 + bytes_below(&path)? } else { data.size().next_multiple_of(4096) };
+        bytes += if data.is_dir() {
+            4096 + bytes_below(&path)?
+        } else {
+            data.size().next_multiple_of(4096)
+        };
     }
     Ok(bytes)
 }
@@ -240,7 +267,8 @@ mod tests {
 
     #[test]
     fn the_release_by_its_fields() {
-        let text = "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nVERSION_CODENAME=bookworm\nEMPTY=\n";
+        let text =
+            "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nVERSION_CODENAME=bookworm\nEMPTY=\n";
         assert_eq!(release_field(text, "VERSION_CODENAME").unwrap(), "bookworm");
         assert_eq!(release_field(text, "PRETTY_NAME").unwrap(), "Debian GNU/Linux 12 (bookworm)");
         assert_eq!(release_field(text, "EMPTY"), None);

@@ -87,8 +87,8 @@ fn kernel_package(listing: &str) -> Option<String> {
 impl Kernel {
     /// Reads the tree of an unpacked kernel package.
     fn at(tree: &Path) -> anyhow::Result<Kernel> {
-        let image =
-            find_file(&tree.join("boot"), |name| name.starts_with("vmlinuz-")).with_context(|| {
+        let image = find_file(&tree.join("boot"), |name| name.starts_with("vmlinuz-"))
+            .with_context(|| {
                 format!("{} holds no boot/vmlinuz-*: remove it and build again", tree.display())
             })?;
         let mut module_files = BTreeMap::new();
@@ -165,8 +165,7 @@ mod tests {
 
     #[test]
     fn the_kernel_among_a_meta_packages_dependencies() {
-        let listing =
-            "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n  Suggests: grub\n";
+        let listing = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n  Suggests: grub\n";
         assert_eq!(kernel_package(listing).unwrap(), "linux-image-6.1.0-56-cloud-amd64");
         assert_eq!(kernel_package("linux-image-amd64\n"), None);
     }

@@ -17,7 +17,8 @@ impl Trial {
     /// It does not run.
     pub fn agent_process(&self, host: &str) -> Result<ProcessId> {
         let lab = status(&self.options.name())?;
-        let agent = lab.hosts.into_iter().find(|found| found.name == host).and_then(|host| host.agent);
+        let agent =
+            lab.hosts.into_iter().find(|found| found.name == host).and_then(|host| host.agent);
         agent.with_context(|| format!("the agent of host {host} does not run"))
     }
 
@@ -69,7 +70,10 @@ impl Trial {
     /// # Errors
     /// The VM has none, or it does not end.
     pub fn kill_hypervisor(&self, host: &str, vm: &str) -> Result<()> {
-        let pid = self.vm(host, vm)?.pid.with_context(|| format!("VM {vm} has no process on host {host}"))?;
+        let pid = self
+            .vm(host, vm)?
+            .pid
+            .with_context(|| format!("VM {vm} has no process on host {host}"))?;
         end(ProcessId::of(pid).context("it has ended by itself")?, Signal::KILL)
     }
 

@@ -23,13 +23,10 @@ const PAGE_BYTES: u64 = 4096;
 /// A Linux guest to be made.
 #[derive(Debug, Clone)]
 pub struct GuestPlan {
-    /// The VM's name.
     pub name: String,
     /// Last number of its addresses, 21 to 99.
     pub number: u8,
-    /// Its memory blocks.
     pub memory: Vec<ByteSize>,
-    /// Its vCPUs.
     pub vcpus: u32,
     /// How much of its memory holds what it can check.
     pub fill: ByteSize,
@@ -37,7 +34,6 @@ pub struct GuestPlan {
     pub mix: Option<String>,
     /// What it does (lab/guest tells the words).
     pub workload: String,
-    /// Its disks.
     pub disks: Vec<Disk>,
     /// Another image than the built one.
     pub image: Option<GuestImage>,
@@ -75,7 +71,6 @@ impl GuestPlan {
         (Ipv4Addr::new(10, 88, 0, self.number), Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, digits))
     }
 
-    /// The VM's specification.
     #[must_use]
     pub fn spec(&self, image: &GuestImage) -> VmSpec {
         let (ipv4, ipv6) = self.addresses();
@@ -96,7 +91,11 @@ impl GuestPlan {
             initrd: Some(image.initrd.clone()),
             cmdline: Some(cmdline),
             disks: self.disks.clone(),
-            nics: vec![Nic { network: LAN_NETWORK.to_owned(), mac: None, address: Some(ipv4.into()) }],
+            nics: vec![Nic {
+                network: LAN_NETWORK.to_owned(),
+                mac: None,
+                address: Some(ipv4.into()),
+            }],
             ..VmSpec::new(&self.name)
         }
     }
@@ -105,7 +104,6 @@ impl GuestPlan {
 /// A Linux guest that has booted. It is asked over the network, wherever it runs.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// The VM's name.
     pub name: String,
     /// The host it runs on, as far as this program knows.
     pub host: String,
@@ -165,7 +163,8 @@ impl Trial {
 
     fn wait_booted(&self, guest: &Guest, plan: &GuestPlan) -> Result<()> {
         guest.wait_ready(plan.boot_limit).with_context(|| {
-            let console = self.console(&guest.host, &plan.name).unwrap_or_else(|error| format!("{error:#}"));
+            let console =
+                self.console(&guest.host, &plan.name).unwrap_or_else(|error| format!("{error:#}"));
             format!("the guest of VM {} does not come up; its console:\n{console}", plan.name)
         })
     }
@@ -190,7 +189,10 @@ impl Trial {
         let memory = vec![MemoryBlock::shared(ByteSize::from_mib(96))];
         // It needs nothing of a CPU, and a KVM that runs nothing else lacks what the default model has.
         let cpu_model = Some("qemu32,enforce=off".to_owned());
-        self.create(host, VmSpec { memory, accel, cpu_model, kernel: Some(kernel), ..VmSpec::new(name) })?;
+        self.create(
+            host,
+            VmSpec { memory, accel, cpu_model, kernel: Some(kernel), ..VmSpec::new(name) },
+        )?;
         Ok(())
     }
 
@@ -216,7 +218,9 @@ impl Trial {
                 Ok(state) if host == guest.host => {
                     ensure!(state == VmState::Running, "on host {host} it is {state}");
                 }
-                Ok(state) => ensure!(state == VmState::Stopped, "on host {host} too, it is {state}"),
+                Ok(state) => {
+                    ensure!(state == VmState::Stopped, "on host {host} too, it is {state}")
+                }
                 Err(error) => ensure!(host != guest.host, "on host {host}: {error}"),
             }
         }
@@ -261,9 +265,16 @@ impl Guest {
     pub fn verify(&self) -> Result<Answer> {
         let verdict = self.ask_at(self.ipv4.into(), &Request::Verify {})?;
         let whole = verdict.ok && verdict.wrong == Some(0) && verdict.stale_on_write == 0;
-        ensure!(whole && verdict.problems.is_empty(), "the guest's memory is not whole: {verdict:?}");
+        ensure!(
+            whole && verdict.problems.is_empty(),
+            "the guest's memory is not whole: {verdict:?}"
+        );
         let wanted = self.fill_pages;
-        ensure!(verdict.pages >= wanted, "{} pages were checked of {wanted}: {verdict:?}", verdict.pages);
+        ensure!(
+            verdict.pages >= wanted,
+            "{} pages were checked of {wanted}: {verdict:?}",
+            verdict.pages
+        );
         Ok(verdict)
     }
 

@@ -33,8 +33,9 @@ impl Trial {
     pub fn lane_sent_bytes(&self, host: &str) -> Result<Vec<u64>> {
         let read = || std::fs::read_to_string("/proc/thread-self/net/dev");
         let table = in_namespace(&self.namespace(host), read)??;
-        let sent =
-            |nic: &str| sent_bytes(&table, nic).with_context(|| format!("host {host} has no NIC {nic}"));
+        let sent = |nic: &str| {
+            sent_bytes(&table, nic).with_context(|| format!("host {host} has no NIC {nic}"))
+        };
         self.options.lanes().iter().map(|lane| sent(&lane.nic())).collect()
     }
 
@@ -48,11 +49,13 @@ impl Trial {
         let topology = self.topology();
         let engine = choose_engine(&topology, &self.options);
         ensure!(engine != LinkEngine::Emulator, "the emulator's ports can't be taken away");
-        let host = topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let host =
+            topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
         let mut batch = Batch::ip_in(&topology.link_namespace);
         for lane in self.options.lanes() {
             let port = host.migration_port(lane);
-            let to = if is_cut { "nomaster".to_owned() } else { format!("master {}", lane.bridge()) };
+            let to =
+                if is_cut { "nomaster".to_owned() } else { format!("master {}", lane.bridge()) };
             batch.line(format!("link set {port} {to}"));
         }
         batch.run()
@@ -65,7 +68,8 @@ impl Trial {
     /// There is no such host, or the kernel knows no such ports.
     pub fn are_lanes_cut(&self, host: &str) -> Result<bool> {
         let topology = self.topology();
-        let host = topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let host =
+            topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
         let mut is_cut = true;
         for lane in self.options.lanes() {
             let port = host.migration_port(lane);
@@ -120,7 +124,8 @@ impl Trial {
 /// Reads the bytes sent from /proc/net/dev: a NIC, a colon, eight counters of what it received,
 /// eight of what it sent, bytes first.
 fn sent_bytes(table: &str, nic: &str) -> Option<u64> {
-    let counters = table.lines().find_map(|line| line.trim().strip_prefix(nic)?.strip_prefix(':'))?;
+    let counters =
+        table.lines().find_map(|line| line.trim().strip_prefix(nic)?.strip_prefix(':'))?;
     counters.split_ascii_whitespace().nth(8)?.parse().ok()
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use godwit_api::{
-    Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, QemuEngineOptions, VmState,
+    Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, QemuEngineOptions,
+    VmState,
 };
 use godwit_migration::{EngineKind, Outcome, Phase, Progress, ReferenceUse, Report, millis};
 use godwit_prober::Gaps;
@@ -50,14 +51,12 @@ impl Watched {
 /// converge never ends.
 pub const MOVE_LIMIT: Duration = Duration::from_secs(180);
 
-/// Migration in progress.
 #[derive(Debug)]
 pub struct Migration<'a> {
     trial: &'a Trial,
     agent: Client,
     events: MigrationEvents,
     report: Option<Report>,
-    /// Its ID.
     pub id: String,
 }
 
@@ -140,7 +139,11 @@ impl Trial {
         let from = guest.host.clone();
         let watched = self.migrate(guest, request)?;
         let report = &watched.report;
-        ensure!(report.outcome == Outcome::Completed, "{from} to {} did not work: {report:#?}", request.to);
+        ensure!(
+            report.outcome == Outcome::Completed,
+            "{from} to {} did not work: {report:#?}",
+            request.to
+        );
         Ok(watched)
     }
 
@@ -150,7 +153,11 @@ impl Trial {
     /// The migration did not complete.
     pub fn move_silent(&self, vm: &str, from: &str, request: &MigrationRequest) -> Result<Report> {
         let report = self.begin_migration(vm, from, request)?.report()?;
-        ensure!(report.outcome == Outcome::Completed, "{from} to {} did not work: {report:#?}", request.to);
+        ensure!(
+            report.outcome == Outcome::Completed,
+            "{from} to {} did not work: {report:#?}",
+            request.to
+        );
         ensure!(
             self.vm(&request.to, vm)?.state == VmState::Running,
             "it does not run on host {}",
@@ -166,13 +173,20 @@ impl Migration<'_> {
     ///
     /// # Errors
     /// The agent is gone.
-    pub fn until(&mut self, mut is_there: impl FnMut(&Progress) -> bool) -> Result<Option<Progress>> {
+    pub fn until(
+        &mut self,
+        mut is_there: impl FnMut(&Progress) -> bool,
+    ) -> Result<Option<Progress>> {
         while self.report.is_none() {
             match self.trial.ask(self.events.next())? {
-                Some(MigrationEvent::Progress(progress)) if is_there(&progress) => return Ok(Some(progress)),
+                Some(MigrationEvent::Progress(progress)) if is_there(&progress) => {
+                    return Ok(Some(progress));
+                }
                 Some(MigrationEvent::Progress(_)) => {}
                 Some(MigrationEvent::Report(report)) => self.report = Some(*report),
-                None => bail!("the agent closed the events of migration {} before its report", self.id),
+                None => {
+                    bail!("the agent closed the events of migration {} before its report", self.id)
+                }
             }
         }
         Ok(None)
@@ -205,14 +219,22 @@ impl Migration<'_> {
     ///
     /// # Errors
     /// As [`Migration::report`].
-    pub fn report_within(mut self, limit: Duration, mut seen: impl FnMut(&Progress)) -> Result<Report> {
+    pub fn report_within(
+        mut self,
+        limit: Duration,
+        mut seen: impl FnMut(&Progress),
+    ) -> Result<Report> {
         if !self.ends_by(Instant::now() + limit, &mut seen)? {
             eprintln!("migration {} is not over within {limit:?}: cancelled", self.id);
             self.cancel()?;
             // A migration whose guest already runs at the destination cannot be cancelled: it ends
             // or it does not.
             let ends = self.ends_by(Instant::now() + LIMIT, &mut seen)?;
-            ensure!(ends, "migration {} does not end, though it was cancelled {LIMIT:?} ago", self.id);
+            ensure!(
+                ends,
+                "migration {} does not end, though it was cancelled {LIMIT:?} ago",
+                self.id
+            );
         }
         self.report.take().context("no report came")
     }
@@ -232,7 +254,9 @@ impl Migration<'_> {
                     }
                 }
                 Some(MigrationEvent::Report(report)) => self.report = Some(*report),
-                None => bail!("the agent closed the events of migration {} before its report", self.id),
+                None => {
+                    bail!("the agent closed the events of migration {} before its report", self.id)
+                }
             }
         }
         Ok(true)
@@ -265,6 +289,7 @@ impl Guest {
 #[must_use]
 pub fn request_to(host: &str, engine: EngineKind) -> MigrationRequest {
     let qemu = QemuEngineOptions { plaintext: true, ..QemuEngineOptions::default() };
-    let references = if engine == EngineKind::Godwit { ReferenceUse::None } else { ReferenceUse::default() };
+    let references =
+        if engine == EngineKind::Godwit { ReferenceUse::None } else { ReferenceUse::default() };
     MigrationRequest { engine, qemu, references, ..MigrationRequest::to(host) }
 }

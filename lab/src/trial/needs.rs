@@ -49,7 +49,10 @@ pub fn missing(needs: &Needs) -> Option<String> {
         return Some(error.to_string());
     }
     if image::find(&image::default_dir()).is_none() {
-        return Some(format!("no guest image in {} (make programs)", image::default_dir().display()));
+        return Some(format!(
+            "no guest image in {} (make programs)",
+            image::default_dir().display()
+        ));
     }
     if needs.kvm
         && let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm")

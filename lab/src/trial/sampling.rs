@@ -29,7 +29,6 @@ pub struct Sample {
 pub struct Done {
     /// Pages written.
     pub writes: u64,
-    /// Rounds of its computation.
     pub rounds: u64,
 }
 
@@ -49,7 +48,9 @@ impl Guest {
         let (stop, stopped) = sync_channel(1);
         let guest = self.clone();
         let thread = std::thread::Builder::new().name("sampler".to_owned());
-        let thread = thread.spawn(move || samples(&guest, every, &stopped)).context("no thread to sample")?;
+        let thread = thread
+            .spawn(move || samples(&guest, every, &stopped))
+            .context("no thread to sample")?;
         Ok(Sampler { stop, thread })
     }
 }

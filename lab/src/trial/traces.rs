@@ -18,7 +18,6 @@ pub struct Traces {
     pub files: BTreeSet<PathBuf>,
     /// Processes in the host's namespace, without the agent: `PID COMMAND`.
     pub processes: BTreeSet<String>,
-    /// Network links.
     pub links: BTreeSet<String>,
 }
 
@@ -68,8 +67,10 @@ fn is_memory(file: &Path) -> bool {
 }
 
 fn links(namespace: &str) -> Result<BTreeSet<String>> {
-    let output =
-        Command::new("ip").args(["-n", namespace, "-brief", "link"]).output().context("can't run ip")?;
+    let output = Command::new("ip")
+        .args(["-n", namespace, "-brief", "link"])
+        .output()
+        .context("can't run ip")?;
     ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
@@ -92,14 +93,17 @@ pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
 
 /// Returns what is left of a lab that is down.
 pub(crate) fn left_on_machine(name: &LabName) -> Result<Vec<String>> {
-    let namespaces = namespace::list()?.into_iter().filter(|found| is_lab_namespace(&name.prefix, found));
+    let namespaces =
+        namespace::list()?.into_iter().filter(|found| is_lab_namespace(&name.prefix, found));
     let mut left: Vec<String> = namespaces.map(|found| format!("namespace {found}")).collect();
     if name.state_dir.exists() {
         left.push(name.state_dir.display().to_string());
     }
     let below = format!("{}/", name.state_dir.display());
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-    left.extend(mounts.lines().filter(|line| line.contains(&below)).map(|line| format!("mount {line}")));
+    left.extend(
+        mounts.lines().filter(|line| line.contains(&below)).map(|line| format!("mount {line}")),
+    );
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).replace('\0', " ");

@@ -88,7 +88,9 @@ fn remove_abandoned() -> Result<()> {
         if process_of(prefix).is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             eprintln!("trial: taking down lab {prefix}, whose process was killed");
             // Two trials that begin at the same time both find it: one of them takes it down.
-            if let Err(error) = down(&LabName { prefix: prefix.to_owned(), state_dir: entry.path() }) {
+            if let Err(error) =
+                down(&LabName { prefix: prefix.to_owned(), state_dir: entry.path() })
+            {
                 eprintln!("trial: cannot take down lab {prefix}: {error:#}");
             }
         }

@@ -157,15 +157,17 @@ struct Activity {
 impl Activity {
     /// Sums up all vCPU threads of a QEMU, which it names `CPU N/…`.
     fn of(id: ProcessId) -> Activity {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", id.pid)).into_iter().flatten().flatten();
-        let read = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
-        threads.map(|thread| thread.path()).filter(|path| read(path, "comm").starts_with("CPU ")).fold(
-            Activity::default(),
-            |sum, path| Activity {
+        let threads =
+            std::fs::read_dir(format!("/proc/{}/task", id.pid)).into_iter().flatten().flatten();
+        let read =
+            |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
+        threads
+            .map(|thread| thread.path())
+            .filter(|path| read(path, "comm").starts_with("CPU "))
+            .fold(Activity::default(), |sum, path| Activity {
                 switches: sum.switches + switches(&read(&path, "status")),
                 ticks: sum.ticks + ticks(&read(&path, "stat")),
-            },
-        )
+            })
     }
 }
 
@@ -179,7 +181,11 @@ fn switches(status: &str) -> u64 {
 /// 15; the second field is the name in brackets.
 fn ticks(stat: &str) -> u64 {
     let Some((_, rest)) = stat.rsplit_once(')') else { return 0 };
-    rest.split_ascii_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+    rest.split_ascii_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum()
 }
 
 #[cfg(test)]
@@ -199,10 +205,15 @@ mod tests {
     #[test]
     fn what_the_kernel_tells_of_a_thread() {
         assert_eq!(
-            switches("Name:\tCPU 0/TCG\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t1\n"),
+            switches(
+                "Name:\tCPU 0/TCG\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t1\n"
+            ),
             42
         );
-        assert_eq!(ticks("7 (CPU 0/TCG) S 1 7 7 0 -1 4194304 9 0 0 0 30 12 0 0 20 0 6 0 99 1 1"), 42);
+        assert_eq!(
+            ticks("7 (CPU 0/TCG) S 1 7 7 0 -1 4194304 9 0 0 0 30 12 0 0 20 0 6 0 99 1 1"),
+            42
+        );
         assert_eq!(ticks("nonsense"), 0);
     }
 }

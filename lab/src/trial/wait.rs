@@ -16,7 +16,11 @@ const PACE: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// The deadline is past.
-pub fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+pub fn until<T>(
+    what: &str,
+    limit: Duration,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
     let deadline = Instant::now() + limit;
     loop {
         let found = look();
@@ -24,7 +28,9 @@ pub fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<Op
         match found {
             Ok(Some(found)) => return Ok(found),
             Ok(None) if is_over => bail!("not within {limit:?}: {what}"),
-            Err(error) if is_over => return Err(error.context(format!("not within {limit:?}: {what}"))),
+            Err(error) if is_over => {
+                return Err(error.context(format!("not within {limit:?}: {what}")));
+            }
             Ok(None) | Err(_) => {}
         }
         // No descriptor to wait for: only the time limit ends the call.

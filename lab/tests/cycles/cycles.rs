@@ -46,7 +46,8 @@ fn visit<'a>(search: &mut Search<'a>, uses: &'a Uses, node: &'a str) {
     search.seen.insert(node, (order, lowest));
     if lowest == order {
         let at = search.stack.iter().position(|other| *other == node).unwrap();
-        let mut component: Vec<String> = search.stack.split_off(at).into_iter().map(str::to_owned).collect();
+        let mut component: Vec<String> =
+            search.stack.split_off(at).into_iter().map(str::to_owned).collect();
         component.sort_unstable();
         search.found.push(component);
     }

@@ -19,7 +19,8 @@ fn root() -> PathBuf {
 
 /// Every crate of `crates/`, by name.
 fn crates() -> Vec<(String, Crate)> {
-    let folders = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let folders =
+        std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let mut all: Vec<_> = folders
         .filter(|folder| folder.join("src").is_dir())
         .map(|folder| {
@@ -35,7 +36,8 @@ fn crates() -> Vec<(String, Crate)> {
 fn folders_of_a_crate_depend_on_each_other_in_one_direction() {
     let (mut new, mut gone) = (Vec::new(), Vec::new());
     for (name, of) in crates() {
-        let (folders, files) = (cycles::largest(&of.folder_uses()), cycles::largest(&of.file_uses()));
+        let (folders, files) =
+            (cycles::largest(&of.folder_uses()), cycles::largest(&of.file_uses()));
         let shown = if folders.is_empty() { "no cycle".to_owned() } else { folders.join(", ") };
         println!("{name}: folders: {shown}; largest cycle of files: {}", files.len());
         for file in &files {
@@ -48,5 +50,8 @@ fn folders_of_a_crate_depend_on_each_other_in_one_direction() {
         }
     }
     assert!(new.is_empty(), "folders depend on each other in a cycle: {new:#?}");
-    assert!(gone.is_empty(), "no cycle is left in these crates: remove them from WITH_CYCLES: {gone:?}");
+    assert!(
+        gone.is_empty(),
+        "no cycle is left in these crates: remove them from WITH_CYCLES: {gone:?}"
+    );
 }

@@ -21,7 +21,10 @@ impl Crate {
     /// Reads every file that is no test's.
     pub(crate) fn read(src: &Path) -> Crate {
         let mut of = Crate::default();
-        let root = ["lib.rs", "main.rs"].map(|name| src.join(name)).into_iter().find(|path| path.is_file());
+        let root = ["lib.rs", "main.rs"]
+            .map(|name| src.join(name))
+            .into_iter()
+            .find(|path| path.is_file());
         if let Some(root) = root {
             of.read_module(&root, src, &[]);
         }
@@ -42,7 +45,9 @@ impl Crate {
 
     /// Which file uses which, by module.
     pub(crate) fn file_uses(&self) -> Uses {
-        let name = |module: &Module| if module.is_empty() { "(root)".to_owned() } else { module.join("::") };
+        let name = |module: &Module| {
+            if module.is_empty() { "(root)".to_owned() } else { module.join("::") }
+        };
         let mut uses = Uses::new();
         for (from, to) in self.edges() {
             uses.entry(name(&from)).or_default().insert(name(&to));
@@ -169,7 +174,8 @@ fn paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let mut at = 0;
     while at < chars.len() {
-        if is_of_name(chars[at]) && (at == 0 || !is_of_name(chars[at - 1]) && chars[at - 1] != ':') {
+        if is_of_name(chars[at]) && (at == 0 || !is_of_name(chars[at - 1]) && chars[at - 1] != ':')
+        {
             at = branch(&chars, at, &[], &mut found);
         } else {
             at += 1;
@@ -210,7 +216,12 @@ fn branch(chars: &[char], mut at: usize, before: &[String], found: &mut Vec<Vec<
 }
 
 /// Reads all branches up to the closing brace.
-fn branches(chars: &[char], mut at: usize, before: &[String], found: &mut Vec<Vec<String>>) -> usize {
+fn branches(
+    chars: &[char],
+    mut at: usize,
+    before: &[String],
+    found: &mut Vec<Vec<String>>,
+) -> usize {
     while at < chars.len() && chars[at] != '}' {
         if chars[at..].starts_with(&[' ', 'a', 's', ' ']) {
             // A name that holds in this file alone.

@@ -24,7 +24,8 @@ const PREFLIGHT: i32 = 5;
 /// One error: an exit code, all the words wanted in the message, a remedy, and nothing on standard output.
 fn expect_error(trial: &Trial, arguments: &[&str], code: i32, words: &[&str]) -> Result<()> {
     let said = trial.godwit(&[&["--json"], arguments].concat())?;
-    check_error(&said, code, words).with_context(|| format!("godwit {}: {said:?}", arguments.join(" ")))
+    check_error(&said, code, words)
+        .with_context(|| format!("godwit {}: {said:?}", arguments.join(" ")))
 }
 
 fn check_error(said: &CliOutput, code: i32, words: &[&str]) -> Result<()> {
@@ -37,7 +38,10 @@ fn check_error(said: &CliOutput, code: i32, words: &[&str]) -> Result<()> {
     for word in words {
         ensure!(message.contains(word), "the message lacks {word:?}");
     }
-    ensure!(!error["remedy"].as_str().unwrap_or_default().is_empty() || message.contains('('), "no remedy");
+    ensure!(
+        !error["remedy"].as_str().unwrap_or_default().is_empty() || message.contains('('),
+        "no remedy"
+    );
     eprintln!("  told: {message} ({})", error["remedy"].as_str().unwrap_or_default());
     Ok(())
 }
@@ -74,15 +78,45 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
     let others = broken_qemu(others.path(), "others", "true")?;
     let no_qemu = folder.path().join("no-qemu");
 
-    expect_error(&trial, &create("x", "/nowhere/vmlinuz", &[]), NOT_FOUND, &["/nowhere/vmlinuz", "kernel"])?;
+    expect_error(
+        &trial,
+        &create("x", "/nowhere/vmlinuz", &[]),
+        NOT_FOUND,
+        &["/nowhere/vmlinuz", "kernel"],
+    )?;
     let disk = "path=/nowhere/disk.img,format=raw";
-    expect_error(&trial, &create("x", kernel, &["--disk", disk]), NOT_FOUND, &["/nowhere/disk.img"])?;
-    expect_error(&trial, &create("x", kernel, &["--memory", "900TiB"]), PREFLIGHT, &["x", "MiB", "host a"])?;
-    expect_error(&trial, &create("x", kernel, &["--qemu", text(&dies)]), FAILURE, &["no luck today"])?;
-    expect_error(&trial, &create("x", kernel, &["--qemu", text(&others)]), USAGE, &["others than root"])?;
+    expect_error(
+        &trial,
+        &create("x", kernel, &["--disk", disk]),
+        NOT_FOUND,
+        &["/nowhere/disk.img"],
+    )?;
+    expect_error(
+        &trial,
+        &create("x", kernel, &["--memory", "900TiB"]),
+        PREFLIGHT,
+        &["x", "MiB", "host a"],
+    )?;
+    expect_error(
+        &trial,
+        &create("x", kernel, &["--qemu", text(&dies)]),
+        FAILURE,
+        &["no luck today"],
+    )?;
+    expect_error(
+        &trial,
+        &create("x", kernel, &["--qemu", text(&others)]),
+        USAGE,
+        &["others than root"],
+    )?;
     expect_error(&trial, &create("x", kernel, &["--qemu", text(&no_qemu)]), FAILURE, &["no-qemu"])?;
     expect_error(&trial, &create("x", kernel, &["--nic", "network=wan"]), NOT_FOUND, &["wan"])?;
-    expect_error(&trial, &["vm", "create", "x", "--host", "z", "--kernel", kernel], NOT_FOUND, &["z"])?;
+    expect_error(
+        &trial,
+        &["vm", "create", "x", "--host", "z", "--kernel", kernel],
+        NOT_FOUND,
+        &["z"],
+    )?;
     expect_error(&trial, &["vm", "show", "x"], NOT_FOUND, &["x"])?;
     expect_error(&trial, &["migrate", "x", "--to", "b"], NOT_FOUND, &["x"])?;
     expect_clean(&trial, &empty)?;
@@ -93,8 +127,11 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
 fn what_can_not_be_moved_stays_whole() -> Result<()> {
     let Some(trial) = Trial::begin("bad-move")? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
-    let qemu =
-        broken_qemu(folder.path(), "no-arrivals", "case \"$*\" in *-incoming*) true;; *) false;; esac")?;
+    let qemu = broken_qemu(
+        folder.path(),
+        "no-arrivals",
+        "case \"$*\" in *-incoming*) true;; *) false;; esac",
+    )?;
     let whole_qemu = set_qemu(&trial, &qemu)?;
     let kernel = folder.path().join("vmlinuz");
     fs::copy(&trial.image().kernel, &kernel)?;
@@ -120,9 +157,15 @@ fn what_can_not_be_moved_stays_whole() -> Result<()> {
     fs::rename(folder.path().join("away"), &kernel)?;
     // Another VM of that name.
     let twin = VmSpec { disks: vec![blank_disk(folder.path())?], ..VmSpec::new("web") };
-    trial.create("b", VmSpec { memory: vec![MemoryBlock::shared(ByteSize::from_mib(64))], ..twin })?;
+    trial.create(
+        "b",
+        VmSpec { memory: vec![MemoryBlock::shared(ByteSize::from_mib(64))], ..twin },
+    )?;
     expect_failed_move(&trial, "already")?;
-    ensure!(trial.vm("b", "web")?.state == VmState::Running, "the other VM of that name was harmed");
+    ensure!(
+        trial.vm("b", "web")?.state == VmState::Running,
+        "the other VM of that name was harmed"
+    );
     trial.delete("b", "web")?;
     // No memory left: another VM has been promised it.
     let info = trial.ask(trial.agent("b").host())?;
@@ -151,7 +194,8 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
     let Some(trial) = Trial::begin("port-taken")? else { return Ok(()) };
     let empty = clean(&trial)?;
     let folder = tempfile::tempdir()?;
-    let mut config: toml::Table = fs::read_to_string(trial.paths().host("a").join("agent.toml"))?.parse()?;
+    let mut config: toml::Table =
+        fs::read_to_string(trial.paths().host("a").join("agent.toml"))?.parse()?;
     for (key, name) in
         [("socket", "agent.sock"), ("state_dir", "state"), ("run_dir", "run"), ("ram_dir", "ram")]
     {
@@ -159,11 +203,13 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
     }
     let path = folder.path().join("agent.toml");
     fs::write(&path, toml::to_string(&config)?)?;
-    let said =
-        in_namespace(&trial.namespace("a"), || trial.godwit(&["host", "run", "--config", text(&path)]))??;
+    let said = in_namespace(&trial.namespace("a"), || {
+        trial.godwit(&["host", "run", "--config", text(&path)])
+    })??;
     ensure!(said.code.is_some_and(|code| code > 0), "{said:?}");
     ensure!(
-        said.stderr.contains("10.77.0.11:7700") && said.stderr.contains("another program has that port"),
+        said.stderr.contains("10.77.0.11:7700")
+            && said.stderr.contains("another program has that port"),
         "{said:?}"
     );
     ensure!(said.stderr.matches("can't listen").count() == 1, "{said:?}");
@@ -204,7 +250,8 @@ fn expect_failed_move(trial: &Trial, word: &str) -> Result<()> {
 /// Gives host b another QEMU; tells the one before.
 fn set_qemu(trial: &Trial, qemu: &Path) -> Result<PathBuf> {
     let mut before = None;
-    trial.reconfigure("b", |config| before = config.insert("qemu".to_owned(), text(qemu).into()))?;
+    trial
+        .reconfigure("b", |config| before = config.insert("qemu".to_owned(), text(qemu).into()))?;
     Ok(before.as_ref().and_then(toml::Value::as_str).context("no QEMU was configured")?.into())
 }
 

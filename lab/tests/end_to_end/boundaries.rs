@@ -36,12 +36,18 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
         said.push(("the report".to_owned(), serde_json::to_vec(&report)?));
         let there = fs::read(ram(&trial, &guest.host))?;
         let whole = memory.iter().filter(|mark| has(&there, &mark.bytes)).count();
-        ensure!(whole == memory.len(), "the guest has {whole} of its {} marks in memory", memory.len());
+        ensure!(
+            whole == memory.len(),
+            "the guest has {whole} of its {} marks in memory",
+            memory.len()
+        );
         expect_strangers(&trial)?;
     }
-    for words in
-        [&["vm", "list", "--json"][..], &["vm", "show", "web", "--json"], &["migration", "list", "--json"]]
-    {
+    for words in [
+        &["vm", "list", "--json"][..],
+        &["vm", "show", "web", "--json"],
+        &["migration", "list", "--json"],
+    ] {
         let output = trial.godwit(words)?;
         ensure!(output.code == Some(0), "{output:?}");
         said.push((format!("godwit {}", words.join(" ")), output.stdout.into_bytes()));
@@ -49,8 +55,10 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
     said.extend(written(trial.paths().root()));
     said.extend(processes());
     let logs = said.iter().filter(|(place, _)| place.ends_with("agent.log")).count();
-    let commands =
-        said.iter().filter(|(place, text)| place.ends_with("cmdline") && has(text, b"qemu-system")).count();
+    let commands = said
+        .iter()
+        .filter(|(place, text)| place.ends_with("cmdline") && has(text, b"qemu-system"))
+        .count();
     ensure!(logs == 2 && commands >= 2, "{logs} logs and {commands} commands were looked at");
     let secrets: Vec<Secret> = memory.into_iter().chain(keys(&trial.pki())?).collect();
     for (place, text) in &said {
@@ -84,7 +92,10 @@ fn expect_strangers(trial: &Trial) -> Result<()> {
     for host in trial.hosts() {
         let agent = trial.agent_process(&host)?.pid;
         let limits = fs::read_to_string(format!("/proc/{agent}/limits"))?;
-        let cores = limits.lines().find(|line| line.starts_with("Max core file size")).context("no limit")?;
+        let cores = limits
+            .lines()
+            .find(|line| line.starts_with("Max core file size"))
+            .context("no limit")?;
         ensure!(
             cores.split_whitespace().nth(4) == Some("0"),
             "the agent of host {host} may leave a core: {cores}"
@@ -125,7 +136,10 @@ fn keys(pki: &Path) -> Result<Vec<Secret>> {
         if entry.path().extension().is_some_and(|extension| extension == "key") {
             let text = fs::read_to_string(entry.path())?;
             let lines = text.lines().filter(|line| !line.starts_with("---"));
-            let secret = |line: &str| Secret { what: format!("{:?}", entry.file_name()), bytes: line.into() };
+            let secret = |line: &str| Secret {
+                what: format!("{:?}", entry.file_name()),
+                bytes: line.into(),
+            };
             secrets.extend(lines.map(secret));
         }
     }
@@ -138,11 +152,17 @@ fn written(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let told = |path: PathBuf| match path.is_dir() {
         true => written(&path),
-        false if path.extension().is_some_and(|extension| extension == "key" || extension == "ram") => {
+        false
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "key" || extension == "ram") =>
+        {
             Vec::new()
         }
         // Sockets have nothing to be read.
-        false => fs::read(&path).map(|text| vec![(path.display().to_string(), text)]).unwrap_or_default(),
+        false => {
+            fs::read(&path).map(|text| vec![(path.display().to_string(), text)]).unwrap_or_default()
+        }
     };
     entries.flat_map(|entry| told(entry.path())).collect()
 }
@@ -150,6 +170,7 @@ fn written(folder: &Path) -> Vec<(String, Vec<u8>)> {
 /// What every user of the machine can see of its processes, and what they were started with.
 fn processes() -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let files = entries.flat_map(|entry| ["cmdline", "environ"].map(|file| entry.path().join(file)));
+    let files =
+        entries.flat_map(|entry| ["cmdline", "environ"].map(|file| entry.path().join(file)));
     files.filter_map(|path| Some((path.display().to_string(), fs::read(&path).ok()?))).collect()
 }

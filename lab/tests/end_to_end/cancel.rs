@@ -11,12 +11,13 @@ use crate::{BUSY, move_and_check, slow_link};
 fn during_pre_copy_it_rolls_back() -> Result<()> {
     let Some(trial) = Trial::begin_with("cancel", slow_link()?)? else { return Ok(()) };
     let clean = trial.traces("b")?;
-    let guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     for engine in [EngineKind::Godwit, EngineKind::Qemu, EngineKind::Godwit] {
         let request = request_to("b", engine);
         let mut migration = trial.begin_migration("web", "a", &request)?;
-        let sending =
-            migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
+        let sending = migration
+            .until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
         sending.context("it was over before its pre-copy")?;
         migration.cancel()?;
         let report = migration.report()?;
@@ -35,11 +36,16 @@ fn during_pre_copy_it_rolls_back() -> Result<()> {
 fn right_at_the_end_exactly_one_host_has_the_guest() -> Result<()> {
     let Some(trial) = Trial::begin("cancel-late")? else { return Ok(()) };
     let clean = [trial.traces("a")?, trial.traces("b")?];
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     let (mut cancelled, mut completed) = (0, 0);
-    for moment in
-        [Phase::Convergence, Phase::Switchover, Phase::Announce, Phase::Convergence, Phase::Switchover]
-    {
+    for moment in [
+        Phase::Convergence,
+        Phase::Switchover,
+        Phase::Announce,
+        Phase::Convergence,
+        Phase::Switchover,
+    ] {
         let request = guest.to_other_host();
         let mut migration = trial.begin_migration("web", &guest.host, &request)?;
         migration.until(|progress| progress.phase >= moment)?;
@@ -71,14 +77,18 @@ fn a_second_migration_and_a_second_cancel_are_told_so() -> Result<()> {
     let request = MigrationRequest::to("b");
     let mut migration = trial.begin_migration("web", "a", &request)?;
     migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
-    let second = trial.begin_migration("web", "a", &request).err().context("two migrations of one VM")?;
+    let second =
+        trial.begin_migration("web", "a", &request).err().context("two migrations of one VM")?;
     ensure!(second.to_string().contains(&migration.id), "{second}");
     ensure!(trial.delete("a", "web").is_err(), "deleted under a migration");
     migration.cancel()?;
     migration.cancel()?;
     let id = migration.id.clone();
     ensure!(migration.report()?.outcome == Outcome::Cancelled, "not cancelled");
-    let over = trial.ask(trial.agent("a").cancel_migration(&id)).err().context("cancelled what is over")?;
+    let over = trial
+        .ask(trial.agent("a").cancel_migration(&id))
+        .err()
+        .context("cancelled what is over")?;
     ensure!(over.to_string().contains("over"), "{over}");
     trial.expect_traces("b", &clean)?;
     trial.expect_whole(&guest)?;

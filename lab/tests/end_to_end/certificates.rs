@@ -12,7 +12,8 @@ use crate::{BUSY, move_and_check};
 #[test]
 fn a_foreign_certificate_gets_no_guest() -> Result<()> {
     let Some(trial) = Trial::begin("certificates")? else { return Ok(()) };
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     let foreign = tempfile::tempdir()?;
     let grant = Grant { name: "b".to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
     let issued = Authority::create(foreign.path(), "godwit lab", 1)?.issue(&grant)?;
@@ -24,7 +25,10 @@ fn a_foreign_certificate_gets_no_guest() -> Result<()> {
     trial.start_missing()?;
     let report = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?.report()?;
     let error = report.error.context("it was let in")?;
-    ensure!(report.outcome == Outcome::Failed && error.message.contains("certificate"), "{error:?}");
+    ensure!(
+        report.outcome == Outcome::Failed && error.message.contains("certificate"),
+        "{error:?}"
+    );
     eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
     trial.expect_whole(&guest)?;
     std::fs::write(&key, own.1)?;
@@ -38,7 +42,8 @@ fn a_foreign_certificate_gets_no_guest() -> Result<()> {
 #[test]
 fn a_revoked_certificate_gets_no_guest_until_there_is_another() -> Result<()> {
     let Some(trial) = Trial::begin("revoked")? else { return Ok(()) };
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     let authority = Authority::open(&trial.pki())?;
     let list = authority.revoke([describe(&trial.pki().join("b.pem"))?.serial])?;
     let sent = SetRevocations { list: list.pem().to_owned() };

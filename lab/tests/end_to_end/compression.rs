@@ -29,7 +29,8 @@ fn a_compressed_guest_arrives_whole() -> Result<()> {
         let pages: u64 = encodings.iter().map(|encoding| encoding.pages).sum();
         ensure!(pages == report.rounds.iter().map(|round| round.pages).sum::<u64>(), "{report:#?}");
         if let Some(name) = name {
-            let used = encodings.iter().find(|encoding| encoding.name == name).context("not used")?;
+            let used =
+                encodings.iter().find(|encoding| encoding.name == name).context("not used")?;
             let smaller = used.wire_bytes < used.raw_bytes * 3 / 4;
             ensure!(smaller == (name != EncodingName::Raw), "{encodings:?}");
         }

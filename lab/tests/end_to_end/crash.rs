@@ -35,7 +35,8 @@ fn after(trial: &Trial, guest: &Guest, clean: &Traces) -> Result<()> {
 fn the_destination_is_killed_during_pre_copy() -> Result<()> {
     let Some(trial) = Trial::begin_with("crash", slow_link()?)? else { return Ok(()) };
     let clean = trial.traces("b")?;
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     strike(&trial, &guest, || trial.kill_hypervisor("b", "web")).context("its QEMU")?;
     after(&trial, &guest, &clean)?;
     // The shadow outlives its agent; the next one ends it, and QEMU's own migration with it.

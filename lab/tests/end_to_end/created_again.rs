@@ -30,7 +30,10 @@ fn a_vm_created_again_does_not_vanish_with_the_record_of_its_older_life() -> Res
     trial.delete("a", "web")?;
 
     let guest = trial.guest_of("a", &plan, spec)?;
-    ensure!(trial.vm("a", "web")?.incarnation != incarnation, "the VM that was created again is another one");
+    ensure!(
+        trial.vm("a", "web")?.incarnation != incarnation,
+        "the VM that was created again is another one"
+    );
     let held = trial.hold("b", "destination.finish-load")?;
     let migration = trial.begin_migration("web", "a", &request_to("b", EngineKind::Godwit))?;
     held.reached(LIMIT)?;

@@ -9,12 +9,14 @@ use godwit_qemu::ByteSize;
 use crate::move_and_check;
 
 /// 6,000 pages a second, of each 16 words: 24 MiB/s of pages, some 2 MiB/s of differences.
-const LITTLE_OF_MANY: &str = "dirty:rate=6000,ws=24M,order=random,zero=0,compressible=0,touch=words:16";
+const LITTLE_OF_MANY: &str =
+    "dirty:rate=6000,ws=24M,order=random,zero=0,compressible=0,touch=words:16";
 
 #[test]
 fn a_guest_that_writes_a_little_to_many_pages_moves_over_a_slow_link() -> Result<()> {
     let link = Some("100mbit".parse()?);
-    let Some(trial) = Trial::begin_with("deltas", LabOptions { link, ..LabOptions::default() })? else {
+    let Some(trial) = Trial::begin_with("deltas", LabOptions { link, ..LabOptions::default() })?
+    else {
         return Ok(());
     };
     let plan = GuestPlan {

@@ -36,7 +36,8 @@ fn locks_pass_over_with_the_guest() -> Result<()> {
         disks.push(disk);
     }
     disks.push(on_top_of_another(folder.path())?);
-    let plan = GuestPlan { disks: disks.clone(), workload: BUSY.to_owned(), ..GuestPlan::new("disky") };
+    let plan =
+        GuestPlan { disks: disks.clone(), workload: BUSY.to_owned(), ..GuestPlan::new("disky") };
     let mut guest = trial.guest("a", &plan)?;
     for engine in [EngineKind::Godwit, EngineKind::Qemu, EngineKind::Qemu, EngineKind::Godwit] {
         let source = guest.host.clone();
@@ -47,7 +48,11 @@ fn locks_pass_over_with_the_guest() -> Result<()> {
         let pid = trial.vm(&guest.host, "disky")?.pid.context("no process")?;
         for disk in &disks {
             ensure!(is_locked(disk)?, "nobody holds {} any more", disk.path.display());
-            ensure!(holds_lock(pid, &disk.path)?, "the destination does not hold {}", disk.path.display());
+            ensure!(
+                holds_lock(pid, &disk.path)?,
+                "the destination does not hold {}",
+                disk.path.display()
+            );
         }
         ensure!(
             trial.vm(&source, "disky").is_err() && source == other_host(&guest.host),
@@ -77,8 +82,10 @@ fn on_top_of_another(folder: &Path) -> Result<Disk> {
 /// Whether a second writer is kept out: one opens the image for writing, and closes it again. (`qemu-img info`
 /// would do for qcow2 alone: of a raw image it reads nothing that a writer could change.)
 fn is_locked(disk: &Disk) -> Result<bool> {
-    let output =
-        Command::new("qemu-io").args(["-f", disk.format.name(), "-c", "quit"]).arg(&disk.path).output()?;
+    let output = Command::new("qemu-io")
+        .args(["-f", disk.format.name(), "-c", "quit"])
+        .arg(&disk.path)
+        .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success() || said.contains("lock"), "qemu-io: {said}");
     Ok(!output.status.success())

@@ -28,7 +28,9 @@ pub(crate) const PORT: u16 = 7799;
 
 /// Starts it on an address inside a namespace; its threads end with the test's process, or with the namespace.
 pub(crate) fn start(namespace: &str, address: &str, manner: Manner) -> Result<()> {
-    let bind = |port| in_namespace(namespace, || TcpListener::bind((address, port)))?.context("can't listen");
+    let bind = |port| {
+        in_namespace(namespace, || TcpListener::bind((address, port)))?.context("can't listen")
+    };
     let (http, lane) = (bind(PORT)?, bind(0)?);
     let lane_address = lane.local_addr()?.to_string();
     std::thread::spawn(move || {

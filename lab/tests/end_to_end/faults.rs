@@ -73,7 +73,8 @@ fn guests_that_shut_themselves_down() -> Result<()> {
 
 #[test]
 fn clocks_that_are_stepped() -> Result<()> {
-    let cells = [(Fault::ClockForward, Moment::PreCopy), (Fault::ClockBackward, Moment::Switchover)];
+    let cells =
+        [(Fault::ClockForward, Moment::PreCopy), (Fault::ClockBackward, Moment::Switchover)];
     try_all("faults-clocks", StagePlan::Clocks, &cells)
 }
 

@@ -27,7 +27,10 @@ fn a_cut_that_lasts_too_long_leaves_the_guest_at_the_source() -> Result<()> {
     let mut migration = trial.begin_migration("web", "a", &request)?;
     cut_in_pre_copy(&trial, &mut migration)?;
     let report = migration.report()?;
-    ensure!(report.outcome == Outcome::Failed && report.engine == EngineKind::Godwit, "{report:#?}");
+    ensure!(
+        report.outcome == Outcome::Failed && report.engine == EngineKind::Godwit,
+        "{report:#?}"
+    );
     let error = report.error.context("no reason")?;
     ensure!(error.code == "lane-lost" && !error.remedy.is_empty(), "{error:?}");
     eprintln!("  told: {} ({})", error.message, error.remedy);
@@ -46,7 +49,9 @@ fn a_migration_goes_on_where_the_link_was_cut() -> Result<()> {
     let mut guest = busy_guest(&trial)?;
     let mut migration = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?;
     cut_in_pre_copy(&trial, &mut migration)?;
-    migration.until(|progress| progress.phase == Phase::Reconnect)?.context("the cut is not noticed")?;
+    migration
+        .until(|progress| progress.phase == Phase::Reconnect)?
+        .context("the cut is not noticed")?;
     set_link(&trial, "up")?;
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Completed && report.cuts.len() == 1, "{report:#?}");

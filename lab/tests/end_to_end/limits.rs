@@ -10,14 +10,17 @@ use crate::{BUSY, move_and_check};
 #[test]
 fn a_limited_guest_moves_whole_and_a_change_holds_at_once() -> Result<()> {
     let Some(trial) = Trial::begin("limits")? else { return Ok(()) };
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     let limit = |text: &str| -> Result<RateLimit> { Ok(text.parse()?) };
     let (a, b) = (trial.agent("a"), trial.agent("b"));
 
     // At 10 Mbit/s the first round alone would take minutes.
-    let request = MigrationRequest { bandwidth_limit: Some(limit("10mbit")?), ..guest.to_other_host() };
+    let request =
+        MigrationRequest { bandwidth_limit: Some(limit("10mbit")?), ..guest.to_other_host() };
     let mut migration = trial.begin_migration("web", "a", &request)?;
-    let limited = migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
+    let limited =
+        migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
     let limited = limited.context("it was over before it was limited")?;
     ensure!(limited.bandwidth_limit == limit("10mbit")?.rate(), "{limited:#?}");
     let id = migration.id.clone();
@@ -52,12 +55,16 @@ fn qemus_own_engine_is_told_the_limit_and_its_change() -> Result<()> {
     let bandwidth_limit = Some("10mbit".parse()?);
     let request = MigrationRequest { bandwidth_limit, ..request_to("b", EngineKind::Qemu) };
     let mut migration = trial.begin_migration("web", "a", &request)?;
-    let limited = migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
+    let limited =
+        migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
     let limited = limited.context("it was over before it was limited")?;
     ensure!(limited.bandwidth_limit == "10mbit".parse().ok(), "{limited:#?}");
     trial.ask(trial.agent("a").limit_migration(&migration.id, RateLimit::NONE))?;
     let report = migration.report()?;
-    ensure!(report.outcome == Outcome::Completed && report.bandwidth_limit.is_none(), "{report:#?}");
+    ensure!(
+        report.outcome == Outcome::Completed && report.bandwidth_limit.is_none(),
+        "{report:#?}"
+    );
     guest.host = "b".to_owned();
     trial.expect_whole(&guest)?;
     trial.finish()

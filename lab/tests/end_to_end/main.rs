@@ -56,7 +56,10 @@ fn slow_link() -> Result<LabOptions> {
 /// What every completed report must say.
 fn check_report(report: &Report) -> Result<()> {
     ensure!(report.error.is_none(), "{report:#?}");
-    ensure!(report.wire_bytes > 0 && report.guest_bytes > 0 && report.migration_time_ms > 0.0, "{report:#?}");
+    ensure!(
+        report.wire_bytes > 0 && report.guest_bytes > 0 && report.migration_time_ms > 0.0,
+        "{report:#?}"
+    );
     let switchover_ms = report.switchover_ms.unwrap_or_default();
     let blackout_ms = report.blackout_ms.unwrap_or_default();
     ensure!(switchover_ms > 0.0 && blackout_ms > 0.0, "{report:#?}");
@@ -89,8 +92,9 @@ fn move_and_check(trial: &Trial, guest: &mut Guest) -> Result<Watched> {
 
 /// Takes the destination's NIC of the migration network down or up; it keeps its IPv4 address.
 fn set_link(trial: &Trial, state: &str) -> Result<()> {
-    let ended =
-        Command::new("ip").args(["-n", &trial.namespace("b"), "link", "set", "mig0", state]).status()?;
+    let ended = Command::new("ip")
+        .args(["-n", &trial.namespace("b"), "link", "set", "mig0", state])
+        .status()?;
     ensure!(ended.success(), "ip link set mig0 {state} failed");
     Ok(())
 }

@@ -35,7 +35,8 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
     let limit: RateLimit = "40mbit".parse()?;
     let from = guests[0].host.clone();
     trial.ask(trial.agent(&from).set_limit(LimitOf::Host, limit))?;
-    let watches: Vec<VcpuWatch> = guests.iter().map(|guest| trial.watch_vcpus(&guest.name)).collect();
+    let watches: Vec<VcpuWatch> =
+        guests.iter().map(|guest| trial.watch_vcpus(&guest.name)).collect();
     guests.iter().zip(&watches).try_for_each(|(guest, watch)| watch.until_seen(&guest.host))?;
     let mut migrations = begin(trial, guests)?;
     for migration in &mut migrations {
@@ -49,8 +50,8 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
     let (mut moved, mut stayed) = (0, 0);
     for (guest, watch) in guests.iter_mut().zip(watches) {
         let mut told = Vec::new();
-        let now =
-            settled(trial, &guest.name, &mut told)?.with_context(|| format!("{}: {told:?}", guest.name))?;
+        let now = settled(trial, &guest.name, &mut told)?
+            .with_context(|| format!("{}: {told:?}", guest.name))?;
         watch.until_seen(&now)?;
         watch.end()?;
         *(if now == guest.host { &mut stayed } else { &mut moved }) += 1;
@@ -60,7 +61,10 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
     eprintln!("  the agent of host {host} killed: {moved} arrived, {stayed} stayed");
     trial.ask(trial.agent(&from).set_limit(LimitOf::Host, RateLimit::NONE))?;
     // Now that nobody disturbs them.
-    guests.iter_mut().filter(|guest| guest.host != from).try_for_each(|guest| move_one(trial, guest))?;
+    guests
+        .iter_mut()
+        .filter(|guest| guest.host != from)
+        .try_for_each(|guest| move_one(trial, guest))?;
     let other = other_host(&from);
     trial.expect_traces(other, &clean[usize::from(other == "b")])
 }

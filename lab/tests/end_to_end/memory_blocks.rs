@@ -13,7 +13,8 @@ fn blocks_of_odd_sizes_move_whole() -> Result<()> {
     let kib = |kib: u64| ByteSize::from_bytes(kib << 10);
     // 300 MiB, 17 MiB and 4 KiB, and a block that makes the sum a multiple of 8 KiB, as QEMU wants it.
     let memory = vec![kib(300 << 10), kib(17 << 10), kib(4), kib((1 << 10) + 4)];
-    let plan = GuestPlan { memory, vcpus: 2, workload: BUSY.to_owned(), ..GuestPlan::new("blocks") };
+    let plan =
+        GuestPlan { memory, vcpus: 2, workload: BUSY.to_owned(), ..GuestPlan::new("blocks") };
     let mut guest = trial.guest("a", &plan)?;
     move_and_check(&trial, &mut guest)?;
     trial.expect_traces("a", &clean)?;

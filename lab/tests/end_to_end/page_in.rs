@@ -21,7 +21,11 @@ const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible
 const QMP_LIMIT: Duration = Duration::from_secs(30);
 
 fn too_busy() -> GuestPlan {
-    GuestPlan { workload: TOO_MUCH.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("web") }
+    GuestPlan {
+        workload: TOO_MUCH.to_owned(),
+        fill: ByteSize::from_mib(64),
+        ..GuestPlan::new("web")
+    }
 }
 
 fn now(to: &str) -> MigrationRequest {
@@ -55,7 +59,8 @@ fn a_guest_runs_before_its_memory_is_there() -> Result<()> {
     let watched = trial.move_guest(&mut guest, &now("b"))?;
     let report = &watched.report;
     check_report(report)?;
-    let page_in = report.page_in.as_ref().with_context(|| format!("it lacked no page: {report:#?}"))?;
+    let page_in =
+        report.page_in.as_ref().with_context(|| format!("it lacked no page: {report:#?}"))?;
     ensure!(page_in.pages > 1000 && page_in.demanded_pages > 0 && page_in.cuts == 0, "{page_in:?}");
     ensure!(
         page_in.waits.iter().map(|class| class.waits).sum::<u64>() == page_in.demanded_pages,
@@ -112,18 +117,21 @@ fn the_destinations_agent_dies() -> Result<()> {
 
 /// Whether a QEMU's main loop waits for a missing page, or for its big lock, which a thread has that does.
 fn says_nothing(pid: i32) -> Result<bool> {
-    let waits_in = |thread: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/wchan"));
+    let waits_in =
+        |thread: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/wchan"));
     let main = waits_in(&pid.to_string())?;
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
     let mut each = threads.filter_map(|entry| waits_in(entry.file_name().to_str()?).ok());
     let waits_for_page = |function: &str| function == "handle_userfault";
-    Ok(waits_for_page(&main) || main.starts_with("futex") && each.any(|function| waits_for_page(&function)))
+    Ok(waits_for_page(&main)
+        || main.starts_with("futex") && each.any(|function| waits_for_page(&function)))
 }
 
 /// Has a QEMU that no agent speaks to read all of its guest's memory, as a device of it might, and waits until it hangs at a missing page.
 fn come_to_a_missing_page(trial: &Trial, pid: i32) -> Result<()> {
     let mut qmp = UnixStream::connect(trial.paths().host("b").join("run/vms/web/qmp.sock"))?;
-    let dump = r#"{"execute":"pmemsave","arguments":{"val":0,"size":134217728,"filename":"/dev/null"}}"#;
+    let dump =
+        r#"{"execute":"pmemsave","arguments":{"val":0,"size":134217728,"filename":"/dev/null"}}"#;
     write!(qmp, "{{\"execute\":\"qmp_capabilities\"}}\n{dump}\n")?;
     let mut looks = 0;
     until("QEMU's main loop waits for a page", LIMIT, || {
@@ -178,7 +186,9 @@ fn a_guest_does_not_run_without_its_pages() -> Result<()> {
     let noted = std::fs::read(&note)?;
     std::fs::write(&note, "no note")?;
     trial.start_missing()?;
-    until("it is paused", LIMIT, || Ok((trial.vm("b", "web")?.state == VmState::Paused).then_some(())))?;
+    until("it is paused", LIMIT, || {
+        Ok((trial.vm("b", "web")?.state == VmState::Paused).then_some(()))
+    })?;
     let refused = start(&trial);
     ensure!(
         matches!(&refused, Err(ClientError::Refused(error)) if error.message.contains("still at host a")),
@@ -236,7 +246,11 @@ fn a_guest_that_refuses_it_moves_by_rounds() -> Result<()> {
     spec.refuses_page_in = true;
     let mut guest = trial.guest_of("a", &plan, spec)?;
     let watched = trial.move_guest(&mut guest, &now("b"))?;
-    ensure!(watched.report.page_in.is_none() && watched.report.throttle.is_some(), "{:#?}", watched.report);
+    ensure!(
+        watched.report.page_in.is_none() && watched.report.throttle.is_some(),
+        "{:#?}",
+        watched.report
+    );
     trial.expect_whole(&guest)?;
     trial.finish()
 }

@@ -26,7 +26,8 @@ fn dry_run(trial: &Trial, guest: &Guest) -> Result<DryRun> {
 #[test]
 fn a_dry_run_tells_what_will_be_and_moves_nothing() -> Result<()> {
     let Some(trial) = Trial::begin_with("predict", slow_link()?)? else { return Ok(()) };
-    let mut guest = trial.guest("a", &GuestPlan { fill: ByteSize::from_mib(64), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { fill: ByteSize::from_mib(64), ..GuestPlan::new("web") })?;
     let before = [trial.traces("a")?, trial.traces("b")?];
     let files = trial.agent_open_files("a")?;
 
@@ -35,11 +36,17 @@ fn a_dry_run_tells_what_will_be_and_moves_nothing() -> Result<()> {
     ensure!(predicted.means == Means::Plain && idle.error.is_none(), "{idle:#?}");
     ensure!(predicted.wire_bytes > 0 && predicted.rounds >= 2, "{idle:#?}");
     let seen = idle.guest.as_ref().context("nothing of the guest")?;
-    ensure!(seen.data_pages > (32 << 20) / 4096 && seen.data_pages <= idle.guest_bytes / 4096, "{seen:?}");
+    ensure!(
+        seen.data_pages > (32 << 20) / 4096 && seen.data_pages <= idle.guest_bytes / 4096,
+        "{seen:?}"
+    );
     guest.workload(TOO_MUCH)?;
     let busy = dry_run(&trial, &guest)?;
     let predicted = busy.predicted.with_context(|| format!("{busy:#?}"))?;
-    ensure!(predicted.means == Means::Throttle && predicted.throttled_to_pages_per_s.is_some(), "{busy:#?}");
+    ensure!(
+        predicted.means == Means::Throttle && predicted.throttled_to_pages_per_s.is_some(),
+        "{busy:#?}"
+    );
     eprintln!("  idle: {}; busy: {}", idle.why.context("no why")?, busy.why.context("no why")?);
 
     // Nothing was made, and nothing is kept: not even the right to track it.
@@ -53,27 +60,40 @@ fn a_dry_run_tells_what_will_be_and_moves_nothing() -> Result<()> {
     let report = move_and_check(&trial, &mut guest)?.report;
     let predicted = report.predicted.with_context(|| format!("{report:#?}"))?;
     ensure!(predicted.migration_time_ms > 0.0 && predicted.wire_bytes > 0, "{predicted:?}");
-    ensure!(report.means == Some(Means::Throttle) && report.policy == Some(Intent::Auto), "{report:#?}");
+    ensure!(
+        report.means == Some(Means::Throttle) && report.policy == Some(Intent::Auto),
+        "{report:#?}"
+    );
     trial.finish()
 }
 
 fn as_people_see_it(trial: &Trial) -> Result<()> {
     let text = trial.godwit(&["migrate", "web", "--to", "b", "--dry-run"])?;
     ensure!(text.code == Some(0), "{text:?}");
-    for part in
-        ["VM web would move from a to b", "migration time", "blackout", "means", "lanes", "by a short probe"]
-    {
+    for part in [
+        "VM web would move from a to b",
+        "migration time",
+        "blackout",
+        "means",
+        "lanes",
+        "by a short probe",
+    ] {
         ensure!(text.stdout.contains(part), "{part} is missing in\n{}", text.stdout);
     }
     eprintln!("{}", text.stdout);
     let json = trial.godwit(&["--json", "migrate", "web", "--to", "b", "--dry-run"])?;
     let told: serde_json::Value = serde_json::from_str(&json.stdout)?;
     let predicted = &told["predicted"];
-    for key in ["migration_time_ms", "wire_bytes", "rounds", "switchover_ms", "throttled_to_pages_per_s"] {
+    for key in
+        ["migration_time_ms", "wire_bytes", "rounds", "switchover_ms", "throttled_to_pages_per_s"]
+    {
         ensure!(predicted[key].is_number(), "{key} is missing in {told:#}");
     }
     ensure!(predicted["means"] == "throttle" && told["error"].is_null(), "{told:#}");
-    ensure!(told["guest"]["samples"].as_array().is_some_and(|samples| samples.len() > 3), "{told:#}");
+    ensure!(
+        told["guest"]["samples"].as_array().is_some_and(|samples| samples.len() > 3),
+        "{told:#}"
+    );
     ensure!(told["lanes"]["known_by"] == "probe", "{told:#}");
     ensure!(serde_json::from_str::<DryRun>(&json.stdout)?.vm == "web");
     Ok(())
@@ -143,7 +163,10 @@ fn refused_alike(trial: &Trial) -> Result<()> {
     ensure!(report.outcome == Outcome::Failed && report.means.is_none(), "{report:#?}");
     let real = report.error.context("no reason")?;
     let without_figures = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
-    ensure!(foretold.code == real.code && foretold.remedy == real.remedy, "{foretold:?}, really {real:?}");
+    ensure!(
+        foretold.code == real.code && foretold.remedy == real.remedy,
+        "{foretold:?}, really {real:?}"
+    );
     ensure!(
         without_figures(&foretold.message) == without_figures(&real.message),
         "{foretold:?}, really {real:?}"

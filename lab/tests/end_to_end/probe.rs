@@ -18,10 +18,23 @@ const UNREACHABLE: i32 = 6;
 const INTERRUPTED: i32 = 130;
 
 fn probe(trial: &Trial) -> Result<ProbeReport> {
-    let said =
-        trial.godwit(&["--json", "probe", "b", "--from", "a", "--seconds", "0.3", "--size", "1GiB"])?;
+    let said = trial.godwit(&[
+        "--json",
+        "probe",
+        "b",
+        "--from",
+        "a",
+        "--seconds",
+        "0.3",
+        "--size",
+        "1GiB",
+    ])?;
     ensure!(said.code == Some(0), "{said:?}");
-    ensure!(said.stderr.contains("round trip") && said.stderr.contains("8 streams"), "{}", said.stderr);
+    ensure!(
+        said.stderr.contains("round trip") && said.stderr.contains("8 streams"),
+        "{}",
+        said.stderr
+    );
     Ok(serde_json::from_str(&said.stdout)?)
 }
 
@@ -35,9 +48,15 @@ fn a_probe_tells_what_the_link_carries() -> Result<()> {
     // IPv4 and IPv6.
     ensure!(report.encrypted && report.lanes.len() == 2, "{report:#?}");
     for lane in &report.lanes {
-        ensure!(lane.failure.is_none() && lane.secure_ms.is_some() && lane.round_trip.is_some(), "{lane:#?}");
+        ensure!(
+            lane.failure.is_none() && lane.secure_ms.is_some() && lane.round_trip.is_some(),
+            "{lane:#?}"
+        );
         let mtu = lane.mtu.context("no MTU")?;
-        ensure!(mtu.passes == Some(1500) && mtu.interface == Some(1500) && !mtu.black_hole, "{mtu:?}");
+        ensure!(
+            mtu.passes == Some(1500) && mtu.interface == Some(1500) && !mtu.black_hole,
+            "{mtu:?}"
+        );
         ensure!(lane.throughput.len() == STREAM_COUNTS.len(), "{lane:#?}");
     }
     for run in report.lanes.iter().flat_map(|lane| &lane.throughput).chain(&report.together) {
@@ -77,10 +96,14 @@ fn a_probe_tells_what_the_link_carries() -> Result<()> {
 /// Ctrl-C in the midst of it.
 fn interrupted(trial: &Trial) -> Result<()> {
     let own = std::env::current_exe()?;
-    let godwit = own.parent().and_then(Path::parent).context("no folder of this program")?.join("godwit");
+    let godwit =
+        own.parent().and_then(Path::parent).context("no folder of this program")?.join("godwit");
     let mut command = Command::new(godwit);
     command.args(["probe", "b", "--from", "a", "--seconds", "30"]);
-    command.env("GODWIT_HOSTS", trial.paths().hosts_file()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .env("GODWIT_HOSTS", trial.paths().hosts_file())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let said = BufReader::new(child.stderr.take().context("no standard error")?);
     let mut lines = said.lines().map_while(Result::ok);

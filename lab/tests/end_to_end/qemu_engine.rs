@@ -42,7 +42,8 @@ fn request(guest: &Guest, qemu: QemuEngineOptions) -> MigrationRequest {
 fn every_variant_moves_the_guest_and_reports_the_same() -> Result<()> {
     let Some(trial) = Trial::begin("qemu-engine")? else { return Ok(()) };
     let clean = [trial.traces("a")?, trial.traces("b")?];
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     let ours = move_and_check(&trial, &mut guest)?.report;
     for (variant, options) in variants() {
         let request = request(&guest, options);
@@ -51,10 +52,20 @@ fn every_variant_moves_the_guest_and_reports_the_same() -> Result<()> {
             report.engine == EngineKind::Qemu && keys(&report)? == keys(&ours)?,
             "{variant}: {report:#?}"
         );
-        ensure!(report.switchover_ms.is_some() && report.blackout_ms.is_some(), "{variant}: {report:#?}");
-        ensure!(report.wire_bytes > 0 && report.guest_bytes == ours.guest_bytes, "{variant}: {report:#?}");
+        ensure!(
+            report.switchover_ms.is_some() && report.blackout_ms.is_some(),
+            "{variant}: {report:#?}"
+        );
+        ensure!(
+            report.wire_bytes > 0 && report.guest_bytes == ours.guest_bytes,
+            "{variant}: {report:#?}"
+        );
         trial.expect_whole(&guest).context(variant)?;
-        eprintln!("  {variant}: {:.0} ms, {} MiB", report.migration_time_ms, report.wire_bytes >> 20);
+        eprintln!(
+            "  {variant}: {:.0} ms, {} MiB",
+            report.migration_time_ms,
+            report.wire_bytes >> 20
+        );
     }
     // The engines may take turns on one VM: nothing of one is in the other's way.
     move_and_check(&trial, &mut guest)?;
@@ -66,11 +77,14 @@ fn every_variant_moves_the_guest_and_reports_the_same() -> Result<()> {
 
 #[test]
 fn post_copy_moves_it_where_qemu_has_the_right() -> Result<()> {
-    let Some(trial) = Trial::begin_with("qemu-postcopy", LabOptions::default().for_postcopy())? else {
+    let Some(trial) = Trial::begin_with("qemu-postcopy", LabOptions::default().for_postcopy())?
+    else {
         return Ok(());
     };
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
-    let postcopy = QemuEngineOptions { plaintext: true, postcopy: true, ..QemuEngineOptions::default() };
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let postcopy =
+        QemuEngineOptions { plaintext: true, postcopy: true, ..QemuEngineOptions::default() };
     let request = request(&guest, postcopy);
     let report = trial.move_guest(&mut guest, &request)?.report;
     ensure!(report.engine == EngineKind::Qemu && report.switchover_ms.is_some(), "{report:#?}");

@@ -17,7 +17,11 @@ use crate::move_and_check;
 const TOO_MUCH: &str = "dirty:rate=45000,ws=48M,order=random,zero=0,compressible=0";
 
 fn too_busy() -> GuestPlan {
-    GuestPlan { workload: TOO_MUCH.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("web") }
+    GuestPlan {
+        workload: TOO_MUCH.to_owned(),
+        fill: ByteSize::from_mib(64),
+        ..GuestPlan::new("web")
+    }
 }
 
 /// A lab whose agents slow guests by the quota alone; none, with the reason printed, where no group can be made.
@@ -40,7 +44,8 @@ fn lab(name: &str) -> Result<Option<Trial>> {
 /// Why no thread of this process can be given less CPU; none where one can.
 fn no_group() -> Option<String> {
     let own = std::process::id();
-    let mut group = VcpuGroup::new(&VmName::new("trial").ok()?, i32::try_from(own).ok()?, vec![own]);
+    let mut group =
+        VcpuGroup::new(&VmName::new("trial").ok()?, i32::try_from(own).ok()?, vec![own]);
     group.set_share(Some(1.0)).err().map(|error| error.to_string())
 }
 
@@ -57,8 +62,9 @@ fn groups(pid: i32) -> Result<Vec<String>> {
 /// Whether a directory of that group is anywhere.
 fn group_is_there(pid: i32) -> bool {
     let name = format!("godwit.web.{pid}");
-    let groups =
-        |root: &Path| std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups = |root: &Path| {
+        std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path())
+    };
     let root = Path::new("/sys/fs/cgroup");
     root.join(&name).exists() || groups(root).any(|hierarchy| hierarchy.join(&name).exists())
 }

@@ -49,7 +49,10 @@ fn the_way_back_is_short() -> Result<()> {
     let Some(trial) = Trial::begin_with("references", options)? else { return Ok(()) };
     let mut guest = trial.guest("a", &plan("web"))?;
     let there = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
-    ensure!(told_pages(&there) * 20 < there.guest_bytes >> 12, "there was nothing to tell it by: {there:#?}");
+    ensure!(
+        told_pages(&there) * 20 < there.guest_bytes >> 12,
+        "there was nothing to tell it by: {there:#?}"
+    );
     let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
     ensure!(
         back.wire_bytes * 10 < there.wire_bytes,

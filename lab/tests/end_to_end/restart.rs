@@ -19,7 +19,8 @@ fn expect_adopted(trial: &Trial, guest: &Guest, pid: Option<i32>) -> Result<()> 
 fn an_agent_killed_and_started_finds_its_vm_and_moves_it() -> Result<()> {
     let Some(trial) = Trial::begin("restart")? else { return Ok(()) };
     let clean = trial.traces("a")?;
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     for signal in [Signal::KILL, Signal::TERM] {
         let pid = trial.vm("a", "web")?.pid;
         trial.end_agent("a", signal)?;

@@ -28,7 +28,10 @@ fn moves_under_faults_lose_nothing_and_leave_nothing() -> Result<()> {
         seed: seed()?,
         guests: number("GODWIT_SOAK_GUESTS")?.unwrap_or(DEFAULT_GUESTS),
     };
-    eprintln!("  {} moves of seed {} (GODWIT_SOAK_SEED={} repeats them)", plan.moves, plan.seed, plan.seed);
+    eprintln!(
+        "  {} moves of seed {} (GODWIT_SOAK_SEED={} repeats them)",
+        plan.moves, plan.seed, plan.seed
+    );
     if let Some(report) = soak("soak", plan, |wave| eprintln!("  {wave}"))? {
         eprintln!("  {report}");
     }
@@ -63,7 +66,8 @@ fn moves_that_nobody_disturbs_lose_no_probe_and_leave_no_file_open() -> Result<(
     let mut reports: Vec<Report> = Vec::new();
     let mut warm = [usize::MAX; 2];
     for number in 1..=moves {
-        let report = one_move(&trial, &mut guest).with_context(|| format!("move {number} of {moves}"))?;
+        let report =
+            one_move(&trial, &mut guest).with_context(|| format!("move {number} of {moves}"))?;
         let left = other_host(&guest.host);
         trial.expect_traces(left, &clean[usize::from(left == "b")])?;
         reports.push(report);
@@ -104,6 +108,9 @@ fn one_move(trial: &Trial, guest: &mut Guest) -> Result<Report> {
     let Watched { report, probes: gaps, .. } = move_and_check(trial, guest)?;
     let longest_ms = gaps.longest_gap_ns.context("no gap")?.div_ceil(1_000_000);
     // A probe a millisecond: as many are lost in a row as the blackout has milliseconds, at most.
-    ensure!(gaps.longest_lost_run <= longest_ms, "probes are lost that no blackout explains: {gaps:?}");
+    ensure!(
+        gaps.longest_lost_run <= longest_ms,
+        "probes are lost that no blackout explains: {gaps:?}"
+    );
     Ok(report)
 }

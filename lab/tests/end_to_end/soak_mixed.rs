@@ -63,8 +63,11 @@ fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
     let Some(trial) = Trial::begin_with("soak-mixed", options)? else { return Ok(()) };
     let clean = [trial.traces("a")?, trial.traces("b")?];
     eprintln!("  {moves} moves of seed {seed} (GODWIT_SOAK_SEED={seed} repeats them)");
-    let plan =
-        GuestPlan { workload: BEARABLE.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("soak") };
+    let plan = GuestPlan {
+        workload: BEARABLE.to_owned(),
+        fill: ByteSize::from_mib(64),
+        ..GuestPlan::new("soak")
+    };
     let mut guest = trial.guest("a", &plan)?;
     let mut random = Random::new(seed);
     let mut seen = Seen::default();
@@ -165,8 +168,12 @@ fn a_seed_draws_the_same_moves_and_all_kinds_of_them() {
     assert_eq!(draws(7), draws(7));
     assert_ne!(draws(7), draws(8));
     let draws = draws(7);
-    let kinds: [fn(&Draw) -> bool; 4] =
-        [|draw| draw.throttle, |draw| draw.page_in, |draw| !draw.page_in, |draw| draw.cut.is_some()];
+    let kinds: [fn(&Draw) -> bool; 4] = [
+        |draw| draw.throttle,
+        |draw| draw.page_in,
+        |draw| !draw.page_in,
+        |draw| draw.cut.is_some(),
+    ];
     for is_wanted in kinds {
         let count = draws.iter().filter(|draw| is_wanted(draw)).count();
         assert!((15..=85).contains(&count), "{draws:?}");

@@ -28,7 +28,9 @@ fn a_guest_moves_there_and_back_idle_and_busy() -> Result<()> {
 #[test]
 fn the_migration_network_may_be_ipv6_alone() -> Result<()> {
     let Some(trial) = Trial::begin("ipv6")? else { return Ok(()) };
-    for (host, own, other, peer) in [("a", "fd77::11", "b", "fd77::12"), ("b", "fd77::12", "a", "fd77::11")] {
+    for (host, own, other, peer) in
+        [("a", "fd77::11", "b", "fd77::12"), ("b", "fd77::12", "a", "fd77::11")]
+    {
         trial.reconfigure(host, |config| {
             config.insert("listen".to_owned(), vec![format!("[{own}]:7700")].into());
             config.insert("migration_addresses".to_owned(), vec![own.to_owned()].into());
@@ -37,7 +39,8 @@ fn the_migration_network_may_be_ipv6_alone() -> Result<()> {
             config.insert("peers".to_owned(), peers.into());
         })?;
     }
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     move_and_check(&trial, &mut guest)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()

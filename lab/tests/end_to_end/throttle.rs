@@ -12,7 +12,11 @@ use crate::{move_and_check, slow_link};
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
 
 fn too_busy() -> GuestPlan {
-    GuestPlan { workload: TOO_MUCH.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("web") }
+    GuestPlan {
+        workload: TOO_MUCH.to_owned(),
+        fill: ByteSize::from_mib(64),
+        ..GuestPlan::new("web")
+    }
 }
 
 #[test]
@@ -23,7 +27,10 @@ fn a_guest_that_writes_more_than_the_link_carries_moves() -> Result<()> {
     let report = &watched.report;
     let throttle = report.throttle.with_context(|| format!("it was not slowed: {report:#?}"))?;
     ensure!(throttle.faults > 0 && throttle.held_ms > 0.0, "{throttle:?}");
-    ensure!(report.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some()), "{report:#?}");
+    ensure!(
+        report.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some()),
+        "{report:#?}"
+    );
     trial.finish()
 }
 

@@ -22,9 +22,13 @@ fn lanes_of_different_rates_both_carry_pages() -> Result<()> {
             let before = trial.lane_sent_bytes(host)?;
             move_and_check(&trial, &mut guest)?;
             let after = trial.lane_sent_bytes(host)?;
-            let sent: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+            let sent: Vec<u64> =
+                after.iter().zip(before).map(|(after, before)| after - before).collect();
             eprintln!("  {family}: host {host} sent {sent:?} bytes on its lanes");
-            ensure!(sent.len() == 2 && sent.iter().all(|bytes| *bytes > PAGES_BYTES), "{family}: {sent:?}");
+            ensure!(
+                sent.len() == 2 && sent.iter().all(|bytes| *bytes > PAGES_BYTES),
+                "{family}: {sent:?}"
+            );
         }
         trial.expect_traces("b", &clean)?;
         trial.finish()?;

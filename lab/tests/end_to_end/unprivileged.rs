@@ -18,9 +18,13 @@ fn qemu_may_be_nobody() -> Result<()> {
     // Root's alone, as some distributions have their kernels.
     let folder = tempfile::tempdir_in("/run")?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700))?;
-    let image =
-        GuestImage { kernel: folder.path().join("vmlinuz"), initrd: folder.path().join("initrd.img") };
-    for (from, to) in [(&trial.image().kernel, &image.kernel), (&trial.image().initrd, &image.initrd)] {
+    let image = GuestImage {
+        kernel: folder.path().join("vmlinuz"),
+        initrd: folder.path().join("initrd.img"),
+    };
+    for (from, to) in
+        [(&trial.image().kernel, &image.kernel), (&trial.image().initrd, &image.initrd)]
+    {
         fs::copy(from, to)?;
         fs::set_permissions(to, fs::Permissions::from_mode(0o600))?;
     }

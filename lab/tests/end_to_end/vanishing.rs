@@ -12,7 +12,8 @@ use crate::{BUSY, move_and_check, slow_link};
 fn packets_that_vanish_are_told_and_the_guest_arrives() -> Result<()> {
     let Some(trial) = Trial::begin_with("vanishing", slow_link()?)? else { return Ok(()) };
     let clean = trial.traces("b")?;
-    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let mut guest =
+        trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     // The switch between the hosts takes 1500, and a veth pair a VLAN's four bytes more.
     set_mtu(&trial, 9000)?;
     let report = move_and_check(&trial, &mut guest)?.report;
@@ -20,7 +21,10 @@ fn packets_that_vanish_are_told_and_the_guest_arrives() -> Result<()> {
     for lane in &report.lanes {
         ensure!(lane.vanishing_mtu == Some(9000) && lane.bytes > 0, "{lane:#?}");
         let why = lane.broken.first().context("no stream was replaced")?;
-        ensure!(why.contains("9000") && why.contains("MTU") && why.contains("godwit probe"), "{why}");
+        ensure!(
+            why.contains("9000") && why.contains("MTU") && why.contains("godwit probe"),
+            "{why}"
+        );
     }
     eprintln!("  told: {}", report.lanes[0].broken[0]);
     set_mtu(&trial, 1500)?;

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// What the holder of a token may do; each may do what those before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Look.
@@ -68,7 +70,6 @@ fn default_days() -> u32 {
 pub struct TokenInfo {
     /// Names it.
     pub id: String,
-    /// Whose it is.
     pub name: String,
     /// What it allows.
     pub role: Role,
@@ -76,7 +77,6 @@ pub struct TokenInfo {
     pub made_unix_ms: u64,
     /// Until when it is good.
     pub expires_unix_ms: u64,
-    /// Who made it.
     pub made_by: String,
 }
 
@@ -115,7 +115,6 @@ pub struct AuditEntry {
     pub unix_ms: u64,
     /// Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known.
     pub who: String,
-    /// Its role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
     /// The id of its token: names may be those of several.
@@ -128,7 +127,6 @@ pub struct AuditEntry {
     pub what: String,
     /// How it ended.
     pub outcome: AuditOutcome,
-    /// The HTTP status.
     pub status: u16,
     /// Why it was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -145,7 +145,6 @@ pub struct CpuBaselineInfo {
     "vm": "web", "host": "host-a", "cpu_model": "Haswell-v4", "beyond": ["avx2", "fma"], "why": "it has avx2, fma beyond the baseline"
 }))]
 pub struct BaselineVm {
-    /// The VM.
     pub vm: String,
     /// The host that has it.
     pub host: String,
@@ -195,7 +194,6 @@ pub struct SetCpuBaseline {
 pub struct CpuBaselineChange {
     /// Whether it was set; else it is a plan, and nothing has changed.
     pub set: bool,
-    /// The baseline.
     pub baseline: CpuBaseline,
     /// Why it would not be set; none: it would.
     #[serde(default, skip_serializing_if = "Option::is_none")]

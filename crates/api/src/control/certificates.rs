@@ -18,7 +18,6 @@ pub struct CertificateInfo {
     /// When it was issued, or first seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noted_unix_ms: Option<u64>,
-    /// When it ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_unix_ms: Option<u64>,
     /// When it was revoked; none: it is not.
@@ -34,7 +33,6 @@ pub struct CertificateInfo {
 pub struct RevokedCertificates {
     /// Its number: a later list has a higher one.
     pub number: u64,
-    /// Certificates that it names.
     pub certificates: usize,
     /// An X.509 revocation list that the cluster's authority has signed, PEM.
     pub list: String,

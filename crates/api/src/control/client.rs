@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    AddHost, AuditEntry, BaselineVm, BindVm, CertificateInfo, Cluster, CpuBaselineChange, CpuBaselineInfo,
-    CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary,
-    HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost,
-    ManagedNetwork, ManagedVm, ManagerEvents, Move, MoveLimits, NameConflict, Page, Preflight, Problem,
-    ProblemCode, RevokedCertificates, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo,
-    UpdateHost, UpdateLimits, VmSummary,
+    AddHost, AuditEntry, BaselineVm, BindVm, CertificateInfo, Cluster, CpuBaselineChange,
+    CpuBaselineInfo, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken,
+    CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo,
+    Joined, ManagedDatastore, ManagedHost, ManagedNetwork, ManagedVm, ManagerEvents, Move,
+    MoveLimits, NameConflict, Page, Preflight, Problem, ProblemCode, RevokedCertificates, RuleInfo,
+    SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint, Events};
@@ -84,7 +84,9 @@ impl ManagerError {
                 "is it running, and the network up? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
             }
             ManagerError::Refused(problem) => &problem.remedy,
-            ManagerError::Protocol { .. } => "is another program listening there, or another version?",
+            ManagerError::Protocol { .. } => {
+                "is another program listening there, or another version?"
+            }
         }
     }
 }
@@ -124,7 +126,6 @@ impl ManagerClient {
         self.all("/api/v1/hosts").await
     }
 
-    /// One host.
     pub async fn host(&self, name: &str) -> Result<ManagedHost, ManagerError> {
         self.get(&format!("/api/v1/hosts/{}", segment(name))).await
     }
@@ -135,7 +136,11 @@ impl ManagerClient {
     }
 
     /// Changes what is planned of a host.
-    pub async fn update_host(&self, name: &str, change: &UpdateHost) -> Result<ManagedHost, ManagerError> {
+    pub async fn update_host(
+        &self,
+        name: &str,
+        change: &UpdateHost,
+    ) -> Result<ManagedHost, ManagerError> {
         self.ask(Method::PATCH, &format!("/api/v1/hosts/{}", segment(name)), change).await
     }
 
@@ -155,7 +160,10 @@ impl ManagerClient {
     }
 
     /// Revokes a certificate by its serial number.
-    pub async fn revoke_certificate(&self, serial: &str) -> Result<RevokedCertificates, ManagerError> {
+    pub async fn revoke_certificate(
+        &self,
+        serial: &str,
+    ) -> Result<RevokedCertificates, ManagerError> {
         self.ask(Method::PUT, &format!("/api/v1/revocations/{}", segment(serial)), &()).await
     }
 
@@ -174,7 +182,6 @@ impl ManagerClient {
         self.all("/api/v1/vms").await
     }
 
-    /// One VM.
     pub async fn vm(&self, name: &str) -> Result<ManagedVm, ManagerError> {
         self.get(&format!("/api/v1/vms/{}", segment(name))).await
     }
@@ -196,12 +203,20 @@ impl ManagerClient {
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub async fn start_vm(&self, name: &str, request: StartManagedVm) -> Result<HostedVm, ManagerError> {
+    pub async fn start_vm(
+        &self,
+        name: &str,
+        request: StartManagedVm,
+    ) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/start", segment(name)), &request).await
     }
 
     /// Stops a VM; the answer comes when it is stopped.
-    pub async fn stop_vm(&self, name: &str, request: StopManagedVm) -> Result<HostedVm, ManagerError> {
+    pub async fn stop_vm(
+        &self,
+        name: &str,
+        request: StopManagedVm,
+    ) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/stop", segment(name)), &request).await
     }
 
@@ -241,7 +256,6 @@ impl ManagerClient {
         self.all("/api/v1/moves").await
     }
 
-    /// One move.
     pub async fn find_move(&self, id: &str) -> Result<Move, ManagerError> {
         self.get(&format!("/api/v1/moves/{}", segment(id))).await
     }
@@ -254,7 +268,11 @@ impl ManagerClient {
     }
 
     /// Empties a host.
-    pub async fn create_drain(&self, host: &str, request: &CreateDrain) -> Result<Drain, ManagerError> {
+    pub async fn create_drain(
+        &self,
+        host: &str,
+        request: &CreateDrain,
+    ) -> Result<Drain, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/hosts/{}/drain", segment(host)), request).await
     }
 
@@ -263,7 +281,6 @@ impl ManagerClient {
         self.all("/api/v1/drains").await
     }
 
-    /// One drain.
     pub async fn drain(&self, id: &str) -> Result<Drain, ManagerError> {
         self.get(&format!("/api/v1/drains/{}", segment(id))).await
     }
@@ -342,7 +359,6 @@ impl ManagerClient {
         self.ask(Method::POST, "/api/v1/tokens", token).await
     }
 
-    /// Revokes a token.
     pub async fn revoke_token(&self, id: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/tokens/{}", segment(id))).await
     }
@@ -387,7 +403,8 @@ impl ManagerClient {
         let mut next: Option<String> = None;
         loop {
             let cursor = next.map(|next| format!("&cursor={}", segment(&next))).unwrap_or_default();
-            let page: Page<T> = self.get(&format!("{path}?limit={}{cursor}", super::MAX_PAGE_ITEMS)).await?;
+            let page: Page<T> =
+                self.get(&format!("{path}?limit={}{cursor}", super::MAX_PAGE_ITEMS)).await?;
             all.extend(page.items);
             next = page.next;
             if next.is_none() {
@@ -451,8 +468,7 @@ impl ManagerClient {
                 Err(error) => return Err(self.failed(error)),
             };
             // The first one is being carried out still.
-            let is_under_way =
-                matches!(&refused, ManagerError::Refused(problem) if problem.code == ProblemCode::Conflict);
+            let is_under_way = matches!(&refused, ManagerError::Refused(problem) if problem.code == ProblemCode::Conflict);
             if sent == 1 || !may_again || !is_under_way {
                 return Err(refused);
             }
@@ -468,7 +484,8 @@ impl ManagerClient {
         body: Bytes,
         key: Option<&str>,
     ) -> Result<Request<Full<Bytes>>, ManagerError> {
-        let mut request = Request::builder().method(method).uri(path).header(HOST, self.client.authority());
+        let mut request =
+            Request::builder().method(method).uri(path).header(HOST, self.client.authority());
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
@@ -481,8 +498,12 @@ impl ManagerClient {
         request.body(Full::new(body)).map_err(|error| self.protocol(&error))
     }
 
-    async fn json<A: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<A, ManagerError> {
-        let body = self.client.whole(response.into_body()).await.map_err(|error| self.failed(error))?;
+    async fn json<A: DeserializeOwned>(
+        &self,
+        response: Response<Incoming>,
+    ) -> Result<A, ManagerError> {
+        let body =
+            self.client.whole(response.into_body()).await.map_err(|error| self.failed(error))?;
         serde_json::from_slice(&body).map_err(|error| self.protocol(&error))
     }
 
@@ -501,7 +522,9 @@ impl ManagerClient {
     /// What the transport says, of a manager.
     pub(super) fn failed(&self, error: ClientError) -> ManagerError {
         match error {
-            ClientError::Unreachable { endpoint, why } => ManagerError::Unreachable { endpoint, why },
+            ClientError::Unreachable { endpoint, why } => {
+                ManagerError::Unreachable { endpoint, why }
+            }
             ClientError::Protocol { endpoint, why } => ManagerError::Protocol { endpoint, why },
             ClientError::Refused(error) => self.protocol(&error),
         }
@@ -561,7 +584,8 @@ mod tests {
         );
         let grant = JoinGrant { host: "c".into(), address: None, minutes: 60 };
         let answers = [None, Some(made.as_str())];
-        let (asked, made) = tokio::join!(answer(listener, &answers), client.create_join_token(&grant));
+        let (asked, made) =
+            tokio::join!(answer(listener, &answers), client.create_join_token(&grant));
         assert_eq!(made.unwrap().token, "t");
         assert!(key(&asked[0]).is_some_and(|key| key.len() == 36), "{asked:?}");
         assert_eq!(key(&asked[0]), key(&asked[1]));

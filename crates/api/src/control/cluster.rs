@@ -13,7 +13,6 @@ use super::MoveLimits;
     "limits": { "out_of_host": null, "into_host": null, "per_datastore": 128, "in_all": 20, "datastores": {}, "hosts": {}, "by_link": [] }
 }))]
 pub struct Cluster {
-    /// The manager's version.
     pub version: String,
     /// Who leads; none: nobody does.
     pub leader: Option<Leader>,
@@ -21,9 +20,7 @@ pub struct Cluster {
     pub hosts: u64,
     /// Hosts whose agent has been heard lately.
     pub hosts_up: u64,
-    /// VMs of all hosts.
     pub vms: u64,
-    /// VMs that run.
     pub vms_running: u64,
     /// VMs' names that other hosts than their own claim, without a move that explains it.
     #[serde(default)]
@@ -31,9 +28,7 @@ pub struct Cluster {
     /// Hosts that report what no agent reports, or more than the manager takes.
     #[serde(default)]
     pub hosts_faulty: u64,
-    /// Moves that run.
     pub moves_running: u64,
-    /// Moves that wait.
     pub moves_waiting: u64,
     /// What moves are held to.
     pub limits: MoveLimits,

@@ -17,7 +17,6 @@ pub struct ClusterEvent {
     pub number: u64,
     /// When, milliseconds since 1970.
     pub unix_ms: u64,
-    /// What.
     #[serde(flatten)]
     pub change: Change,
 }

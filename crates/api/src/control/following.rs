@@ -10,10 +10,8 @@ use crate::{Events, Told};
 /// A manager says something every 5 s, if only that it lives.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a manager tells.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ManagerEvent {
-    /// Something has changed.
     Change(Box<ClusterEvent>),
     /// Changes were missed that are kept no more: ask for everything anew.
     Missed,
@@ -69,7 +67,8 @@ mod tests {
     #[test]
     fn events_of_a_later_version_are_passed_over_and_broken_ones_are_not() {
         let gone = r#"{"number":7,"unix_ms":1,"kind":"vm-gone","data":"web"}"#;
-        let Some(ManagerEvent::Change(change)) = ManagerEvent::read("vm-gone", gone).unwrap() else {
+        let Some(ManagerEvent::Change(change)) = ManagerEvent::read("vm-gone", gone).unwrap()
+        else {
             panic!("{gone}");
         };
         assert_eq!((change.number, change.change), (7, Change::VmGone("web".into())));

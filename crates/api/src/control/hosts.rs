@@ -10,7 +10,9 @@ use super::limits::named;
 use crate::HostInfo;
 
 /// What the manager knows of a host's agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostState {
     /// It has not been heard yet since this manager leads.
@@ -40,7 +42,8 @@ fn any_address(kind: SchemaType) -> Object {
         "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})";
     // Groups before and behind the `::` of an IPv6 address: seven together.
     let cut = (1..7).map(|before| format!("({HEX}:){{1,{before}}}(:{HEX}){{1,{}}}", 7 - before));
-    let whole = [format!("({HEX}:){{7}}{HEX}"), format!("({HEX}:){{1,7}}:"), format!(":(:{HEX}){{1,7}}")];
+    let whole =
+        [format!("({HEX}:){{7}}{HEX}"), format!("({HEX}:){{1,7}}:"), format!(":(:{HEX}){{1,7}}")];
     let ip6: Vec<String> = whole.into_iter().chain(cut).collect();
     ObjectBuilder::new()
         .schema_type(kind)
@@ -92,9 +95,7 @@ pub(super) fn optional_address() -> Object {
     "memory_total_bytes": 274_877_906_944_u64, "logical_cores": 32, "load_average_1min": 4.5, "moves_out": 1, "moves_in": 0
 }))]
 pub struct HostSummary {
-    /// Its name.
     pub name: String,
-    /// Its agent's address.
     pub address: String,
     /// Whether its agent is heard.
     pub state: HostState,
@@ -109,7 +110,6 @@ pub struct HostSummary {
     /// What an operator named it by.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// VMs that it has.
     pub vms: u64,
     /// Guest memory that it can still give, bytes.
     pub memory_available_bytes: u64,

@@ -51,7 +51,6 @@ pub struct JoinTokenInfo {
     pub made_unix_ms: u64,
     /// Until when it is good.
     pub expires_unix_ms: u64,
-    /// Who made it.
     pub made_by: String,
     /// When a host joined by it; none: none has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,10 +74,13 @@ pub struct JoinToken {
 /// Addresses of hosts, 64 at most.
 fn ip_addresses() -> Array {
     let ip = |format| {
-        ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(format)))
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .format(Some(SchemaFormat::KnownFormat(format)))
     };
     let either = AnyOfBuilder::new().item(ip(KnownFormat::Ipv4)).item(ip(KnownFormat::Ipv6));
-    let what = "Ignored: a certificate has the host's name and the agent's address of the join token.";
+    let what =
+        "Ignored: a certificate has the host's name and the agent's address of the join token.";
     ArrayBuilder::new().items(either).max_items(Some(64)).description(Some(what)).build()
 }
 
@@ -118,7 +120,6 @@ pub struct Joined {
     pub address: String,
     /// The host's certificate, PEM.
     pub certificate: String,
-    /// The authority's, PEM.
     pub authority: String,
 }
 
@@ -127,7 +128,6 @@ pub struct Joined {
 pub struct JoinTokenText {
     /// What the manager knows: its digest alone.
     pub secret: String,
-    /// Of the authority's certificate.
     pub authority: Fingerprint,
     /// Whom it is for.
     pub host: String,
@@ -151,7 +151,9 @@ impl FromStr for JoinTokenText {
     fn from_str(text: &str) -> Result<JoinTokenText, String> {
         let wrong = || "that is no join token".to_owned();
         let mut parts = text.trim().splitn(3, '.');
-        let (Some(secret), Some(authority), Some(host)) = (parts.next(), parts.next(), parts.next()) else {
+        let (Some(secret), Some(authority), Some(host)) =
+            (parts.next(), parts.next(), parts.next())
+        else {
             return Err(wrong());
         };
         if secret.is_empty() || host.is_empty() {

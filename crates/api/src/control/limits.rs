@@ -78,8 +78,11 @@ pub struct UpdateLimits {
 
 /// A number, or null, by the path of a datastore.
 fn datastore_numbers() -> Object {
-    let path =
-        ObjectBuilder::new().schema_type(Type::String).pattern(Some("^/")).max_length(Some(1024)).build();
+    let path = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .pattern(Some("^/"))
+        .max_length(Some(1024))
+        .build();
     let number = ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::Integer, Type::Null]))
         .minimum(Some(0))
@@ -108,8 +111,12 @@ mod tests {
 
     #[test]
     fn null_is_told_from_what_is_absent() {
-        let read: UpdateLimits = serde_json::from_str(r#"{"in_all":null,"out_of_host":3}"#).unwrap();
-        assert_eq!((read.in_all, read.out_of_host, read.into_host), (Some(None), Some(Some(3)), None));
+        let read: UpdateLimits =
+            serde_json::from_str(r#"{"in_all":null,"out_of_host":3}"#).unwrap();
+        assert_eq!(
+            (read.in_all, read.out_of_host, read.into_host),
+            (Some(None), Some(Some(3)), None)
+        );
         assert_eq!(serde_json::to_string(&read).unwrap(), r#"{"out_of_host":3,"in_all":null}"#);
     }
 }

@@ -21,8 +21,8 @@ mod vms;
 
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Me, Role, TokenInfo};
 pub use baseline::{
-    BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline, CpuBaselineChange,
-    CpuBaselineInfo, NamedCpu, SetCpuBaseline,
+    BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline,
+    CpuBaselineChange, CpuBaselineInfo, NamedCpu, SetCpuBaseline,
 };
 pub use certificates::{CertificateInfo, RevokedCertificates};
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
@@ -33,20 +33,20 @@ pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
 pub use moves::{
-    CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MoveFailure, MovePriority,
-    MoveState, Waits,
+    CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MoveFailure,
+    MovePriority, MoveState, Waits,
 };
 pub use preflight::{
-    Check, CheckName, PlacementScore, Preflight, PreflightRanking, PreflightReport, RankedHost, RuledOutHost,
-    Verdict,
+    Check, CheckName, PlacementScore, Preflight, PreflightRanking, PreflightReport, RankedHost,
+    RuledOutHost, Verdict,
 };
 pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
 pub use samples::{MoveSamples, PhaseMark};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{
-    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict, PlannedPower, StartManagedVm,
-    StopManagedVm, VmSummary,
+    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict, PlannedPower,
+    StartManagedVm, StopManagedVm, VmSummary,
 };
 
 use serde::{Deserialize, Serialize};

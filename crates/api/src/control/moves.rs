@@ -8,7 +8,18 @@ use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
 
 /// How soon a move is to come.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum MovePriority {
@@ -103,7 +114,6 @@ pub struct CreateMove {
 pub struct Move {
     /// Names it; also names the migration at the source's agent, with the attempt behind it.
     pub id: String,
-    /// The VM.
     pub vm: String,
     /// The host that it leaves.
     pub from: String,
@@ -244,6 +254,5 @@ pub struct Drain {
     /// When it was over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
-    /// Its VMs.
     pub vms: Vec<DrainVm>,
 }

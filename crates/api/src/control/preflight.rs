@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// What is checked. Stable: programs may match on the kebab-case names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckName {
     /// What the VM does: only one that runs or is paused is moved.
@@ -20,7 +22,6 @@ pub enum CheckName {
     Accelerator,
     /// The VM's machine type, at the target's QEMU.
     MachineType,
-    /// The two QEMUs' versions.
     QemuVersion,
     /// Guest memory that the target can give.
     Memory,
@@ -81,7 +82,9 @@ impl CheckName {
 }
 
 /// How a check came out; the later, the worse for a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Nothing is in the way.
@@ -113,7 +116,6 @@ impl Verdict {
     "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "remedy": "add it to networks of host-b's configuration"
 }))]
 pub struct Check {
-    /// What was checked.
     pub name: CheckName,
     /// How it came out.
     pub verdict: Verdict,

@@ -72,7 +72,9 @@ impl ProblemCode {
             P::NotFound => StatusCode::NOT_FOUND,
             P::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             P::AlreadyExists | P::WrongState | P::Conflict => StatusCode::CONFLICT,
-            P::KeyReused | P::Preflight | P::NoHost | P::BaselineUnmet => StatusCode::UNPROCESSABLE_ENTITY,
+            P::KeyReused | P::Preflight | P::NoHost | P::BaselineUnmet => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
             P::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
             P::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             P::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
@@ -115,7 +117,10 @@ impl ProblemCode {
     /// Its kebab-case name.
     #[must_use]
     pub fn name(self) -> String {
-        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+        serde_json::to_value(self)
+            .ok()
+            .and_then(|name| name.as_str().map(str::to_owned))
+            .unwrap_or_default()
     }
 }
 
@@ -131,7 +136,6 @@ pub struct Problem {
     pub kind: String,
     /// What all problems of this type have in common.
     pub title: String,
-    /// The HTTP status.
     pub status: u16,
     /// What failed and why, one line.
     pub detail: String,

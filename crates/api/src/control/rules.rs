@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// What a rule asks for, of the VMs that it names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleKind {
     /// All on one host (affinity).
@@ -130,7 +132,6 @@ pub struct RuleBreaker {
     "absent": ["db3"]
 }))]
 pub struct RuleInfo {
-    /// Names it.
     pub name: String,
     /// What it asks for.
     pub kind: RuleKind,

@@ -9,7 +9,6 @@ use utoipa::ToSchema;
     "name": "prod", "hosts": [{ "host": "host-a", "bridge": "br-prod" }, { "host": "host-b", "bridge": "br-prod" }], "vms": 41
 }))]
 pub struct ManagedNetwork {
-    /// Its name.
     pub name: String,
     /// Hosts that have it, by name; empty: VMs name it, and no host has it any more.
     pub hosts: Vec<NetworkAtHost>,

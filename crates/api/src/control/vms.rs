@@ -26,7 +26,6 @@ pub enum PlannedPower {
     "move": "v6b0450ea-9781d5ce", "labels": { "tier": "front" }
 }))]
 pub struct VmSummary {
-    /// Its name.
     pub name: String,
     /// The host that runs it, or has it.
     pub host: String,

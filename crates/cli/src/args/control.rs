@@ -36,13 +36,14 @@ impl ManagerPlace {
 
     /// The manager that is named.
     pub(crate) fn manager(&self) -> Result<Option<Endpoint>, Failure> {
-        let Some(named) = of_environment("GODWIT_MANAGER").filter(|_| self.manager.is_none()) else {
+        let Some(named) = of_environment("GODWIT_MANAGER").filter(|_| self.manager.is_none())
+        else {
             return Ok(self.manager.clone());
         };
         let endpoint = named.to_string_lossy().parse::<Endpoint>();
-        endpoint
-            .map(Some)
-            .map_err(|error| Failure::usage(format!("GODWIT_MANAGER: {}", error.message), error.remedy))
+        endpoint.map(Some).map_err(|error| {
+            Failure::usage(format!("GODWIT_MANAGER: {}", error.message), error.remedy)
+        })
     }
 
     /// The certificate that is named.
@@ -397,5 +398,9 @@ impl From<RoleName> for Role {
 
 pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
-    if key.is_empty() { Err("the key is empty".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
+    if key.is_empty() {
+        Err("the key is empty".to_owned())
+    } else {
+        Ok((key.to_owned(), value.to_owned()))
+    }
 }

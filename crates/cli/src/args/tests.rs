@@ -110,7 +110,11 @@ fn footers_have_an_example_and_leave_wrapping_to_the_terminal() {
         let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         let lines: Vec<&str> = footer.lines().collect();
         for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| !line.is_empty())) {
-            assert!(pair[1].starts_with("  "), "{}: {pair:?} are one paragraph", command.get_name());
+            assert!(
+                pair[1].starts_with("  "),
+                "{}: {pair:?} are one paragraph",
+                command.get_name()
+            );
         }
         assert!(
             lines.iter().filter(|line| line.starts_with("  ")).all(|line| line.len() <= COLUMNS),
@@ -128,7 +132,8 @@ fn leaves() -> Vec<(String, String)> {
     let mut waiting = vec![root];
     let mut leaves = Vec::new();
     while let Some(command) = waiting.pop() {
-        let below = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set());
+        let below =
+            command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set());
         let below: Vec<_> = below.cloned().collect();
         if below.is_empty() {
             let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -142,8 +147,10 @@ fn leaves() -> Vec<(String, String)> {
 /// The lines of a footer that are to be typed, each as a shell reads it up to the first redirection or pipe.
 fn examples(footer: &str) -> Vec<Vec<String>> {
     let whole = footer.replace("\\\n", " ");
-    let typed =
-        whole.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| line.starts_with("godwit "));
+    let typed = whole
+        .lines()
+        .filter_map(|line| line.strip_prefix("  "))
+        .filter(|line| line.starts_with("godwit "));
     let words = |line: &str| -> Vec<String> {
         let mut words = vec![String::new()];
         for (place, part) in line.split('\'').enumerate() {
@@ -176,7 +183,10 @@ fn each_command_has_an_example_of_itself() {
             command.iter().all(|word| words.any(|typed| typed == *word))
         };
         assert!(!examples.is_empty(), "{name} --help has no example");
-        assert!(examples.iter().any(is_of_it), "{name} --help has no example of itself: {examples:?}");
+        assert!(
+            examples.iter().any(is_of_it),
+            "{name} --help has no example of itself: {examples:?}"
+        );
     }
 }
 
@@ -218,7 +228,9 @@ fn a_host_is_refused_where_none_is_asked() {
         };
         assert!(told.contains("asks no host by itself"), "{line}: {told}");
     }
-    for line in ["godwit vm list --host a", "godwit --host a host limit", "godwit migration list --host a"] {
+    for line in
+        ["godwit vm list --host a", "godwit --host a host limit", "godwit migration list --host a"]
+    {
         let cli = parse(line).unwrap();
         assert!(cli.host.as_deref() == Some("a") && cli.unheard_host().is_none(), "{line}");
     }

@@ -62,7 +62,8 @@ pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
             text.push_str(&format!("  remedy:   {}\n", error.remedy));
         }
     }
-    let mut lines = predicted.as_ref().map_or_else(Vec::new, |predicted| foretold(dry_run, predicted));
+    let mut lines =
+        predicted.as_ref().map_or_else(Vec::new, |predicted| foretold(dry_run, predicted));
     if let Some(guest) = &dry_run.guest {
         lines.extend(of_guest(dry_run, guest));
     }
@@ -70,7 +71,8 @@ pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
         lines.extend(of_lanes(lanes));
     }
     if !lines.is_empty() {
-        let assumed = "the guest goes on as it does; what the destination has of its pages is not counted on";
+        let assumed =
+            "the guest goes on as it does; what the destination has of its pages is not counted on";
         lines.push(("assumed", assumed.to_owned()));
         text.push('\n');
         text.push_str(&fields(&lines));
@@ -82,13 +84,17 @@ fn foretold(dry_run: &DryRun, predicted: &Predicted) -> Vec<(&'static str, Strin
     let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, .. } = predicted;
     let about = |ms: f64| format!("about {}", millis(ms));
     let why = dry_run.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
-    let mut lines = vec![("policy", dry_run.policy.to_string()), ("means", format!("{means}{why}"))];
+    let mut lines =
+        vec![("policy", dry_run.policy.to_string()), ("means", format!("{means}{why}"))];
     if *means == Means::None {
-        lines.push(("gives up", format!("after {} and {rounds} rounds", about(*migration_time_ms))));
+        lines
+            .push(("gives up", format!("after {} and {rounds} rounds", about(*migration_time_ms))));
         return lines;
     }
     lines.push(("migration time", about(*migration_time_ms)));
-    lines.extend(beyond_deadline(dry_run.policy, *migration_time_ms).map(|over| ("over deadline", over)));
+    lines.extend(
+        beyond_deadline(dry_run.policy, *migration_time_ms).map(|over| ("over deadline", over)),
+    );
     let budget_ms = dry_run.switchover_budget_ms;
     let over = if *switchover_ms > budget_ms {
         format!("; it was to be {} at most", millis(budget_ms))
@@ -124,8 +130,11 @@ fn of_lanes(lanes: &LanesFigures) -> Vec<(&'static str, String)> {
         LanesKnownBy::Probe => "by a short probe",
         LanesKnownBy::Migration => "by the last migration there",
     };
-    let carry =
-        format!("{}/s, round trip {:.2} ms, {known_by}", bytes(lanes.bytes_per_s), lanes.round_trip_ms);
+    let carry = format!(
+        "{}/s, round trip {:.2} ms, {known_by}",
+        bytes(lanes.bytes_per_s),
+        lanes.round_trip_ms
+    );
     let mut lines = vec![("lanes", carry)];
     lines.extend(lanes.bandwidth_limit.map(|limit| ("limit", limit.to_string())));
     lines
@@ -206,7 +215,10 @@ mod tests {
     #[test]
     fn what_would_not_work_is_told_as_a_migration_tells_it() {
         let told = dry_run(Means::None);
-        expect(&render(&told, Output::new(false)), &["would not move", "gives up", "after about 12.34 s"]);
+        expect(
+            &render(&told, Output::new(false)),
+            &["would not move", "gives up", "after about 12.34 s"],
+        );
         assert_eq!(Exit::of_dry_run(&told), Exit::Preflight);
         let error = FailureReport {
             code: "insufficient-memory".into(),
@@ -223,7 +235,10 @@ mod tests {
             ..told
         };
         let text = render(&refused, Output::new(false));
-        expect(&text, &["would not move", "host b has not enough [insufficient-memory]", "take another"]);
+        expect(
+            &text,
+            &["would not move", "host b has not enough [insufficient-memory]", "take another"],
+        );
         assert!(!text.contains("assumed"), "{text}");
         assert_eq!(Exit::of_dry_run(&refused), Exit::Preflight);
     }

@@ -6,7 +6,11 @@ const SETTLING_MS: f64 = 500.0;
 /// What to show next: `shown` is what was shown before (none: nothing yet), `estimate` the engine's newest word.
 /// Below the shown figure the estimate is followed, above it the figure stands still until time catches up.
 #[must_use]
-pub(super) fn next_eta_ms(shown: Option<f64>, estimate: Option<f64>, elapsed_ms: f64) -> Option<f64> {
+pub(super) fn next_eta_ms(
+    shown: Option<f64>,
+    estimate: Option<f64>,
+    elapsed_ms: f64,
+) -> Option<f64> {
     let estimate = estimate.filter(|estimate| estimate.is_finite() && *estimate >= 0.0);
     match (shown, estimate) {
         (Some(shown), Some(estimate)) => Some(shown.min(estimate)),

@@ -96,7 +96,12 @@ mod tests {
 
     #[test]
     fn plain_lines_come_by_round_or_by_time() {
-        let at = |phase, round, elapsed_ms| Progress { phase, round, elapsed_ms, ..Progress::begin(1 << 30) };
+        let at = |phase, round, elapsed_ms| Progress {
+            phase,
+            round,
+            elapsed_ms,
+            ..Progress::begin(1 << 30)
+        };
         let first = at(Phase::PreCopy, 0, 0.0);
         assert!(is_due(None, &first));
         let printed = Some((Phase::PreCopy, 0, 0.0));

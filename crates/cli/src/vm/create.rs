@@ -29,8 +29,8 @@ fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
         let remedy = "docs/cli.md shows a specification; `godwit vm show --json` prints one";
         Failure::usage(format!("{}: {why}", path.display()), remedy)
     };
-    let is_json =
-        path.extension().is_some_and(|extension| extension == "json") || text.trim_start().starts_with('{');
+    let is_json = path.extension().is_some_and(|extension| extension == "json")
+        || text.trim_start().starts_with('{');
     let mut spec: VmSpec = if is_json {
         serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?
     } else {
@@ -44,7 +44,8 @@ fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
 
 fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
     let backing = if options.private_memory { Backing::Private } else { Backing::Shared };
-    let sizes = if options.memory.is_empty() { vec![ByteSize::from_mib(1024)] } else { options.memory };
+    let sizes =
+        if options.memory.is_empty() { vec![ByteSize::from_mib(1024)] } else { options.memory };
     Ok(VmSpec {
         memory: sizes.into_iter().map(|size| MemoryBlock { size, backing }).collect(),
         vcpus: options.vcpus,
@@ -70,13 +71,17 @@ fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
 
 /// The host reads the path, not this command: it must not depend on where the command was typed.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "give an absolute path"))
+    std::path::absolute(path).map_err(|error| {
+        Failure::usage(format!("{}: {error}", path.display()), "give an absolute path")
+    })
 }
 
 fn disk(text: &str) -> Result<Disk, Failure> {
     let wrong = |why: String| {
-        Failure::usage(format!("--disk {text}: {why}"), "write path=FILE,format=raw|qcow2[,readonly]")
+        Failure::usage(
+            format!("--disk {text}: {why}"),
+            "write path=FILE,format=raw|qcow2[,readonly]",
+        )
     };
     let (mut path, mut format, mut readonly) = (None, None, false);
     for (key, value) in pairs(text) {
@@ -89,8 +94,9 @@ fn disk(text: &str) -> Result<Disk, Failure> {
         }
     }
     let path = path.ok_or_else(|| wrong("the path is missing".to_owned()))?;
-    let format = format
-        .ok_or_else(|| wrong("the format is missing; it is never guessed from the content".to_owned()))?;
+    let format = format.ok_or_else(|| {
+        wrong("the format is missing; it is never guessed from the content".to_owned())
+    })?;
     Ok(Disk { path, format, readonly })
 }
 
@@ -104,12 +110,18 @@ fn nic(text: &str) -> Result<Nic, Failure> {
             ("network", Some(value)) => network = Some(value.to_owned()),
             ("mac", Some(value)) => mac = Some(value.to_owned()),
             ("address", Some(value)) => {
-                address = Some(value.parse().map_err(|_| wrong(format!("\"{value}\" is no IP address")))?);
+                address = Some(
+                    value.parse().map_err(|_| wrong(format!("\"{value}\" is no IP address")))?,
+                );
             }
             _ => return Err(wrong(format!("\"{key}\" is not understood"))),
         }
     }
-    Ok(Nic { network: network.ok_or_else(|| wrong("the network is missing".to_owned()))?, mac, address })
+    Ok(Nic {
+        network: network.ok_or_else(|| wrong("the network is missing".to_owned()))?,
+        mac,
+        address,
+    })
 }
 
 fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
@@ -171,7 +183,8 @@ mod tests {
         let toml = dir.path().join("web.toml");
         std::fs::write(&toml, "name = \"web\"\nmemory = \"512MiB\"\nkernel = \"/k\"\n").unwrap();
         let json = dir.path().join("web.json");
-        std::fs::write(&json, "{\"name\":\"web\",\"memory\":\"512MiB\",\"kernel\":\"/k\"}").unwrap();
+        std::fs::write(&json, "{\"name\":\"web\",\"memory\":\"512MiB\",\"kernel\":\"/k\"}")
+            .unwrap();
         let from_toml = create(&format!("-f {}", toml.display())).unwrap();
         assert_eq!(from_toml, create(&format!("-f {}", json.display())).unwrap());
         assert_eq!(create(&format!("other -f {}", toml.display())).unwrap().name, "other");

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use godwit_api::control::{
-    CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm, StopManagedVm,
-    VmSummary,
+    CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
+    StopManagedVm, VmSummary,
 };
 use serde_json::json;
 
@@ -104,13 +104,17 @@ async fn ask(
         VmCommand::List => {
             let vms = manager.vms().await?;
             let rows: Vec<_> = vms.iter().map(row).collect();
-            output.result(&vms, || table(&["name", "host", "state", "memory", "vcpus", "move"], &rows))?;
+            output.result(&vms, || {
+                table(&["name", "host", "state", "memory", "vcpus", "move"], &rows)
+            })?;
         }
         VmCommand::Show { name } => {
             let vm = manager.vm(name).await?;
             if !vm.summary.is_current {
-                output
-                    .note(&format!("note: host {} is not heard; this is what it told last", vm.summary.host));
+                output.note(&format!(
+                    "note: host {} is not heard; this is what it told last",
+                    vm.summary.host
+                ));
             }
             output.result(&vm.info, || describe(&vm.info))?;
         }
@@ -145,10 +149,14 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
 fn tell(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
     let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
     output.result(&result, || {
-        let why = host_reason.as_ref().map(|why| format!("\nthe host is the {why}")).unwrap_or_default();
+        let why =
+            host_reason.as_ref().map(|why| format!("\nthe host is the {why}")).unwrap_or_default();
         match info.in_doubt {
             true => {
-                format!("VM {} on host {} is still in doubt, and has no process there", info.name, info.host)
+                format!(
+                    "VM {} on host {} is still in doubt, and has no process there",
+                    info.name, info.host
+                )
             }
             false => format!("VM {} on host {} is {}{why}", info.name, info.host, info.state),
         }
@@ -165,7 +173,14 @@ fn row(vm: &VmSummary) -> Vec<String> {
         (false, false) => format!("{} (host away)", vm.state),
     };
     let on_way = vm.r#move.clone().unwrap_or_default();
-    vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string(), on_way]
+    vec![
+        vm.name.clone(),
+        vm.host.clone(),
+        state,
+        byte_count(vm.memory_bytes),
+        vm.vcpus.to_string(),
+        on_way,
+    ]
 }
 
 #[cfg(test)]

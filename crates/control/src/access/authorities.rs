@@ -14,7 +14,6 @@ use crate::access::oidc::OidcRules;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuthorityConfig {
-    /// Its certificate.
     pub certificate: PathBuf,
     /// Its key: who has it is every host and every operator.
     pub key: PathBuf,
@@ -30,7 +29,10 @@ pub(crate) struct SigningAuthority {
 impl SigningAuthority {
     pub(crate) fn open(files: &AuthorityConfig) -> Result<SigningAuthority, PkiError> {
         let authority = Authority::load(&files.certificate, &files.key)?;
-        Ok(SigningAuthority { authority, fingerprint: Fingerprint::of_certificate(&files.certificate)? })
+        Ok(SigningAuthority {
+            authority,
+            fingerprint: Fingerprint::of_certificate(&files.certificate)?,
+        })
     }
 }
 
@@ -79,7 +81,6 @@ impl Authorities {
         Ok(authorities)
     }
 
-    /// With this authority.
     #[cfg(test)]
     pub(crate) fn signing(files: &AuthorityConfig) -> Authorities {
         let authorities = Authorities::default();

@@ -4,7 +4,9 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::control::{AuditEntry, CreateToken, CreatedToken, Me, Page, Problem, ProblemCode, TokenInfo};
+use godwit_api::control::{
+    AuditEntry, CreateToken, CreatedToken, Me, Page, Problem, ProblemCode, TokenInfo,
+};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -76,7 +78,8 @@ async fn create_token(
         return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 3650").into());
     }
     let token = access.create_token(request, &caller).await?;
-    let named = format!("token {} of {}, {}", token.info.id, token.info.name, token.info.role.name());
+    let named =
+        format!("token {} of {}, {}", token.info.id, token.info.name, token.info.role.name());
     Ok(made(StatusCode::CREATED, named, token))
 }
 

@@ -35,8 +35,11 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// The longest answer that is read.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
 /// Where distributions have the certificates of public authorities: Debian and its like, Fedora and its like, openSUSE.
-const PUBLIC_AUTHORITIES: [&str; 3] =
-    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"];
+const PUBLIC_AUTHORITIES: [&str; 3] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+];
 
 /// An issuer, and what is known of its keys.
 pub(crate) struct Oidc {
@@ -78,7 +81,9 @@ impl Oidc {
             })?,
         };
         let mut roots = RootCertStore::empty();
-        let failed = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", file.display()));
+        let failed = |error: &dyn std::fmt::Display| {
+            io::Error::other(format!("{}: {error}", file.display()))
+        };
         for certificate in CertificateDer::pem_file_iter(&file).map_err(|error| failed(&error))? {
             // One of hundreds that can't be read is no reason to do without the others.
             let _ = roots.add(certificate.map_err(|error| failed(&error))?);
@@ -108,7 +113,11 @@ impl Oidc {
             OidcRefusal::Refused(problem) => problem,
             OidcRefusal::UnknownKey => {
                 let detail = "the token of the OIDC issuer is refused: the issuer has no such key";
-                Problem::new(ProblemCode::Unauthenticated, detail, "take a new token from the issuer")
+                Problem::new(
+                    ProblemCode::Unauthenticated,
+                    detail,
+                    "take a new token from the issuer",
+                )
             }
         })
     }
@@ -129,7 +138,9 @@ impl Oidc {
         let may_ask = asked.is_none_or(|asked| asked.elapsed() >= LEAST_BETWEEN);
         let fresh = known.filter(|known| known.since.elapsed() < FRESH_FOR);
         if !may_ask {
-            return fresh.map(|known| known.keys).ok_or_else(|| away("it did not answer a minute ago"));
+            return fresh
+                .map(|known| known.keys)
+                .ok_or_else(|| away("it did not answer a minute ago"));
         }
         *asked = Some(Instant::now());
         match self.ask().await {
@@ -149,7 +160,8 @@ impl Oidc {
     /// The issuer's keys, as it tells them now.
     async fn ask(&self) -> io::Result<JwkSet> {
         let issuer = self.rules.issuer.trim_end_matches('/');
-        let discovery: Discovery = self.get(&format!("{issuer}/.well-known/openid-configuration")).await?;
+        let discovery: Discovery =
+            self.get(&format!("{issuer}/.well-known/openid-configuration")).await?;
         if discovery.issuer != self.rules.issuer {
             return Err(io::Error::other(format!("it calls itself {}", discovery.issuer)));
         }
@@ -190,8 +202,8 @@ impl Oidc {
 }
 
 fn away(why: &str) -> Problem {
-    let detail = format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
-    let remedy =
-        "ask again in a minute; look after the issuer, or show a token of `godwit control token create`";
+    let detail =
+        format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
+    let remedy = "ask again in a minute; look after the issuer, or show a token of `godwit control token create`";
     Problem::new(ProblemCode::IssuerAway, detail, remedy)
 }

@@ -46,7 +46,8 @@ impl KnownTokens {
         let mut gone = self.gone.subscribe();
         loop {
             gone.borrow_and_update();
-            let is_known = |id: &String| self.tokens.read().unwrap_or_else(PoisonError::into_inner).has(id);
+            let is_known =
+                |id: &String| self.tokens.read().unwrap_or_else(PoisonError::into_inner).has(id);
             let left_ms = caller.until_unix_ms.map(|until| until.saturating_sub(now_unix_ms()));
             if !caller.token.as_ref().is_none_or(is_known) || left_ms == Some(0) {
                 return;

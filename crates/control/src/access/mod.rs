@@ -61,6 +61,10 @@ impl Caller {
         }
         let (name, role, needed) = (&self.name, self.role.name(), needed.name());
         let detail = format!("{name} has the role {role}, and that needs the role {needed}");
-        Err(Problem::new(ProblemCode::Forbidden, detail, format!("ask with a token of the role {needed}")))
+        Err(Problem::new(
+            ProblemCode::Forbidden,
+            detail,
+            format!("ask with a token of the role {needed}"),
+        ))
     }
 }

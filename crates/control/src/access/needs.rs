@@ -4,7 +4,6 @@
 use godwit_api::control::Role;
 use http::Method;
 
-/// What a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// The role; none: everybody may, unknown callers too.
@@ -144,10 +143,13 @@ mod tests {
             .collect();
         // What the router has beside the document: its own path, metrics and health.
         let bare = include_str!("../http/mod.rs").split(".route(\"").skip(1);
-        routes.extend(bare.map(|rest| ("GET".to_owned(), rest.split('"').next().unwrap().to_owned())));
+        routes.extend(
+            bare.map(|rest| ("GET".to_owned(), rest.split('"').next().unwrap().to_owned())),
+        );
         let without_flags = REQUESTS.iter().filter(|(_, path, _)| !path.contains('?'));
-        let known: BTreeSet<_> =
-            without_flags.map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned())).collect();
+        let known: BTreeSet<_> = without_flags
+            .map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned()))
+            .collect();
         assert_eq!(routes, known);
     }
 
@@ -157,7 +159,8 @@ mod tests {
             let (template, flag) =
                 path.split_once('?').map_or((path, None), |(path, flag)| (path, Some(flag)));
             let asked = template.replace(['{', '}'], "");
-            let query: Vec<_> = flag.iter().map(|flag| ((*flag).to_owned(), "true".to_owned())).collect();
+            let query: Vec<_> =
+                flag.iter().map(|flag| ((*flag).to_owned(), "true".to_owned())).collect();
             let method: Method = method.parse().unwrap();
             assert_eq!(needed(&method, &asked, &query), wanted, "{method} {path}");
             if method == Method::GET {
@@ -165,7 +168,10 @@ mod tests {
             }
             // Whatever changes something needs more than a look.
             let changes = method != Method::GET && asked != "/api/v1/join";
-            assert!(!changes || wanted.is_noted && wanted.role >= Some(Role::Operator), "{method} {path}");
+            assert!(
+                !changes || wanted.is_noted && wanted.role >= Some(Role::Operator),
+                "{method} {path}"
+            );
         }
     }
 
@@ -191,16 +197,20 @@ mod tests {
     fn a_prediction_costs_more_than_a_look_however_it_is_asked_for() {
         let path = "/api/v1/vms/web/preflight";
         let with = |pairs: &[(&str, &str)]| {
-            let query: Vec<_> =
-                pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let query: Vec<_> = pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect();
             needed(&Method::GET, path, &query)
         };
         for look in [&[][..], &[("to", "b")], &[("predict", "false")]] {
             assert_eq!(with(look), LOOK);
         }
-        for dry_run in
-            [&[("predict", "true")][..], &[("predict", "false"), ("predict", "true")], &[("predict", "")]]
-        {
+        for dry_run in [
+            &[("predict", "true")][..],
+            &[("predict", "false"), ("predict", "true")],
+            &[("predict", "")],
+        ] {
             assert_eq!(with(dry_run), WORK);
         }
     }

@@ -103,9 +103,12 @@ pub fn caller(
     rules: &OidcRules,
     now_unix_ms: u64,
 ) -> Result<Caller, OidcRefusal> {
-    let header = decode_header(token).map_err(|error| refused(&format!("it can't be read: {error}")))?;
+    let header =
+        decode_header(token).map_err(|error| refused(&format!("it can't be read: {error}")))?;
     if !ALGORITHMS.contains(&header.alg) {
-        return Err(refused("it is signed in a way that is not accepted (RS256, ES256 and EdDSA are)"));
+        return Err(refused(
+            "it is signed in a way that is not accepted (RS256, ES256 and EdDSA are)",
+        ));
     }
     let key = key_of(keys, header.kid.as_deref(), header.alg)?;
     let key = DecodingKey::from_jwk(key).map_err(|_| refused("its key can't be used"))?;
@@ -122,20 +125,26 @@ pub fn caller(
 }
 
 fn refused(why: &str) -> OidcRefusal {
-    let remedy = "take a new token from the issuer, for the audience that the manager's [oidc] names";
+    let remedy =
+        "take a new token from the issuer, for the audience that the manager's [oidc] names";
     let detail = format!("the token of the OIDC issuer is refused: {why}");
     OidcRefusal::Refused(Problem::new(ProblemCode::Unauthenticated, detail, remedy))
 }
 
 /// The key that a token names; one that names none is of the only key there is.
-fn key_of<'a>(keys: &'a JwkSet, id: Option<&str>, algorithm: Algorithm) -> Result<&'a Jwk, OidcRefusal> {
+fn key_of<'a>(
+    keys: &'a JwkSet,
+    id: Option<&str>,
+    algorithm: Algorithm,
+) -> Result<&'a Jwk, OidcRefusal> {
     let key = match id {
         Some(id) => keys.find(id),
         None => keys.keys.first().filter(|_| keys.keys.len() == 1),
     };
     let key = key.ok_or(OidcRefusal::UnknownKey)?;
     let of_key = key.common.key_algorithm.and_then(|of_key| of_key.to_string().parse().ok());
-    let is_for_signatures = matches!(key.common.public_key_use, None | Some(PublicKeyUse::Signature));
+    let is_for_signatures =
+        matches!(key.common.public_key_use, None | Some(PublicKeyUse::Signature));
     if !is_for_signatures || of_key.is_some_and(|of_key: Algorithm| of_key != algorithm) {
         return Err(refused("its key is for something else"));
     }
@@ -171,7 +180,8 @@ fn good_until_unix_ms(claims: &Claims) -> u64 {
 /// The holder's name and the highest of its roles.
 fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
     let named = claims.others.get(&rules.name_claim).and_then(Value::as_str);
-    let name = if rules.name_claim == "sub" { claims.sub.as_str() } else { named.unwrap_or(&claims.sub) };
+    let name =
+        if rules.name_claim == "sub" { claims.sub.as_str() } else { named.unwrap_or(&claims.sub) };
     if name.is_empty() || name.len() > MOST_NAME_BYTES || name.chars().any(char::is_control) {
         let detail = "the token's holder has a name that can't stand in the audit log";
         return Err(Problem::new(
@@ -190,9 +200,10 @@ fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
     };
     let makes = |role: Role| match rules.roles.is_empty() {
         true => values.contains(&role.name()),
-        false => {
-            rules.roles.get(&role).is_some_and(|all| all.iter().any(|one| values.contains(&one.as_str())))
-        }
+        false => rules
+            .roles
+            .get(&role)
+            .is_some_and(|all| all.iter().any(|one| values.contains(&one.as_str()))),
     };
     let role = [Role::Admin, Role::Operator, Role::Viewer].into_iter().find(|role| makes(*role));
     let Some(role) = role else {
@@ -214,8 +225,7 @@ mod tests {
     }
 
     fn claims(changes: &Value) -> Claims {
-        let mut all =
-            serde_json::json!({ "iss": "https://i", "aud": ["x", "godwit"], "sub": "u1", "exp": 1_000_100 });
+        let mut all = serde_json::json!({ "iss": "https://i", "aud": ["x", "godwit"], "sub": "u1", "exp": 1_000_100 });
         for (name, value) in changes.as_object().unwrap() {
             all[name] = value.clone();
         }
@@ -227,7 +237,10 @@ mod tests {
         let check = |changes: Value| check_claims(&claims(&changes), &rules(), NOW_MS);
         assert_eq!(check(serde_json::json!({})), Ok(()));
         assert_eq!(check(serde_json::json!({ "exp": 999_941.5, "nbf": 1_000_060 })), Ok(()));
-        assert_eq!(good_until_unix_ms(&claims(&serde_json::json!({ "exp": 999_941.5 }))), 1_000_001_500);
+        assert_eq!(
+            good_until_unix_ms(&claims(&serde_json::json!({ "exp": 999_941.5 }))),
+            1_000_001_500
+        );
         assert_eq!(good_until_unix_ms(&claims(&serde_json::json!({ "exp": 1e300 }))), u64::MAX);
         for (changes, why) in [
             (serde_json::json!({ "iss": "https://i/" }), "issuer"),
@@ -242,7 +255,8 @@ mod tests {
     #[test]
     fn the_highest_role_counts_and_no_role_is_none() {
         let of = |rules: &OidcRules, changes: Value| named(&claims(&changes), rules);
-        let caller = of(&rules(), serde_json::json!({ "godwit_role": ["viewer", "operator"] })).unwrap();
+        let caller =
+            of(&rules(), serde_json::json!({ "godwit_role": ["viewer", "operator"] })).unwrap();
         assert_eq!(caller, Caller::named("oidc:u1", Role::Operator));
         for wrong in [serde_json::json!({}), serde_json::json!({ "godwit_role": "root" })] {
             assert_eq!(of(&rules(), wrong).unwrap_err().code, ProblemCode::Forbidden);
@@ -253,10 +267,13 @@ mod tests {
         )
         .unwrap();
         let caller =
-            of(&groups, serde_json::json!({ "groups": ["staff"], "preferred_username": "ann" })).unwrap();
+            of(&groups, serde_json::json!({ "groups": ["staff"], "preferred_username": "ann" }))
+                .unwrap();
         assert_eq!(caller, Caller::named("oidc:ann", Role::Viewer));
         // A group that is called like a role is no role where groups are named.
         assert!(of(&groups, serde_json::json!({ "groups": ["admin"] })).is_err());
-        assert!(of(&rules(), serde_json::json!({ "sub": "a\nb", "godwit_role": "admin" })).is_err());
+        assert!(
+            of(&rules(), serde_json::json!({ "sub": "a\nb", "godwit_role": "admin" })).is_err()
+        );
     }
 }

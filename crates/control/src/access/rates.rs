@@ -41,7 +41,11 @@ impl Rates {
         }
         let most = if caller.is_some() { OF_CALLER } else { OF_NOBODY };
         let detail = format!("more than {most} requests a second");
-        Err(Problem::new(ProblemCode::TooManyRequests, detail, "ask again in a second, and less often"))
+        Err(Problem::new(
+            ProblemCode::TooManyRequests,
+            detail,
+            "ask again in a second, and less often",
+        ))
     }
 
     /// Forgets those who have not asked lately.

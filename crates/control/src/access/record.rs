@@ -29,7 +29,8 @@ impl Record for SavedToken {
 
 impl From<&TokenRecord> for SavedToken {
     fn from(record: &TokenRecord) -> SavedToken {
-        let TokenInfo { name, role, made_unix_ms, expires_unix_ms, made_by, .. } = record.info.clone();
+        let TokenInfo { name, role, made_unix_ms, expires_unix_ms, made_by, .. } =
+            record.info.clone();
         SavedToken { name, role, made_unix_ms, expires_unix_ms, made_by, digest: record.digest }
     }
 }
@@ -41,7 +42,8 @@ impl SavedToken {
 
     pub(crate) fn record(self, id: &str) -> TokenRecord {
         let SavedToken { name, role, made_unix_ms, expires_unix_ms, made_by, digest } = self;
-        let info = TokenInfo { id: id.to_owned(), name, role, made_unix_ms, expires_unix_ms, made_by };
+        let info =
+            TokenInfo { id: id.to_owned(), name, role, made_unix_ms, expires_unix_ms, made_by };
         TokenRecord { info, digest }
     }
 }

@@ -121,7 +121,10 @@ mod tests {
         assert_eq!(refusals.over(1_000_000 + SPAN_MS - 1), []);
         let written = refusals.over(1_000_000 + SPAN_MS);
         assert_eq!(written.len(), 1, "{written:?}");
-        assert_eq!((written[0].what.as_str(), written[0].unix_ms), ("500 more requests", 1_000_500));
+        assert_eq!(
+            (written[0].what.as_str(), written[0].unix_ms),
+            ("500 more requests", 1_000_500)
+        );
         assert!(written[0].reason.as_ref().unwrap().contains("GET /api/v1/vms: no token"));
         assert_eq!(refusals.over(3 * SPAN_MS), []);
     }
@@ -152,7 +155,9 @@ mod tests {
         let written: usize = (0..60_000_u32)
             .map(|n| {
                 let [_, _, high, low] = n.to_be_bytes();
-                refusals.note(refused(2 * SPAN_MS + u64::from(n), [10, 1, high, low], "GET /")).len()
+                refusals
+                    .note(refused(2 * SPAN_MS + u64::from(n), [10, 1, high, low], "GET /"))
+                    .len()
             })
             .sum();
         assert!(written <= MOST_APART + 3, "{written}");

@@ -38,7 +38,6 @@ impl AccessRequests {
         self.tokens.infos()
     }
 
-    /// Makes a token.
     pub(crate) async fn create_token(
         &self,
         request: CreateToken,
@@ -46,8 +45,10 @@ impl AccessRequests {
     ) -> Result<CreatedToken, Problem> {
         check_name(&request.name)?;
         if matches!(request.name.as_str(), "root" | "nobody") {
-            let detail =
-                format!("no token can be called {}: the audit log means somebody else", request.name);
+            let detail = format!(
+                "no token can be called {}: the audit log means somebody else",
+                request.name
+            );
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, "take another name"));
         }
         let failed = |error: std::io::Error| {
@@ -68,7 +69,6 @@ impl AccessRequests {
             .await
     }
 
-    /// Revokes a token.
     pub(crate) async fn revoke_token(&self, id: &str) -> Result<(), Problem> {
         let id = id.to_owned();
         let access = self.clone();

@@ -119,7 +119,8 @@ impl Tokens {
     /// # Errors
     /// [`ProblemCode::Unauthenticated`]: it is no token, not known, or has expired. A wrong secret and an unknown id are told alike.
     pub fn caller(&self, shown: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
-        let refused = |detail: &str, remedy: &str| Problem::new(ProblemCode::Unauthenticated, detail, remedy);
+        let refused =
+            |detail: &str, remedy: &str| Problem::new(ProblemCode::Unauthenticated, detail, remedy);
         let unknown = || {
             let remedy = "it is mistyped, revoked or of another manager: an admin makes another with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
             refused("the token is not known here", remedy)
@@ -184,7 +185,11 @@ mod tests {
         let token = Some(secret.id().to_owned());
         assert_eq!(
             caller,
-            Caller { token, until_unix_ms: Some(2000), ..Caller::named("monitoring", Role::Viewer) }
+            Caller {
+                token,
+                until_unix_ms: Some(2000),
+                ..Caller::named("monitoring", Role::Viewer)
+            }
         );
         let late = tokens.caller(&secret.reveal(), 2000).unwrap_err();
         assert_eq!(late.code, ProblemCode::Unauthenticated);
@@ -196,7 +201,8 @@ mod tests {
         let (secret, other) = (Secret::draw().unwrap(), Secret::draw().unwrap());
         let tokens = kept(&secret);
         let wrong = Secret { id: secret.id.clone(), secret: other.secret.clone() };
-        for shown in [wrong.reveal(), other.reveal(), String::new(), "godwit_".into(), secret.secret.clone()]
+        for shown in
+            [wrong.reveal(), other.reveal(), String::new(), "godwit_".into(), secret.secret.clone()]
         {
             let refused = tokens.caller(&shown, 1500).unwrap_err();
             assert_eq!(refused.detail, "the token is not known here");

@@ -31,8 +31,15 @@ pub(crate) struct Hosts {
 
 impl Hosts {
     pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
-        let revocations = identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
-        Hosts { state, named: Named::default(), revocations, given_lists: GivenLists::default(), identity }
+        let revocations =
+            identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
+        Hosts {
+            state,
+            named: Named::default(),
+            revocations,
+            given_lists: GivenLists::default(),
+            identity,
+        }
     }
 
     /// Whether the manager shows a certificate.
@@ -66,7 +73,9 @@ impl Hosts {
         address: &str,
         secure: impl FnOnce(Endpoint, &Identity) -> Client,
     ) -> Result<Client, Problem> {
-        let wrong = |detail: String, remedy: &str| Problem::new(ProblemCode::InvalidRequest, detail, remedy);
+        let wrong = |detail: String, remedy: &str| {
+            Problem::new(ProblemCode::InvalidRequest, detail, remedy)
+        };
         let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
         if !is_plain(address) {
             let detail = format!("{address:?} has more than a name or an IP address and a port");
@@ -75,9 +84,10 @@ impl Hosts {
         match (&self.identity, &endpoint) {
             (Some(identity), Endpoint::Tls(_)) => Ok(bounded(secure(endpoint, identity))),
             (None, Endpoint::Tcp(_)) => Ok(bounded(Client::new(endpoint))),
-            (Some(_), _) => {
-                Err(wrong(format!("{address} is unprotected, and this manager is not"), "write https://"))
-            }
+            (Some(_), _) => Err(wrong(
+                format!("{address} is unprotected, and this manager is not"),
+                "write https://",
+            )),
             (None, _) => {
                 let detail = format!("{address} needs a certificate, and this manager has none");
                 Err(Problem::new(ProblemCode::WrongState, detail, "give the manager [tls]"))
@@ -121,9 +131,12 @@ mod tests {
 
     #[test]
     fn an_address_is_a_name_and_a_port_and_nothing_else() {
-        for good in
-            ["https://a:7700", "http://10.0.0.1:1", "https://[fd00::1]:65535", "https://rack_1.host-a:80"]
-        {
+        for good in [
+            "https://a:7700",
+            "http://10.0.0.1:1",
+            "https://[fd00::1]:65535",
+            "https://rack_1.host-a:80",
+        ] {
             assert!(is_plain(good), "{good}");
         }
         for bad in [

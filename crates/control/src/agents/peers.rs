@@ -52,7 +52,8 @@ impl Hosts {
             if self.named.has(host, wanted) || inventory.peers_digest(host) == Some(wanted) {
                 return;
             }
-            let peers = addresses(&inventory).map(|(name, address)| (name.to_owned(), address.to_owned()));
+            let peers =
+                addresses(&inventory).map(|(name, address)| (name.to_owned(), address.to_owned()));
             (wanted, SetPeers { peers: peers.collect() })
         };
         let Ok(client) = self.client_of(host) else { return };
@@ -72,7 +73,8 @@ impl Hosts {
             if inventory.host_state(name) != Some(HostState::Up) {
                 // When it is heard again it may have forgotten.
                 self.named.set(name, None);
-            } else if !self.named.has(name, wanted) && inventory.peers_digest(name) != Some(wanted) {
+            } else if !self.named.has(name, wanted) && inventory.peers_digest(name) != Some(wanted)
+            {
                 unnamed.push(name.to_owned());
             }
         }
@@ -89,7 +91,8 @@ pub(crate) async fn name_all(hosts: Weak<Hosts>) {
         let Some(hosts) = hosts.upgrade() else { return };
         let unnamed = hosts.unnamed();
         let hosts: &Arc<Hosts> = &hosts;
-        let telling = stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| hosts.name_peers(host));
+        let telling =
+            stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| hosts.name_peers(host));
         telling.await;
     }
 }

@@ -47,7 +47,10 @@ impl Hosts {
             .partition(|name| inventory.host_state(name) == Some(HostState::Up));
         // An agent that comes back may have lost it.
         away.into_iter().for_each(|name| self.given_lists.set(name, None));
-        up.into_iter().filter(|name| !self.given_lists.has(name, number)).map(str::to_owned).collect()
+        up.into_iter()
+            .filter(|name| !self.given_lists.has(name, number))
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Gives an agent the list. One that refuses it is not asked again until there is another list, or it was away.

@@ -5,7 +5,9 @@
 use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use godwit_api::control::{BaselineVm, CpuBaselineChange, CpuBaselineInfo, Page, Problem, SetCpuBaseline};
+use godwit_api::control::{
+    BaselineVm, CpuBaselineChange, CpuBaselineInfo, Page, Problem, SetCpuBaseline,
+};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;

@@ -16,7 +16,8 @@ const BASELINE: &str = "/api/v1/cpu-baseline";
 async fn it_is_shown_planned_set_and_cleared() {
     let managed = Managed::begin().await;
     managed.manager.state.change(|inventory| {
-        let vms = (0..5).map(|number| vm(&format!("vm{number}"), "a", Some("Nehalem-v1"))).collect();
+        let vms =
+            (0..5).map(|number| vm(&format!("vm{number}"), "a", Some("Nehalem-v1"))).collect();
         put_host(inventory, host("a", Some(&cpu(&["aes", "avx2"]))), &[], vms);
         put_host(inventory, host("b", Some(&cpu(&["aes"]))), &[], vec![]);
         None
@@ -25,7 +26,8 @@ async fn it_is_shown_planned_set_and_cleared() {
     assert_eq!(info.baseline, None);
     let higher = json!({ "model": "Haswell-v4" });
     let path = "/api/v1/cpu-baseline?plan=true";
-    let plan: CpuBaselineChange = managed.root(Method::PUT, path, Some(higher.clone())).await.read();
+    let plan: CpuBaselineChange =
+        managed.root(Method::PUT, path, Some(higher.clone())).await.read();
     assert!(!plan.set && plan.refused.is_some() && plan.must_restart_count == 5);
     let refused = managed.root(Method::PUT, BASELINE, Some(higher)).await;
     assert_eq!(refused.body["checks"][0]["name"], "cpu-baseline");
@@ -37,13 +39,21 @@ async fn it_is_shown_planned_set_and_cleared() {
     assert_eq!((info.must_restart_count, info.hosts[1].fit), (5, Some(BaselineFit::FallsShort)));
     let path = "/api/v1/cpu-baseline/vms?limit=2&cursor=vm1";
     let page: Page<BaselineVm> = managed.root(Method::GET, path, None).await.read();
-    assert_eq!((page.total, page.items[0].vm.as_str(), page.next.as_deref()), (5, "vm2", Some("vm3")));
+    assert_eq!(
+        (page.total, page.items[0].vm.as_str(), page.next.as_deref()),
+        (5, "vm2", Some("vm3"))
+    );
     let cleared = managed.root(Method::DELETE, BASELINE, None).await;
     assert_eq!(cleared.status, StatusCode::NO_CONTENT);
     for (method, path, body, code) in [
         (Method::DELETE, BASELINE, None, ProblemCode::NotFound),
         (Method::PUT, BASELINE, Some(json!({})), ProblemCode::InvalidRequest),
-        (Method::PUT, BASELINE, Some(json!({ "model": "x", "also": 1 })), ProblemCode::InvalidRequest),
+        (
+            Method::PUT,
+            BASELINE,
+            Some(json!({ "model": "x", "also": 1 })),
+            ProblemCode::InvalidRequest,
+        ),
         (
             Method::PUT,
             "/api/v1/cpu-baseline?dry=1",
@@ -68,8 +78,12 @@ async fn only_an_admin_sets_it_and_a_plan_is_no_change_in_the_audit_log() {
     let computed = || Some(json!({ "model": "computed" }));
     let refused = managed.ask(Method::PUT, BASELINE, Some(&operator), computed()).await;
     assert_eq!(refused.problem(), ProblemCode::Forbidden);
-    assert_eq!(managed.ask(Method::GET, BASELINE, Some(&operator), None).await.status, StatusCode::OK);
-    let plan = managed.ask(Method::PUT, "/api/v1/cpu-baseline?plan=true", Some(&admin), computed()).await;
+    assert_eq!(
+        managed.ask(Method::GET, BASELINE, Some(&operator), None).await.status,
+        StatusCode::OK
+    );
+    let plan =
+        managed.ask(Method::PUT, "/api/v1/cpu-baseline?plan=true", Some(&admin), computed()).await;
     assert_eq!(plan.status, StatusCode::OK);
     let set = managed.ask(Method::PUT, BASELINE, Some(&admin), computed()).await;
     assert_eq!((set.status, &set.body["baseline"]["set_by"]), (StatusCode::OK, &json!("admin")));

@@ -42,7 +42,6 @@ const NAMED_HOSTS: usize = 16;
 /// How long an agent may take to say what CPU it has, when its host is added.
 const ASK_LIMIT: Duration = Duration::from_secs(3);
 
-/// The cluster's CPU baseline.
 #[derive(Clone)]
 pub(crate) struct CpuBaselines {
     state: Arc<State>,
@@ -69,7 +68,8 @@ impl CpuBaselines {
                 common,
                 no_common,
                 named: seen.choices(),
-                must_restart_count: baseline.map_or(0, |baseline| seen.restarts(baseline).len() as u64),
+                must_restart_count: baseline
+                    .map_or(0, |baseline| seen.restarts(baseline).len() as u64),
                 baseline: plan.as_ref().map(BaselinePlan::told),
             }
         })
@@ -82,7 +82,8 @@ impl CpuBaselines {
         apart(move || {
             let all = plan.map(|plan| seen.restarts(&plan.baseline)).unwrap_or_default();
             let total = all.len() as u64;
-            let behind = |vm: &BaselineVm| cursor.behind.as_ref().is_none_or(|behind| vm.vm > *behind);
+            let behind =
+                |vm: &BaselineVm| cursor.behind.as_ref().is_none_or(|behind| vm.vm > *behind);
             let mut items: Vec<_> = all.into_iter().filter(behind).take(cursor.limit + 1).collect();
             let has_more = items.len() > cursor.limit;
             items.truncate(cursor.limit);
@@ -106,7 +107,9 @@ impl CpuBaselines {
         let set_by = caller.name.clone();
         let baselines = self.clone();
         self.planning
-            .change(move |keeper| async move { baselines.plan(&keeper, request, plan_only, set_by).await })
+            .change(move |keeper| async move {
+                baselines.plan(&keeper, request, plan_only, set_by).await
+            })
             .await
     }
 
@@ -125,10 +128,15 @@ impl CpuBaselines {
         });
         let (plan, change, unmet) = planned.await??;
         if plan_only {
-            return Ok(CpuBaselineChange { refused: unmet.map(|problem| problem.detail), ..change });
+            return Ok(CpuBaselineChange {
+                refused: unmet.map(|problem| problem.detail),
+                ..change
+            });
         }
         unmet.map_or(Ok(()), Err)?;
-        keeper.write(keeper.put(Writes::default(), BASELINE, ID, &SavedBaseline::from(&plan)).await?).await?;
+        keeper
+            .write(keeper.put(Writes::default(), BASELINE, ID, &SavedBaseline::from(&plan)).await?)
+            .await?;
         self.state.change(|inventory| inventory.plan_baseline(Some(plan)));
         Ok(CpuBaselineChange { set: true, ..change })
     }
@@ -139,8 +147,10 @@ impl CpuBaselines {
         self.planning
             .change(|keeper| async move {
                 if baselines.state.inventory().baseline().is_none() {
-                    let (detail, remedy) =
-                        ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
+                    let (detail, remedy) = (
+                        "the cluster has no CPU baseline",
+                        "see `godwit control cpu-baseline show`",
+                    );
                     return Err(Problem::new(ProblemCode::NotFound, detail, remedy));
                 }
                 keeper.remove(BASELINE, ID).await?;
@@ -157,7 +167,11 @@ impl CpuBaselines {
         address: &str,
     ) -> Result<Option<HostCpuInfo>, Problem> {
         let client = self.agents.client(name, address)?;
-        Ok(timeout(ASK_LIMIT, client.host()).await.ok().and_then(Result::ok).and_then(|info| info.cpu))
+        Ok(timeout(ASK_LIMIT, client.host())
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .and_then(|info| info.cpu))
     }
 
     /// Refuses a new host with that CPU if it falls short of the baseline.
@@ -225,7 +239,10 @@ fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
     let other = settings.keys().find(|name| !matches!(name.as_str(), "vendor" | "min-level"));
     if let Some(setting) = other {
         let detail = format!("\"{setting}\" is no feature of a baseline");
-        return Err(wrong(detail, "give features alone, as +avx2 or -avx2, and a model in a version"));
+        return Err(wrong(
+            detail,
+            "give features alone, as +avx2 or -avx2, and a model in a version",
+        ));
     }
     if without.len() > MOST_WITHOUT {
         return Err(wrong(
@@ -237,7 +254,11 @@ fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
 }
 
 /// What is asked for, as it would be set.
-fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<BaselinePlan, Problem> {
+fn plan(
+    seen: &CpuSurvey,
+    request: SetCpuBaseline,
+    set_by: String,
+) -> Result<BaselinePlan, Problem> {
     let SetCpuBaseline { model, mut without } = request;
     without.sort_unstable();
     without.dedup();
@@ -247,7 +268,9 @@ fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<Bas
     let baseline = if model == COMPUTED_BASELINE {
         let common = seen.common(&without);
         common
-            .map_err(|error| Problem::new(ProblemCode::WrongState, error.to_string(), error.remedy()))?
+            .map_err(|error| {
+                Problem::new(ProblemCode::WrongState, error.to_string(), error.remedy())
+            })?
             .baseline
     } else {
         seen.named(&model).ok_or_else(|| unknown_name(seen, &model))?
@@ -258,8 +281,9 @@ fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<Bas
 fn unknown_name(seen: &CpuSurvey, model: &str) -> Problem {
     let names = seen.known_names();
     if names.is_empty() {
-        let detail =
-            format!("no host has told yet what CPU guests can have, so nobody knows what {model} holds");
+        let detail = format!(
+            "no host has told yet what CPU guests can have, so nobody knows what {model} holds"
+        );
         return Problem::new(ProblemCode::WrongState, detail, "wait until an agent is heard");
     }
     let detail = format!("no host says what CPU model {model} holds");
@@ -273,7 +297,8 @@ fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<
     let falls_short: Vec<BaselineHost> =
         hosts.iter().filter(with(BaselineFit::FallsShort)).cloned().collect();
     let unknown = hosts.iter().filter(with(BaselineFit::Unknown)).map(|host| host.host.clone());
-    let in_use = |host: &&BaselineHost| seen.is_in_use(&host.host) && !plan.without.contains(&host.host);
+    let in_use =
+        |host: &&BaselineHost| seen.is_in_use(&host.host) && !plan.without.contains(&host.host);
     let unmet = unmet(&plan.baseline, &falls_short.iter().filter(in_use).collect::<Vec<_>>());
     let mut must_restart = seen.restarts(&plan.baseline);
     let must_restart_count = must_restart.len() as u64;
@@ -294,8 +319,9 @@ fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<
 fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
     let first = hosts.first()?;
     let names: Vec<String> = hosts.iter().take(NAMED_HOSTS).map(|host| host.host.clone()).collect();
-    let evidence =
-        |host: &BaselineHost| falls_short(&host.host, &baseline.cpu_model, &some_features(&host.lacks));
+    let evidence = |host: &BaselineHost| {
+        falls_short(&host.host, &baseline.cpu_model, &some_features(&host.lacks))
+    };
     let others = match hosts.len() {
         1 => String::new(),
         count => format!(" (and {} more hosts)", count - 1),

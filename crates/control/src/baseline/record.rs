@@ -11,7 +11,6 @@ use crate::cluster::state::State;
 use crate::storage::planned::Planned;
 
 pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
-/// A cluster has one.
 pub(crate) const ID: &str = "cluster";
 
 /// The cluster's CPU baseline. Its features are saved with it: what a model holds hosts say, and they come and go.
@@ -43,7 +42,13 @@ impl From<&BaselinePlan> for SavedBaseline {
 impl From<SavedBaseline> for BaselinePlan {
     fn from(saved: SavedBaseline) -> BaselinePlan {
         let SavedBaseline { cpu_model, features, asked, without, set_unix_ms, set_by } = saved;
-        BaselinePlan { baseline: Baseline { cpu_model, features }, asked, without, set_unix_ms, set_by }
+        BaselinePlan {
+            baseline: Baseline { cpu_model, features },
+            asked,
+            without,
+            set_unix_ms,
+            set_by,
+        }
     }
 }
 

@@ -38,7 +38,10 @@ async fn managed() -> Arc<Manager> {
     manager
 }
 
-async fn set(manager: &Arc<Manager>, request: SetCpuBaseline) -> Result<CpuBaselineChange, Problem> {
+async fn set(
+    manager: &Arc<Manager>,
+    request: SetCpuBaseline,
+) -> Result<CpuBaselineChange, Problem> {
     manager.baseline.set(request, false, &Caller::root()).await
 }
 
@@ -59,19 +62,27 @@ async fn what_hosts_have_in_common_is_told_with_the_names_that_all_could_have() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
     let manager = managed().await;
-    let plan = manager.baseline.set(request("Haswell-v4", &[]), true, &Caller::root()).await.unwrap();
+    let plan =
+        manager.baseline.set(request("Haswell-v4", &[]), true, &Caller::root()).await.unwrap();
     assert!(!plan.set);
     assert_eq!(plan.refused.as_deref(), Some("host old falls short of Haswell-v4: it lacks avx2"));
-    let short: Vec<_> = plan.falls_short.iter().map(|host| (host.host.as_str(), host.lacks.len())).collect();
+    let short: Vec<_> =
+        plan.falls_short.iter().map(|host| (host.host.as_str(), host.lacks.len())).collect();
     assert_eq!((short, plan.unknown), (vec![("old", 1)], vec!["silent".to_owned()]));
-    let restart: Vec<_> = plan.must_restart.iter().map(|vm| format!("{} {}", vm.vm, vm.why)).collect();
+    let restart: Vec<_> =
+        plan.must_restart.iter().map(|vm| format!("{} {}", vm.vm, vm.why)).collect();
     assert_eq!(
         restart,
-        ["odd no host says what CPU model pentium3 holds", "plain it lacks aes, avx2 of the baseline"]
+        [
+            "odd no host says what CPU model pentium3 holds",
+            "plain it lacks aes, avx2 of the baseline"
+        ]
     );
-    let lower = manager.baseline.set(request("Nehalem-v1", &[]), true, &Caller::root()).await.unwrap();
+    let lower =
+        manager.baseline.set(request("Nehalem-v1", &[]), true, &Caller::root()).await.unwrap();
     assert_eq!(lower.refused, None);
-    let restart: Vec<_> = lower.must_restart.iter().map(|vm| (vm.vm.as_str(), vm.beyond.len())).collect();
+    let restart: Vec<_> =
+        lower.must_restart.iter().map(|vm| (vm.vm.as_str(), vm.beyond.len())).collect();
     assert_eq!(restart, [("most", 2), ("new", 2), ("odd", 0)]);
     assert_eq!(manager.baseline.show().await.unwrap().baseline, None);
 }
@@ -92,7 +103,10 @@ async fn a_host_in_use_that_falls_short_has_to_be_named() {
     let manager = managed().await;
     manager.state.change(|inventory| {
         let address = "http://old:7700".to_owned();
-        Some(inventory.plan_host("old", HostPlan { address, maintenance: true, ..HostPlan::default() }))
+        Some(
+            inventory
+                .plan_host("old", HostPlan { address, maintenance: true, ..HostPlan::default() }),
+        )
     });
     assert!(set(&manager, request("Haswell-v4", &[])).await.is_ok());
 }
@@ -152,10 +166,19 @@ async fn what_is_no_baseline_is_refused_with_what_is() {
     assert_eq!(manager.state.inventory().baseline(), None);
     // A feature that nobody knows is one that each host lacks.
     let problem = set(&manager, request("Nehalem-v1,+warp", &[])).await.unwrap_err();
-    assert!(problem.code == ProblemCode::BaselineUnmet && problem.detail.contains("warp (and 2 more hosts)"));
+    assert!(
+        problem.code == ProblemCode::BaselineUnmet
+            && problem.detail.contains("warp (and 2 more hosts)")
+    );
     let empty = leader(Arc::new(MemoryStore::new())).await;
-    assert_eq!(set(&empty, request("computed", &[])).await.unwrap_err().code, ProblemCode::WrongState);
-    assert_eq!(set(&empty, request("Nehalem-v1", &[])).await.unwrap_err().code, ProblemCode::WrongState);
+    assert_eq!(
+        set(&empty, request("computed", &[])).await.unwrap_err().code,
+        ProblemCode::WrongState
+    );
+    assert_eq!(
+        set(&empty, request("Nehalem-v1", &[])).await.unwrap_err().code,
+        ProblemCode::WrongState
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,7 +216,8 @@ async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     assert_eq!(again.code, ProblemCode::NotFound);
     let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
     let told: Vec<_> = told.iter().map(|event| &event.change).collect();
-    let [Change::CpuBaseline(_), Change::Host(short), Change::CpuBaselineGone, Change::Host(free)] = told[..]
+    let [Change::CpuBaseline(_), Change::Host(short), Change::CpuBaselineGone, Change::Host(free)] =
+        told[..]
     else {
         panic!("{told:?}")
     };
@@ -217,10 +241,16 @@ fn it_outlives_the_manager_and_is_changed_by_the_next() {
     over_file(&path, async |manager| {
         // Also while no host has been heard: its features are kept.
         let kept = manager.baseline.show().await.unwrap().baseline.unwrap();
-        assert_eq!((kept.cpu_model.as_str(), kept.features.len(), kept.without.len()), ("Haswell-v4", 4, 1));
+        assert_eq!(
+            (kept.cpu_model.as_str(), kept.features.len(), kept.without.len()),
+            ("Haswell-v4", 4, 1)
+        );
         assert_eq!(manager.state.inventory().guest_cpu_model(), Some("Haswell-v4"));
         fill(&manager);
-        assert_eq!(manager.state.inventory().host_summary("old").unwrap().lacks_of_baseline.len(), 1);
+        assert_eq!(
+            manager.state.inventory().host_summary("old").unwrap().lacks_of_baseline.len(),
+            1
+        );
         set(&manager, request("Nehalem-v1", &[])).await.unwrap();
     });
     over_file(&path, async |manager| {
@@ -241,7 +271,10 @@ async fn a_manager_that_follows_knows_it() {
     set(&manager, request("Nehalem-v1", &[])).await.unwrap();
     let (other, _standby) = follower(&store);
     until(&other, |inventory| inventory.guest_cpu_model() == Some("Nehalem-v1")).await;
-    assert_eq!(set(&other, request("Haswell-v4", &["old"])).await.unwrap_err().code, ProblemCode::NoLeader);
+    assert_eq!(
+        set(&other, request("Haswell-v4", &["old"])).await.unwrap_err().code,
+        ProblemCode::NoLeader
+    );
     set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     until(&other, |inventory| inventory.guest_cpu_model() == Some("Haswell-v4")).await;
     manager.baseline.clear().await.unwrap();

@@ -10,7 +10,6 @@ use serde_json::Value;
 use crate::cluster::names::check_name;
 use crate::cluster::text::beginning;
 
-/// VMs of a host.
 pub(crate) const MOST_VMS: usize = 4_096;
 /// Bytes of all of a host's VMs, as JSON.
 pub(crate) const MOST_VM_BYTES_OF_HOST: usize = 16 << 20;
@@ -48,9 +47,14 @@ struct Bounds {
 }
 
 const OF_VM: Bounds = Bounds { what: "a VM", bytes: 64 << 10, text_bytes: 8 << 10, items: 256 };
-const OF_HOST: Bounds = Bounds { what: "a host", bytes: 512 << 10, text_bytes: 4 << 10, items: 4_096 };
-const OF_PROGRESS: Bounds =
-    Bounds { what: "a migration's progress", bytes: MOST_PROGRESS_BYTES, text_bytes: 4 << 10, items: 1_024 };
+const OF_HOST: Bounds =
+    Bounds { what: "a host", bytes: 512 << 10, text_bytes: 4 << 10, items: 4_096 };
+const OF_PROGRESS: Bounds = Bounds {
+    what: "a migration's progress",
+    bytes: MOST_PROGRESS_BYTES,
+    text_bytes: 4 << 10,
+    items: 1_024,
+};
 
 /// What a host reported that no agent reports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,22 +88,33 @@ pub(crate) fn check_vm(info: &mut VmInfo) -> Result<usize, Fault> {
 /// Checks what a host reports of itself, and cuts its texts. `peers` are counted and not kept.
 pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Fault> {
     check(info.peers.len() <= MOST_PEERS, || {
-        Fault::new(format!("it reports {} other hosts: {MOST_PEERS} are the most", info.peers.len()))
+        Fault::new(format!(
+            "it reports {} other hosts: {MOST_PEERS} are the most",
+            info.peers.len()
+        ))
     })?;
-    for reason in
-        [&mut info.qemu_problem, &mut info.kvm_reason, &mut info.tracking_problem, &mut info.cpu_problem]
-    {
+    for reason in [
+        &mut info.qemu_problem,
+        &mut info.kvm_reason,
+        &mut info.tracking_problem,
+        &mut info.cpu_problem,
+    ] {
         cut(reason);
     }
-    let memory = [info.memory_total_bytes, info.memory_available_bytes, info.memory_committed_bytes];
+    let memory =
+        [info.memory_total_bytes, info.memory_available_bytes, info.memory_committed_bytes];
     for bytes in memory {
         let impossible = || Fault::new(format!("a host's memory of {bytes} bytes is not possible"));
         check(bytes <= MOST_MEMORY_BYTES, impossible)?;
     }
     let cores = info.logical_cores;
-    check(cores <= MOST_CPUS, || Fault::new(format!("a count of {cores} processors is not possible")))?;
+    check(cores <= MOST_CPUS, || {
+        Fault::new(format!("a count of {cores} processors is not possible"))
+    })?;
     let load = info.load_average_1min;
-    check((0.0..=MOST_LOAD).contains(&load), || Fault::new(format!("a load of {load} is not possible")))?;
+    check((0.0..=MOST_LOAD).contains(&load), || {
+        Fault::new(format!("a load of {load} is not possible"))
+    })?;
     let peers = std::mem::take(&mut info.peers);
     let measured = measure(info, &OF_HOST);
     info.peers = peers;
@@ -111,7 +126,9 @@ pub(crate) fn check_migration(host: &str, status: &MigrationStatus) -> Result<()
     check_reported_name(&status.vm)?;
     let names = [&status.id, &status.from, &status.to];
     let are_short = names.iter().all(|name| name.len() <= MOST_ID_BYTES);
-    check(are_short, || Fault::new(format!("a migration of VM {} has too long a name", status.vm)))?;
+    check(are_short, || {
+        Fault::new(format!("a migration of VM {} has too long a name", status.vm))
+    })?;
     check(status.from == host, || {
         Fault::new(format!("it reports migration {}, which leaves host {}", status.id, status.from))
     })?;
@@ -158,7 +175,8 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Fault> {
         check(text.len() <= *text_bytes, too_long).map(|()| text.len() + 2)
     };
     let list = |len: usize| {
-        let too_long = || Fault::new(format!("it reports a list of {len} of {what}: {items} are the most"));
+        let too_long =
+            || Fault::new(format!("it reports a list of {len} of {what}: {items} are the most"));
         check(len <= *items, too_long)
     };
     match value {
@@ -177,9 +195,9 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Fault> {
         }
         Value::Object(fields) => {
             list(fields.len())?;
-            fields
-                .iter()
-                .try_fold(2, |sum, (name, value)| Ok(sum + 2 + text(name)? + bytes_of(value, bounds)?))
+            fields.iter().try_fold(2, |sum, (name, value)| {
+                Ok(sum + 2 + text(name)? + bytes_of(value, bounds)?)
+            })
         }
     }
 }
@@ -237,12 +255,15 @@ mod tests {
             report: None,
         };
         assert!(check_migration("a", &status("a")).is_ok());
-        let fault = |status: &MigrationStatus| check_migration("a", status).unwrap_err().to_string();
+        let fault =
+            |status: &MigrationStatus| check_migration("a", status).unwrap_err().to_string();
         assert!(fault(&status("b")).contains("leaves host b"));
         let mut late = status("a");
         late.progress.elapsed_ms = -1.5e300;
         assert!(fault(&late).contains("not possible"));
-        assert!(fault(&MigrationStatus { to: "t".repeat(200), ..status("a") }).contains("too long"));
+        assert!(
+            fault(&MigrationStatus { to: "t".repeat(200), ..status("a") }).contains("too long")
+        );
         assert!(fault(&MigrationStatus { vm: "a/b".into(), ..status("a") }).contains("name"));
     }
 
@@ -261,7 +282,8 @@ mod tests {
         assert!(fault(&|host| host.machines = vec!["pc".into(); 5_000]).contains("list of 5000"));
         assert!(fault(&|host| host.kernel = "6".repeat(5_000)).contains("text"));
         assert!(
-            fault(&|host| host.vm_dirs = vec!["/d".repeat(1_000).into(); 400]).contains("bytes of a host")
+            fault(&|host| host.vm_dirs = vec!["/d".repeat(1_000).into(); 400])
+                .contains("bytes of a host")
         );
         let peers = (0..=MOST_PEERS).map(|number| (number.to_string(), String::new()));
         let peers: std::collections::BTreeMap<String, String> = peers.collect();

@@ -8,7 +8,6 @@ use godwit_api::control::{Problem, ProblemCode};
 const MOST_LABELS: usize = 64;
 /// Characters of a label's key,
 const MOST_LABEL_KEY: usize = 63;
-/// and of its value.
 const MOST_LABEL_VALUE: usize = 253;
 
 /// Names stand in certificates, paths and files.
@@ -49,7 +48,11 @@ pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Prob
         }
         if value.chars().any(is_unseen) {
             let detail = format!("the value of label {key} has characters that can't be seen");
-            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "take letters, digits and signs"));
+            return Err(Problem::new(
+                ProblemCode::InvalidRequest,
+                detail,
+                "take letters, digits and signs",
+            ));
         }
         let length = value.chars().count();
         if length > MOST_LABEL_VALUE {

@@ -57,15 +57,20 @@ const ANOTHER_HOST: &str = "another host";
 
 /// Migrations that somebody has begun at an agent, by what agents tell of VMs; `is_own`: whether that is a migration of a job. Of hosts that are
 /// not heard nothing counts.
-pub(crate) fn begun_at_agents(is_own: impl Fn(&str) -> bool, inventory: &Inventory) -> Vec<RunningMove> {
+pub(crate) fn begun_at_agents(
+    is_own: impl Fn(&str) -> bool,
+    inventory: &Inventory,
+) -> Vec<RunningMove> {
     let of = |(name, told): (&str, &BTreeMap<String, Arc<VmInfo>>)| {
         let holder = inventory.holder(name);
         let is_holder = |host: &String| holder.is_none_or(|holder| holder == host);
         let heard = || told.iter().filter(|(host, _)| inventory.is_heard(host));
         // What a host without the name says of a migration counts only where the holder does not say otherwise.
-        let (source, leaving) =
-            heard().find(|(host, info)| is_holder(host) && info.state == VmState::MigratingOut).unzip();
-        let stays = heard().any(|(host, info)| is_holder(host) && info.state != VmState::MigratingIn);
+        let (source, leaving) = heard()
+            .find(|(host, info)| is_holder(host) && info.state == VmState::MigratingOut)
+            .unzip();
+        let stays =
+            heard().any(|(host, info)| is_holder(host) && info.state != VmState::MigratingIn);
         // Where pages follow, the guest runs at its target already.
         let arrives = |host: &String, info: &VmInfo| match info.state {
             VmState::MigratingIn => leaving.is_some() || !stays,
@@ -91,7 +96,11 @@ pub(crate) fn begun_at_agents(is_own: impl Fn(&str) -> bool, inventory: &Invento
 }
 
 /// A host, to which these VMs go; none: it is not in the inventory.
-pub(crate) fn host_facts(name: &str, arriving: &[&str], inventory: &Inventory) -> Option<HostFacts> {
+pub(crate) fn host_facts(
+    name: &str,
+    arriving: &[&str],
+    inventory: &Inventory,
+) -> Option<HostFacts> {
     let (summary, plan) = (inventory.host_summary(name)?, inventory.host_plan(name)?);
     // What the target's agent has not taken off its free memory yet.
     let promised = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
@@ -107,7 +116,9 @@ pub(crate) fn host_facts(name: &str, arriving: &[&str], inventory: &Inventory) -
         },
         maintenance: summary.maintenance,
         link_bits_per_s: plan.link_bits_per_s,
-        memory_total_bytes: summary.memory_available_bytes.saturating_add(summary.memory_committed_bytes),
+        memory_total_bytes: summary
+            .memory_available_bytes
+            .saturating_add(summary.memory_committed_bytes),
         memory_free_bytes: summary.memory_available_bytes,
         memory_promised_bytes: promised.fold(0, u64::saturating_add),
         reference_groups: images.into_iter().map(group_of).collect(),
@@ -122,11 +133,14 @@ pub(crate) fn placement_hosts(
     inventory: &Inventory,
 ) -> Vec<placement::Host> {
     let of = |(name, plan): (&str, &crate::cluster::inventory::HostPlan)| {
-        let arriving: Vec<&str> = arriving.get(name).into_iter().flatten().map(String::as_str).collect();
+        let arriving: Vec<&str> =
+            arriving.get(name).into_iter().flatten().map(String::as_str).collect();
         let facts = host_facts(name, &arriving, inventory)?;
         let arrives = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
-        let arriving_vcpus: u32 =
-            arrives.clone().filter_map(|vm| Some(inventory.vm_info(vm)?.vcpus)).fold(0, u32::saturating_add);
+        let arriving_vcpus: u32 = arrives
+            .clone()
+            .filter_map(|vm| Some(inventory.vm_info(vm)?.vcpus))
+            .fold(0, u32::saturating_add);
         let info = inventory.host_info(name);
         let vms = inventory.vms_of(name);
         Some(placement::Host {
@@ -167,15 +181,19 @@ mod tests {
             ..rig::vm(if migration == "v1-1-1" { "own" } else { "x" }, host, None)
         };
         let mut inventory = Inventory::default();
-        let leaving = vec![vm("a", VmState::MigratingOut, "m-1"), vm("a", VmState::MigratingOut, "v1-1-1")];
+        let leaving =
+            vec![vm("a", VmState::MigratingOut, "m-1"), vm("a", VmState::MigratingOut, "v1-1-1")];
         rig::put_host(&mut inventory, rig::host("a", None), &[], leaving);
-        let seen = |inventory: &Inventory| begun_at_agents(|migration| migration == "v1-1-1", inventory);
+        let seen =
+            |inventory: &Inventory| begun_at_agents(|migration| migration == "v1-1-1", inventory);
         assert_eq!(seen(&inventory)[0].target, ANOTHER_HOST);
         let arriving = vec![vm("b", VmState::MigratingIn, "m-1")];
         rig::put_host(&mut inventory, rig::host("b", None), &[], arriving);
         let found = seen(&inventory);
-        let ends: Vec<_> =
-            found.iter().map(|one| (one.vm.as_str(), one.source.as_str(), one.target.as_str())).collect();
+        let ends: Vec<_> = found
+            .iter()
+            .map(|one| (one.vm.as_str(), one.source.as_str(), one.target.as_str()))
+            .collect();
         assert_eq!((ends, &found[0].group), (vec![("x", "a", "b")], &None));
         inventory.lost("a", "silent");
         assert_eq!(seen(&inventory)[0].source, ANOTHER_HOST);

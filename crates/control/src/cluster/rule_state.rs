@@ -39,8 +39,10 @@ pub(crate) fn told(rule: &Rule, inventory: &Inventory, most: usize) -> RuleInfo 
             Strength::Should => RuleStrength::Should,
         },
         vms: rule.vms.clone(),
-        hosts: hosts
-            .map(|Hosts { names, labels }| RuleHosts { names: names.clone(), labels: labels.clone() }),
+        hosts: hosts.map(|Hosts { names, labels }| RuleHosts {
+            names: names.clone(),
+            labels: labels.clone(),
+        }),
         state: if broken_by_count == 0 { RuleState::Kept } else { RuleState::Broken },
         broken_by_count,
         broken_by,
@@ -53,13 +55,18 @@ fn breakers(rule: &Rule, places: &BTreeMap<&str, &str>, inventory: &Inventory) -
     let means = |hosts: &Hosts, host: &str| {
         inventory.host_plan(host).is_some_and(|plan| hosts.mean(host, &plan.labels))
     };
-    let broken =
-        |vm: &str, host: &str, why: String| RuleBreaker { vm: vm.to_owned(), host: host.to_owned(), why };
+    let broken = |vm: &str, host: &str, why: String| RuleBreaker {
+        vm: vm.to_owned(),
+        host: host.to_owned(),
+        why,
+    };
     let each = places.iter().map(|(vm, host)| (*vm, *host));
     match &rule.kind {
         placement::RuleKind::On(hosts) => each
             .filter(|(_, host)| !means(hosts, host))
-            .map(|(vm, host)| broken(vm, host, format!("on {host}, which is none of the rule's hosts")))
+            .map(|(vm, host)| {
+                broken(vm, host, format!("on {host}, which is none of the rule's hosts"))
+            })
             .collect(),
         placement::RuleKind::NotOn(hosts) => each
             .filter(|(_, host)| means(hosts, host))

@@ -28,7 +28,6 @@ impl State {
         State { inventory: RwLock::new(inventory), ..State::default() }
     }
 
-    /// The inventory, to read.
     pub fn inventory(&self) -> RwLockReadGuard<'_, Inventory> {
         // A panic while it was held can't leave it half changed: each change is an insertion or a removal.
         self.inventory.read().unwrap_or_else(PoisonError::into_inner)
@@ -42,7 +41,8 @@ impl State {
             Change::NameConflict(conflict) => Some(conflict),
             _ => None,
         }) {
-            let claims: Vec<&str> = conflict.claims.iter().map(|claim| claim.host.as_str()).collect();
+            let claims: Vec<&str> =
+                conflict.claims.iter().map(|claim| claim.host.as_str()).collect();
             let (vm, holder) = (&conflict.vm, &conflict.holder.host);
             tracing::warn!(
                 vm,

@@ -25,7 +25,6 @@ pub struct EtcdConfig {
     /// This manager's certificate for etcd; none: etcd asks for none.
     #[serde(default)]
     pub certificate: Option<PathBuf>,
-    /// Its key.
     #[serde(default)]
     pub key: Option<PathBuf>,
     /// How long a leadership outlives its manager, seconds.
@@ -54,8 +53,11 @@ impl EtcdConfig {
             return Some(("etcd", why, "give both, or none"));
         }
         if self.certificate.is_some() != self.key.is_some() {
-            let why =
-                format!("certificate is {}, key {}", given(self.key.is_none()), given(self.key.is_some()));
+            let why = format!(
+                "certificate is {}, key {}",
+                given(self.key.is_none()),
+                given(self.key.is_some())
+            );
             return Some(("etcd", why, "give both, or none"));
         }
         if self.certificate.is_some() && self.ca.is_none() {
@@ -101,9 +103,11 @@ mod settings {
     }
 
     fn password(file: &Path) -> Result<String, StoreError> {
-        let failed = |source: io::Error| StoreError::File { path: file.to_owned(), action: "read", source };
+        let failed =
+            |source: io::Error| StoreError::File { path: file.to_owned(), action: "read", source };
         if fs::metadata(file).map_err(failed)?.mode() & 0o077 != 0 {
-            let why = format!("the password in {} can be read by others (chmod 600 it)", file.display());
+            let why =
+                format!("the password in {} can be read by others (chmod 600 it)", file.display());
             return Err(StoreError::Settings { why });
         }
         let text = fs::read_to_string(file).map_err(failed)?;
@@ -152,10 +156,15 @@ mod tests {
             "key = \"/k\"",
             "certificate = \"/c\"\nkey = \"/k\"",
         ] {
-            assert!(parse(&format!("endpoints = []\n{text}")).unwrap().problem().is_some(), "{text}");
+            assert!(
+                parse(&format!("endpoints = []\n{text}")).unwrap().problem().is_some(),
+                "{text}"
+            );
         }
         assert_eq!(
-            parse("endpoints = []\nca = \"/ca\"\ncertificate = \"/c\"\nkey = \"/k\"").unwrap().problem(),
+            parse("endpoints = []\nca = \"/ca\"\ncertificate = \"/c\"\nkey = \"/k\"")
+                .unwrap()
+                .problem(),
             None
         );
     }

@@ -67,11 +67,8 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The authority's certificate.
     pub authority: PathBuf,
-    /// This manager's certificate.
     pub certificate: PathBuf,
-    /// Its key.
     pub key: PathBuf,
 }
 
@@ -83,7 +80,6 @@ pub struct WebConfig {
     pub listen: Vec<SocketAddr>,
     /// The certificate that browsers are shown, with its chain if it has one.
     pub certificate: PathBuf,
-    /// Its key.
     pub key: PathBuf,
 }
 
@@ -122,7 +118,9 @@ fn default_state_dir() -> PathBuf {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("the configuration {path} can't be read: {source} (name an existing file with --config)")]
+    #[error(
+        "the configuration {path} can't be read: {source} (name an existing file with --config)"
+    )]
     Read {
         /// The file.
         path: PathBuf,
@@ -142,7 +140,6 @@ pub enum ConfigError {
     Value {
         /// The file.
         path: PathBuf,
-        /// The key.
         key: &'static str,
         /// What is wrong with it.
         why: String,
@@ -167,18 +164,26 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Syntax`], [`ConfigError::Value`].
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text)
-            .map_err(|error| ConfigError::Syntax { path: path.to_owned(), why: error.to_string() })?;
+        let config: Config = toml::from_str(text).map_err(|error| ConfigError::Syntax {
+            path: path.to_owned(),
+            why: error.to_string(),
+        })?;
         match config.problem() {
             None => Ok(config),
-            Some((key, why, remedy)) => Err(ConfigError::Value { path: path.to_owned(), key, why, remedy }),
+            Some((key, why, remedy)) => {
+                Err(ConfigError::Value { path: path.to_owned(), key, why, remedy })
+            }
         }
     }
 
     fn problem(&self) -> Option<(&'static str, String, &'static str)> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if self.name.is_empty() || !self.name.bytes().all(is_plain) {
-            return Some(("name", format!("\"{}\" is no name", self.name), "use letters, digits, - _ ."));
+            return Some((
+                "name",
+                format!("\"{}\" is no name", self.name),
+                "use letters, digits, - _ .",
+            ));
         }
         if let Some(oidc) = &self.oidc
             && !oidc.issuer.starts_with("https://")
@@ -204,7 +209,11 @@ impl Config {
         let etcd = self.etcd.as_ref()?;
         if self.listen.is_empty() {
             let why = "other managers send requests here, and it listens nowhere".into();
-            return Some(("listen", why, "name an address of this host: listen = [\"10.0.0.5:7800\"]"));
+            return Some((
+                "listen",
+                why,
+                "name an address of this host: listen = [\"10.0.0.5:7800\"]",
+            ));
         }
         if self.address.is_none() && self.listen[0].ip().is_unspecified() {
             let why = format!("others can't reach {}", self.listen[0]);
@@ -218,7 +227,10 @@ impl Config {
     pub fn public_address(&self) -> String {
         let scheme = if self.insecure { "http" } else { "https" };
         let listen = || self.listen.first().map(|address| format!("{scheme}://{address}"));
-        self.address.clone().or_else(listen).unwrap_or_else(|| format!("unix:{}", self.socket.display()))
+        self.address
+            .clone()
+            .or_else(listen)
+            .unwrap_or_else(|| format!("unix:{}", self.socket.display()))
     }
 
     pub(crate) fn store_file(&self) -> PathBuf {
@@ -265,7 +277,12 @@ mod tests {
             let (_, known) = error.split_once("expected").unwrap();
             let keys = known.split('`').skip(1).step_by(2);
             for key in keys.filter(|key| *key != "total") {
-                let forms = [format!("{key} = "), format!("[{key}"), format!(".{key}]"), format!(".{key}.")];
+                let forms = [
+                    format!("{key} = "),
+                    format!("[{key}"),
+                    format!(".{key}]"),
+                    format!(".{key}."),
+                ];
                 let is_shown = forms.iter().any(|form| text.contains(form));
                 assert!(is_shown, "docs/manager.md lacks {key} of {table}");
             }
@@ -280,7 +297,8 @@ mod tests {
 
     #[test]
     fn a_short_one_is_enough() {
-        let config = parse("name = \"m1\"\ninsecure = true\nlisten = [\"127.0.0.1:7800\"]").unwrap();
+        let config =
+            parse("name = \"m1\"\ninsecure = true\nlisten = [\"127.0.0.1:7800\"]").unwrap();
         assert_eq!(config.public_address(), "http://127.0.0.1:7800");
         assert_eq!(config.socket, Path::new(DEFAULT_MANAGER_SOCKET));
     }
@@ -307,7 +325,10 @@ mod tests {
             ("listen = 7", ["listen", "docs/manager.md"]),
             ("name = \"m 1\"\ninsecure = true", ["name", "letters"]),
             ("", ["tls", "godwit pki"]),
-            ("name = \"m1\"\ninsecure = true\n[etcd]\nendpoints = []", ["listen", "other managers"]),
+            (
+                "name = \"m1\"\ninsecure = true\n[etcd]\nendpoints = []",
+                ["listen", "other managers"],
+            ),
             (
                 "name = \"m1\"\ninsecure = true\nlisten = [\"0.0.0.0:7800\"]\n[etcd]\nendpoints = []",
                 ["address", "https://HOST:PORT"],

@@ -87,8 +87,10 @@ async fn list(
     let cursor = cursor(query.cursor, query.limit)?;
     let drains = drains.0.get()?;
     let all = drains.all();
-    let wanted: Vec<&Drain> =
-        all.values().filter(|one| query.host.as_ref().is_none_or(|host| one.host == *host)).collect();
+    let wanted: Vec<&Drain> = all
+        .values()
+        .filter(|one| query.host.as_ref().is_none_or(|host| one.host == *host))
+        .collect();
     let behind = |one: &&&Drain| cursor.behind.as_ref().is_none_or(|behind| one.id > *behind);
     let mut items: Vec<Drain> =
         wanted.iter().filter(behind).take(cursor.limit + 1).map(|one| (*one).clone()).collect();
@@ -104,10 +106,14 @@ async fn list(
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(drains): State<DrainRequests>, Path(id): Path<String>) -> Result<Json<Drain>, Refusal> {
+async fn show(
+    State(drains): State<DrainRequests>,
+    Path(id): Path<String>,
+) -> Result<Json<Drain>, Refusal> {
     let found = drains.0.get()?.all().get(&id).cloned();
-    let missing =
-        || Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`");
+    let missing = || {
+        Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`")
+    };
     Ok(Json(found.ok_or_else(missing)?))
 }
 

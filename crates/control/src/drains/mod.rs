@@ -13,10 +13,13 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use godwit_api::control::{
-    Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem, ProblemCode,
+    Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem,
+    ProblemCode,
 };
 use godwit_migration::Intent;
-use godwit_planner::drain::{DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
+use godwit_planner::drain::{
+    DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo,
+};
 use godwit_planner::placement::{self, Rule};
 use godwit_planner::queue::{Limits, RunningMove};
 use godwit_planner::words::millis;
@@ -95,8 +98,9 @@ impl Drains {
     /// The drain that empties a host, or that fills it again.
     pub(crate) fn of_host(&self, host: &str) -> Option<(String, DrainState)> {
         let all = self.all();
-        let is_open =
-            |one: &&Drain| matches!(one.state, DrainState::Running | DrainState::Undoing) && one.host == host;
+        let is_open = |one: &&Drain| {
+            matches!(one.state, DrainState::Running | DrainState::Undoing) && one.host == host
+        };
         all.values().find(is_open).map(|one| (one.id.clone(), one.state))
     }
 
@@ -107,7 +111,8 @@ impl Drains {
         request: CreateDrain,
         asked_by: &str,
     ) -> Result<Drain, Problem> {
-        self.order(|answer| Order::Create(host.to_owned(), request, asked_by.to_owned(), answer)).await
+        self.order(|answer| Order::Create(host.to_owned(), request, asked_by.to_owned(), answer))
+            .await
     }
 
     /// Calls a drain off: VMs that wait stay, those on their way arrive, and the host takes VMs as before.
@@ -122,7 +127,9 @@ impl Drains {
 
     async fn order(&self, order: impl FnOnce(Answer) -> Order) -> Result<Drain, Problem> {
         let (answer, answered) = oneshot::channel();
-        let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
+        let gone = || {
+            Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now")
+        };
         self.orders.send(order(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
@@ -167,7 +174,12 @@ impl Driver {
         }
     }
 
-    async fn create(&mut self, host: &str, request: CreateDrain, asked_by: String) -> Result<Drain, Problem> {
+    async fn create(
+        &mut self,
+        host: &str,
+        request: CreateDrain,
+        asked_by: String,
+    ) -> Result<Drain, Problem> {
         let open = self.drains.iter().find(|(_, drain)| drain.host == host && !drain.is_over());
         if let Some((id, drain)) = open {
             if drain.state == DrainState::Undoing {
@@ -180,7 +192,8 @@ impl Driver {
             let inventory = self.means.state.inventory();
             let was = inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance;
             if inventory.seen_host(host).is_some_and(|seen| seen.state == HostState::Away) {
-                let detail = format!("host {host} is not heard, and without its agent no VM leaves it");
+                let detail =
+                    format!("host {host} is not heard, and without its agent no VM leaves it");
                 let remedy = "start its agent; if the host is dead see docs/recover.md";
                 return Err(Problem::new(ProblemCode::HostAway, detail, remedy));
             }
@@ -203,7 +216,8 @@ impl Driver {
             ended_unix_ms: None,
             outcome: Vec::new(),
         };
-        let homeless = next::homeless(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
+        let homeless =
+            next::homeless(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
         drain.plan = self.planned(host, &homeless, now_ms);
         check_size(host, &drain.plan)?;
         if request.plan_only {
@@ -231,7 +245,8 @@ impl Driver {
 
     /// Calls off what a manager before left waiting that ended while it cancelled a drain.
     async fn end_cancelled(&mut self) {
-        let cancelled = self.drains.iter().filter(|(_, drain)| drain.state == DrainState::Cancelled);
+        let cancelled =
+            self.drains.iter().filter(|(_, drain)| drain.state == DrainState::Cancelled);
         let ids: Vec<String> = cancelled.map(|(id, _)| id.clone()).collect();
         for id in ids {
             if let Err(problem) = self.call_off_waiting(&id).await {
@@ -272,7 +287,8 @@ impl Driver {
             let detail = format!("drain {other} empties host {} now", drain.host);
             return Err(Problem::new(ProblemCode::WrongState, detail, "cancel that one first"));
         }
-        let drain = HostDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
+        let drain =
+            HostDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
         self.write(id, drain, Some(false), &[]).await?;
         self.go_on(id).await?;
         self.shown_drain(id)
@@ -355,8 +371,15 @@ impl Driver {
         let (arriving, running) = self.under_way();
         let (hosts, limits) = self.hosts(&arriving);
         let (limits, rules) = (&limits, self.rules());
-        let request =
-            DrainRequest { now_ms, host, vms, hosts: &hosts, rules: &rules, limits, running: &running };
+        let request = DrainRequest {
+            now_ms,
+            host,
+            vms,
+            hosts: &hosts,
+            rules: &rules,
+            limits,
+            running: &running,
+        };
         let plan = plan(&request);
         Way::of(now_ms, plan.moves, plan.stays)
     }
@@ -365,8 +388,15 @@ impl Driver {
         let (arriving, running) = self.under_way();
         let (hosts, limits) = self.hosts(&arriving);
         let (limits, rules) = (&limits, self.rules());
-        let request =
-            UndoRequest { now_ms, host, moved, hosts: &hosts, rules: &rules, limits, running: &running };
+        let request = UndoRequest {
+            now_ms,
+            host,
+            moved,
+            hosts: &hosts,
+            rules: &rules,
+            limits,
+            running: &running,
+        };
         let back = undo(&request);
         Way::of(now_ms, back.moves, back.stays)
     }
@@ -419,7 +449,8 @@ impl Driver {
         let _turn = state.planning().await;
         let host = drain.host.clone();
         let before = state.inventory().host_plan(&host).cloned();
-        let changed = before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
+        let changed =
+            before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
         let changed = changed.map(|(before, maintenance)| HostPlan { maintenance, ..before });
         let mut writes = keeper.put(Writes::default(), DRAINS, id, &SavedDrain::of(&drain)).await?;
         if let Some(plan) = &changed {
@@ -486,14 +517,20 @@ impl Driver {
     }
 
     fn shown_drain(&self, id: &str) -> Result<Drain, Problem> {
-        self.shown.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned().ok_or_else(|| no_drain(id))
+        self.shown
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
+            .ok_or_else(|| no_drain(id))
     }
 }
 
 fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {
     let memory_bytes = inventory.vm_info(&one.vm).map_or(0, |info| info.memory_bytes);
     let eta_ms = one.progress.as_ref().and_then(|progress| progress.eta_ms);
-    let remaining_ms = eta_ms.map_or_else(|| estimate_ms(memory_bytes, &one.from, inventory), millis);
+    let remaining_ms =
+        eta_ms.map_or_else(|| estimate_ms(memory_bytes, &one.from, inventory), millis);
     UnderWay {
         running: RunningMove {
             migration: one.migration.clone().unwrap_or_default(),

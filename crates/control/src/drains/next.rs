@@ -74,10 +74,13 @@ pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, no
             let is_news = homeless.iter().any(|vm| !stays(drain, &vm.vm.name));
             let has_live = legs.live().next().is_some();
             // What stayed because there was no room is tried once more when all others have gone.
-            if is_news || (!has_live && !homeless.is_empty() && drain.placed_unix_ms < last_end_ms(legs)) {
+            if is_news
+                || (!has_live && !homeless.is_empty() && drain.placed_unix_ms < last_end_ms(legs))
+            {
                 return Next::Place(homeless);
             }
-            let has_passing = inventory.vms_of(&drain.host).any(|info| is_passing(info, inventory, now_ms));
+            let has_passing =
+                inventory.vms_of(&drain.host).any(|info| is_passing(info, inventory, now_ms));
             if has_live || has_passing { Next::Wait } else { Next::End(DrainState::Done) }
         }
         DrainState::Undoing => {
@@ -91,14 +94,17 @@ pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, no
             if !unasked.is_empty() {
                 return Next::Submit(unasked);
             }
-            let is_awaited =
-                |one: &PlannedMove| !has_leg_back(back, legs, &one.vm) && is_awaited(one, inventory);
+            let is_awaited = |one: &PlannedMove| {
+                !has_leg_back(back, legs, &one.vm) && is_awaited(one, inventory)
+            };
             if back.moves.iter().any(is_awaited) {
                 return Next::Wait;
             }
             if legs.live().next().is_some() { Next::Wait } else { Next::End(DrainState::Undone) }
         }
-        DrainState::Planned | DrainState::Done | DrainState::Cancelled | DrainState::Undone => Next::Wait,
+        DrainState::Planned | DrainState::Done | DrainState::Cancelled | DrainState::Undone => {
+            Next::Wait
+        }
     }
 }
 
@@ -120,8 +126,9 @@ fn unasked_out(drain: &HostDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec<
         let mut had = legs.out.get(planned.vm.as_str()).into_iter().flatten();
         had.any(|one| one.to.as_ref() == Some(&planned.target))
     };
-    let is_unasked =
-        |planned: &&PlannedMove| homeless.iter().any(|vm| vm.vm.name == planned.vm) && !was_asked(planned);
+    let is_unasked = |planned: &&PlannedMove| {
+        homeless.iter().any(|vm| vm.vm.name == planned.vm) && !was_asked(planned)
+    };
     drain.plan.moves.iter().filter(is_unasked).cloned().collect()
 }
 
@@ -130,7 +137,8 @@ fn unasked_back(back: &Way, legs: &Legs<'_>, inventory: &Inventory) -> Vec<Plann
     let could_go = |planned: &PlannedMove| {
         inventory.planned_move(&planned.vm).is_none()
             && inventory.vm_info(&planned.vm).is_some_and(|info| {
-                info.host == planned.source && matches!(info.state, VmState::Running | VmState::Paused)
+                info.host == planned.source
+                    && matches!(info.state, VmState::Running | VmState::Paused)
             })
     };
     let moves = back.moves.iter().filter(|one| !has_leg_back(back, legs, &one.vm) && could_go(one));
@@ -155,7 +163,8 @@ fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let is_left_over = || {
         !inventory.holds(&info.host, &info.name)
             && !info.in_doubt
-            && (matches!(info.state, VmState::Paused | VmState::Stopping) || !inventory.is_heard(&info.host))
+            && (matches!(info.state, VmState::Paused | VmState::Stopping)
+                || !inventory.is_heard(&info.host))
             && !inventory.is_conflict(&info.host, &info.name)
     };
     matches!(info.state, VmState::MigratingOut | VmState::MigratingIn)
@@ -177,12 +186,14 @@ fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     }
     let is_silent = |host: &SeenHost<'_>| host.state != HostState::Up && host.name != info.host;
     let may_return = |host: SeenHost<'_>| {
-        host.is_awaited || host.heard_unix_ms.is_some_and(|heard_ms| now_ms < heard_ms + PAGES_WAIT_MS)
+        host.is_awaited
+            || host.heard_unix_ms.is_some_and(|heard_ms| now_ms < heard_ms + PAGES_WAIT_MS)
     };
     // Where nobody tells of it, it may have come from any that is silent.
     let mut silent = inventory.seen_hosts().filter(is_silent);
-    silent
-        .any(|host| (others.is_empty() || others.iter().any(|other| other == host.name)) && may_return(host))
+    silent.any(|host| {
+        (others.is_empty() || others.iter().any(|other| other == host.name)) && may_return(host)
+    })
 }
 
 fn stays(drain: &HostDrain, vm: &str) -> bool {
@@ -253,7 +264,8 @@ pub(super) fn homeless(
             .collect();
         // Somebody called its move off: it is not the drain's any more.
         let was_called_off = had.last().is_some_and(|one| {
-            one.state == MoveState::Cancelled && one.to.as_ref().is_none_or(|to| !tried.contains(to))
+            one.state == MoveState::Cancelled
+                && one.to.as_ref().is_none_or(|to| !tried.contains(to))
         });
         if was_called_off || tried.len() >= MOST_MOVES_OF_A_VM {
             return None;
@@ -307,13 +319,17 @@ fn leaving(info: &VmInfo, tried: &BTreeSet<&String>, inventory: &Inventory) -> D
 
 /// What the drain has moved, for the way back.
 fn moved(legs: &Legs<'_>, inventory: &Inventory) -> Vec<Moved> {
-    let done = legs.out.values().filter_map(|all| all.iter().rev().find(|one| one.state == MoveState::Done));
+    let done = legs
+        .out
+        .values()
+        .filter_map(|all| all.iter().rev().find(|one| one.state == MoveState::Done));
     let vms = done.filter_map(|one| {
         let info = inventory.vm_info(&one.vm)?;
         Some(Moved {
             vm: leaving(info, &BTreeSet::new(), inventory),
             to: Some((one.to.clone()?, one.ended_unix_ms.unwrap_or(one.asked_unix_ms))),
-            found_on: matches!(info.state, VmState::Running | VmState::Paused).then(|| info.host.clone()),
+            found_on: matches!(info.state, VmState::Running | VmState::Paused)
+                .then(|| info.host.clone()),
         })
     });
     vms.collect()
@@ -368,7 +384,8 @@ mod tests {
         assert!(waits(&inventory, 10 * PAGES_WAIT_MS));
         inventory.lost("c", "no route");
         assert!(!waits(&inventory, 10 * PAGES_WAIT_MS));
-        let connected = VmInfo { page_in: Some(PageInState { missing_pages: 7, connected: true }), ..told };
+        let connected =
+            VmInfo { page_in: Some(PageInState { missing_pages: 7, connected: true }), ..told };
         assert!(is_passing(&connected, &inventory, 10 * PAGES_WAIT_MS));
     }
 }

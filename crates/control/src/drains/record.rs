@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::QemuEngineOptions;
-use godwit_api::control::{Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState};
+use godwit_api::control::{
+    Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState,
+};
 use godwit_migration::EngineKind;
 
 use godwit_planner::drain::eta::{MoveEta, Progress, eta};
@@ -92,7 +94,12 @@ impl<'a> Legs<'a> {
 
     /// Moves of either way that are not over.
     pub(super) fn live(&self) -> impl Iterator<Item = &'a Move> {
-        self.out.values().chain(self.back.values()).flatten().copied().filter(|one| !one.state.is_over())
+        self.out
+            .values()
+            .chain(self.back.values())
+            .flatten()
+            .copied()
+            .filter(|one| !one.state.is_over())
     }
 }
 
@@ -111,7 +118,8 @@ impl HostDrain {
         };
         let way = self.back.as_ref().unwrap_or(&self.plan);
         let leg = if self.back.is_some() { &legs.back } else { &legs.out };
-        let eta_unix_ms = if self.is_over() { None } else { eta(&way.moves, &progress(leg), now_ms).ends_ms };
+        let eta_unix_ms =
+            if self.is_over() { None } else { eta(&way.moves, &progress(leg), now_ms).ends_ms };
         Drain {
             id: id.to_owned(),
             host: self.host.clone(),
@@ -127,7 +135,8 @@ impl HostDrain {
     /// What has become of each VM so far.
     pub(super) fn vms(&self, legs: &Legs<'_>, now_ms: u64) -> Vec<DrainVm> {
         let expected = eta(&self.plan.moves, &progress(&legs.out), now_ms).moves;
-        let expected: BTreeMap<&str, &MoveEta> = expected.iter().map(|one| (one.vm.as_str(), one)).collect();
+        let expected: BTreeMap<&str, &MoveEta> =
+            expected.iter().map(|one| (one.vm.as_str(), one)).collect();
         let mut vms: BTreeMap<&str, DrainVm> = BTreeMap::new();
         for planned in &self.plan.moves {
             let newest = legs.out.get(planned.vm.as_str()).and_then(|all| all.last());
@@ -150,8 +159,10 @@ impl HostDrain {
             of.r#move = Some(newest.id.clone());
             if newest.state == MoveState::Done {
                 (of.state, of.reason) = (DrainVmState::Back, "it came back".to_owned());
-            } else if let Some(failure) = newest.failure.as_ref().filter(|_| newest.state.is_over()) {
-                of.reason = format!("its way back failed: {} ({})", failure.message, failure.remedy);
+            } else if let Some(failure) = newest.failure.as_ref().filter(|_| newest.state.is_over())
+            {
+                of.reason =
+                    format!("its way back failed: {} ({})", failure.message, failure.remedy);
             }
         }
         for (vm, why) in self.back.iter().flat_map(|back| &back.stays) {
@@ -168,9 +179,14 @@ fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
     let (state, reason) = match newest.map(|one| (one.state, one)) {
         Some((MoveState::Done, _)) => (DrainVmState::Gone, planned.why.clone()),
         Some((MoveState::Failed, one)) => (DrainVmState::Stays, failure(one)),
-        Some((MoveState::Cancelled, _)) => (DrainVmState::Stays, "its move was called off".to_owned()),
+        Some((MoveState::Cancelled, _)) => {
+            (DrainVmState::Stays, "its move was called off".to_owned())
+        }
         Some((MoveState::Waiting, one)) => {
-            let waits = one.waits.as_ref().map_or(String::new(), |waits| format!("; waits: {}", waits.text));
+            let waits = one
+                .waits
+                .as_ref()
+                .map_or(String::new(), |waits| format!("; waits: {}", waits.text));
             (DrainVmState::Going, format!("{}{waits}", planned.why))
         }
         Some((MoveState::Starting | MoveState::Running, _)) | None => {
@@ -188,7 +204,8 @@ fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
 }
 
 fn failure(one: &Move) -> String {
-    let told = one.failure.as_ref().map(|failure| format!("{} ({})", failure.message, failure.remedy));
+    let told =
+        one.failure.as_ref().map(|failure| format!("{} ({})", failure.message, failure.remedy));
     told.unwrap_or_else(|| "its move failed".to_owned())
 }
 
@@ -216,7 +233,9 @@ fn done(one: &Move) -> f64 {
         Some(eta_ms) if eta_ms + progress.elapsed_ms > 0.0 => {
             progress.elapsed_ms / (eta_ms + progress.elapsed_ms)
         }
-        _ if progress.total_bytes > 0 => (progress.sent_bytes as f64 / progress.total_bytes as f64).min(1.0),
+        _ if progress.total_bytes > 0 => {
+            (progress.sent_bytes as f64 / progress.total_bytes as f64).min(1.0)
+        }
         _ => 0.0,
     }
 }

@@ -147,15 +147,20 @@ impl SavedWay {
             target: planned.target.clone(),
             memory_bytes: planned.memory_bytes,
             why: beginning(&planned.why, most_bytes),
-            expected: planned
-                .expected
-                .map(|Expected { starts_in_ms, ends_in_ms }| SavedExpected { starts_in_ms, ends_in_ms }),
+            expected: planned.expected.map(|Expected { starts_in_ms, ends_in_ms }| SavedExpected {
+                starts_in_ms,
+                ends_in_ms,
+            }),
         });
         let stays = way
             .stays
             .iter()
             .map(|(vm, text)| SavedStay { vm: vm.clone(), text: beginning(text, most_bytes) });
-        SavedWay { planned_at_ms: way.planned_at_ms, moves: moves.collect(), stays: stays.collect() }
+        SavedWay {
+            planned_at_ms: way.planned_at_ms,
+            moves: moves.collect(),
+            stays: stays.collect(),
+        }
     }
 }
 
@@ -169,9 +174,10 @@ impl From<SavedWay> for Way {
             why: planned.why,
             // What the plan was made of: it is made already.
             together_with: Vec::new(),
-            expected: planned
-                .expected
-                .map(|SavedExpected { starts_in_ms, ends_in_ms }| Expected { starts_in_ms, ends_in_ms }),
+            expected: planned.expected.map(|SavedExpected { starts_in_ms, ends_in_ms }| Expected {
+                starts_in_ms,
+                ends_in_ms,
+            }),
             waits_for: None,
         });
         let stays = saved.stays.into_iter().map(|staying| (staying.vm, staying.text));
@@ -223,8 +229,11 @@ mod tests {
             expected: Some(Expected { starts_in_ms: 1 << 40, ends_in_ms: 1 << 40 }),
             waits_for: None,
         };
-        let way =
-            Way { planned_at_ms: 1 << 41, moves: (0..vms).map(planned).collect(), stays: BTreeMap::new() };
+        let way = Way {
+            planned_at_ms: 1 << 41,
+            moves: (0..vms).map(planned).collect(),
+            stays: BTreeMap::new(),
+        };
         let outcome = (0..vms).map(|number| DrainVm {
             vm: name(number),
             state: godwit_api::control::DrainVmState::Stays,
@@ -254,9 +263,14 @@ mod tests {
 
     #[test]
     fn what_may_be_drained_fits_whatever_becomes_of_it() {
-        let most = (1..).take_while(|vms| check_size("a", &longest(*vms).plan).is_ok()).last().unwrap();
+        let most =
+            (1..).take_while(|vms| check_size("a", &longest(*vms).plan).is_ok()).last().unwrap();
         let saved = SavedDrain::of(&longest(most));
-        assert!(bytes(&saved) + ENVELOPE_BYTES <= MOST_VALUE_BYTES, "{most} VMs: {}", bytes(&saved));
+        assert!(
+            bytes(&saved) + ENVELOPE_BYTES <= MOST_VALUE_BYTES,
+            "{most} VMs: {}",
+            bytes(&saved)
+        );
         let problem = check_size("a", &longest(most + 1).plan).unwrap_err();
         assert!(problem.detail.contains(&format!("has {} VMs", most + 1)), "{problem}");
         assert!(problem.remedy.contains("in parts"), "{problem}");
@@ -266,9 +280,9 @@ mod tests {
     fn it_is_read_as_it_was_written_and_texts_are_cut_alone() {
         let mut drain = longest(3);
         for way in [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten() {
-            way.moves
-                .iter_mut()
-                .for_each(|planned| (planned.why, planned.together_with) = ("short".into(), vec![]));
+            way.moves.iter_mut().for_each(|planned| {
+                (planned.why, planned.together_with) = ("short".into(), vec![])
+            });
             way.stays.insert("s".into(), "it stays".into());
         }
         drain.outcome.iter_mut().for_each(|vm| vm.reason = "short".into());

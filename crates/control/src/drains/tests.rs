@@ -3,7 +3,9 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
-use godwit_planner::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts};
+use godwit_planner::queue::lifecycle::{
+    Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts,
+};
 use godwit_qemu::VmSpec;
 use godwit_store::{Candidate, MemoryStore, Store, Transaction};
 
@@ -96,7 +98,8 @@ fn host(name: &str) -> HostInfo {
 }
 
 fn vm_told(name: &str) -> HostEvent {
-    let spec: VmSpec = serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
+    let spec: VmSpec =
+        serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
     HostEvent::Vm(Box::new(VmInfo {
         name: name.into(),
         host: "a".into(),
@@ -153,10 +156,14 @@ impl Rig {
         } else {
             keeper.read_all(HOSTS).await.unwrap();
         }
-        let agents =
-            Arc::new(QuickAgents { state: Arc::clone(&state), refused, begun: before.unwrap_or_default() });
+        let agents = Arc::new(QuickAgents {
+            state: Arc::clone(&state),
+            refused,
+            begun: before.unwrap_or_default(),
+        });
         let told = mpsc::channel(64).1;
-        let begun = Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, told);
+        let begun =
+            Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, told);
         let moves = Arc::new(begun.await.unwrap());
         let means = Means { keeper, state: Arc::clone(&state), moves: Arc::clone(&moves) };
         let drains = Drains::begin(means).await.unwrap();
@@ -269,7 +276,8 @@ async fn the_next_manager_goes_on_where_the_one_before_ended() {
     let next = Rig::with(store, state, Vec::new(), Some(Arc::clone(&agents.begun))).await;
     let done = next.when(&asked.id, DrainState::Done).await;
     assert!(["db", "web-1", "web-2"].iter().all(|vm| next.host_of(vm) != "a"), "{done:?}");
-    let mut begun: Vec<String> = agents.begun.lock().unwrap().values().map(|(vm, _)| vm.clone()).collect();
+    let mut begun: Vec<String> =
+        agents.begun.lock().unwrap().values().map(|(vm, _)| vm.clone()).collect();
     begun.sort();
     assert_eq!(begun, ["db", "web-1", "web-2"], "nothing is moved twice");
 }
@@ -325,7 +333,11 @@ async fn a_drain_its_host_and_all_its_moves_are_written_together() {
     rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let written = watch.next().await.unwrap().changes;
     let of = |prefix: &str| written.iter().filter(|change| change.key.starts_with(prefix)).count();
-    assert_eq!((of("drains/"), of("hosts/a"), of("moves/"), written.len()), (1, 1, 3, 5), "{written:?}");
+    assert_eq!(
+        (of("drains/"), of("hosts/a"), of("moves/"), written.len()),
+        (1, 1, 3, 5),
+        "{written:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -343,15 +355,21 @@ async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_pl
     let Rig { state, agents, drains, moves, store } = rig;
     let waiting: Vec<String> = {
         let all = moves.all();
-        all.values().filter(|one| one.state == MoveState::Waiting).map(|one| one.id.clone()).collect()
+        all.values()
+            .filter(|one| one.state == MoveState::Waiting)
+            .map(|one| one.id.clone())
+            .collect()
     };
     ended(drains, moves).await;
     // The next manager knows of moves by the store alone. The second transaction was not written.
     state.change(|inventory| {
         planned.keys().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
     });
-    let lost =
-        waiting.iter().rev().take(14).fold(Transaction::new(), |all, id| all.delete(format!("moves/{id}")));
+    let lost = waiting
+        .iter()
+        .rev()
+        .take(14)
+        .fold(Transaction::new(), |all, id| all.delete(format!("moves/{id}")));
     rewrite(&store, lost).await;
     let next = Rig::with(store, state, Vec::new(), Some(Arc::clone(&agents.begun))).await;
     let done = next.when(&asked.id, DrainState::Done).await;
@@ -364,7 +382,8 @@ async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_pl
 async fn a_host_that_is_emptied_is_in_maintenance_whatever_becomes_of_that() {
     let rig = Rig::begin(vec![SLOW]).await;
     rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
-    let opened = HostPlan { maintenance: false, ..rig.state.inventory().host_plan("a").cloned().unwrap() };
+    let opened =
+        HostPlan { maintenance: false, ..rig.state.inventory().host_plan("a").cloned().unwrap() };
     rig.state.change(|inventory| Some(inventory.plan_host("a", opened)));
     while !rig.state.inventory().host_plan("a").unwrap().maintenance {
         tokio::task::yield_now().await;
@@ -388,8 +407,9 @@ async fn what_goes_on_at_a_host_that_is_forgotten_ends() {
         rig.when(&asked.id, DrainState::Cancelled).await;
         assert_eq!(rig.drains.of_host("a"), None);
         let moves = rig.moves.all();
-        let is_failed =
-            |one: &Move| one.failure.as_ref().is_some_and(|failure| failure.code == "host-forgotten");
+        let is_failed = |one: &Move| {
+            one.failure.as_ref().is_some_and(|failure| failure.code == "host-forgotten")
+        };
         assert!(moves.len() == 3 && moves.values().all(is_failed), "{moves:?}");
     }
 }
@@ -422,8 +442,13 @@ async fn a_host_of_too_many_vms_for_one_drain_is_refused_before_anything_is_done
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
     let problem = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap_err();
     assert_eq!(problem.code, ProblemCode::InvalidRequest, "{problem}");
-    assert!(problem.detail.contains("1504 VMs") && problem.remedy.contains("in parts"), "{problem}");
-    assert!(rig.drains.all().is_empty() && !rig.state.inventory().host_plan("a").unwrap().maintenance);
+    assert!(
+        problem.detail.contains("1504 VMs") && problem.remedy.contains("in parts"),
+        "{problem}"
+    );
+    assert!(
+        rig.drains.all().is_empty() && !rig.state.inventory().host_plan("a").unwrap().maintenance
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -449,8 +474,8 @@ async fn what_a_manager_left_waiting_that_ended_in_a_cancel_is_called_off() {
 async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     let lacks = |host: &str, state: VmState, epoch: u64, missing: Option<u64>| {
         let HostEvent::Vm(info) = vm_told("db") else { unreachable!() };
-        let page_in =
-            missing.map(|missing_pages| godwit_api::PageInState { missing_pages, connected: false });
+        let page_in = missing
+            .map(|missing_pages| godwit_api::PageInState { missing_pages, connected: false });
         HostEvent::Vm(Box::new(VmInfo { host: host.into(), state, epoch, page_in, ..*info }))
     };
     let rig = Rig::begin(Vec::new()).await;
@@ -466,7 +491,11 @@ async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     let done = rig.when(&asked.id, DrainState::Done).await;
     let db = of(&done, "db");
     assert_eq!((db.state, rig.host_of("db").as_str()), (DrainVmState::Stays, "a"));
-    assert!(db.reason.contains("7 pages of it") && db.reason.contains("no connection"), "{}", db.reason);
+    assert!(
+        db.reason.contains("7 pages of it") && db.reason.contains("no connection"),
+        "{}",
+        db.reason
+    );
 }
 
 /// A second guest by the name of one that runs on host a.
@@ -494,7 +523,8 @@ async fn a_second_guest_of_a_name_keeps_its_host_from_being_empty() {
         let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
         let done = rig.when(&asked.id, DrainState::Done).await;
         assert_eq!(of(&done, "db").state, DrainVmState::Gone, "{done:?}");
-        let left: Vec<String> = rig.state.inventory().vms_of("a").map(|info| info.name.clone()).collect();
+        let left: Vec<String> =
+            rig.state.inventory().vms_of("a").map(|info| info.name.clone()).collect();
         assert!(
             done.vms.iter().all(|vm| left.contains(&vm.vm) == (vm.state == DrainVmState::Stays)),
             "{done:?}"

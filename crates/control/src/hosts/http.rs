@@ -4,7 +4,9 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::control::{AddHost, HostState, HostSummary, ManagedHost, Page, Problem, Role, UpdateHost};
+use godwit_api::control::{
+    AddHost, HostState, HostSummary, ManagedHost, Page, Problem, Role, UpdateHost,
+};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;

@@ -25,13 +25,16 @@ pub(crate) fn check_unused(
         Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), remedy)
     };
     if let Some((id, state)) = drains.of_host(host) {
-        let does = if state == DrainState::Undoing { "is being filled again" } else { "is being emptied" };
+        let does =
+            if state == DrainState::Undoing { "is being filled again" } else { "is being emptied" };
         return Err(refused(format!("{does} by drain {id}"), &remedy));
     }
     let moves: Vec<String> = {
         let all = moves.all();
-        let is_its = |to: Option<&String>, from: &str| from == host || to.is_some_and(|to| to == host);
-        let open = all.values().filter(|one| !one.state.is_over() && is_its(one.to.as_ref(), &one.from));
+        let is_its =
+            |to: Option<&String>, from: &str| from == host || to.is_some_and(|to| to == host);
+        let open =
+            all.values().filter(|one| !one.state.is_over() && is_its(one.to.as_ref(), &one.from));
         open.map(|one| one.id.clone()).collect()
     };
     if !moves.is_empty() {

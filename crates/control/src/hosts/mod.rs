@@ -99,7 +99,11 @@ impl HostRequests {
     }
 
     /// Changes what is planned of a host.
-    pub(crate) async fn update_host(&self, name: &str, request: UpdateHost) -> Result<ManagedHost, Problem> {
+    pub(crate) async fn update_host(
+        &self,
+        name: &str,
+        request: UpdateHost,
+    ) -> Result<ManagedHost, Problem> {
         let name = name.to_owned();
         let hosts = self.clone();
         self.planning
@@ -156,24 +160,33 @@ impl HostRequests {
 
 /// A host that is emptied takes no VMs until that is over.
 fn check_not_emptied(host: &str, drains: &Drains) -> Result<(), Problem> {
-    let Some((id, _)) = drains.of_host(host).filter(|(_, state)| *state == DrainState::Running) else {
+    let Some((id, _)) = drains.of_host(host).filter(|(_, state)| *state == DrainState::Running)
+    else {
         return Ok(());
     };
     let detail = format!("host {host} is being emptied by drain {id}");
-    let remedy = format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
+    let remedy =
+        format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
     Err(Problem::new(ProblemCode::WrongState, detail, remedy))
 }
 
 fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
-    let wrong = |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
+    let wrong =
+        |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
     if plan.link_bits_per_s == Some(0) {
-        return wrong("a link of 0 bits a second carries nothing", "leave it out, or say what it carries");
+        return wrong(
+            "a link of 0 bits a second carries nothing",
+            "leave it out, or say what it carries",
+        );
     }
     if plan.link_bits_per_s.is_some_and(|bits| bits > MOST_LINK_BITS_PER_S) {
         return wrong("no link carries that much", "give bits a second, 1 Pb/s at most");
     }
     if plan.most_moves == Some(0) {
-        return wrong("a host of which no VM may go or come can't be managed", "set maintenance instead");
+        return wrong(
+            "a host of which no VM may go or come can't be managed",
+            "set maintenance instead",
+        );
     }
     if plan.most_moves.is_some_and(|moves| moves > MOST_MOVES) {
         return wrong("too many moves at a time", "1000 at most; leave it out to go by the link");

@@ -44,7 +44,8 @@ impl Came {
         if let Some(came) = forward::came(request, revocations) {
             return came;
         }
-        let address = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
+        let address =
+            extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
         Came::From(address.unwrap_or(IpAddr::from([0, 0, 0, 0])))
     }
 
@@ -57,7 +58,11 @@ impl Came {
 }
 
 /// Lets a request through that its sender may make; [`Caller`] is among the request's extensions from here on.
-pub(crate) async fn admit(State(manager): State<Arc<Manager>>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn admit(
+    State(manager): State<Arc<Manager>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let came = Came::of(&request, &manager.hosts.revocations);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let need = need_of(&method, request.uri());
@@ -123,7 +128,11 @@ async fn judge(
 }
 
 /// Who asks.
-async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) -> Result<Caller, Problem> {
+async fn identify(
+    manager: &Manager,
+    came: &Came,
+    shown: Option<HeaderValue>,
+) -> Result<Caller, Problem> {
     match came {
         Came::BySocket => return Ok(Caller::root()),
         Came::BySocketOf(manager) => {
@@ -132,7 +141,8 @@ async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) ->
         Came::From(_) => {}
     }
     let missing = || {
-        let remedy = "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
+        let remedy =
+            "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
         Problem::new(ProblemCode::Unauthenticated, "no token is shown", remedy)
     };
     let shown = shown.ok_or_else(missing)?;
@@ -178,7 +188,11 @@ fn note(
         who: joined.or(caller.map(|caller| caller.name)).unwrap_or_else(|| "nobody".to_owned()),
         from: came.address(),
         what: beginning(&format!("{method} {path}"), MOST_NOTED_BYTES),
-        outcome: if status.is_success() || is_opened { AuditOutcome::Done } else { AuditOutcome::Refused },
+        outcome: if status.is_success() || is_opened {
+            AuditOutcome::Done
+        } else {
+            AuditOutcome::Refused
+        },
         status: status.as_u16(),
         reason: problem.map(|problem| beginning(&problem.detail, MOST_NOTED_BYTES)),
         made: response.extensions().get::<Made>().map(|Made(named)| named.clone()),

@@ -66,7 +66,8 @@ pub(crate) async fn read_out(request: Request, next: Next) -> Response {
 
 async fn throw_away(mut body: Shared) {
     let mut bytes = 0;
-    while let Some(Ok(frame)) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await
+    while let Some(Ok(frame)) =
+        std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await
     {
         bytes += frame.data_ref().map_or(0, Bytes::len);
         if bytes > MAX_BODY_BYTES {
@@ -98,7 +99,8 @@ mod tests {
         let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .serve_connection(TokioIo::new(server), service);
         tokio::spawn(server);
-        let client = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
+        let client =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
         let (mut sender, connection) = client.await.unwrap();
         tokio::spawn(connection);
         for token in [None, Some("Bearer nobody's")] {

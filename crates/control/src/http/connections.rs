@@ -214,7 +214,8 @@ async fn read_in_time(request: Request, next: Next, limit: Duration) -> Response
             Err(_) => Err(axum::Error::new(io::Error::from(io::ErrorKind::TimedOut))),
         }
     };
-    let in_time = |body: Body| Body::from_stream(stream::try_unfold(body.into_data_stream(), next_piece));
+    let in_time =
+        |body: Body| Body::from_stream(stream::try_unfold(body.into_data_stream(), next_piece));
     next.run(request.map(in_time)).await
 }
 
@@ -245,7 +246,9 @@ mod tests {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             listener.set_nonblocking(true).unwrap();
             let address = listener.local_addr().unwrap();
-            let app = Router::new().route("/", get(async || "ok")).route("/", post(async |_: String| "read"));
+            let app = Router::new()
+                .route("/", get(async || "ok"))
+                .route("/", post(async |_: String| "read"));
             let places = Arc::new(Places { most_of_one, ..Places::default() });
             let task = tokio::spawn(serve(listener, app, None, Handle::new(), places, patience));
             Served { address, task }
@@ -286,7 +289,8 @@ mod tests {
         assert!(served.until_closed(second).await.contains("200 OK"));
         let body = "POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 9\r\n\r\nhalf";
         assert!(served.until_closed(body).await.contains("400 Bad Request"));
-        let whole = "POST / HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Length: 5\r\n\r\nwhole";
+        let whole =
+            "POST / HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Length: 5\r\n\r\nwhole";
         assert!(served.until_closed(whole).await.contains("200 OK"));
     }
 

@@ -57,14 +57,17 @@ async fn follow(
         Some((stream::iter(told(next)), listener))
     });
     // Who may look no more is told no more; asking again is refused with the reason.
-    let events =
-        batches.flatten().map(Ok).take_until(async move { manager.tokens.is_good_no_more(&caller).await });
+    let events = batches
+        .flatten()
+        .map(Ok)
+        .take_until(async move { manager.tokens.is_good_no_more(&caller).await });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
 /// An event's number, as who was cut off tells it.
 fn number(id: &HeaderValue) -> Result<u64, Refusal> {
-    let number = id.to_str().ok().and_then(|id| id.parse().ok()).and_then(|id: i64| u64::try_from(id).ok());
+    let number =
+        id.to_str().ok().and_then(|id| id.parse().ok()).and_then(|id: i64| u64::try_from(id).ok());
     number.ok_or_else(|| {
         let detail = "Last-Event-ID is no event's number";
         Refusal(Problem::new(
@@ -77,7 +80,9 @@ fn number(id: &HeaderValue) -> Result<u64, Refusal> {
 
 fn told(next: Next) -> Vec<Event> {
     match next {
-        Next::Missed(number) => vec![Event::default().event("missed").id(number.to_string()).data("null")],
+        Next::Missed(number) => {
+            vec![Event::default().event("missed").id(number.to_string()).data("null")]
+        }
         Next::Events(events) => events.iter().filter_map(|event| one(event).ok()).collect(),
     }
 }

@@ -75,7 +75,9 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
             (!shown.is_empty() && is_whole).then_some(Value::Object(shown))
         }),
         Schema::Array(array) => array.example.clone().or_else(|| match &array.items {
-            ArrayItems::RefOrSchema(item) => Some(Value::Array(vec![example(item, schemas, deep + 1)?])),
+            ArrayItems::RefOrSchema(item) => {
+                Some(Value::Array(vec![example(item, schemas, deep + 1)?]))
+            }
             ArrayItems::False => None,
         }),
         Schema::OneOf(one_of) => one_of.example.clone(),
@@ -163,11 +165,12 @@ mod tests {
     /// Whether all of an example is in what was made of it: what is not was not read. Null is what is left out.
     fn is_in(example: &Value, made: &Value) -> bool {
         match (example, made) {
-            (Value::Object(example), Value::Object(made)) => {
-                example.iter().all(|(name, value)| is_in(value, made.get(name).unwrap_or(&Value::Null)))
-            }
+            (Value::Object(example), Value::Object(made)) => example
+                .iter()
+                .all(|(name, value)| is_in(value, made.get(name).unwrap_or(&Value::Null))),
             (Value::Array(example), Value::Array(made)) => {
-                example.len() == made.len() && example.iter().zip(made).all(|(one, other)| is_in(one, other))
+                example.len() == made.len()
+                    && example.iter().zip(made).all(|(one, other)| is_in(one, other))
             }
             _ => example == made,
         }
@@ -192,8 +195,11 @@ mod tests {
             return page.items.iter().try_for_each(|one| check(&item, one));
         }
         let types = types();
-        let read = types.get(name).ok_or_else(|| format!("add {name} to the types of server/examples.rs"))?;
-        let made = read(example).map_err(|why| format!("{name} does not read its example: {why}; fix it"))?;
+        let read = types
+            .get(name)
+            .ok_or_else(|| format!("add {name} to the types of server/examples.rs"))?;
+        let made = read(example)
+            .map_err(|why| format!("{name} does not read its example: {why}; fix it"))?;
         let unread = format!(
             "{name} does not read all of its example (it makes {made} of it): fix a name or a value in it"
         );
@@ -223,12 +229,17 @@ mod tests {
         for (path, methods) in document["paths"].as_object().unwrap() {
             for (method, operation) in methods.as_object().unwrap() {
                 let at = |of: &str, wrong: String| format!("{method} {path}, {of}: {wrong}");
-                all.extend(wrong(&operation["requestBody"]["content"]).into_iter().map(|w| at("request", w)));
+                all.extend(
+                    wrong(&operation["requestBody"]["content"])
+                        .into_iter()
+                        .map(|w| at("request", w)),
+                );
                 for (status, response) in operation["responses"].as_object().unwrap() {
                     // What is a WebSocket from then on has no body either.
-                    let is_told = response["content"].is_object() || matches!(status.as_str(), "101" | "204");
-                    let none =
-                        (!is_told).then(|| "it has no body: give it one, or the status 204".to_owned());
+                    let is_told =
+                        response["content"].is_object() || matches!(status.as_str(), "101" | "204");
+                    let none = (!is_told)
+                        .then(|| "it has no body: give it one, or the status 204".to_owned());
                     let wrong = wrong(&response["content"]).into_iter().chain(none);
                     all.extend(wrong.map(|wrong| at(status, wrong)));
                 }

@@ -47,7 +47,9 @@ const CHOICE_LOOK: Duration = Duration::from_millis(200);
 /// What it refuses for want of a token or a role it passes on as well: that is for the audit log, and a token may be newer than it knows.
 pub(crate) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>) -> bool {
     match refused.map(|problem| problem.code) {
-        Some(ProblemCode::Unauthenticated | ProblemCode::Forbidden | ProblemCode::IssuerAway) => return true,
+        Some(ProblemCode::Unauthenticated | ProblemCode::Forbidden | ProblemCode::IssuerAway) => {
+            return true;
+        }
         Some(_) => return false,
         None => {}
     }
@@ -58,7 +60,8 @@ pub(crate) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
         [
             "api",
             "v1",
-            "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores" | "limits",
+            "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores"
+            | "limits",
         ]
         | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => looks,
         ["api", "v1", ..] => false,
@@ -83,7 +86,10 @@ pub(crate) struct Leader {
 
 /// Who leads; none: this manager, by now. What was passed on already is not passed on again. While nobody does who can be reached a request waits,
 /// a while: a leader that died is the store's leader until its lease ends.
-pub(crate) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Option<Leader>, Problem> {
+pub(crate) async fn leader(
+    manager: &Manager,
+    is_passed_on: bool,
+) -> Result<Option<Leader>, Problem> {
     let until = Instant::now() + CHOICE_LIMIT;
     let mut why = nobody("no manager leads at the moment");
     loop {
@@ -96,10 +102,14 @@ pub(crate) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Opti
             Some(leader) if leader.name == manager.candidate().name => {
                 return match timeout(BEGIN_LIMIT, manager.begins_to_lead()).await {
                     Ok(()) => Ok(None),
-                    Err(_) => Err(nobody("this manager is about to lead, and has not read yet what is kept")),
+                    Err(_) => Err(nobody(
+                        "this manager is about to lead, and has not read yet what is kept",
+                    )),
                 };
             }
-            Some(_) if is_passed_on => return Err(nobody("the manager that leads changes just now")),
+            Some(_) if is_passed_on => {
+                return Err(nobody("the manager that leads changes just now"));
+            }
             Some(leader) => match reach(manager, leader).await? {
                 Ok(reached) => return Ok(Some(reached)),
                 Err(problem) => why = problem,
@@ -125,7 +135,11 @@ async fn reach(
     // By the network and by TLS if this manager has it: never by a socket, which would make everybody root.
     let client = manager.hosts().manager_client(&name, &address).map_err(|problem| {
         let detail = format!("manager {name} leads and can't be asked: {}", problem.detail);
-        Problem::new(ProblemCode::NoLeader, detail, "correct `address` and `listen` of its configuration")
+        Problem::new(
+            ProblemCode::NoLeader,
+            detail,
+            "correct `address` and `listen` of its configuration",
+        )
     })?;
     Ok(match client.connection().await {
         Ok(connection) => Ok(Leader { name, address, client, connection }),
@@ -138,7 +152,12 @@ async fn reach(
 }
 
 /// Passes a request on to the manager that leads.
-pub(crate) async fn pass_on(manager: &Manager, leader: Leader, came: &Came, request: Request) -> Response {
+pub(crate) async fn pass_on(
+    manager: &Manager,
+    leader: Leader,
+    came: &Came,
+    request: Request,
+) -> Response {
     match ask(manager, leader, came, request).await {
         Ok(response) => response,
         Err(problem) => Refusal(problem).into_response(),
@@ -153,8 +172,9 @@ async fn ask(
 ) -> Result<Response, Problem> {
     let is_root = came.address().is_none();
     if is_root && !manager.hosts().are_secure() {
-        let detail =
-            format!("manager {name} leads, and takes no word of this one's: neither has a certificate");
+        let detail = format!(
+            "manager {name} leads, and takes no word of this one's: neither has a certificate"
+        );
         let remedy = format!("ask it with a token: --manager {address}, or by its own socket");
         return Err(Problem::new(ProblemCode::NoLeader, detail, remedy));
     }
@@ -163,10 +183,15 @@ async fn ask(
         let detail = "the request's body is longer than the manager reads";
         Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json")
     })?;
-    let from = came.address().map_or(Ok(FROM_SOCKET), |from| HeaderValue::from_str(&from.to_string()));
+    let from =
+        came.address().map_or(Ok(FROM_SOCKET), |from| HeaderValue::from_str(&from.to_string()));
     let by = HeaderValue::from_str(&manager.candidate().name);
     let (Ok(from), Ok(by)) = (from, by) else {
-        return Err(Problem::new(ProblemCode::ManagerFailed, "a name that can't stand in a header", ""));
+        return Err(Problem::new(
+            ProblemCode::ManagerFailed,
+            "a name that can't stand in a header",
+            "",
+        ));
     };
     // As it has come, but for what belongs to the connection that it came by.
     for own in [CONNECTION, HOST, TRANSFER_ENCODING] {
@@ -181,7 +206,8 @@ async fn ask(
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let answered = client.pass_on(connection, parts.method, &path, parts.headers, body).await;
     let mut response = answered.map_err(|_| {
-        let detail = format!("manager {name} leads, and the connection to it broke before it answered");
+        let detail =
+            format!("manager {name} leads, and the connection to it broke before it answered");
         let remedy = "look whether it was done, and ask again in some seconds";
         Problem::new(ProblemCode::NoLeader, detail, remedy)
     })?;
@@ -194,7 +220,9 @@ async fn ask(
         tokio::spawn(async move {
             let (Ok(here), Ok(there)) = tokio::join!(here, there) else { return };
             // Either side may go at any time: that is how a console ends.
-            let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(here), &mut TokioIo::new(there)).await;
+            let _ =
+                tokio::io::copy_bidirectional(&mut TokioIo::new(here), &mut TokioIo::new(there))
+                    .await;
         });
     }
     Ok(response.map(Body::new))
@@ -262,8 +290,16 @@ mod tests {
         ] {
             assert_eq!(is_leaders(&method, path, None), passed_on, "{method} {path}");
         }
-        assert!(is_leaders(&Method::GET, "/api/v1/hosts", Some(&refused(ProblemCode::Unauthenticated))));
-        assert!(!is_leaders(&Method::POST, "/api/v1/hosts", Some(&refused(ProblemCode::TooManyRequests))));
+        assert!(is_leaders(
+            &Method::GET,
+            "/api/v1/hosts",
+            Some(&refused(ProblemCode::Unauthenticated))
+        ));
+        assert!(!is_leaders(
+            &Method::POST,
+            "/api/v1/hosts",
+            Some(&refused(ProblemCode::TooManyRequests))
+        ));
     }
 
     #[test]

@@ -24,8 +24,10 @@ pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
         METRICS.look(&manager.state, moves.as_deref());
     }
     match METRICS.text() {
-        Ok(text) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-            .into_response(),
+        Ok(text) => {
+            ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
+        }
         Err(_) => http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
@@ -47,7 +49,10 @@ pub(crate) async fn follow(manager: Arc<Manager>) {
                 // Ids are in the order of time.
                 counted.pop_first();
             }
-            let whole = manager.leading().ok().and_then(|leading| leading.moves.all().get(&over.id).cloned());
+            let whole = manager
+                .leading()
+                .ok()
+                .and_then(|leading| leading.moves.all().get(&over.id).cloned());
             METRICS.ended(whole.as_ref().unwrap_or(over));
         }
     }

@@ -67,17 +67,20 @@ impl Issuer {
     async fn begin(dir: &Path, keys: Vec<Jwk>) -> Issuer {
         let authority = Authority::create(dir, "test", 30).unwrap();
         let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
-        let grant = Grant { name: "issuer".into(), role: CertificateRole::Operator, addresses, days: 30 };
+        let grant =
+            Grant { name: "issuer".into(), role: CertificateRole::Operator, addresses, days: 30 };
         let issued = authority.issue(&grant).unwrap();
-        let identity = Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap();
+        let identity =
+            Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = format!("https://{}", listener.local_addr().unwrap());
         let (keys, asked) = (Arc::new(Mutex::new(JwkSet { keys })), Arc::<AtomicU32>::default());
         let told = json!({ "issuer": address, "jwks_uri": format!("{address}/keys") });
         let (shown, counted) = (Arc::clone(&keys), Arc::clone(&asked));
-        let app =
-            Router::new().route("/.well-known/openid-configuration", get(async move || Json(told))).route(
+        let app = Router::new()
+            .route("/.well-known/openid-configuration", get(async move || Json(told)))
+            .route(
                 "/keys",
                 get(async move || {
                     counted.fetch_add(1, Ordering::SeqCst);
@@ -166,7 +169,10 @@ async fn whatever_is_wrong_with_a_token_is_refused_and_noted() {
         // {"alg":"none"}
         ("can't be read", format!("eyJhbGciOiJub25lIn0.{body}")),
         ("can't be read", "..".to_owned()),
-        ("does not hold", key.sign(&json!({ "iss": issuer.address, "aud": "godwit", "sub": "ann" }))),
+        (
+            "does not hold",
+            key.sign(&json!({ "iss": issuer.address, "aud": "godwit", "sub": "ann" })),
+        ),
     ];
     for (why, token) in &wrong {
         let answer = managed.ask(Method::GET, HOSTS, Some(token), None).await;
@@ -174,7 +180,10 @@ async fn whatever_is_wrong_with_a_token_is_refused_and_noted() {
         assert_eq!(answer.problem(), ProblemCode::Unauthenticated);
     }
     let nobody = key.sign(&with(good, "godwit_role", json!("root")));
-    assert_eq!(managed.ask(Method::GET, HOSTS, Some(&nobody), None).await.problem(), ProblemCode::Forbidden);
+    assert_eq!(
+        managed.ask(Method::GET, HOSTS, Some(&nobody), None).await.problem(),
+        ProblemCode::Forbidden
+    );
     // Of nobody's the first stand there whole.
     let noted = noted(&managed, 3).await;
     assert!(noted.iter().all(|entry| entry.who == "nobody" && entry.reason.is_some()));
@@ -195,7 +204,11 @@ async fn a_new_key_is_asked_for_and_unknown_ones_not_without_end() {
     let of_new = new.sign(&issuer.claims("viewer"));
     assert_eq!(managed.root(Method::GET, HOSTS, None).await.status, StatusCode::OK);
     let answer = managed.ask(Method::GET, HOSTS, Some(&of_new), None).await;
-    assert!(matches!(answer.status, StatusCode::OK | StatusCode::TOO_MANY_REQUESTS), "{}", answer.body);
+    assert!(
+        matches!(answer.status, StatusCode::OK | StatusCode::TOO_MANY_REQUESTS),
+        "{}",
+        answer.body
+    );
     issuer.keys.lock().unwrap().keys.push(old.public());
     assert!(!managed.ask(Method::GET, HOSTS, Some(&of_old), None).await.status.is_success());
     assert_eq!(issuer.asked.load(Ordering::SeqCst), 1);

@@ -34,7 +34,11 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const MOST_ANSWER_BYTES: usize = 64 << 10;
 
 /// Carries out a request with a key once.
-pub(crate) async fn once(State(manager): State<Arc<Manager>>, request: Request, next: Next) -> Response {
+pub(crate) async fn once(
+    State(manager): State<Arc<Manager>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let caller = request.extensions().get::<Caller>().map(Caller::key);
     let has_key = *request.method() == Method::POST && request.headers().contains_key(&KEY);
     // A manager that does not lead carries nothing out.
@@ -77,9 +81,9 @@ async fn keyed(
         let work = Work { keeper, id: keyed.id, begun, revision, tells_secret, _turn: turn };
         work.note(response).await
     });
-    carried_out
-        .await
-        .map_err(|_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", ""))
+    carried_out.await.map_err(|_| {
+        Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "")
+    })
 }
 
 fn keyed_request(caller: &str, parts: &Parts, body: &Bytes) -> Result<Keyed, Problem> {
@@ -95,7 +99,8 @@ fn again(answer: Answered) -> Response {
         // For the audit log.
         Ok(problem) if answer.status >= 400 => Refusal(problem).into_response(),
         _ => {
-            let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            let status =
+                StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             let mut response = (status, body).into_response();
             if let Ok(kind) = HeaderValue::from_str(&answer.media_type) {
                 response.headers_mut().insert(CONTENT_TYPE, kind);
@@ -135,10 +140,12 @@ impl Work {
         let text = (!is_secret && body.len() <= MOST_ANSWER_BYTES)
             .then(|| String::from_utf8(body.to_vec()).ok())
             .flatten();
-        let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind =
+            parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let answer = Answered { status: status.as_u16(), media_type: kind.to_owned(), body: text };
         let asked = Asked { answer: Some(answer), ..self.begun.clone() };
-        let written = write(&self.keeper, Transaction::new(), &self.id, Some(self.revision), &asked).await;
+        let written =
+            write(&self.keeper, Transaction::new(), &self.id, Some(self.revision), &asked).await;
         self.written(written.map(drop));
         Response::from_parts(parts, Body::from(body))
     }

@@ -40,7 +40,8 @@ async fn a_request_that_is_repeated_is_carried_out_once_and_answered_alike() {
     let other = json!({ "name": "b", "address": "http://127.0.0.1:1" });
     assert_eq!(ask(&managed, &admin, "k1", other.clone()).await.problem(), ProblemCode::KeyReused);
     // Another caller's key of the same text is another key.
-    let root = managed.send(super::local(managed.app.clone()), keyed(HOSTS, &admin, "k1", other)).await;
+    let root =
+        managed.send(super::local(managed.app.clone()), keyed(HOSTS, &admin, "k1", other)).await;
     assert_eq!(root.status, StatusCode::CREATED);
     assert_eq!(ask(&managed, &admin, "", host_a()).await.problem(), ProblemCode::InvalidRequest);
 }
@@ -119,8 +120,22 @@ async fn who_takes_very_many_keys_pushes_out_its_own() {
         leading.repeats.begin(&leading.keeper, &keyed, None, &begun).await.unwrap();
     }
     let of = |key: &[u8]| Keyed::new("other", key, "POST /", b"").unwrap().id;
-    assert!(leading.keeper.find(crate::idempotency::record::REPEATS, &of(b"k0")).await.unwrap().is_none());
-    assert!(leading.keeper.find(crate::idempotency::record::REPEATS, &of(b"k1")).await.unwrap().is_some());
+    assert!(
+        leading
+            .keeper
+            .find(crate::idempotency::record::REPEATS, &of(b"k0"))
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(
+        leading
+            .keeper
+            .find(crate::idempotency::record::REPEATS, &of(b"k1"))
+            .await
+            .unwrap()
+            .is_some()
+    );
     let again = ask(&managed, &admin, "k", host_a()).await;
     assert_eq!(again.status, StatusCode::CREATED, "told again");
     // The next manager counts what the store has.
@@ -129,7 +144,14 @@ async fn who_takes_very_many_keys_pushes_out_its_own() {
     let keyed = Keyed::new("other", b"more", "POST /", b"").unwrap();
     let begun = Asked { unix_ms: now + 9_000, digest: keyed.digest, answer: None };
     leading.repeats.begin(&leading.keeper, &keyed, None, &begun).await.unwrap();
-    assert!(leading.keeper.find(crate::idempotency::record::REPEATS, &of(b"k1")).await.unwrap().is_none());
+    assert!(
+        leading
+            .keeper
+            .find(crate::idempotency::record::REPEATS, &of(b"k1"))
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +161,8 @@ async fn the_document_tells_of_the_key() {
     for (path, methods) in document["paths"].as_object().unwrap() {
         let Some(post) = methods.get("post") else { continue };
         let parameters = post["parameters"].as_array().cloned().unwrap_or_default();
-        let has_key = parameters.iter().any(|one| one["name"] == "Idempotency-Key" && one["in"] == "header");
+        let has_key =
+            parameters.iter().any(|one| one["name"] == "Idempotency-Key" && one["in"] == "header");
         assert_eq!(has_key, path != "/api/v1/join", "{path}");
     }
 }

@@ -1,6 +1,8 @@
 use axum::body::Body;
 use futures::StreamExt;
-use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Me, Page, ProblemCode, Role};
+use godwit_api::control::{
+    AuditEntry, CreatedToken, HostSummary, ManagedHost, Me, Page, ProblemCode, Role,
+};
 use godwit_store::{Candidate, MemoryStore, Store};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{Method, Request, StatusCode};
@@ -52,13 +54,17 @@ impl Managed {
         Managed::with_authorities(store, Authorities::default()).await
     }
 
-    pub(crate) async fn with_authorities(store: Arc<MemoryStore>, authorities: Authorities) -> Managed {
+    pub(crate) async fn with_authorities(
+        store: Arc<MemoryStore>,
+        authorities: Authorities,
+    ) -> Managed {
         store.end_leadership_silently();
         let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
         let leadership = Arc::new(store.lead(&candidate).await.unwrap());
         let keeper = Keeper::new(Arc::clone(&store) as _, leadership, candidate);
         let state = Arc::<Cluster>::default();
-        let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, None);
+        let manager =
+            Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, None);
         manager.authorities.set(authorities);
         manager.lead(keeper).await.unwrap();
         Managed { store, app: router(Arc::clone(&manager)), manager }
@@ -67,7 +73,8 @@ impl Managed {
     pub(crate) async fn send(&self, app: Router, request: Request<Body>) -> Answer {
         let response = app.oneshot(request).await.unwrap();
         let status = response.status();
-        let kind = response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap().to_owned());
+        let kind =
+            response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap().to_owned());
         let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
         let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         Answer { status, kind: kind.unwrap_or_default(), body }
@@ -95,15 +102,21 @@ impl Managed {
     }
 }
 
-pub(crate) fn request(method: Method, path: &str, token: Option<&str>, body: Option<Value>) -> Request<Body> {
+pub(crate) fn request(
+    method: Method,
+    path: &str,
+    token: Option<&str>,
+    body: Option<Value>,
+) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(token) = token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     match body {
-        Some(body) => {
-            request.header(CONTENT_TYPE, "application/json").body(Body::from(body.to_string())).unwrap()
-        }
+        Some(body) => request
+            .header(CONTENT_TYPE, "application/json")
+            .body(Body::from(body.to_string()))
+            .unwrap(),
         None => request.body(Body::empty()).unwrap(),
     }
 }
@@ -120,7 +133,8 @@ async fn hosts_are_added_changed_and_forgotten() {
     let again = managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
     assert_eq!(again.problem(), ProblemCode::AlreadyExists);
     let change = json!({ "maintenance": true });
-    let changed: ManagedHost = managed.root(Method::PATCH, "/api/v1/hosts/a", Some(change)).await.read();
+    let changed: ManagedHost =
+        managed.root(Method::PATCH, "/api/v1/hosts/a", Some(change)).await.read();
     assert!(changed.summary.maintenance && changed.summary.labels["rack"] == "r1");
     let page: Page<HostSummary> =
         managed.root(Method::GET, "/api/v1/hosts?maintenance=true", None).await.read();
@@ -136,7 +150,8 @@ async fn a_host_in_use_is_forgotten_by_force_alone() {
     let managed = Managed::begin().await;
     // It takes connections and answers none: what is told of the host here stays.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let host = json!({ "name": "a", "address": format!("http://{}", silent.local_addr().unwrap()) });
+    let host =
+        json!({ "name": "a", "address": format!("http://{}", silent.local_addr().unwrap()) });
     managed.root(Method::POST, "/api/v1/hosts", Some(host)).await;
     managed.manager.state.reached("a");
     let told = |event| managed.manager.state.heard("a", event);
@@ -144,7 +159,11 @@ async fn a_host_in_use_is_forgotten_by_force_alone() {
     told(godwit_api::HostEvent::Vm(Box::new(rig::vm("web", "a", None))));
     told(godwit_api::HostEvent::Known);
     let refused = managed.root(Method::DELETE, "/api/v1/hosts/a", None).await;
-    assert!(refused.body["detail"].as_str().unwrap().contains("runs 1 VM: web"), "{}", refused.body);
+    assert!(
+        refused.body["detail"].as_str().unwrap().contains("runs 1 VM: web"),
+        "{}",
+        refused.body
+    );
     assert_eq!(refused.problem(), ProblemCode::WrongState);
     let drain = managed.root(Method::POST, "/api/v1/hosts/a/drain", Some(json!({}))).await;
     assert_eq!(drain.status, StatusCode::ACCEPTED);
@@ -172,7 +191,10 @@ async fn an_operator_changes_maintenance_and_nothing_else_of_a_host() {
     for more in more {
         assert_eq!(ask(&operator, more).await.problem(), ProblemCode::Forbidden);
     }
-    assert_eq!(ask(&viewer, json!({ "maintenance": true })).await.problem(), ProblemCode::Forbidden);
+    assert_eq!(
+        ask(&viewer, json!({ "maintenance": true })).await.problem(),
+        ProblemCode::Forbidden
+    );
     assert!(!managed.manager.host_requests.host("a").unwrap().summary.maintenance);
 }
 
@@ -231,7 +253,10 @@ async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
     assert_eq!(nobody.problem(), ProblemCode::Unauthenticated);
     let wrong = managed.ask(Method::GET, hosts, Some("godwit_00_11"), None).await;
     assert_eq!(wrong.problem(), ProblemCode::Unauthenticated);
-    assert_eq!(managed.ask(Method::GET, hosts, Some(&viewer.token), None).await.status, StatusCode::OK);
+    assert_eq!(
+        managed.ask(Method::GET, hosts, Some(&viewer.token), None).await.status,
+        StatusCode::OK
+    );
     let me: Me = managed.ask(Method::GET, "/api/v1/me", Some(&viewer.token), None).await.read();
     assert_eq!(me, Me { name: "viewer".to_owned(), role: Role::Viewer });
     let weaker = managed.ask(Method::POST, hosts, Some(&viewer.token), Some(host_a())).await;
@@ -258,7 +283,8 @@ async fn a_prediction_needs_an_operator_and_is_noted_though_it_is_a_get() {
     let operator = managed.token(Role::Operator).await.token;
     let path = "/api/v1/vms/web/preflight";
     for query in ["?predict=true", "?to=b&predict=true", "?%70redict=tru%65"] {
-        let refused = managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
+        let refused =
+            managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
         assert_eq!(refused.problem(), ProblemCode::Forbidden, "{query}");
     }
     // Without a prediction a viewer is let through, and it is only a look; there is no such VM here.
@@ -266,7 +292,8 @@ async fn a_prediction_needs_an_operator_and_is_noted_though_it_is_a_get() {
         let looked = managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
         assert_eq!(looked.problem(), ProblemCode::NotFound, "{query}");
     }
-    let asked = managed.ask(Method::GET, &format!("{path}?predict=true"), Some(&operator), None).await;
+    let asked =
+        managed.ask(Method::GET, &format!("{path}?predict=true"), Some(&operator), None).await;
     assert_eq!(asked.problem(), ProblemCode::NotFound);
     let noted = noted(&managed, 6).await;
     let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
@@ -411,8 +438,12 @@ async fn tokens_of_one_name_are_told_apart_in_the_log_and_none_is_called_root() 
     let both = [Some(one.info.id), Some(other.info.id)];
     loop {
         let log: Page<AuditEntry> = managed.root(Method::GET, "/api/v1/audit", None).await.read();
-        let tokens: Vec<_> =
-            log.items.iter().filter(|entry| entry.who == "admin").map(|entry| entry.token.clone()).collect();
+        let tokens: Vec<_> = log
+            .items
+            .iter()
+            .filter(|entry| entry.who == "admin")
+            .map(|entry| entry.token.clone())
+            .collect();
         if tokens.len() == 2 {
             assert!(both.iter().all(|id| tokens.contains(id)), "{tokens:?}");
             break;
@@ -465,7 +496,10 @@ async fn the_document_has_every_request_with_its_answers() {
             assert!(responses.contains_key("4XX"), "{method} {path}");
             let is_good = |status: &String| status.starts_with('2') || status == "101";
             assert!(responses.keys().any(is_good), "{method} {path}");
-            assert!(operation["description"].is_string() || operation["summary"].is_string(), "{path}");
+            assert!(
+                operation["description"].is_string() || operation["summary"].is_string(),
+                "{path}"
+            );
         }
     }
 }

@@ -9,8 +9,8 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::header::{
-    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG,
-    IF_NONE_MATCH, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY,
+    CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use include_dir::{Dir, include_dir};
@@ -82,27 +82,31 @@ fn found<'f>(
         "api" | "metrics" | "healthz" => Found::NoFile,
         "" => of(PAGE).unwrap_or(Found::NoFile),
         _ if path.starts_with(HASHED) => of(path).unwrap_or(Found::Missing),
-        _ => of(path).or_else(|| wants_page(headers).then(|| of(PAGE)).flatten()).unwrap_or(Found::NoFile),
+        _ => of(path)
+            .or_else(|| wants_page(headers).then(|| of(PAGE)).flatten())
+            .unwrap_or(Found::NoFile),
     }
 }
 
 /// Whether a browser asks for a page to show: it says so of nothing else.
 fn wants_page(headers: &HeaderMap) -> bool {
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accepted
-        .flat_map(|value| value.split(','))
-        .any(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/html"))
+    accepted.flat_map(|value| value.split(',')).any(|kind| {
+        kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/html")
+    })
 }
 
 fn answer(path: &str, file: &File, method: &Method, headers: &HeaderMap) -> Response {
     let (form, encoding) = file.form(headers);
     let tag = HeaderValue::from_str(&form.tag).unwrap_or(HeaderValue::from_static("\"\""));
     let is_known =
-        headers.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(|value| {
-            value
-                .split(',')
-                .any(|known| matches!(known.trim().trim_start_matches("W/"), known if known == form.tag))
-        });
+        headers.get_all(IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(
+            |value| {
+                value.split(',').any(
+                |known| matches!(known.trim().trim_start_matches("W/"), known if known == form.tag),
+            )
+            },
+        );
     let mut response = if is_known {
         status(StatusCode::NOT_MODIFIED)
     } else {
@@ -148,7 +152,8 @@ impl File {
     fn form(&self, headers: &HeaderMap) -> (&Form, Option<&'static str>) {
         let compressed = [(&self.brotli, "br"), (&self.gzip, "gzip")];
         let usable = compressed.into_iter().filter(|(_, encoding)| accepts(headers, encoding));
-        let smallest = usable.filter_map(|(form, encoding)| Some((form.as_ref()?, encoding))).next();
+        let smallest =
+            usable.filter_map(|(form, encoding)| Some((form.as_ref()?, encoding))).next();
         smallest.map_or((&self.plain, None), |(form, encoding)| (form, Some(encoding)))
     }
 }
@@ -169,7 +174,9 @@ fn files(built: &'static Dir<'static>) -> BTreeMap<String, File> {
     let mut folders = vec![built];
     while let Some(folder) = folders.pop() {
         folders.extend(folder.dirs());
-        let of = folder.files().filter_map(|file| Some((file.path().to_str()?.to_owned(), file.contents())));
+        let of = folder
+            .files()
+            .filter_map(|file| Some((file.path().to_str()?.to_owned(), file.contents())));
         contents.extend(of);
     }
     let form = |path: &str, suffix: &str| {
@@ -227,7 +234,8 @@ mod tests {
             brotli: Some(form(b"br", "b")),
             gzip: Some(form(b"gz", "g")),
         };
-        let page = File { kind: kind("index.html"), plain: form(b"page", "i"), brotli: None, gzip: None };
+        let page =
+            File { kind: kind("index.html"), plain: form(b"page", "i"), brotli: None, gzip: None };
         BTreeMap::from([(PAGE.to_owned(), page), ("/assets/main-1a2b.js".to_owned(), script)])
     }
 
@@ -281,7 +289,10 @@ mod tests {
             ("identity", "plain", None),
         ] {
             let sent = answer(path, file, &Method::GET, &headers(&[(ACCEPT_ENCODING, accepted)]));
-            assert_eq!(sent.headers().get(CONTENT_ENCODING).map(|one| one.to_str().unwrap()), encoding);
+            assert_eq!(
+                sent.headers().get(CONTENT_ENCODING).map(|one| one.to_str().unwrap()),
+                encoding
+            );
             assert_eq!(sent.headers()[CACHE_CONTROL], NEVER_CHANGES);
             assert_eq!(sent.headers()[VARY], "accept-encoding");
             let tag = sent.headers()[ETAG].clone();

@@ -29,7 +29,8 @@ impl Repeats {
             let keys = kept.into_iter().map(|(id, saved)| (saved.unix_ms(), id)).collect();
             callers.insert(keyed.caller.clone(), keys);
         }
-        let forgotten = callers.get_mut(&keyed.caller).map(|keys| keys.begin(&keyed.id, begun.unix_ms));
+        let forgotten =
+            callers.get_mut(&keyed.caller).map(|keys| keys.begin(&keyed.id, begun.unix_ms));
         drop(callers);
         let forget = |all: Transaction, id: &String| all.delete(REPEATS.key(id));
         let forgets = forgotten.unwrap_or_default().iter().fold(Transaction::new(), forget);
@@ -58,7 +59,7 @@ pub(crate) async fn write(
         Some(was) => REPEATS.replace(beside, id, was, &saved),
         None => REPEATS.insert(beside, id, &saved),
     };
-    let transaction =
-        transaction.map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+    let transaction = transaction
+        .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
     keeper.write_unknown(transaction).await
 }

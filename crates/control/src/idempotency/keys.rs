@@ -10,7 +10,6 @@ pub(crate) const KEPT_MS: u64 = 24 * 3600 * 1000;
 pub(crate) const MOST_OF_CALLER: usize = 2_000;
 /// The most that are forgotten at a time: one transaction holds them.
 const MOST_FORGOTTEN: usize = 100;
-/// The longest key.
 const MOST_KEY_BYTES: usize = 255;
 
 /// A request that has a key.
@@ -35,12 +34,9 @@ pub(crate) struct Asked {
     pub(crate) answer: Option<Answered>,
 }
 
-/// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answered {
-    /// The HTTP status.
     pub(crate) status: u16,
-    /// The body's media type.
     pub(crate) media_type: String,
     /// The body; none: it is told once only, or is too long to be kept.
     pub(crate) body: Option<String>,
@@ -51,7 +47,12 @@ impl Keyed {
     ///
     /// # Errors
     /// [`ProblemCode::InvalidRequest`]: that can't be a key.
-    pub(crate) fn new(caller: &str, key: &[u8], target: &str, body: &[u8]) -> Result<Keyed, Problem> {
+    pub(crate) fn new(
+        caller: &str,
+        key: &[u8],
+        target: &str,
+        body: &[u8],
+    ) -> Result<Keyed, Problem> {
         if !(1..=MOST_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
             let remedy = "give 1 to 255 visible ASCII characters, a new UUID for each request";
             let detail = "the Idempotency-Key can't be a key";
@@ -60,7 +61,10 @@ impl Keyed {
         let caller = blake3::hash(caller.as_bytes()).to_hex().to_string();
         // Its length in front: no two different pairs run together alike.
         let mut of_request = blake3::Hasher::new();
-        of_request.update(&(target.len() as u64).to_le_bytes()).update(target.as_bytes()).update(body);
+        of_request
+            .update(&(target.len() as u64).to_le_bytes())
+            .update(target.as_bytes())
+            .update(body);
         let id = format!("{caller}/{}", blake3::hash(key).to_hex());
         Ok(Keyed { id, caller, digest: of_request.finalize() })
     }
@@ -70,15 +74,25 @@ impl Keyed {
     /// # Errors
     /// [`ProblemCode::KeyReused`]: the key was used for another request. [`ProblemCode::Conflict`]: it was begun, or done, and its answer
     /// can't be told again.
-    pub(crate) fn judge(&self, kept: Option<&Asked>, now_unix_ms: u64) -> Result<Option<Answered>, Problem> {
-        let Some(kept) = kept.filter(|kept| now_unix_ms < kept.unix_ms.saturating_add(KEPT_MS)) else {
+    pub(crate) fn judge(
+        &self,
+        kept: Option<&Asked>,
+        now_unix_ms: u64,
+    ) -> Result<Option<Answered>, Problem> {
+        let Some(kept) = kept.filter(|kept| now_unix_ms < kept.unix_ms.saturating_add(KEPT_MS))
+        else {
             return Ok(None);
         };
         if kept.digest != self.digest {
             let detail = "this Idempotency-Key was used for another request";
-            return Err(Problem::new(ProblemCode::KeyReused, detail, "take a new key for each request"));
+            return Err(Problem::new(
+                ProblemCode::KeyReused,
+                detail,
+                "take a new key for each request",
+            ));
         }
-        let conflict = |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::Conflict, detail, remedy));
+        let conflict =
+            |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::Conflict, detail, remedy));
         match &kept.answer {
             None => conflict(
                 "this request was begun, and the manager that carried it out ended before it was answered",
@@ -145,8 +159,11 @@ mod tests {
     }
 
     fn done(body: Option<&str>) -> Asked {
-        let answer =
-            Answered { status: 201, media_type: "application/json".into(), body: body.map(str::to_owned) };
+        let answer = Answered {
+            status: 201,
+            media_type: "application/json".into(),
+            body: body.map(str::to_owned),
+        };
         Asked { unix_ms: NOW, digest: keyed().digest, answer: Some(answer) }
     }
 
@@ -190,7 +207,8 @@ mod tests {
         keys.expire(NOW + 9_001 + 2 * KEPT_MS);
         assert!(keys.is_empty());
         // Where the store has more than are kept they go by and by.
-        let mut many: KeysOfCaller = (0..5_000).map(|number| (NOW + number, format!("k{number}"))).collect();
+        let mut many: KeysOfCaller =
+            (0..5_000).map(|number| (NOW + number, format!("k{number}"))).collect();
         assert_eq!(many.begin("k", NOW + 5_000).len(), MOST_FORGOTTEN);
     }
 

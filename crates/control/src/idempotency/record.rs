@@ -41,8 +41,11 @@ impl SavedRepeat {
 impl From<&Asked> for SavedRepeat {
     fn from(asked: &Asked) -> SavedRepeat {
         let Asked { unix_ms, digest, answer } = asked.clone();
-        let answer =
-            answer.map(|Answered { status, media_type, body }| SavedAnswer { status, media_type, body });
+        let answer = answer.map(|Answered { status, media_type, body }| SavedAnswer {
+            status,
+            media_type,
+            body,
+        });
         SavedRepeat { unix_ms, digest, answer }
     }
 }
@@ -50,8 +53,11 @@ impl From<&Asked> for SavedRepeat {
 impl From<SavedRepeat> for Asked {
     fn from(saved: SavedRepeat) -> Asked {
         let SavedRepeat { unix_ms, digest, answer } = saved;
-        let answer =
-            answer.map(|SavedAnswer { status, media_type, body }| Answered { status, media_type, body });
+        let answer = answer.map(|SavedAnswer { status, media_type, body }| Answered {
+            status,
+            media_type,
+            body,
+        });
         Asked { unix_ms, digest, answer }
     }
 }

@@ -59,7 +59,11 @@ impl AuditLog {
     ///
     /// # Errors
     /// [`RecordError::Unwritable`].
-    pub fn add(&mut self, transaction: Transaction, entry: &AuditEntry) -> Result<Transaction, RecordError> {
+    pub fn add(
+        &mut self,
+        transaction: Transaction,
+        entry: &AuditEntry,
+    ) -> Result<Transaction, RecordError> {
         let id = id(entry.at_unix_ms, self.epoch, self.written);
         self.written += 1;
         AUDIT.insert(transaction, &id, entry)
@@ -83,7 +87,11 @@ impl Default for Retention {
 
 /// Which entries go, by index: of entries newest first, given by their age, of which so many are before them. An entry of the future has none.
 #[must_use]
-pub fn expired(before: usize, ages: impl IntoIterator<Item = Duration>, retention: Retention) -> Vec<usize> {
+pub fn expired(
+    before: usize,
+    ages: impl IntoIterator<Item = Duration>,
+    retention: Retention,
+) -> Vec<usize> {
     let gone = |(index, age): &(usize, Duration)| {
         before + *index >= retention.most_entries || *age > retention.longest
     };
@@ -108,11 +116,13 @@ pub async fn prune(
         let page = store.read_page(AuditEntry::PREFIX, after.as_deref(), MOST_PAGE_ITEMS).await?;
         let keys: Vec<String> = page.items.into_iter().map(|item| item.key).collect();
         // A key that says no time is none of the log's: it is as old as can be.
-        let age = |key: &String| Duration::from_millis(now_ms.saturating_sub(time_of(key).unwrap_or(0)));
+        let age =
+            |key: &String| Duration::from_millis(now_ms.saturating_sub(time_of(key).unwrap_or(0)));
         let gone = expired(read, keys.iter().map(age), retention);
         for some in gone.chunks(MOST_KEYS) {
-            let removes =
-                some.iter().fold(Transaction::new(), |all, index| all.delete(keys[*index].as_str()));
+            let removes = some
+                .iter()
+                .fold(Transaction::new(), |all, index| all.delete(keys[*index].as_str()));
             store.commit(leadership, removes).await?;
         }
         read += keys.len();
@@ -220,8 +230,10 @@ mod tests {
             let adds = log.add(Transaction::new(), &entry(n, &n.to_string())).unwrap();
             store.commit(&leads, adds).await.unwrap();
         }
-        let retention = Retention { most_entries: MOST_PAGE_ITEMS + 5, longest: Duration::from_secs(1000) };
-        let removed = prune(&store, &leads, retention, UNIX_EPOCH + Duration::from_secs(100)).await.unwrap();
+        let retention =
+            Retention { most_entries: MOST_PAGE_ITEMS + 5, longest: Duration::from_secs(1000) };
+        let removed =
+            prune(&store, &leads, retention, UNIX_EPOCH + Duration::from_secs(100)).await.unwrap();
         assert_eq!(removed, MOST_PAGE_ITEMS + 5);
         let (kept, newest) = (abouts(&store).await, (all - 1).to_string());
         assert_eq!((kept.len(), &kept[0]), (MOST_PAGE_ITEMS + 5, &newest));

@@ -50,7 +50,6 @@ impl Kept {
     }
 }
 
-/// Counts what is written.
 struct Count(usize);
 
 impl io::Write for Count {
@@ -81,7 +80,6 @@ pub struct Listener {
     newest: watch::Receiver<u64>,
 }
 
-/// What comes next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     /// These, in their order.

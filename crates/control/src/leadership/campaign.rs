@@ -20,7 +20,6 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Why a manager neither leads nor follows any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CampaignError {
-    /// The store refuses it.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// What the store keeps cannot be read.
@@ -70,7 +69,8 @@ impl Campaign {
 
     /// One leadership, until it is lost.
     async fn lead(&self, leadership: &Arc<Leadership>) -> Result<Loss, CampaignError> {
-        let keeper = Keeper::new(Arc::clone(&self.store), Arc::clone(leadership), self.candidate.clone());
+        let keeper =
+            Keeper::new(Arc::clone(&self.store), Arc::clone(leadership), self.candidate.clone());
         let begun = tokio::select! {
             begun = self.manager.lead(keeper) => begun,
             loss = leadership.lost() => return Ok(loss),
@@ -97,7 +97,9 @@ impl Campaign {
             match audit::prune(&*self.store, leadership, self.retention, SystemTime::now()).await {
                 Ok(0) => {}
                 Ok(entries) => tracing::info!(entries, "old entries of the audit log are removed"),
-                Err(error) => tracing::warn!(%error, "old entries of the audit log can't be removed"),
+                Err(error) => {
+                    tracing::warn!(%error, "old entries of the audit log can't be removed")
+                }
             }
         }
     }

@@ -23,7 +23,8 @@ async fn what_is_in_the_store_is_known_also_where_who_asked_has_gone() {
     until(&manager, |inventory| inventory.host_plan("a").is_some()).await;
     let change = read(json!({ "maintenance": true }));
     ask_and_go(&*store, manager.host_requests.update_host("a", change)).await;
-    until(&manager, |inventory| inventory.host_plan("a").is_some_and(|plan| plan.maintenance)).await;
+    until(&manager, |inventory| inventory.host_plan("a").is_some_and(|plan| plan.maintenance))
+        .await;
     ask_and_go(&*store, manager.host_requests.forget_host("a", false)).await;
     until(&manager, |inventory| inventory.host_plan("a").is_none()).await;
     let token = read(json!({ "name": "t", "role": "viewer" }));
@@ -42,12 +43,18 @@ async fn changes_of_one_host_at_a_time_lose_nothing_of_each_other() {
     let manager = leader(Arc::new(LateStore::default())).await;
     let host = read(json!({ "name": "a", "address": "http://127.0.0.1:1" }));
     manager.host_requests.add_host(host).await.unwrap();
-    let changes =
-        [json!({ "maintenance": true }), json!({ "most_moves": 7 }), json!({ "labels": { "rack": "1" } })];
+    let changes = [
+        json!({ "maintenance": true }),
+        json!({ "most_moves": 7 }),
+        json!({ "labels": { "rack": "1" } }),
+    ];
     let all = changes.map(|change| manager.host_requests.update_host("a", read(change)));
     for changed in futures::future::join_all(all).await {
         changed.unwrap();
     }
     let plan = manager.state.inventory().host_plan("a").cloned().unwrap();
-    assert!(plan.maintenance && plan.most_moves == Some(7) && plan.labels["rack"] == "1", "{plan:?}");
+    assert!(
+        plan.maintenance && plan.most_moves == Some(7) && plan.labels["rack"] == "1",
+        "{plan:?}"
+    );
 }

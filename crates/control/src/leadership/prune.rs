@@ -40,9 +40,14 @@ pub(crate) async fn prune_hourly(manager: Arc<Manager>) {
 }
 
 /// Removes what has expired; how many records that were.
-pub(crate) async fn prune(manager: &Manager, keeper: &Keeper, now_unix_ms: u64) -> Result<usize, Problem> {
-    let tokens =
-        keeper.prune(TOKENS, |token| token.expires_unix_ms() + TOKENS_KEPT_MS <= now_unix_ms).await?;
+pub(crate) async fn prune(
+    manager: &Manager,
+    keeper: &Keeper,
+    now_unix_ms: u64,
+) -> Result<usize, Problem> {
+    let tokens = keeper
+        .prune(TOKENS, |token| token.expires_unix_ms() + TOKENS_KEPT_MS <= now_unix_ms)
+        .await?;
     for id in &tokens {
         manager.tokens.forget(id);
     }

@@ -34,7 +34,10 @@ impl Standby {
         tasks.spawn(follow::<_, SavedBaseline>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedRule>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedLimits>(Arc::clone(&manager.state), Arc::clone(store)));
-        tasks.spawn(follow::<_, SavedRevocations>(Arc::new(manager.certificates.clone()), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedRevocations>(
+            Arc::new(manager.certificates.clone()),
+            Arc::clone(store),
+        ));
         tasks.spawn(follow::<_, SavedVm>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedBinding>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedHost>(Arc::clone(&manager.fleet), Arc::clone(store)));
@@ -73,7 +76,8 @@ async fn hear<K, T: Planned<K>>(
     loop {
         for change in watch.next().await?.changes {
             let id = change.key.strip_prefix(T::PREFIX).unwrap_or(&change.key);
-            let record = change.value.map(|text| table.decode_text(&change.key, &text)).transpose()?;
+            let record =
+                change.value.map(|text| table.decode_text(&change.key, &text)).transpose()?;
             T::set(knows, id, record);
         }
     }

@@ -41,8 +41,9 @@ impl Leading {
         tasks.spawn(certificates::spread_all(Arc::downgrade(&hosts), Arc::clone(&keeper)));
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let agents = Arc::new(FollowedAgents { hosts, state: Arc::clone(&state) });
-        let moves =
-            Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);
+        let moves = Arc::new(
+            Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?,
+        );
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
         let drains = Arc::new(Drains::begin(means).await?);
         Ok(Leading { keeper, moves, drains, repeats: Repeats::default(), _tasks: tasks })

@@ -107,8 +107,10 @@ impl Manager {
         let tokens = Arc::<KnownTokens>::default();
         let drains = Arc::<Term<Drains>>::default();
         let baseline = CpuBaselines::new(Arc::clone(&state), Arc::clone(&hosts), planning.clone());
-        let access = AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone());
-        let requests = MoveRequests::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&moves));
+        let access =
+            AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone());
+        let requests =
+            MoveRequests::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&moves));
         let vms = Vms::new(VmMeans {
             state: Arc::clone(&state),
             agents: Arc::clone(&hosts),
@@ -166,7 +168,8 @@ impl Manager {
         state: Arc<State>,
         identity: Option<Identity>,
     ) -> Result<Arc<Manager>, Problem> {
-        let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, identity);
+        let manager =
+            Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, identity);
         manager.lead(keeper).await?;
         Ok(manager)
     }
@@ -276,18 +279,24 @@ impl Manager {
         let leading = self.leading().ok();
         let leader = match &leading {
             Some(leading) => Some(leading.keeper.candidate().clone()),
-            None => {
-                tokio::time::timeout(LEADER_LIMIT, self.leader()).await.ok().and_then(Result::ok).flatten()
-            }
+            None => tokio::time::timeout(LEADER_LIMIT, self.leader())
+                .await
+                .ok()
+                .and_then(Result::ok)
+                .flatten(),
         };
-        let leader =
-            leader.map(|Candidate { name, address }| Leader { name, address, is_self: leading.is_some() });
+        let leader = leader.map(|Candidate { name, address }| Leader {
+            name,
+            address,
+            is_self: leading.is_some(),
+        });
         let (moves_running, moves_waiting) = match &leading {
             Some(leading) => leading.moves.counts(),
             None => self.elsewhere.counts(),
         };
         let inventory = self.state.inventory();
-        let ((hosts, hosts_up), (vms, vms_running)) = (inventory.host_counts(), inventory.vm_counts());
+        let ((hosts, hosts_up), (vms, vms_running)) =
+            (inventory.host_counts(), inventory.vm_counts());
         Cluster {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leader,

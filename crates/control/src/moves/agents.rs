@@ -52,7 +52,9 @@ impl Agents for FollowedAgents {
     async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard> {
         match action {
             Action::Save => None,
-            Action::Begin { migration, target } => Some(self.begin(job, migration, &target).await.into()),
+            Action::Begin { migration, target } => {
+                Some(self.begin(job, migration, &target).await.into())
+            }
             Action::Ask { migration } => Some(self.ask(job, migration).await),
             Action::CancelMigration { migration } => {
                 let client = self.hosts.client_of(&job.from).ok()?;
@@ -71,8 +73,11 @@ impl FollowedAgents {
         let client = match self.hosts.client_of(&job.from) {
             Ok(client) => client,
             Err(problem) => {
-                let failure =
-                    JobFailure { code: problem.code.name(), message: problem.detail, remedy: problem.remedy };
+                let failure = JobFailure {
+                    code: problem.code.name(),
+                    message: problem.detail,
+                    remedy: problem.remedy,
+                };
                 return JobEvent::Refused { migration, failure };
             }
         };
@@ -82,7 +87,8 @@ impl FollowedAgents {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
                 let code = error.code.to_string();
-                let failure = bounded(JobFailure { code, message: error.message, remedy: error.remedy });
+                let failure =
+                    bounded(JobFailure { code, message: error.message, remedy: error.remedy });
                 JobEvent::Refused { migration, failure }
             }
             Err(error) => {
@@ -98,7 +104,9 @@ impl FollowedAgents {
             Ok(client) => match client.migration(&migration).await {
                 Ok(status) => {
                     report = status.report.map(Box::new);
-                    report.as_deref().map_or(Answer::UnderWay, |report| Answer::Ended(ended(report)))
+                    report
+                        .as_deref()
+                        .map_or(Answer::UnderWay, |report| Answer::Ended(ended(report)))
                 }
                 Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
                     Answer::NotKnown(whereabouts(&self.state.inventory(), job))
@@ -120,7 +128,8 @@ pub(super) fn ended(report: &Report) -> Ended {
         let error = report.error.as_ref();
         bounded(JobFailure {
             code: error.map_or("internal".to_owned(), |error| error.code.clone()),
-            message: error.map_or("the report does not say why".to_owned(), |error| error.message.clone()),
+            message: error
+                .map_or("the report does not say why".to_owned(), |error| error.message.clone()),
             remedy: error.map_or(String::new(), |error| error.remedy.clone()),
         })
     };
@@ -134,7 +143,8 @@ pub(super) fn ended(report: &Report) -> Ended {
 
 /// A failure as it is kept: its texts are a host's.
 fn bounded(JobFailure { code, message, remedy }: JobFailure) -> JobFailure {
-    let [code, message, remedy] = [code, message, remedy].map(|text| beginning(&text, MOST_REASON_BYTES));
+    let [code, message, remedy] =
+        [code, message, remedy].map(|text| beginning(&text, MOST_REASON_BYTES));
     JobFailure { code, message, remedy }
 }
 

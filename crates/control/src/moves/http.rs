@@ -164,7 +164,10 @@ async fn list(
     (status = 200, description = "The move", body = Move),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(moves): State<MoveRequests>, Path(id): Path<String>) -> Result<Json<Move>, Refusal> {
+async fn show(
+    State(moves): State<MoveRequests>,
+    Path(id): Path<String>,
+) -> Result<Json<Move>, Refusal> {
     let found = find(&moves, &id)?;
     let report = if found.state.is_over() { moves.moves()?.report(&id).await? } else { None };
     Ok(Json(Move { report, ..found }))
@@ -173,7 +176,11 @@ async fn show(State(moves): State<MoveRequests>, Path(id): Path<String>) -> Resu
 fn find(moves: &MoveRequests, id: &str) -> Result<Move, Problem> {
     let found = moves.moves()?.all().get(id).cloned();
     found.ok_or_else(|| {
-        Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list --all`")
+        Problem::new(
+            ProblemCode::NotFound,
+            format!("no move {id}"),
+            "see `godwit control move list --all`",
+        )
     })
 }
 
@@ -200,10 +207,14 @@ async fn samples(
     })),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn report(State(moves): State<MoveRequests>, Path(id): Path<String>) -> Result<Response, Refusal> {
+async fn report(
+    State(moves): State<MoveRequests>,
+    Path(id): Path<String>,
+) -> Result<Response, Refusal> {
     let found = find(&moves, &id)?;
     let missing = || {
-        let detail = format!("move {id} has no report: it is not over, or its end was not heard of");
+        let detail =
+            format!("move {id} has no report: it is not over, or its end was not heard of");
         Problem::new(ProblemCode::NotFound, detail, "the logs of its hosts' agents have one")
     };
     let mut response = Json(moves.moves()?.report(&id).await?.ok_or_else(missing)?).into_response();
@@ -257,7 +268,11 @@ mod tests {
         }
     }
 
-    fn listed(query: &str, behind: Option<&str>, limit: usize) -> (Vec<String>, u64, Option<String>) {
+    fn listed(
+        query: &str,
+        behind: Option<&str>,
+        limit: usize,
+    ) -> (Vec<String>, u64, Option<String>) {
         let all = [
             one(1, "web", "b", MoveState::Done),
             one(2, "db", "c", MoveState::Failed),

@@ -101,7 +101,6 @@ impl Record for SavedMove {
 }
 
 impl Job {
-    /// A new one.
     pub(super) fn new(id: String, wanted: Wanted, now_ms: u64) -> Job {
         let Wanted { vm, from, asked_by, request, to_reason, drain } = wanted;
         Job {
@@ -125,8 +124,18 @@ impl Job {
 
     /// As the store has it.
     pub(super) fn of(id: &str, saved: SavedMove) -> Job {
-        let SavedMove { vm, from, to, priority, engine, policy, page_in, asked_by, asked_unix_ms, .. } =
-            saved;
+        let SavedMove {
+            vm,
+            from,
+            to,
+            priority,
+            engine,
+            policy,
+            page_in,
+            asked_by,
+            asked_unix_ms,
+            ..
+        } = saved;
         Job {
             id: id.to_owned(),
             vm,
@@ -178,7 +187,8 @@ impl Job {
 
     /// It is in that state from now on.
     pub(super) fn enter(&mut self, state: JobState, now_ms: u64) {
-        let starts = matches!(state, JobState::Starting(_)) && !matches!(self.state, JobState::Starting(_));
+        let starts =
+            matches!(state, JobState::Starting(_)) && !matches!(self.state, JobState::Starting(_));
         if starts {
             self.attempts += 1;
             self.started_unix_ms = Some(now_ms);
@@ -230,7 +240,9 @@ impl Job {
     /// Where it goes: as was asked for, or as was chosen.
     fn to(&self) -> Option<String> {
         match &self.state {
-            JobState::Starting(attempt) | JobState::Running(attempt) => Some(attempt.target.clone()),
+            JobState::Starting(attempt) | JobState::Running(attempt) => {
+                Some(attempt.target.clone())
+            }
             JobState::Done { target, .. } | JobState::Failed { target, .. } => Some(target.clone()),
             JobState::Waiting { .. } | JobState::Cancelled { .. } => self.request.to.clone(),
         }

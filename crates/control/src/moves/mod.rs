@@ -60,7 +60,6 @@ const WAITING_ORDERS: usize = 1_024;
 
 /// What the one task that owns the jobs is told.
 enum Order {
-    /// Take a move in.
     Submit(Box<Job>, oneshot::Sender<Result<Move, Problem>>),
     /// Take in those of these that can be, and write something beside them.
     SubmitAll(Vec<Job>, Writes, oneshot::Sender<Result<Refused, Problem>>),
@@ -161,11 +160,17 @@ impl Moves {
 
     /// Takes moves in, and writes something beside them: all in one transaction as far as one holds them, and what is beyond in further ones.
     /// Those that are not taken in are told; where even the first transaction fails nothing is written and none is.
-    pub(crate) async fn submit_all(&self, wanted: Vec<Wanted>, beside: Writes) -> Result<Refused, Problem> {
+    pub(crate) async fn submit_all(
+        &self,
+        wanted: Vec<Wanted>,
+        beside: Writes,
+    ) -> Result<Refused, Problem> {
         let now_ms = now_unix_ms();
-        let ids: Result<BTreeSet<String>, Problem> = wanted.iter().map(|_| fresh_id('v', now_ms)).collect();
+        let ids: Result<BTreeSet<String>, Problem> =
+            wanted.iter().map(|_| fresh_id('v', now_ms)).collect();
         // Those that are alike in all else go in the order of their ids, so that is the order in which they are wanted.
-        let jobs = ids?.into_iter().zip(wanted).map(|(id, wanted)| Job::new(id, wanted, now_ms)).collect();
+        let jobs =
+            ids?.into_iter().zip(wanted).map(|(id, wanted)| Job::new(id, wanted, now_ms)).collect();
         self.order(|answer| Order::SubmitAll(jobs, beside, answer)).await
     }
 
@@ -185,7 +190,9 @@ impl Moves {
         order: impl FnOnce(oneshot::Sender<Result<T, Problem>>) -> Order,
     ) -> Result<T, Problem> {
         let (answer, answered) = oneshot::channel();
-        let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
+        let gone = || {
+            Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now")
+        };
         self.orders.send(order(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
@@ -244,7 +251,8 @@ impl Driver {
             }
             Order::Heard(id, Heard { event, report }) => {
                 // Of an earlier attempt's migration it would be taken for this one's.
-                let of = self.jobs.get_mut(&id).filter(|job| job.state.migration() == event.migration());
+                let of =
+                    self.jobs.get_mut(&id).filter(|job| job.state.migration() == event.migration());
                 if let (Some(job), Some(report)) = (of, report) {
                     job.report = Some(*report);
                 }
@@ -290,7 +298,9 @@ impl Driver {
         for (writes, batch) in further {
             match self.keeper.write(writes).await {
                 Ok(()) => self.take_in(batch),
-                Err(problem) => refused.extend(batch.into_iter().map(|job| (job.vm, problem.clone()))),
+                Err(problem) => {
+                    refused.extend(batch.into_iter().map(|job| (job.vm, problem.clone())))
+                }
             }
         }
         self.forget_oldest().await;
@@ -309,11 +319,15 @@ impl Driver {
 
     /// A VM has one move at a time.
     fn refuse_second(&self, vm: &str) -> Result<(), Problem> {
-        let Some(other) = self.jobs.values().find(|other| other.vm == vm && !other.state.is_over()) else {
+        let Some(other) = self.jobs.values().find(|other| other.vm == vm && !other.state.is_over())
+        else {
             return Ok(());
         };
         let detail = format!("move {} has VM \"{vm}\" already", other.id);
-        let remedy = format!("wait for its end, or cancel it with `godwit control move cancel {}`", other.id);
+        let remedy = format!(
+            "wait for its end, or cancel it with `godwit control move cancel {}`",
+            other.id
+        );
         Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
@@ -339,11 +353,13 @@ impl Driver {
 
     /// What an agent tells of a migration: of a job's own, how far it is, and how it ended.
     async fn told(&mut self, host: &str, status: MigrationStatus) {
-        let of = self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
+        let of =
+            self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
         let Some(job) = of else { return };
         if job.from != host || job.vm != status.vm {
             let (id, vm, from) = (&status.id, &job.vm, &job.from);
-            let lie = format!("it reports migration {id}, which is that of VM {vm} from host {from}");
+            let lie =
+                format!("it reports migration {id}, which is that of VM {vm} from host {from}");
             return self.state.blame(host, &Fault::new(lie));
         }
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).take(&job.id, &status);
@@ -364,7 +380,8 @@ impl Driver {
     /// A host's agent is heard again, and may have been restarted: of what ended meanwhile nobody tells by itself.
     async fn heard(&mut self, host: &str) {
         let under_way = |job: &&Job| job.from == host && job.target().is_some();
-        let ids: Vec<String> = self.jobs.values().filter(under_way).map(|job| job.id.clone()).collect();
+        let ids: Vec<String> =
+            self.jobs.values().filter(under_way).map(|job| job.id.clone()).collect();
         for id in ids {
             self.happened(&id, JobEvent::Resumed).await;
         }
@@ -470,11 +487,15 @@ impl Driver {
             served: &self.served,
         });
         for wait in schedule.waits {
-            self.set_waits(&wait.job, Waits { code: situation::code(&wait.reason), text: wait.text });
+            self.set_waits(
+                &wait.job,
+                Waits { code: situation::code(&wait.reason), text: wait.text },
+            );
         }
         for start in schedule.starts {
             let Some(job) = self.jobs.get(&start.job) else { continue };
-            let Some(epoch) = situation::epoch(&self.state.inventory(), &job.vm, &start.source) else {
+            let Some(epoch) = situation::epoch(&self.state.inventory(), &job.vm, &start.source)
+            else {
                 continue;
             };
             let migration = job.next_migration();
@@ -502,7 +523,8 @@ impl Driver {
         };
         for (id, host) in forgotten {
             let Some(job) = self.jobs.get(&id) else { continue };
-            let (migration, target) = (job.next_migration(), job.request.to.clone().unwrap_or_default());
+            let (migration, target) =
+                (job.next_migration(), job.request.to.clone().unwrap_or_default());
             self.happened(&id, JobEvent::HostForgotten { host, migration, target }).await;
         }
     }
@@ -518,7 +540,8 @@ impl Driver {
     /// Tells of each host how many moves leave it and arrive there.
     fn count_moves(&mut self) {
         let mut counts = BTreeMap::<&str, (u64, u64)>::new();
-        for (from, target) in self.jobs.values().filter_map(|job| Some((&job.from, job.target()?))) {
+        for (from, target) in self.jobs.values().filter_map(|job| Some((&job.from, job.target()?)))
+        {
             counts.entry(from).or_default().0 += 1;
             counts.entry(target).or_default().1 += 1;
         }
@@ -532,8 +555,9 @@ impl Driver {
             gone.map(|host| (host.clone(), (0, 0))).chain(counted.clone()).collect();
         self.counted = counted;
         self.state.change(|inventory| {
-            let changes =
-                all.iter().filter_map(|(host, (out, arriving))| inventory.count_moves(host, *out, *arriving));
+            let changes = all
+                .iter()
+                .filter_map(|(host, (out, arriving))| inventory.count_moves(host, *out, *arriving));
             changes.collect::<Vec<_>>()
         });
     }
@@ -600,7 +624,9 @@ impl Moves {
     /// How many run, and how many wait.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let all = self.all();
-        let of = |wanted: &[MoveState]| all.values().filter(|one| wanted.contains(&one.state)).count() as u64;
+        let of = |wanted: &[MoveState]| {
+            all.values().filter(|one| wanted.contains(&one.state)).count() as u64
+        };
         (of(&[MoveState::Starting, MoveState::Running]), of(&[MoveState::Waiting]))
     }
 }

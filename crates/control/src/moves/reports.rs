@@ -47,7 +47,9 @@ pub(super) async fn save(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
 pub(super) async fn find(keeper: &Keeper, id: &str) -> Result<Option<Report>, Problem> {
     let Some(kept) = keeper.find(REPORTS, id).await? else { return Ok(None) };
     let read = serde_json::from_value(kept.record.report);
-    Ok(read.inspect_err(|error| tracing::warn!(job = id, %error, "a move's report can't be read")).ok())
+    Ok(read
+        .inspect_err(|error| tracing::warn!(job = id, %error, "a move's report can't be read"))
+        .ok())
 }
 
 /// Forgets a move's report, where there is one.
@@ -105,7 +107,10 @@ mod tests {
         long.rounds = (0..20_000).map(round).collect();
         let short: Report = serde_json::from_value(kept(&long).unwrap()).unwrap();
         let numbers: Vec<_> = short.rounds.iter().map(|round| round.round).collect();
-        assert_eq!((numbers.len(), numbers.first(), numbers.last()), (200, Some(&0), Some(&19_999)));
+        assert_eq!(
+            (numbers.len(), numbers.first(), numbers.last()),
+            (200, Some(&0), Some(&19_999))
+        );
         let whole = report("web");
         assert_eq!(kept(&whole), serde_json::to_value(&whole).ok());
         let named = report(&"w".repeat(1 << 20));

@@ -31,7 +31,11 @@ pub(crate) struct MoveRequests {
 }
 
 impl MoveRequests {
-    pub(crate) fn new(state: Arc<State>, agents: Arc<Hosts>, moves: Arc<Term<Moves>>) -> MoveRequests {
+    pub(crate) fn new(
+        state: Arc<State>,
+        agents: Arc<Hosts>,
+        moves: Arc<Term<Moves>>,
+    ) -> MoveRequests {
         MoveRequests { state, agents, moves }
     }
 
@@ -162,7 +166,12 @@ impl MoveRequests {
         }
     }
 
-    async fn dry_run(&self, vm: &str, from: &str, to: &str) -> Result<godwit_migration::DryRun, Problem> {
+    async fn dry_run(
+        &self,
+        vm: &str,
+        from: &str,
+        to: &str,
+    ) -> Result<godwit_migration::DryRun, Problem> {
         let client = self.agents.client_of(from)?;
         let request = MigrationRequest::to(to);
         let away = |why: String| {
@@ -172,7 +181,10 @@ impl MoveRequests {
             Ok(Ok(dry_run)) => Ok(dry_run),
             Ok(Err(ClientError::Refused(error))) => Err(Problem::of_agent(error)),
             Ok(Err(error)) => Err(away(error.to_string())),
-            Err(_) => Err(away(format!("host {from} gave no answer within {} s", DRY_RUN_LIMIT.as_secs()))),
+            Err(_) => Err(away(format!(
+                "host {from} gave no answer within {} s",
+                DRY_RUN_LIMIT.as_secs()
+            ))),
         }
     }
 }
@@ -195,11 +207,16 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
         1 => String::new(),
         count => format!(" (and {} more)", count - 1),
     };
-    let detail = format!("VM \"{}\" can't go to host {}: {}{more}", report.vm, report.to, first.evidence);
+    let detail =
+        format!("VM \"{}\" can't go to host {}: {}{more}", report.vm, report.to, first.evidence);
     let remedy = first.remedy.clone();
     Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, remedy) })
 }
 
 fn no_vm(vm: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no host has a VM \"{vm}\""), "see `godwit control vms`")
+    Problem::new(
+        ProblemCode::NotFound,
+        format!("no host has a VM \"{vm}\""),
+        "see `godwit control vms`",
+    )
 }

@@ -82,7 +82,9 @@ impl Series {
         if changes && self.phases.len() < MOST_MARKS {
             self.phases.push(PhaseMark { phase, round, at_ms: elapsed_ms });
         }
-        let Some(last) = self.samples.last_mut() else { return self.samples.push(progress.clone()) };
+        let Some(last) = self.samples.last_mut() else {
+            return self.samples.push(progress.clone());
+        };
         if elapsed_ms <= last.elapsed_ms {
             return;
         }
@@ -157,9 +159,15 @@ mod tests {
         }
         let told = samples.of("v1");
         let marks: Vec<_> = told.phases.iter().map(|mark| (mark.phase, mark.at_ms)).collect();
-        assert_eq!(marks, [(Phase::Preflight, 1.0), (Phase::PreCopy, 20.0), (Phase::Switchover, 41.0)]);
-        let kept: Vec<_> =
-            told.samples.iter().map(|sample| (sample.elapsed_ms, sample.guest_round_trip_ms)).collect();
+        assert_eq!(
+            marks,
+            [(Phase::Preflight, 1.0), (Phase::PreCopy, 20.0), (Phase::Switchover, 41.0)]
+        );
+        let kept: Vec<_> = told
+            .samples
+            .iter()
+            .map(|sample| (sample.elapsed_ms, sample.guest_round_trip_ms))
+            .collect();
         assert_eq!(kept, [(1.0, None), (20.0, Some(9.0)), (41.0, Some(0.4))]);
         samples.take("v1", &at("v1-2", Phase::Preflight, 3.0, 0.0));
         let told = samples.of("v1");

@@ -9,7 +9,9 @@ use godwit_planner::queue::{HostFacts, RunningMove, WaitReason, WaitingJob};
 
 use super::job::{Job, job_of};
 use crate::cluster::inventory::Inventory;
-use crate::cluster::planner_input::{begun_at_agents, datastores, estimate_ms, host_facts, reference_group};
+use crate::cluster::planner_input::{
+    begun_at_agents, datastores, estimate_ms, host_facts, reference_group,
+};
 
 /// The queue's input.
 pub(crate) struct Known {
@@ -34,12 +36,15 @@ pub(crate) fn known(jobs: &BTreeMap<String, Job>, inventory: &Inventory) -> Know
         arriving.entry(&one.target).or_default().push(&one.vm);
     }
     let of = |name: &str| arriving.get(name).map_or(&[][..], Vec::as_slice);
-    let hosts = inventory.plans().filter_map(|(name, _)| host_facts(name, of(name), inventory)).collect();
+    let hosts =
+        inventory.plans().filter_map(|(name, _)| host_facts(name, of(name), inventory)).collect();
     Known { waiting, unable, running, hosts }
 }
 
 fn waiting(job: &Job, inventory: &Inventory) -> Option<WaitingJob> {
-    let JobState::Waiting { failed_attempts, not_before_ms, failure } = &job.state else { return None };
+    let JobState::Waiting { failed_attempts, not_before_ms, failure } = &job.state else {
+        return None;
+    };
     let memory_bytes = inventory.vm_info(&job.vm).map_or(0, |info| info.memory_bytes);
     Some(WaitingJob {
         id: job.id.clone(),
@@ -67,20 +72,28 @@ fn unable(job: &Job, inventory: &Inventory) -> Option<Waits> {
     let (code, text) = match inventory.vm_info(&job.vm) {
         // Its host may not have been heard yet: that is the queue's to say.
         None if !inventory.is_heard(&job.from) => return None,
-        None => {
-            ("vm-gone", format!("no host tells of VM {}; cancel the move if it is not to come back", job.vm))
-        }
+        None => (
+            "vm-gone",
+            format!("no host tells of VM {}; cancel the move if it is not to come back", job.vm),
+        ),
         Some(info) if info.host != job.from => (
             "vm-elsewhere",
-            format!("VM {} is on host {} now, not on {}; cancel the move", job.vm, info.host, job.from),
+            format!(
+                "VM {} is on host {} now, not on {}; cancel the move",
+                job.vm, info.host, job.from
+            ),
         ),
-        Some(info) => ("vm-not-running", format!("VM {} is {}: it can't move as it is", job.vm, info.state)),
+        Some(info) => {
+            ("vm-not-running", format!("VM {} is {}: it can't move as it is", job.vm, info.state))
+        }
     };
     Some(Waits { code: code.to_owned(), text })
 }
 
 fn running(job: &Job, inventory: &Inventory) -> Option<RunningMove> {
-    let (JobState::Starting(attempt) | JobState::Running(attempt)) = &job.state else { return None };
+    let (JobState::Starting(attempt) | JobState::Running(attempt)) = &job.state else {
+        return None;
+    };
     Some(RunningMove {
         migration: attempt.migration.clone(),
         vm: job.vm.clone(),
@@ -105,5 +118,8 @@ pub(crate) fn code(reason: &WaitReason) -> String {
     let kind = |value: &serde_json::Value| value.get("kind")?.as_str().map(str::to_owned);
     // Of a target, what is the matter with it: `target-away`.
     let of_target = value.get("obstacle").and_then(kind).map(|of| format!("target-{of}"));
-    of_target.or_else(|| kind(&value)).or(value.as_str().map(str::to_owned)).unwrap_or("waits".to_owned())
+    of_target
+        .or_else(|| kind(&value))
+        .or(value.as_str().map(str::to_owned))
+        .unwrap_or("waits".to_owned())
 }

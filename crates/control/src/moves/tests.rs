@@ -42,7 +42,8 @@ impl Agents for FakeAgents {
             Action::Begin { migration, .. } => Some(JobEvent::Accepted { migration }.into()),
             Action::Ask { migration } => {
                 let answer = self.knows.lock().unwrap().clone().unwrap_or(Answer::UnderWay);
-                let report = matches!(answer, Answer::Ended(_)).then(|| Box::new(report(&migration)));
+                let report =
+                    matches!(answer, Answer::Ended(_)).then(|| Box::new(report(&migration)));
                 Some(Heard { event: JobEvent::Asked { migration, answer }, report })
             }
             Action::CancelMigration { migration } => {
@@ -58,8 +59,10 @@ fn cluster() -> Arc<State> {
     let state = Arc::<State>::default();
     state.change(|inventory| {
         for name in ["a", "b"] {
-            inventory
-                .plan_host(name, HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() });
+            inventory.plan_host(
+                name,
+                HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() },
+            );
             inventory.reached(name);
             inventory.heard(name, HostEvent::Host(Box::new(host(name))), 1);
         }
@@ -79,7 +82,8 @@ fn host(name: &str) -> HostInfo {
 }
 
 fn vm() -> HostEvent {
-    let spec: VmSpec = serde_json::from_value(serde_json::json!({ "name": "web", "kernel": "/k" })).unwrap();
+    let spec: VmSpec =
+        serde_json::from_value(serde_json::json!({ "name": "web", "kernel": "/k" })).unwrap();
     HostEvent::Vm(Box::new(VmInfo {
         name: "web".into(),
         host: "a".into(),
@@ -116,7 +120,11 @@ async fn begin(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>) -> Moves {
 }
 
 /// The same, with what it is told of hosts.
-async fn begin_with(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>, told: mpsc::Receiver<News>) -> Moves {
+async fn begin_with(
+    store: &Arc<MemoryStore>,
+    agents: Arc<FakeAgents>,
+    told: mpsc::Receiver<News>,
+) -> Moves {
     store.end_leadership_silently();
     let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
     let leadership = Arc::new(store.lead(&candidate).await.unwrap());
@@ -207,7 +215,8 @@ async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
     let state = cluster();
     state.lost("b", "no answer");
     let told = mpsc::channel(64).1;
-    let moves = Moves::begin(keeper, Arc::clone(&state), Arc::clone(&agents) as _, told).await.unwrap();
+    let moves =
+        Moves::begin(keeper, Arc::clone(&state), Arc::clone(&agents) as _, told).await.unwrap();
     let asked = moves.submit(to_b()).await.unwrap();
     assert!(asked.waits.is_some_and(|waits| waits.text.contains('b')));
     assert!(agents.begun().is_empty());

@@ -10,17 +10,23 @@ pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
     let to = &report.to;
     match &dry_run.error {
         Some(error) => {
-            let found = Found::fail(format!("{} ({})", error.message, error.code), error.remedy.clone());
+            let found =
+                Found::fail(format!("{} ({})", error.message, error.code), error.remedy.clone());
             set(&mut report.checks, CheckName::Agents, found);
         }
         None => {
-            let found = Found::pass(format!("the agents of both hosts would let it go to host {to}"));
+            let found =
+                Found::pass(format!("the agents of both hosts would let it go to host {to}"));
             set(&mut report.checks, CheckName::Agents, found);
             answered(&mut report.checks, to);
         }
     }
     if let Some(predicted) = &dry_run.predicted {
-        set(&mut report.checks, CheckName::Prediction, prediction(predicted, dry_run.why.as_deref()));
+        set(
+            &mut report.checks,
+            CheckName::Prediction,
+            prediction(predicted, dry_run.why.as_deref()),
+        );
     }
     report.prediction = Some(dry_run);
     judge(report);
@@ -36,7 +42,8 @@ pub(crate) fn without_answer(report: &mut PreflightReport, problem: &Problem) {
 /// What the target's agent has looked at by itself, and let pass.
 fn answered(checks: &mut [Check], to: &str) {
     use CheckName as N;
-    let by_target = [N::Disks, N::Cpu, N::MachineType, N::Lanes, N::Networks, N::Protocol, N::Accelerator];
+    let by_target =
+        [N::Disks, N::Cpu, N::MachineType, N::Lanes, N::Networks, N::Protocol, N::Accelerator];
     for check in checks.iter_mut().filter(|check| by_target.contains(&check.name)) {
         let is_answered = match check.name {
             // Seen by its link, and by its own version: what was doubted was tried.
@@ -44,7 +51,8 @@ fn answered(checks: &mut [Check], to: &str) {
             _ => check.verdict == Verdict::Unknown,
         };
         if is_answered {
-            let found = Found::pass(format!("the agent of host {to} has looked, and would take it"));
+            let found =
+                Found::pass(format!("the agent of host {to} has looked, and would take it"));
             *check = found.named(check.name);
         }
     }

@@ -33,7 +33,8 @@ pub(super) fn cpu(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let model = &subject.model;
     let (Some(from), Some(there)) = (subject.from.info, to.info) else { return untold(to.name) };
     let accel = subject.vm.info.accel.as_str();
-    let of = |cpu: &'_ Option<HostCpuInfo>| cpu.as_ref().is_some_and(|cpu| cpu.accel.name() == accel);
+    let of =
+        |cpu: &'_ Option<HostCpuInfo>| cpu.as_ref().is_some_and(|cpu| cpu.accel.name() == accel);
     let (Some(has), Some(gives)) = (&from.cpu, &there.cpu) else {
         let silent = if there.cpu.is_none() { (to.name, there) } else { (subject.from.name, from) };
         let why = silent.1.cpu_problem.as_deref().unwrap_or("its QEMU has not been asked yet");

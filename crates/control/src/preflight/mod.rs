@@ -68,7 +68,11 @@ pub(crate) struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     /// A VM, that this engine would move; none: no host tells of it.
-    pub(crate) fn of(inventory: &'a Inventory, vm: &str, engine: EngineKind) -> Option<Subject<'a>> {
+    pub(crate) fn of(
+        inventory: &'a Inventory,
+        vm: &str,
+        engine: EngineKind,
+    ) -> Option<Subject<'a>> {
         let vm = inventory.seen_vm(vm)?;
         let from = inventory.seen_host(&vm.info.host)?;
         let model = vm.info.spec.cpu_model.as_deref().unwrap_or(godwit_qemu::DEFAULT_CPU_MODEL);
@@ -87,7 +91,8 @@ impl<'a> Subject<'a> {
 
     /// The report of a move there, by what is known; `rules`: what those say of it.
     pub(crate) fn report(&self, to: SeenHost<'_>, rules: Check) -> PreflightReport {
-        let mut checks: Vec<Check> = self.checks().chain(self.checks_at(to)).chain([rules]).collect();
+        let mut checks: Vec<Check> =
+            self.checks().chain(self.checks_at(to)).chain([rules]).collect();
         checks.sort_by_key(|check| check.name);
         let mut report = PreflightReport {
             vm: self.vm.info.name.clone(),
@@ -105,11 +110,12 @@ impl<'a> Subject<'a> {
     pub(crate) fn obstacles(&self) -> Obstacles {
         let others = self.inventory.seen_hosts().filter(|to| to.name != self.from.name);
         let of = |to: SeenHost<'_>| {
-            let failed =
-                pair::CHECKS.iter().filter(|(name, _)| !is_placements(*name)).filter_map(|(name, check)| {
+            let failed = pair::CHECKS.iter().filter(|(name, _)| !is_placements(*name)).filter_map(
+                |(name, check)| {
                     let found = check(self, to);
                     (found.verdict == Verdict::Fail).then(|| obstacle(*name, found.evidence))
-                });
+                },
+            );
             let failed: Vec<Obstacle> = failed.collect();
             (!failed.is_empty()).then(|| (to.name.to_owned(), failed))
         };
@@ -120,7 +126,9 @@ impl<'a> Subject<'a> {
 /// What keeps a VM from each host, beside what placement sees for itself: for [`godwit_planner::placement::rank`] and drains.
 #[must_use]
 pub fn obstacles(inventory: &Inventory, vm: &str) -> Obstacles {
-    Subject::of(inventory, vm, EngineKind::default()).map(|subject| subject.obstacles()).unwrap_or_default()
+    Subject::of(inventory, vm, EngineKind::default())
+        .map(|subject| subject.obstacles())
+        .unwrap_or_default()
 }
 
 /// What keeps a VM from going anywhere; none: nothing.
@@ -138,7 +146,8 @@ pub fn immovable_by(inventory: &Inventory, vm: &str, engine: EngineKind) -> Opti
     vm::CHECKS.iter().find_map(|(name, check)| {
         let found = check(&subject);
         (found.verdict == Verdict::Fail).then(|| {
-            let remedy = if found.remedy.is_empty() { String::new() } else { format!("; {}", found.remedy) };
+            let remedy =
+                if found.remedy.is_empty() { String::new() } else { format!("; {}", found.remedy) };
             obstacle(*name, format!("{}{remedy}", found.evidence))
         })
     })
@@ -155,5 +164,6 @@ fn is_placements(name: CheckName) -> bool {
 
 /// The verdict of a report is the worst of its checks.
 pub(crate) fn judge(report: &mut PreflightReport) {
-    report.verdict = report.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Unknown);
+    report.verdict =
+        report.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Unknown);
 }

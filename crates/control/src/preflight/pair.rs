@@ -54,7 +54,10 @@ fn target(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     }
     if subject.inventory.has_vm(name, &subject.vm.info.name) {
         let evidence = format!("host {name} has something by this name already");
-        return Found::fail(evidence, "wait where it arrives there; else see `godwit vm list` on that host");
+        return Found::fail(
+            evidence,
+            "wait where it arrives there; else see `godwit vm list` on that host",
+        );
     }
     Found::pass(format!("host {name} is heard and takes VMs"))
 }
@@ -91,9 +94,13 @@ fn qemu_version(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
         return Found::fail(evidence, "remedy that, or take another host");
     }
     let (Some(here), Some(version)) = (&from.qemu_version, &there.qemu_version) else {
-        return Found::unknown("a host does not tell the version of its QEMU", "see `godwit host show`");
+        return Found::unknown(
+            "a host does not tell the version of its QEMU",
+            "see `godwit host show`",
+        );
     };
-    let evidence = format!("QEMU {here} on host {}, {version} on host {}", subject.from.name, to.name);
+    let evidence =
+        format!("QEMU {here} on host {}, {version} on host {}", subject.from.name, to.name);
     match release(version) < release(here) {
         // docs/devel/migration of QEMU: what a newer one sends an older one may not know.
         true => Found::warn(
@@ -193,11 +200,14 @@ fn lanes(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     }
     let told: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     let evidence = format!("host {} takes migrations at {}", to.name, told.join(", "));
-    let shares =
-        |address: &IpAddr| from.migration_addresses.iter().any(|own| own.is_ipv4() == address.is_ipv4());
+    let shares = |address: &IpAddr| {
+        from.migration_addresses.iter().any(|own| own.is_ipv4() == address.is_ipv4())
+    };
     if !from.migration_addresses.is_empty() && !addresses.iter().any(shares) {
-        let evidence =
-            format!("{evidence}; host {} has no address of that kind (IPv4, IPv6)", subject.from.name);
+        let evidence = format!(
+            "{evidence}; host {} has no address of that kind (IPv4, IPv6)",
+            subject.from.name
+        );
         return Found::warn(evidence, "give both an address of the same kind");
     }
     Found::pass(evidence)

@@ -1,8 +1,8 @@
 //! Where a VM can go: placement's ranking, with what preflight has found.
 
 use godwit_api::control::{
-    Check, CheckName, PlacementScore, PreflightRanking, Problem, ProblemCode, RankedHost, RuledOutHost,
-    Verdict,
+    Check, CheckName, PlacementScore, PreflightRanking, Problem, ProblemCode, RankedHost,
+    RuledOutHost, Verdict,
 };
 use godwit_planner::placement::{Exclusion, Host, Obstacles, Rule, Score, rank};
 use godwit_planner::words::Count;
@@ -29,7 +29,9 @@ impl Subject<'_> {
             from: self.from.name.to_owned(),
             immovable: self.checks().filter(|check| check.verdict == Verdict::Fail).collect(),
             fits: fits.collect(),
-            ruled_out: ruled_out.map(|out| RuledOutHost { host: out.host, why: out.text }).collect(),
+            ruled_out: ruled_out
+                .map(|out| RuledOutHost { host: out.host, why: out.text })
+                .collect(),
             best: None,
         }
     }
@@ -42,11 +44,17 @@ impl Subject<'_> {
             return Found::pass("no rule names it").named(CheckName::Rules);
         }
         let ranking = rank(hosts, rules, &placement_vm(self.vm.info), &Obstacles::new());
-        let out = ranking.ruled_out.iter().filter(|out| out.host == to).flat_map(|out| &out.reasons);
-        let broken: Vec<String> =
-            out.filter(|reason| matches!(reason, Exclusion::Rule { .. })).map(ToString::to_string).collect();
-        let bent =
-            ranking.fits.iter().find(|ranked| ranked.host == to).map_or(&[][..], |ranked| &ranked.breaks);
+        let out =
+            ranking.ruled_out.iter().filter(|out| out.host == to).flat_map(|out| &out.reasons);
+        let broken: Vec<String> = out
+            .filter(|reason| matches!(reason, Exclusion::Rule { .. }))
+            .map(ToString::to_string)
+            .collect();
+        let bent = ranking
+            .fits
+            .iter()
+            .find(|ranked| ranked.host == to)
+            .map_or(&[][..], |ranked| &ranked.breaks);
         let found = if !broken.is_empty() {
             Found::fail(broken.join("; "), "take another host, or change the rule")
         } else if !bent.is_empty() {
@@ -75,7 +83,8 @@ pub(crate) fn first(ranking: PreflightRanking) -> Result<(String, String), Probl
     if let Some(best) = fits.into_iter().next() {
         return Ok((best.host, best.why));
     }
-    let others: Vec<_> = ruled_out.iter().filter(|out| out.why != Exclusion::RunsThere.to_string()).collect();
+    let others: Vec<_> =
+        ruled_out.iter().filter(|out| out.why != Exclusion::RunsThere.to_string()).collect();
     let named = others.iter().take(NAMED_HOSTS).map(|out| format!("{}: {}", out.host, out.why));
     let mut named: Vec<String> = named.collect();
     match others.len().saturating_sub(NAMED_HOSTS) {

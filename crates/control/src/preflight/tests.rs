@@ -14,7 +14,8 @@ fn cpu(features: &[&str]) -> Value {
     let holds = json!(["aes", "lm", "pni"]);
     let missing: Vec<&str> =
         ["aes", "lm", "pni"].into_iter().filter(|name| !features.contains(name)).collect();
-    let models: Vec<&str> = if missing.is_empty() { vec!["Westmere-v1", "max"] } else { vec!["max"] };
+    let models: Vec<&str> =
+        if missing.is_empty() { vec!["Westmere-v1", "max"] } else { vec!["max"] };
     json!({
         "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": features, "models": models,
         "generations": { "Westmere-v1": { "features": holds, "missing": missing } },
@@ -61,7 +62,10 @@ fn merge(into: &mut Value, from: &Value) {
 fn cluster(of_vm: &Value, of_a: &Value, of_b: &Value) -> Inventory {
     let mut inventory = Inventory::default();
     for (name, change) in [("a", of_a), ("b", of_b)] {
-        inventory.plan_host(name, HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() });
+        inventory.plan_host(
+            name,
+            HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() },
+        );
         inventory.reached(name);
         inventory.heard(name, HostEvent::Host(Box::new(host(name, change))), 1);
     }
@@ -86,7 +90,8 @@ fn nothing_is_in_the_way_of_a_vm_that_fits_but_what_only_the_hosts_know() {
     let inventory = cluster(&json!({}), &json!({}), &json!({}));
     let report = report(&inventory);
     for check in &report.checks {
-        let expected = if check.name == CheckName::Disks { Verdict::Unknown } else { Verdict::Pass };
+        let expected =
+            if check.name == CheckName::Disks { Verdict::Unknown } else { Verdict::Pass };
         assert_eq!(check.verdict, expected, "{check:?}");
         assert!(!check.evidence.is_empty());
     }
@@ -123,7 +128,14 @@ fn cases_of_vm_and_cpu() -> Vec<Case> {
             Fail,
             "device vfio-pci",
         ),
-        (no(), json!({ "tracking_problem": "kernel 5.10 is too old" }), no(), N::Tracking, Fail, "5.10"),
+        (
+            no(),
+            json!({ "tracking_problem": "kernel 5.10 is too old" }),
+            no(),
+            N::Tracking,
+            Fail,
+            "5.10",
+        ),
         (json!({ "spec": { "refuses_page_in": true } }), no(), no(), N::PageIn, Warn, "refuses"),
         (no(), no(), json!({ "cpu": cpu(&["lm", "pni"]) }), N::Cpu, Fail, "aes"),
         (
@@ -180,9 +192,23 @@ fn cases_of_hosts() -> Vec<Case> {
             "it needs 8 GiB, host b has 4 GiB left",
         ),
         (no(), no(), json!({ "huge_pages": false }), N::HugePages, Warn, "slower"),
-        (no(), no(), json!({ "vm_dirs": ["/other"] }), N::Disks, Warn, "/vms/web.qcow2 is below none"),
+        (
+            no(),
+            no(),
+            json!({ "vm_dirs": ["/other"] }),
+            N::Disks,
+            Warn,
+            "/vms/web.qcow2 is below none",
+        ),
         (no(), no(), json!({ "networks": {} }), N::Networks, Fail, "no network prod"),
-        (no(), no(), json!({ "migration_addresses": [] }), N::Lanes, Fail, "no address for migrations"),
+        (
+            no(),
+            no(),
+            json!({ "migration_addresses": [] }),
+            N::Lanes,
+            Fail,
+            "no address for migrations",
+        ),
         (no(), no(), json!({ "migration_addresses": ["fd00::1"] }), N::Lanes, Warn, "IPv6"),
         (no(), no(), json!({ "version": "0.4.0" }), N::Protocol, Warn, "0.4.0"),
     ]
@@ -191,7 +217,8 @@ fn cases_of_hosts() -> Vec<Case> {
 #[test]
 fn each_thing_in_the_way_is_seen_by_its_check() {
     use Verdict::Fail;
-    for (of_vm, of_a, of_b, name, verdict, words) in cases_of_vm_and_cpu().into_iter().chain(cases_of_hosts())
+    for (of_vm, of_a, of_b, name, verdict, words) in
+        cases_of_vm_and_cpu().into_iter().chain(cases_of_hosts())
     {
         let inventory = cluster(&of_vm, &of_a, &of_b);
         let seen = check(&inventory, name);
@@ -203,7 +230,11 @@ fn each_thing_in_the_way_is_seen_by_its_check() {
         assert_eq!(immovable(&inventory, "web").is_some(), is_of_vm && verdict == Fail, "{seen:?}");
         let found = obstacles(&inventory, "web");
         let keeps = verdict == Fail && !is_of_vm && name != CheckName::Memory;
-        assert_eq!(found.get("b").is_some_and(|all| all[0].code == name.name()), keeps, "{found:?}");
+        assert_eq!(
+            found.get("b").is_some_and(|all| all[0].code == name.name()),
+            keeps,
+            "{found:?}"
+        );
     }
 }
 
@@ -220,11 +251,15 @@ fn the_best_host_is_chosen_and_where_there_is_none_it_is_told_why() {
     let (host, why) = first(good).unwrap();
     assert!(host == "b" && why.starts_with("best: "), "{why}");
     let none = ranking(&cluster(&no, &no, &json!({ "networks": {} })));
-    let all: Vec<_> = none.ruled_out.iter().map(|out| (out.host.as_str(), out.why.as_str())).collect();
+    let all: Vec<_> =
+        none.ruled_out.iter().map(|out| (out.host.as_str(), out.why.as_str())).collect();
     assert_eq!(all, [("a", "it runs there"), ("b", "host b has no network prod (networks)")]);
     let problem = first(none).unwrap_err();
     assert_eq!(problem.code, ProblemCode::NoHost);
     assert!(problem.detail.contains("b: host b has no network prod"), "{problem}");
     let stopped = first(ranking(&cluster(&json!({ "state": "stopped" }), &no, &no))).unwrap_err();
-    assert_eq!((stopped.code, stopped.checks[0].name), (ProblemCode::Preflight, CheckName::VmState));
+    assert_eq!(
+        (stopped.code, stopped.checks[0].name),
+        (ProblemCode::Preflight, CheckName::VmState)
+    );
 }

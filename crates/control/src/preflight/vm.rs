@@ -20,7 +20,10 @@ fn state(subject: &Subject<'_>) -> Found {
     let (vm, info) = (&subject.vm, subject.vm.info);
     let host = subject.from.name;
     if vm.in_doubt {
-        let remedy = format!("make sure of it, then `godwit migration resolve {} --runs-on HOST`", info.name);
+        let remedy = format!(
+            "make sure of it, then `godwit migration resolve {} --runs-on HOST`",
+            info.name
+        );
         return Found::fail("it is in doubt which host may run it", remedy);
     }
     if !vm.is_current {
@@ -44,9 +47,10 @@ fn state(subject: &Subject<'_>) -> Found {
     }
     match info.state {
         VmState::Running | VmState::Paused => match vm.planned_move {
-            Some(planned) => {
-                Found::warn(format!("move {planned} has it already"), "wait for its end, or cancel it")
-            }
+            Some(planned) => Found::warn(
+                format!("move {planned} has it already"),
+                "wait for its end, or cancel it",
+            ),
             None => Found::pass(format!("{} on host {host}", info.state)),
         },
         VmState::MigratingIn | VmState::MigratingOut => {
@@ -55,8 +59,10 @@ fn state(subject: &Subject<'_>) -> Found {
         VmState::Starting => Found::fail("it starts at the moment", "ask again in a moment"),
         state => {
             let evidence = format!("it does not run ({state}): there is nothing to move");
-            let remedy =
-                format!("it stays with its host; to take it along start it: `godwit vm start {}`", info.name);
+            let remedy = format!(
+                "it stays with its host; to take it along start it: `godwit vm start {}`",
+                info.name
+            );
             Found::fail(evidence, remedy)
         }
     }
@@ -71,7 +77,9 @@ fn devices(subject: &Subject<'_>) -> Found {
     let all: Vec<&str> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
     match subject.engine {
         EngineKind::Godwit => Found::fail(all.join("; "), remedy.clone()),
-        EngineKind::Qemu => Found::warn(format!("left to QEMU's own engine: {}", all.join("; ")), ""),
+        EngineKind::Qemu => {
+            Found::warn(format!("left to QEMU's own engine: {}", all.join("; ")), "")
+        }
     }
 }
 
@@ -81,9 +89,10 @@ fn tracking(subject: &Subject<'_>) -> Found {
         return Found::pass("QEMU's own engine tracks by itself");
     }
     match subject.from.info {
-        None => {
-            Found::unknown(format!("host {host} has told nothing of itself yet"), "wait until it is heard")
-        }
+        None => Found::unknown(
+            format!("host {host} has told nothing of itself yet"),
+            "wait until it is heard",
+        ),
         Some(info) => match &info.tracking_problem {
             Some(problem) => Found::fail(
                 format!("host {host} can't track memory: {problem}"),

@@ -71,7 +71,10 @@ async fn create(
     (status = 200, description = "The rule", body = RuleInfo),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(rules): State<Rules>, Path(rule): Path<String>) -> Result<Json<RuleInfo>, Refusal> {
+async fn show(
+    State(rules): State<Rules>,
+    Path(rule): Path<String>,
+) -> Result<Json<RuleInfo>, Refusal> {
     Ok(Json(rules.show(&rule)?))
 }
 
@@ -81,7 +84,10 @@ async fn show(State(rules): State<Rules>, Path(rule): Path<String>) -> Result<Js
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn delete(State(rules): State<Rules>, Path(rule): Path<String>) -> Result<StatusCode, Refusal> {
+async fn delete(
+    State(rules): State<Rules>,
+    Path(rule): Path<String>,
+) -> Result<StatusCode, Refusal> {
     rules.delete(&rule).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -36,7 +36,8 @@ async fn rules_are_made_listed_shown_and_removed() {
     let on = json!({ "name": "on-c", "kind": "on", "strength": "should", "vms": ["x"], "hosts": { "names": ["c"] } });
     let made: RuleInfo = managed.root(Method::POST, RULES, Some(on)).await.read();
     assert_eq!((made.state, made.broken_by[0].vm.as_str()), (RuleState::Broken, "x"));
-    let page: Page<RuleInfo> = managed.root(Method::GET, "/api/v1/rules?limit=3", None).await.read();
+    let page: Page<RuleInfo> =
+        managed.root(Method::GET, "/api/v1/rules?limit=3", None).await.read();
     assert_eq!((page.total, page.next.as_deref(), page.items.len()), (4, Some("r2"), 3));
     let page: Page<RuleInfo> =
         managed.root(Method::GET, "/api/v1/rules?state=broken&vm=x", None).await.read();
@@ -54,8 +55,9 @@ async fn placement_and_preflight_obey_them_at_once() {
     let managed = Managed::begin().await;
     fill(&managed);
     let path = "/api/v1/vms/x/preflight";
-    let fits =
-        |ranking: &PreflightRanking| ranking.fits.iter().map(|one| one.host.clone()).collect::<Vec<_>>();
+    let fits = |ranking: &PreflightRanking| {
+        ranking.fits.iter().map(|one| one.host.clone()).collect::<Vec<_>>()
+    };
     let before: PreflightRanking = managed.root(Method::GET, path, None).await.read();
     assert_eq!(fits(&before), ["b", "c"]);
     managed.root(Method::POST, RULES, Some(apart("r1"))).await;

@@ -110,10 +110,14 @@ fn read(request: CreateRule) -> Result<Rule, Problem> {
     if matches!(kind, placement::RuleKind::Together | placement::RuleKind::Apart) {
         if hosts.is_some() {
             let detail = "a rule that VMs are to be together or apart names no hosts";
-            return Err(wrong(detail, "make two rules of it: this one, and one that says on or not-on"));
+            return Err(wrong(
+                detail,
+                "make two rules of it: this one, and one that says on or not-on",
+            ));
         }
         if vms.len() < 2 {
-            let detail = "a rule that VMs are to be together or apart is about two of them at least";
+            let detail =
+                "a rule that VMs are to be together or apart is about two of them at least";
             return Err(wrong(detail, "name another VM"));
         }
     } else if vms.is_empty() {
@@ -156,8 +160,9 @@ fn check_names(what: &str, names: &[String]) -> Result<(), Problem> {
     }
     let mut seen = BTreeSet::new();
     for name in names {
-        check_name(name)
-            .map_err(|problem| wrong(format!("{what} {name:?}: {}", problem.detail), problem.remedy))?;
+        check_name(name).map_err(|problem| {
+            wrong(format!("{what} {name:?}: {}", problem.detail), problem.remedy)
+        })?;
         if !seen.insert(name) {
             return Err(wrong(format!("the rule names {what} {name} twice"), "name it once"));
         }
@@ -176,7 +181,8 @@ fn check_beside_others(rule: &Rule, others: &[Rule]) -> Result<(), Problem> {
     }
     match others.into_iter().find_map(|other| Some((other, clash(rule, other)?))) {
         Some((other, why)) => {
-            let detail = format!("rule {} can't be kept beside rule {}: {why}", rule.name, other.name);
+            let detail =
+                format!("rule {} can't be kept beside rule {}: {why}", rule.name, other.name);
             Err(wrong(detail, "delete that one first, or make this one a `should` rule"))
         }
         None => Ok(()),

@@ -51,7 +51,8 @@ impl Record for SavedRule {
 
 impl From<&Rule> for SavedRule {
     fn from(rule: &Rule) -> SavedRule {
-        let hosts = |hosts: &Hosts| SavedHosts { names: hosts.names.clone(), labels: hosts.labels.clone() };
+        let hosts =
+            |hosts: &Hosts| SavedHosts { names: hosts.names.clone(), labels: hosts.labels.clone() };
         let kind = match &rule.kind {
             RuleKind::Together => SavedKind::Together,
             RuleKind::Apart => SavedKind::Apart,

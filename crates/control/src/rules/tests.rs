@@ -61,8 +61,8 @@ fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
     let on = |name: &str, kind: &str, hosts: &[&str]| {
         rule(json!({ "name": name, "kind": kind, "vms": ["x"], "hosts": { "names": hosts } }))
     };
-    let problem =
-        check_beside_others(&together("must", &["y", "q", "z"]), slice::from_ref(&apart)).unwrap_err();
+    let problem = check_beside_others(&together("must", &["y", "q", "z"]), slice::from_ref(&apart))
+        .unwrap_err();
     assert!(problem.detail.contains("y and z would have to be together and apart"), "{problem}");
     assert!(check_beside_others(&together("should", &["y", "z"]), slice::from_ref(&apart)).is_ok());
     assert!(check_beside_others(&together("must", &["x", "q"]), &[apart]).is_ok());
@@ -86,7 +86,12 @@ fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
 
 /// Hosts a and b in rack 1, c in rack 2; VMs x and y on a, z on c.
 fn cluster(inventory: &mut Inventory) {
-    put_host(inventory, host("a", None), &[("rack", "1")], vec![vm("x", "a", None), vm("y", "a", None)]);
+    put_host(
+        inventory,
+        host("a", None),
+        &[("rack", "1")],
+        vec![vm("x", "a", None), vm("y", "a", None)],
+    );
     put_host(inventory, host("b", None), &[("rack", "1")], vec![]);
     put_host(inventory, host("c", None), &[("rack", "2")], vec![vm("z", "c", None)]);
 }
@@ -96,7 +101,11 @@ fn who_breaks_a_rule_is_named_with_how() {
     let mut inventory = Inventory::default();
     cluster(&mut inventory);
     let of = |kind: &str, vms: &[&str], hosts: Option<Value>| {
-        told(&rule(json!({ "name": "r", "kind": kind, "vms": vms, "hosts": hosts })), &inventory, 16)
+        told(
+            &rule(json!({ "name": "r", "kind": kind, "vms": vms, "hosts": hosts })),
+            &inventory,
+            16,
+        )
     };
     let breakers = |info: &RuleInfo| -> Vec<String> {
         info.broken_by.iter().map(|one| format!("{} {}", one.vm, one.why)).collect()
@@ -157,7 +166,9 @@ fn rules_outlive_the_manager() {
         let asked = json!({ "name": "r2", "kind": "together", "vms": ["x", "y"] });
         manager.rules.create(request(asked)).await.unwrap();
     });
-    over_file(&path, async |manager| assert_eq!(manager.rules.show("r2").unwrap().kind, RuleKind::Together));
+    over_file(&path, async |manager| {
+        assert_eq!(manager.rules.show("r2").unwrap().kind, RuleKind::Together)
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,8 +179,10 @@ async fn a_manager_that_follows_knows_them_and_changes_none() {
     manager.rules.create(request(asked.clone())).await.unwrap();
     let (other, _standby) = follower(&store);
     until(&other, |inventory| inventory.rule("r1").is_some()).await;
-    let refused =
-        other.rules.create(request(json!({ "name": "r2", "kind": "apart", "vms": ["x", "z"] }))).await;
+    let refused = other
+        .rules
+        .create(request(json!({ "name": "r2", "kind": "apart", "vms": ["x", "z"] })))
+        .await;
     assert_eq!(refused.unwrap_err().code, ProblemCode::NoLeader);
     assert!(other.rules.show("r2").is_err());
     manager.rules.delete("r1").await.unwrap();
@@ -186,7 +199,10 @@ async fn changes_are_told() {
     let mut events = manager.state.events().listen(None);
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
     manager.rules.create(request(asked.clone())).await.unwrap();
-    assert_eq!(manager.rules.create(request(asked)).await.unwrap_err().code, ProblemCode::AlreadyExists);
+    assert_eq!(
+        manager.rules.create(request(asked)).await.unwrap_err().code,
+        ProblemCode::AlreadyExists
+    );
     manager.rules.delete("r1").await.unwrap();
     assert_eq!(manager.rules.delete("r1").await.unwrap_err().code, ProblemCode::NotFound);
     let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
@@ -203,7 +219,10 @@ async fn of_many_at_once_that_contradict_each_other_one_kind_is_made() {
         let kind = if number % 2 == 0 { "apart" } else { "together" };
         let (manager, name) = (Arc::clone(&manager), format!("r{number}"));
         async move {
-            manager.rules.create(request(json!({ "name": name, "kind": kind, "vms": ["x", "y"] }))).await
+            manager
+                .rules
+                .create(request(json!({ "name": name, "kind": kind, "vms": ["x", "y"] })))
+                .await
         }
     });
     let made: Vec<_> = futures::future::join_all(asked).await;

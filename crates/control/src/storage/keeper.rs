@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
 use godwit_store::records::{Kept, Record, RecordError, Table};
 use godwit_store::{
-    Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError, Transaction,
-    Written,
+    Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError,
+    Transaction, Written,
 };
 use tokio::sync::mpsc;
 
@@ -37,7 +37,6 @@ impl From<Transaction> for Writes {
 }
 
 impl Writes {
-    /// Others as well.
     pub(crate) fn add(&mut self, others: Writes) {
         self.keys.extend(others.keys);
         self.transaction = std::mem::take(&mut self.transaction).and(others.transaction);
@@ -75,7 +74,11 @@ impl fmt::Debug for Keeper {
 
 impl Keeper {
     /// Keeps what this leadership allows.
-    pub(crate) fn new(store: Arc<dyn Store>, leadership: Arc<Leadership>, candidate: Candidate) -> Keeper {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        leadership: Arc<Leadership>,
+        candidate: Candidate,
+    ) -> Keeper {
         let (entries, waiting) = mpsc::channel(WAITING_ENTRIES);
         tokio::spawn(write_entries(Arc::clone(&store), Arc::clone(&leadership), waiting));
         Keeper { store, leadership, candidate, known: Mutex::default(), entries }
@@ -93,7 +96,10 @@ impl Keeper {
     }
 
     /// All records of a kind, by id.
-    pub(crate) async fn read_all<T: Record>(&self, table: Table<T>) -> Result<Vec<(String, T)>, Problem> {
+    pub(crate) async fn read_all<T: Record>(
+        &self,
+        table: Table<T>,
+    ) -> Result<Vec<(String, T)>, Problem> {
         let all = table.read_all(&*self.store).await.map_err(|error| problem(&error))?;
         let mut known = self.known();
         let records = all.records.into_iter().map(|kept| {
@@ -103,7 +109,6 @@ impl Keeper {
         Ok(records.collect())
     }
 
-    /// Writes a new record.
     pub(crate) async fn insert<T: Record>(
         &self,
         table: Table<T>,
@@ -121,7 +126,11 @@ impl Keeper {
         self.commit(&[key], write).await.map_err(|refused| match refused {
             StoreError::Conflict { found: KeyState::At(_), .. } => {
                 let detail = format!("there is a {} \"{id}\" already", T::KIND);
-                Problem::new(ProblemCode::AlreadyExists, detail, "take another name, or change that one")
+                Problem::new(
+                    ProblemCode::AlreadyExists,
+                    detail,
+                    "take another name, or change that one",
+                )
             }
             error => problem(&error.into()),
         })
@@ -136,7 +145,8 @@ impl Keeper {
     ) -> Result<(), Problem> {
         let key = table.key(id);
         let was = self.certain(&key).await?;
-        let write = table.replace(Transaction::new(), id, was, record).map_err(|error| problem(&error))?;
+        let write =
+            table.replace(Transaction::new(), id, was, record).map_err(|error| problem(&error))?;
         self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
     }
 
@@ -196,7 +206,11 @@ impl Keeper {
     }
 
     /// Removes a record of which nothing is known, where there is one, whether it can be read or not.
-    pub(crate) async fn remove_unknown<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
+    pub(crate) async fn remove_unknown<T: Record>(
+        &self,
+        table: Table<T>,
+        id: &str,
+    ) -> Result<(), Problem> {
         if let Some(was) = self.written(&table.key(id)).await? {
             self.write_unknown(table.remove(Transaction::new(), id, was)).await?;
         }
@@ -215,7 +229,10 @@ impl Keeper {
     }
 
     /// Carries out all of a transaction, or nothing, that writes nothing of what is known.
-    pub(crate) async fn write_unknown(&self, transaction: Transaction) -> Result<Revision, Problem> {
+    pub(crate) async fn write_unknown(
+        &self,
+        transaction: Transaction,
+    ) -> Result<Revision, Problem> {
         let written = self.store.commit(&self.leadership, transaction).await;
         written.map_err(|error| problem(&error.into()))
     }
@@ -273,12 +290,15 @@ impl Keeper {
 
     async fn commit(&self, keys: &[String], write: Transaction) -> Result<(), StoreError> {
         let of_known = |(key, _): &&(String, Option<String>)| keys.contains(key);
-        let sent: Vec<(String, Option<String>)> = write.writes().iter().filter(of_known).cloned().collect();
+        let sent: Vec<(String, Option<String>)> =
+            write.writes().iter().filter(of_known).cloned().collect();
         // Before it is sent: this call may be dropped while it runs.
         let doubts_before = {
             let mut known = self.known();
-            let noted =
-                sent.iter().cloned().map(|(key, value)| (key.clone(), known.doubts.insert(key, value)));
+            let noted = sent
+                .iter()
+                .cloned()
+                .map(|(key, value)| (key.clone(), known.doubts.insert(key, value)));
             noted.collect::<Vec<_>>()
         };
         let error = match self.store.commit(&self.leadership, write).await {
@@ -377,7 +397,8 @@ impl Keeper {
         behind: Option<&str>,
         limit: usize,
     ) -> Result<(Vec<AuditEntry>, Option<String>), Problem> {
-        let page = AUDIT.read_page(&*self.store, behind, limit).await.map_err(|error| problem(&error))?;
+        let page =
+            AUDIT.read_page(&*self.store, behind, limit).await.map_err(|error| problem(&error))?;
         Ok((page.records.into_iter().filter_map(|kept| told(kept.record)).collect(), page.next))
     }
 }
@@ -427,7 +448,8 @@ async fn write_some(
             who: entry.who.clone(),
             what: entry.what.clone(),
             about: String::new(),
-            outcome: if entry.outcome == AuditOutcome::Done { "done" } else { "refused" }.to_owned(),
+            outcome: if entry.outcome == AuditOutcome::Done { "done" } else { "refused" }
+                .to_owned(),
             detail: serde_json::to_value(entry).unwrap_or_default(),
         };
         transaction = log.add(transaction, &saved)?;
@@ -504,7 +526,10 @@ mod tests {
         store.lose_answer_and_be_away();
         away(keeper.insert(HOSTS, "a", &host(1)).await);
         keeper.insert(HOSTS, "a", &host(2)).await.unwrap();
-        assert_eq!(keeper.insert(HOSTS, "a", &host(2)).await.unwrap_err().code, ProblemCode::AlreadyExists);
+        assert_eq!(
+            keeper.insert(HOSTS, "a", &host(2)).await.unwrap_err().code,
+            ProblemCode::AlreadyExists
+        );
         store.lose_answer_and_be_away();
         away(keeper.replace(HOSTS, "a", &host(3)).await);
         keeper.replace(HOSTS, "a", &host(4)).await.unwrap();
@@ -533,14 +558,22 @@ mod tests {
     }
 
     fn of_same_leadership(keeper: &Keeper) -> Keeper {
-        Keeper::new(Arc::clone(&keeper.store), Arc::clone(&keeper.leadership), keeper.candidate.clone())
+        Keeper::new(
+            Arc::clone(&keeper.store),
+            Arc::clone(&keeper.leadership),
+            keeper.candidate.clone(),
+        )
     }
 
     #[test]
     fn whatever_the_store_says_has_a_mend() {
-        let unavailable =
-            StoreError::Unavailable { store: "s".into(), why: "no answer".into(), written: Written::No };
-        let refused = StoreError::Refused { store: "s".into(), why: "no space".into(), remedy: "compact it" };
+        let unavailable = StoreError::Unavailable {
+            store: "s".into(),
+            why: "no answer".into(),
+            written: Written::No,
+        };
+        let refused =
+            StoreError::Refused { store: "s".into(), why: "no space".into(), remedy: "compact it" };
         for (error, detail, remedy) in [
             (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "at once", "ask for less"),
             (unavailable, "no answer", "ask again"),
@@ -548,8 +581,14 @@ mod tests {
             (StoreError::Settings { why: "none".into() }, "none", "docs/store.md"),
         ] {
             let problem = problem(&error.into());
-            assert!(problem.detail.contains(detail) && !problem.detail.ends_with(')'), "{problem:?}");
-            assert!(problem.remedy.contains(remedy) && !problem.remedy.ends_with(')'), "{problem:?}");
+            assert!(
+                problem.detail.contains(detail) && !problem.detail.ends_with(')'),
+                "{problem:?}"
+            );
+            assert!(
+                problem.remedy.contains(remedy) && !problem.remedy.ends_with(')'),
+                "{problem:?}"
+            );
         }
     }
 }

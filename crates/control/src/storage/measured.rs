@@ -29,7 +29,12 @@ impl Store for MeasuredStore {
         timed("read", self.0.read(prefix)).await
     }
 
-    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+    async fn read_page(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
         timed("read", self.0.read_page(prefix, after, limit)).await
     }
 

@@ -46,6 +46,7 @@ impl Planning {
 pub(crate) async fn whole<T: Send + 'static>(
     operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {
-    let failed = |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
+    let failed =
+        |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
     tokio::spawn(operation).await.map_err(failed)?
 }

@@ -32,7 +32,8 @@ impl<T> Term<T> {
     /// [`ProblemCode::NoLeader`]: another manager leads, or none.
     pub(crate) fn get(&self) -> Result<Arc<T>, Problem> {
         self.0.borrow().clone().ok_or_else(|| {
-            let remedy = "ask again in some seconds; `godwit control status` names the one that leads";
+            let remedy =
+                "ask again in some seconds; `godwit control status` names the one that leads";
             Problem::new(ProblemCode::NoLeader, "this manager does not lead", remedy)
         })
     }

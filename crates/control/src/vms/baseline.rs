@@ -35,7 +35,12 @@ pub(super) fn exceeds(inventory: &Inventory, spec: &VmSpec, host: &str) -> Optio
     excess(inventory, inventory.baseline()?, spec, Some(host))
 }
 
-fn excess(inventory: &Inventory, baseline: &Baseline, spec: &VmSpec, host: Option<&str>) -> Option<Excess> {
+fn excess(
+    inventory: &Inventory,
+    baseline: &Baseline,
+    spec: &VmSpec,
+    host: Option<&str>,
+) -> Option<Excess> {
     let model = CpuModel::parse(spec.cpu_model.as_deref().unwrap_or(DEFAULT_CPU_MODEL));
     if model == baseline.model() {
         return None;
@@ -55,7 +60,10 @@ fn excess(inventory: &Inventory, baseline: &Baseline, spec: &VmSpec, host: Optio
 }
 
 /// What a guest has by a model, on any of these hosts; none: none of them says so.
-fn features_of<'a>(model: &CpuModel, mut cpus: impl Iterator<Item = &'a HostCpuInfo>) -> Option<CpuFeatures> {
+fn features_of<'a>(
+    model: &CpuModel,
+    mut cpus: impl Iterator<Item = &'a HostCpuInfo>,
+) -> Option<CpuFeatures> {
     if !model.is_hosts_own() {
         return cpus.find_map(|cpu| cpu.to_host_cpu().features_of(model));
     }
@@ -69,7 +77,10 @@ fn features_of<'a>(model: &CpuModel, mut cpus: impl Iterator<Item = &'a HostCpuI
 
 impl Excess {
     fn of_new(self, vm: &str) -> Problem {
-        self.problem(vm, "leave the model out, and it gets the baseline; or name one that has no more")
+        self.problem(
+            vm,
+            "leave the model out, and it gets the baseline; or name one that has no more",
+        )
     }
 
     pub(super) fn of_stopped(self, vm: &str) -> Problem {
@@ -99,6 +110,9 @@ impl Excess {
             remedy: remedy.to_owned(),
         };
         let detail = format!("VM \"{vm}\" can't start: {evidence}");
-        Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::Preflight, detail, remedy) }
+        Problem {
+            checks: Box::new([check]),
+            ..Problem::new(ProblemCode::Preflight, detail, remedy)
+        }
     }
 }

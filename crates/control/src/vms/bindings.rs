@@ -73,7 +73,8 @@ pub(crate) async fn keep_bindings(keeper: Arc<Keeper>, state: Arc<State>) {
     loop {
         ticks.tick().await;
         let unstored = state.inventory().unstored_bindings();
-        let is_settled = |(name, binding): &(&String, &Option<Binding>)| before.get(*name) == Some(*binding);
+        let is_settled =
+            |(name, binding): &(&String, &Option<Binding>)| before.get(*name) == Some(*binding);
         let due: Vec<_> = unstored.iter().filter(is_settled).take(MOST_WRITES).collect();
         if let Err(problem) = write(&keeper, &state, &due).await {
             tracing::warn!(%problem, "cannot write which hosts hold VMs' names: it is tried again");
@@ -82,7 +83,11 @@ pub(crate) async fn keep_bindings(keeper: Arc<Keeper>, state: Arc<State>) {
     }
 }
 
-async fn write(keeper: &Keeper, state: &State, due: &[(&String, &Option<Binding>)]) -> Result<(), Problem> {
+async fn write(
+    keeper: &Keeper,
+    state: &State,
+    due: &[(&String, &Option<Binding>)],
+) -> Result<(), Problem> {
     let mut writes = Writes::default();
     let mut batch = Vec::new();
     for (name, binding) in due {
@@ -222,12 +227,21 @@ mod tests {
         let refused = ask(path, Some(json!({ "host": "nobody" }))).await;
         assert_eq!(refused.problem(), ProblemCode::NotFound);
         let bound = ask(path, Some(json!({ "host": "b" }))).await;
-        assert_eq!((bound.status, &bound.body["host"]), (StatusCode::OK, &json!("b")), "{}", bound.body);
+        assert_eq!(
+            (bound.status, &bound.body["host"]),
+            (StatusCode::OK, &json!("b")),
+            "{}",
+            bound.body
+        );
         assert_eq!(bound.body["conflicts"], json!(["a"]));
         let saved = stored(&managed.store).await;
         assert_eq!(saved.iter().map(|saved| saved.host.as_str()).collect::<Vec<_>>(), ["b"]);
-        let refused =
-            managed.ask(Method::POST, "/api/v1/vms/db/binding", Some(&token), Some(json!({ "host": "a" })));
+        let refused = managed.ask(
+            Method::POST,
+            "/api/v1/vms/db/binding",
+            Some(&token),
+            Some(json!({ "host": "a" })),
+        );
         assert_eq!(refused.await.problem(), ProblemCode::WrongState);
     }
 }

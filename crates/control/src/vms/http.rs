@@ -6,8 +6,8 @@ use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::VmState;
 use godwit_api::control::{
-    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem, ProblemCode, StartManagedVm,
-    StopManagedVm, VmSummary,
+    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem, ProblemCode,
+    StartManagedVm, StopManagedVm, VmSummary,
 };
 use http::StatusCode;
 use serde::Deserialize;

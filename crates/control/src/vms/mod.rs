@@ -141,7 +141,11 @@ impl Vms {
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub(crate) async fn start_vm(&self, vm: &str, request: StartManagedVm) -> Result<VmInfo, Problem> {
+    pub(crate) async fn start_vm(
+        &self,
+        vm: &str,
+        request: StartManagedVm,
+    ) -> Result<VmInfo, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
             let _turn = vms.turn_of_vm(&vm)?;
@@ -156,7 +160,11 @@ impl Vms {
     }
 
     /// Stops a VM; the answer comes when it is stopped.
-    pub(crate) async fn stop_vm(&self, vm: &str, request: StopManagedVm) -> Result<VmInfo, Problem> {
+    pub(crate) async fn stop_vm(
+        &self,
+        vm: &str,
+        request: StopManagedVm,
+    ) -> Result<VmInfo, Problem> {
         let StopManagedVm { force, grace_ms } = request;
         if grace_ms.is_some_and(|grace| grace > MOST_GRACE_MS) {
             let detail = format!("a grace is at most {MOST_GRACE_MS} ms");
@@ -194,9 +202,12 @@ impl Vms {
             if force {
                 end(&client, &vm).await?;
             }
-            let deleted = if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
+            let deleted =
+                if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
             match deleted {
-                Err(error) if error.code() != Some(ErrorCode::NotFound) => return Err(of_host(error)),
+                Err(error) if error.code() != Some(ErrorCode::NotFound) => {
+                    return Err(of_host(error));
+                }
                 _ => vms.until_known(&vm, &info.host, None).await,
             }
             vms.plan_vm(&vm, None).await
@@ -204,10 +215,15 @@ impl Vms {
         .await
     }
 
-    async fn make_vm(&self, request: CreateManagedVm, caller: &Caller) -> Result<HostedVm, Problem> {
+    async fn make_vm(
+        &self,
+        request: CreateManagedVm,
+        caller: &Caller,
+    ) -> Result<HostedVm, Problem> {
         let CreateManagedVm { mut spec, host, labels, start } = request;
-        spec.validate()
-            .map_err(|error| Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.remedy()))?;
+        spec.validate().map_err(|error| {
+            Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.remedy())
+        })?;
         check_labels(&labels)?;
         let name = spec.name.clone();
         let _turn = self.turn_of_vm(&name)?;
@@ -251,7 +267,11 @@ impl Vms {
         self.keeper.get()?;
         self.turns.take(&format!("vm {vm}")).ok_or_else(|| {
             let detail = format!("another request works on VM \"{vm}\"");
-            Problem::new(ProblemCode::WrongState, detail, "wait for its end, then look and ask again")
+            Problem::new(
+                ProblemCode::WrongState,
+                detail,
+                "wait for its end, then look and ask again",
+            )
         })
     }
 
@@ -269,7 +289,8 @@ impl Vms {
             return taken(format!("host {host}, which is not heard, holds the name \"{name}\""));
         }
         if let Some(host) = inventory.awaited_host() {
-            let detail = format!("host {host} has not told yet which VMs it has: \"{name}\" may be there");
+            let detail =
+                format!("host {host} has not told yet which VMs it has: \"{name}\" may be there");
             return Err(Problem::new(ProblemCode::HostAway, detail, "ask again in some seconds"));
         }
         if let (Some(_), Some(host)) = (inventory.vm_plan(name), inventory.unheard_host()) {
@@ -285,7 +306,9 @@ impl Vms {
         let info = {
             let inventory = self.state.inventory();
             let Some(seen) = inventory.seen_vm(vm) else {
-                return Err(inventory.holder(vm).map_or_else(|| no_vm(vm), |host| unheard(vm, host)));
+                return Err(inventory
+                    .holder(vm)
+                    .map_or_else(|| no_vm(vm), |host| unheard(vm, host)));
             };
             let host = &seen.info.host;
             if !seen.is_current {
@@ -294,9 +317,12 @@ impl Vms {
             let mut others = inventory.others_with(vm, host);
             others.retain(|other| !inventory.is_conflict(other, vm));
             if seen.in_doubt && !others.is_empty() {
-                let detail =
-                    format!("VM \"{vm}\" is in doubt: hosts {host} and {} have it", others.join(", "));
-                let remedy = format!("make sure of it, then `godwit migration resolve {vm} --runs-on HOST`");
+                let detail = format!(
+                    "VM \"{vm}\" is in doubt: hosts {host} and {} have it",
+                    others.join(", ")
+                );
+                let remedy =
+                    format!("make sure of it, then `godwit migration resolve {vm} --runs-on HOST`");
                 let problem = Problem::new(ProblemCode::WrongState, detail, remedy);
                 return Err(Problem { cause: Some(ErrorCode::InDoubt), ..problem });
             }
@@ -316,13 +342,15 @@ impl Vms {
         if let Some(id) = planned {
             let state = self.requests.moves()?.all().get(&id).map(|one| one.state);
             if waiting || state != Some(MoveState::Waiting) {
-                let remedy = format!("wait for its end, or call it off: `godwit control move cancel {id}`");
+                let remedy =
+                    format!("wait for its end, or call it off: `godwit control move cancel {id}`");
                 return refused(format!("move {id} has it"), remedy);
             }
         }
         match (info.state, &info.migration) {
             (VmState::MigratingOut | VmState::MigratingIn, Some(id)) => {
-                let remedy = format!("wait for its end, or cancel it: `godwit migration cancel {id}`");
+                let remedy =
+                    format!("wait for its end, or cancel it: `godwit migration cancel {id}`");
                 refused(format!("migration {id} has it"), remedy)
             }
             (VmState::MigratingOut | VmState::MigratingIn, None) => {
@@ -364,8 +392,9 @@ impl Vms {
             inventory.unheard_host().map(str::to_owned)
         };
         if let Some(host) = unheard.filter(|_| !force) {
-            let detail =
-                format!("no host tells of VM \"{vm}\", and host {host} is not heard, which may have it");
+            let detail = format!(
+                "no host tells of VM \"{vm}\", and host {host} is not heard, which may have it"
+            );
             let remedy = "see that its agent runs; with force the manager forgets what was planned of the VM";
             return Err(Problem::new(ProblemCode::HostAway, detail, remedy));
         }
@@ -436,9 +465,10 @@ async fn settled(
     let problem = of_host(lost);
     match client.vm(name).await {
         Ok(info) if info.spec.uuid == Some(uuid) => Ok(info),
-        Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
-            Err(Problem { remedy: "nothing was made; ask again when it answers".to_owned(), ..problem })
-        }
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => Err(Problem {
+            remedy: "nothing was made; ask again when it answers".to_owned(),
+            ..problem
+        }),
         _ => {
             let remedy = format!(
                 "whether it was made is not known: `godwit vm show {name}` says so when its host answers"
@@ -459,7 +489,9 @@ fn unheard(vm: &str, host: &str) -> Problem {
 fn of_host(error: ClientError) -> Problem {
     match error {
         ClientError::Refused(error) => Problem::of_agent(error),
-        away => Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit control host list`"),
+        away => {
+            Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit control host list`")
+        }
     }
 }
 

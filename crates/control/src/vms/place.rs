@@ -61,18 +61,25 @@ impl Vms {
             Some(host) => named(host, &spec.name, &ranking, &inventory)?,
             None => best(&spec.name, ranking)?,
         };
-        let room = Room { host: chosen.host.clone(), memory_bytes: vm.memory_bytes, vcpus: vm.vcpus };
+        let room =
+            Room { host: chosen.host.clone(), memory_bytes: vm.memory_bytes, vcpus: vm.vcpus };
         made.insert(spec.name.clone(), room);
         Ok((chosen, Kept { all: self.being_made.clone(), name: spec.name.clone() }))
     }
 }
 
-fn named(host: &str, vm: &str, ranking: &Ranking, inventory: &Inventory) -> Result<Chosen, Problem> {
+fn named(
+    host: &str,
+    vm: &str,
+    ranking: &Ranking,
+    inventory: &Inventory,
+) -> Result<Chosen, Problem> {
     inventory.host_plan(host).ok_or_else(|| no_host(host))?;
     match ranking.ruled_out.iter().find(|out| out.host == host) {
         None => Ok(Chosen { host: host.to_owned(), why: None }),
         Some(out) => {
-            let code = if inventory.is_heard(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
+            let code =
+                if inventory.is_heard(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
             let detail = format!("host {host} can't take VM \"{vm}\": {}", out.text);
             Err(Problem::new(code, detail, "name another host, or none: the manager chooses then"))
         }
@@ -84,8 +91,11 @@ fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
     if let Some(best) = fits.into_iter().next() {
         return Ok(Chosen { host: best.host, why: Some(best.why) });
     }
-    let mut named: Vec<String> =
-        ruled_out.iter().take(NAMED_HOSTS).map(|out| format!("{}: {}", out.host, out.text)).collect();
+    let mut named: Vec<String> = ruled_out
+        .iter()
+        .take(NAMED_HOSTS)
+        .map(|out| format!("{}: {}", out.host, out.text))
+        .collect();
     match ruled_out.len().saturating_sub(NAMED_HOSTS) {
         0 => {}
         more => named.push(format!("and {more} more")),
@@ -139,7 +149,8 @@ fn in_the_way(
 
 fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let nics = spec.nics.iter().map(|nic| nic.network.as_str());
-    let mut missing: Vec<&str> = nics.filter(|network| !info.networks.contains_key(*network)).collect();
+    let mut missing: Vec<&str> =
+        nics.filter(|network| !info.networks.contains_key(*network)).collect();
     missing.sort_unstable();
     missing.dedup();
     (!missing.is_empty()).then(|| format!("it has no network {}", missing.join(", ")))
@@ -149,7 +160,8 @@ fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let disks = spec.disks.iter().map(|disk| disk.path.as_path());
     let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
-    let outside = disks.chain(boot).find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
+    let outside =
+        disks.chain(boot).find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
     Some(format!("{} is below none of its vm_dirs, which needs the role admin", outside.display()))
 }
 
@@ -171,7 +183,8 @@ fn qemu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 
 fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
     let lacking = inventory.lacks_of_baseline(host)?;
-    (!lacking.is_empty()).then(|| format!("it lacks {} of the cluster's baseline", some_features(&lacking)))
+    (!lacking.is_empty())
+        .then(|| format!("it lacks {} of the cluster's baseline", some_features(&lacking)))
 }
 
 /// What is known to be missing; of models that are not known here QEMU has the last word.
@@ -182,7 +195,8 @@ fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
         return None;
     }
     let missing = cpu.to_host_cpu().missing_of(&model)?;
-    (!missing.is_empty()).then(|| format!("its guests can't have {} of {model}", some_features(&missing)))
+    (!missing.is_empty())
+        .then(|| format!("its guests can't have {} of {model}", some_features(&missing)))
 }
 
 fn accel_name(accel: Accel) -> &'static str {
@@ -194,5 +208,9 @@ fn accel_name(accel: Accel) -> &'static str {
 }
 
 pub(super) fn no_vm(vm: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no host has a VM \"{vm}\""), "see `godwit vm list`")
+    Problem::new(
+        ProblemCode::NotFound,
+        format!("no host has a VM \"{vm}\""),
+        "see `godwit vm list`",
+    )
 }

@@ -22,7 +22,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) async fn begin(hosts: usize, vms: usize) -> Cluster {
         let plan = FleetPlan { hosts, vms, hosts_with_vms: 1, ..FleetPlan::default() };
-        let cluster = Cluster { managed: Managed::begin().await, fleet: Fleet::begin(plan).await.unwrap() };
+        let cluster =
+            Cluster { managed: Managed::begin().await, fleet: Fleet::begin(plan).await.unwrap() };
         for (name, address) in cluster.fleet.agents() {
             let host = json!({ "name": name, "address": address });
             let added = cluster.root(Method::POST, "/api/v1/hosts", Some(host)).await;
@@ -104,19 +105,30 @@ async fn a_vm_is_made_where_placement_says_and_lives_its_life() {
     assert!(made.host_reason.is_some_and(|why| !why.is_empty()));
     // Who asked finds it at once.
     let shown: ManagedVm = cluster.root(Method::GET, "/api/v1/vms/web", None).await.read();
-    assert_eq!((shown.planned, shown.summary.labels["app"].as_str()), (Some(PlannedPower::On), "shop"));
-    let known = |cluster: &Cluster| cluster.inventory(|all| all.vm_info("web").map(|info| info.state));
+    assert_eq!(
+        (shown.planned, shown.summary.labels["app"].as_str()),
+        (Some(PlannedPower::On), "shop")
+    );
+    let known =
+        |cluster: &Cluster| cluster.inventory(|all| all.vm_info("web").map(|info| info.state));
     assert_eq!(known(&cluster), Some(VmState::Running));
 
     let running = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
     assert_eq!(running.problem(), ProblemCode::WrongState);
-    let stopped = cluster.root(Method::POST, "/api/v1/vms/web/stop", Some(json!({ "grace_ms": 5 }))).await;
+    let stopped =
+        cluster.root(Method::POST, "/api/v1/vms/web/stop", Some(json!({ "grace_ms": 5 }))).await;
     assert_eq!((stopped.status.as_u16(), stopped.body["state"].as_str()), (200, Some("stopped")));
-    assert_eq!((cluster.planned("web"), known(&cluster)), (Some(PlannedPower::Off), Some(VmState::Stopped)));
+    assert_eq!(
+        (cluster.planned("web"), known(&cluster)),
+        (Some(PlannedPower::Off), Some(VmState::Stopped))
+    );
     // Without a body all is left to the defaults.
     let started = cluster.root(Method::POST, "/api/v1/vms/web/start", None).await;
     assert_eq!((started.status.as_u16(), started.body["state"].as_str()), (200, Some("running")));
-    assert_eq!((cluster.planned("web"), known(&cluster)), (Some(PlannedPower::On), Some(VmState::Running)));
+    assert_eq!(
+        (cluster.planned("web"), known(&cluster)),
+        (Some(PlannedPower::On), Some(VmState::Running))
+    );
     let deleted = cluster.root(Method::DELETE, "/api/v1/vms/web?force=true", None).await;
     assert_eq!(deleted.status, 204, "{}", deleted.body);
     assert_eq!(known(&cluster), None);
@@ -132,7 +144,11 @@ async fn what_can_not_be_made_leaves_nothing() {
         (with_spec(json!({ "kernel": null })), ProblemCode::InvalidRequest, "boot"),
         (with_spec(json!({ "vcpus": 0 })), ProblemCode::InvalidRequest, "vCPU"),
         (with_spec(json!({ "memory": "4096GiB" })), ProblemCode::NoHost, "memory"),
-        (with_spec(json!({ "nics": [{ "network": "prod" }] })), ProblemCode::NoHost, "no network prod"),
+        (
+            with_spec(json!({ "nics": [{ "network": "prod" }] })),
+            ProblemCode::NoHost,
+            "no network prod",
+        ),
         (with_spec(json!({ "cpu_model": "Westmere-v1,+avx512f" })), ProblemCode::NoHost, "avx512f"),
         (with_spec(json!({ "name": "vm-00000" })), ProblemCode::AlreadyExists, "host-0000"),
         (with(web(), json!({ "hots": "a" })), ProblemCode::InvalidRequest, "hots"),
@@ -159,7 +175,10 @@ async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
     cluster.change(|all| all.heard("host-0000", HostEvent::Host(Box::new(info)), 1));
     for (change, code) in [
         (json!({ "disks": [{ "path": "/etc/shadow", "format": "raw" }] }), ProblemCode::NoHost),
-        (json!({ "disks": [{ "path": "/srv/../etc/shadow", "format": "raw" }] }), ProblemCode::NoHost),
+        (
+            json!({ "disks": [{ "path": "/srv/../etc/shadow", "format": "raw" }] }),
+            ProblemCode::NoHost,
+        ),
         (json!({ "initrd": "/etc/shadow" }), ProblemCode::NoHost),
         (json!({ "qemu": "/opt/qemu" }), ProblemCode::Forbidden),
         (json!({ "extra_devices": ["vfio-pci"] }), ProblemCode::Forbidden),
@@ -234,7 +253,8 @@ async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
     let old = cluster.root(Method::POST, VMS, Some(with_spec(json!({ "name": "old" })))).await;
     assert_eq!(old.status, 201, "{}", old.body);
     cluster.root(Method::POST, "/api/v1/vms/old/stop", None).await;
-    let all = cluster.inventory(|all| all.host_info("host-0000").unwrap().cpu.clone().unwrap().features);
+    let all =
+        cluster.inventory(|all| all.host_info("host-0000").unwrap().cpu.clone().unwrap().features);
     let less: Vec<&str> = all.iter().map(String::as_str).filter(|name| *name != "avx2").collect();
     cluster.change(|all| {
         all.plan_baseline(Some(crate::rig::baseline("Westmere-v1,-avx2", &less)));
@@ -357,7 +377,8 @@ async fn a_host_that_falls_silent_meanwhile_is_told_and_nothing_stays_planned() 
         changes.extend(all.heard("rude", HostEvent::Known, 1));
         changes
     });
-    let refused = cluster.root(Method::POST, VMS, Some(with(web(), json!({ "host": "rude" })))).await;
+    let refused =
+        cluster.root(Method::POST, VMS, Some(with(web(), json!({ "host": "rude" })))).await;
     assert!(refused.body["remedy"].as_str().unwrap().contains("not known"), "{}", refused.body);
     assert_eq!(refused.problem(), ProblemCode::HostAway);
     cluster.assert_unmade("web").await;
@@ -372,7 +393,10 @@ async fn what_is_asked_of_a_vm_goes_to_its_host_whatever_another_one_claims() {
     cluster.change(|all| all.heard("host-0001", HostEvent::Vm(Box::new(lie)), 1));
     let path = |what: &str| format!("/api/v1/vms/{}{what}", vm.name);
     let shown = cluster.root(Method::GET, &path(""), None).await;
-    assert_eq!((&shown.body["host"], &shown.body["conflicts"]), (&json!("host-0000"), &json!(["host-0001"])));
+    assert_eq!(
+        (&shown.body["host"], &shown.body["conflicts"]),
+        (&json!("host-0000"), &json!(["host-0001"]))
+    );
     let log = cluster.root(Method::GET, &path("/log"), None).await;
     assert_eq!(log.status, 200, "{}", log.body);
     let stopped = cluster.root(Method::POST, &path("/stop"), Some(json!({ "force": true }))).await;

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use etcd_server::EtcdServer;
 use godwit_api::control::{
-    AddHost, AuditEntry, CreateToken, CreatedToken, Drain, DrainState, Move, MoveState, Page, ProblemCode,
-    Role,
+    AddHost, AuditEntry, CreateToken, CreatedToken, Drain, DrainState, Move, MoveState, Page,
+    ProblemCode, Role,
 };
 use godwit_control::Config;
 use godwit_fleet::{Fleet, FleetPlan};
@@ -36,7 +36,8 @@ fn manager_process() {
     let Some(config) = std::env::var_os(CONFIG_VARIABLE) else { return };
     let config = Config::load(Path::new(&config)).unwrap();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(godwit_control::run(config)).unwrap();
 }
 
@@ -72,7 +73,10 @@ async fn set_up(leader: &ManagerProcess, fleet: &Fleet) -> String {
 async fn hears_all(manager: &ManagerProcess, fleet: &Fleet) {
     let (hosts, vms) = (fleet.agents().len() as u64, VMS as u64);
     until("every host is heard", async || {
-        manager.cluster().await.is_some_and(|cluster| (cluster.hosts_up, cluster.vms) == (hosts, vms))
+        manager
+            .cluster()
+            .await
+            .is_some_and(|cluster| (cluster.hosts_up, cluster.vms) == (hosts, vms))
     })
     .await;
 }
@@ -104,14 +108,21 @@ async fn in_the_midst(fleet: &Fleet) {
 
 /// Every VM has moved, once, and never more at a time than may.
 async fn came_through_once(manager: &ManagerProcess, fleet: &Fleet) {
-    until("every move is over", async || moves(manager).await.iter().all(|one| one.state.is_over())).await;
+    until("every move is over", async || {
+        moves(manager).await.iter().all(|one| one.state.is_over())
+    })
+    .await;
     let all = moves(manager).await;
     assert_eq!(all.len(), VMS);
     assert!(all.iter().all(|one| one.state == MoveState::Done && one.attempts == 1), "{all:?}");
     let counts = fleet.counts();
     assert_eq!(counts.begun.len(), VMS);
     assert_eq!(counts.begun_more_than(1), Vec::<&str>::new());
-    assert_eq!((counts.completed, counts.failed, counts.cancelled), (VMS as u64, 0, 0), "{counts:?}");
+    assert_eq!(
+        (counts.completed, counts.failed, counts.cancelled),
+        (VMS as u64, 0, 0),
+        "{counts:?}"
+    );
     assert_eq!((counts.double_begins, counts.not_there), (0, 0), "{counts:?}");
     let most = (counts.most_out_of_one(), counts.most_into_one());
     assert!(most.0 <= AT_ONCE && most.1 <= AT_ONCE, "{most:?}");
@@ -181,7 +192,8 @@ async fn a_drain_goes_on_when_the_manager_that_leads_is_killed() {
     let Some(etcd) = EtcdServer::start() else { return };
     let Cluster { dir: _dir, fleet, mut managers, first, token } = Cluster::of_three(&etcd).await;
     let follower = &managers[(first + 1) % 3];
-    let asked = follower.ask(Method::POST, "/api/v1/hosts/host-0000/drain", &token, Some(json!({}))).await;
+    let asked =
+        follower.ask(Method::POST, "/api/v1/hosts/host-0000/drain", &token, Some(json!({}))).await;
     let path = format!("/api/v1/drains/{}", asked.read::<Drain>().id);
     in_the_midst(&fleet).await;
     managers[first].kill();
@@ -215,7 +227,8 @@ async fn a_manager_that_ends_in_peace_gives_the_leadership_back() {
     let dir = tempfile::tempdir().unwrap();
     // A lease that nobody would live to see the end of.
     let more = format!("[etcd]\nendpoints = [\"{}\"]\nlease_s = 60\n", etcd.endpoint());
-    let mut managers = ["m1", "m2"].map(|name| ManagerProcess::start(dir.path(), name, false, &more));
+    let mut managers =
+        ["m1", "m2"].map(|name| ManagerProcess::start(dir.path(), name, false, &more));
     let first = leader_of(&managers).await;
     let stopped = Instant::now();
     managers[first].stop();
@@ -234,7 +247,8 @@ async fn with_etcd_away_managers_answer_what_they_know_and_go_on_when_it_is_back
         let cluster = manager.cluster().await.unwrap();
         assert_eq!((cluster.leader, cluster.hosts_up, cluster.vms), (None, 4, VMS as u64));
         let path = "/api/v1/vms/vm-00000/moves";
-        let refused = manager.ask(Method::POST, path, &token, Some(json!({ "to": "host-0001" }))).await;
+        let refused =
+            manager.ask(Method::POST, path, &token, Some(json!({ "to": "host-0001" }))).await;
         assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(!refused.problem().remedy.is_empty());
     }
@@ -275,8 +289,11 @@ async fn root_is_known_by_the_certificate_of_the_manager_whose_socket_it_asked()
     assert_eq!(made.info.made_by, format!("root@{}", follower.name));
     let mut noted = Vec::new();
     until("it is noted", async || {
-        noted =
-            follower.ask_as_root(Method::GET, "/api/v1/audit", None).await.read::<Page<AuditEntry>>().items;
+        noted = follower
+            .ask_as_root(Method::GET, "/api/v1/audit", None)
+            .await
+            .read::<Page<AuditEntry>>()
+            .items;
         !noted.is_empty()
     })
     .await;
@@ -296,11 +313,13 @@ async fn without_certificates_root_is_told_where_to_ask_and_tokens_are_judged_by
     let (leader, follower) = (&managers[first], &managers[(first + 1) % 3]);
     until("the follower answers", async || follower.cluster().await.is_some()).await;
     let token = json!({ "name": "ada", "role": "viewer" });
-    let refused = follower.ask_as_root(Method::POST, "/api/v1/tokens", Some(token.clone())).await.problem();
+    let refused =
+        follower.ask_as_root(Method::POST, "/api/v1/tokens", Some(token.clone())).await.problem();
     assert_eq!(refused.code, ProblemCode::NoLeader);
     assert!(refused.remedy.contains(&leader.address), "{}", refused.remedy);
     // A token is good at every manager at once, and what it may not do is noted.
-    let made: CreatedToken = leader.ask_as_root(Method::POST, "/api/v1/tokens", Some(token)).await.read();
+    let made: CreatedToken =
+        leader.ask_as_root(Method::POST, "/api/v1/tokens", Some(token)).await.read();
     let looked = follower.ask(Method::GET, "/api/v1/hosts", &made.token, None).await;
     assert_eq!(looked.status, StatusCode::OK);
     let weak = follower.ask(Method::DELETE, "/api/v1/hosts/a", &made.token, None).await;
@@ -308,7 +327,8 @@ async fn without_certificates_root_is_told_where_to_ask_and_tokens_are_judged_by
     let wrong = follower.ask(Method::GET, "/api/v1/hosts", "godwit_00_11", None).await;
     assert_eq!(wrong.problem().code, ProblemCode::Unauthenticated);
     until("both are noted", async || {
-        let page = leader.ask_as_root(Method::GET, "/api/v1/audit", None).await.read::<Page<AuditEntry>>();
+        let page =
+            leader.ask_as_root(Method::GET, "/api/v1/audit", None).await.read::<Page<AuditEntry>>();
         let noted = |status| page.items.iter().any(|entry| entry.status == status);
         noted(401) && noted(403)
     })

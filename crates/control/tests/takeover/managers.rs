@@ -19,7 +19,6 @@ pub(crate) const CONFIG_VARIABLE: &str = "GODWIT_TEST_MANAGER";
 /// Nothing that is waited for takes this long, be the machine as busy as it may.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A manager's process.
 pub(crate) struct ManagerProcess {
     pub(crate) name: String,
     pub(crate) address: String,
@@ -42,15 +41,19 @@ impl ManagerProcess {
         fs::write(&config, text).unwrap();
         let scheme = if tls { "https" } else { "http" };
         let address = format!("{scheme}://127.0.0.1:{port}");
-        let mut manager = ManagerProcess { name: name.to_owned(), address, socket, config, process: None };
+        let mut manager =
+            ManagerProcess { name: name.to_owned(), address, socket, config, process: None };
         manager.run();
         manager
     }
 
     /// Starts the process again.
     pub(crate) fn run(&mut self) {
-        let log =
-            fs::File::options().create(true).append(true).open(self.config.with_extension("log")).unwrap();
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.config.with_extension("log"))
+            .unwrap();
         let process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "manager_process", "--ignored", "--nocapture"])
             .env(CONFIG_VARIABLE, &self.config)
@@ -93,12 +96,23 @@ impl ManagerProcess {
     }
 
     /// Asks it by the network, with a token.
-    pub(crate) async fn ask(&self, method: Method, path: &str, token: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        token: &str,
+        body: Option<Value>,
+    ) -> Answer {
         self.ask_at(self.address.parse().unwrap(), method, path, Some(token), body).await
     }
 
     /// Asks it by its socket.
-    pub(crate) async fn ask_as_root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn ask_as_root(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Answer {
         self.ask_at(Endpoint::Unix(self.socket.clone()), method, path, None, body).await
     }
 
@@ -112,13 +126,15 @@ impl ManagerProcess {
     ) -> Answer {
         let mut headers = HeaderMap::new();
         if let Some(token) = token {
-            headers.insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {token}")).unwrap());
+            headers
+                .insert(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {token}")).unwrap());
         }
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let body = body.map(|body| body.to_string()).unwrap_or_default();
         let client = Client::new(endpoint);
         let connection = client.connection().await.unwrap();
-        let response = client.pass_on(connection, method, path, headers, body.into()).await.unwrap();
+        let response =
+            client.pass_on(connection, method, path, headers, body.into()).await.unwrap();
         let status = response.status();
         let body = to_bytes(Body::new(response.into_body()), 16 << 20).await.unwrap();
         Answer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null) }

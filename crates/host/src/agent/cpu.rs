@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use godwit_api::{ApiError, ErrorCode, HostCpuInfo};
-use godwit_qemu::{Accelerator, CpuError, CpuModel, HostCpu, PsabiLevel, QemuInfo, ResolvedSpec, Unfit};
+use godwit_qemu::{
+    Accelerator, CpuError, CpuModel, HostCpu, PsabiLevel, QemuInfo, ResolvedSpec, Unfit,
+};
 
 use super::host::modified;
 use crate::agent::Agent;
@@ -22,7 +24,11 @@ pub(super) struct KnownCpus {
 impl Agent {
     /// What CPU guests can have here by that accelerator; asked once and again when the program has changed. The processor and its kernel
     /// stay the same for as long as the agent runs.
-    pub(crate) async fn cpu(&self, qemu: &QemuInfo, accel: Accelerator) -> Result<Arc<HostCpu>, CpuError> {
+    pub(crate) async fn cpu(
+        &self,
+        qemu: &QemuInfo,
+        accel: Accelerator,
+    ) -> Result<Arc<HostCpu>, CpuError> {
         let key = (qemu.path.clone(), accel);
         let changed = modified(&qemu.path);
         // Held while QEMU answers: who comes meanwhile would ask the same.
@@ -46,7 +52,11 @@ impl Agent {
     }
 
     /// What is known of the CPU of guests that ask for nothing else, and why nothing is; nobody waits for it here.
-    pub(super) fn known_cpu(&self, qemu: &Path, kvm: bool) -> (Option<HostCpuInfo>, Option<String>) {
+    pub(super) fn known_cpu(
+        &self,
+        qemu: &Path,
+        kvm: bool,
+    ) -> (Option<HostCpuInfo>, Option<String>) {
         let accel = if kvm { Accelerator::Kvm } else { Accelerator::Tcg };
         let Ok(known) = self.cpus.try_lock() else { return (None, None) };
         let cpu = known.cpus.get(&(qemu.to_owned(), accel)).map(|(_, cpu)| HostCpuInfo::of(cpu));
@@ -80,6 +90,7 @@ impl Agent {
 }
 
 fn refused(spec: &ResolvedSpec, unfit: &Unfit, from: &str, host: &str) -> ApiError {
-    let message = format!("VM \"{}\" can't move from host {from} to host {host}: {unfit}", spec.name);
+    let message =
+        format!("VM \"{}\" can't move from host {from} to host {host}: {unfit}", spec.name);
     ApiError::new(ErrorCode::Preflight, message, unfit.remedy())
 }

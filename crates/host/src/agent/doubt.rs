@@ -39,7 +39,12 @@ impl Agent {
     ///
     /// # Errors
     /// [`ErrorCode::HostFailed`]: the disk can't be read, so nobody knows.
-    pub fn known(&self, name: &VmName, uuid: Uuid, incarnation: Incarnation) -> Result<Known, ApiError> {
+    pub fn known(
+        &self,
+        name: &VmName,
+        uuid: Uuid,
+        incarnation: Incarnation,
+    ) -> Result<Known, ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.known(name, uuid, incarnation))?)
     }
 
@@ -47,7 +52,9 @@ impl Agent {
     /// somebody else settles it.
     pub(crate) fn settle_doubt(self: &Arc<Self>, name: &VmName) {
         let (agent, name) = (self.clone(), name.to_owned());
-        let Some(identity) = self.table().get(&name).map(|slot| slot.identity.clone()) else { return };
+        let Some(identity) = self.table().get(&name).map(|slot| slot.identity.clone()) else {
+            return;
+        };
         tokio::spawn(async move {
             let mut wait = ASK_AGAIN;
             loop {
@@ -63,7 +70,9 @@ impl Agent {
                 match agent.try_settle(&name).await {
                     Ok(Settled::Over) => return,
                     Ok(Settled::Open) => {}
-                    Err(error) => tracing::warn!(vm = name.as_str(), %error, "the doubt is not settled yet"),
+                    Err(error) => {
+                        tracing::warn!(vm = name.as_str(), %error, "the doubt is not settled yet")
+                    }
                 }
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(ASK_AGAIN_MOST);
@@ -106,9 +115,16 @@ impl Agent {
                 let record = agent.record(&name).filter(|record| record.role == Role::Owner);
                 let is_free = matches!(
                     agent.table().get(&name).map(|slot| &slot.condition),
-                    Some(Condition::Running | Condition::Paused | Condition::Stopped | Condition::Failed)
+                    Some(
+                        Condition::Running
+                            | Condition::Paused
+                            | Condition::Stopped
+                            | Condition::Failed
+                    )
                 );
-                let Some(record) = record.filter(|record| is_free && record.other.is_some()) else { return };
+                let Some(record) = record.filter(|record| is_free && record.other.is_some()) else {
+                    return;
+                };
                 if agent.peer(&to).is_err() {
                     return;
                 }
@@ -131,7 +147,13 @@ impl Agent {
     }
 
     /// Asks the host `to` once to let go of what has been made there of a guest that is not committed there: whether it has answered.
-    async fn forget_once(&self, to: &str, name: &VmName, uuid: Uuid, incarnation: Incarnation) -> bool {
+    async fn forget_once(
+        &self,
+        to: &str,
+        name: &VmName,
+        uuid: Uuid,
+        incarnation: Incarnation,
+    ) -> bool {
         let Ok(peer) = self.peer(to) else { return false };
         let which = of_life(uuid, incarnation);
         let path = format!("/v1/hand-overs/{name}?from={}&{which}", self.config.name);
@@ -156,7 +178,8 @@ impl Agent {
                 OfDestination::Open => {
                     // It may wait for a lane of an agent that is no more. One that may run at any moment is left alone.
                     if matches!(known, Known::Has(Standing { role: Role::Shadow, .. })) {
-                        self.forget_once(&other.name, name, record.spec.uuid, record.incarnation).await;
+                        self.forget_once(&other.name, name, record.spec.uuid, record.incarnation)
+                            .await;
                     }
                     return Ok(Settled::Open);
                 }
@@ -172,7 +195,11 @@ impl Agent {
     }
 
     /// An operator's word on a VM in doubt, who has made sure of it: by a look at the other host, or by fencing it.
-    pub async fn resolve_doubt(self: &Arc<Self>, name: &VmName, word: Resolve) -> Result<Resolved, ApiError> {
+    pub async fn resolve_doubt(
+        self: &Arc<Self>,
+        name: &VmName,
+        word: Resolve,
+    ) -> Result<Resolved, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             let not_in_doubt = |agent: &Agent| match agent.vm_info(&name) {
@@ -187,7 +214,8 @@ impl Agent {
                 agent.table().get(&name).map(|slot| &slot.condition),
                 Some(Condition::InDoubt { .. } | Condition::KeepsPages { .. })
             );
-            let record = agent.record(&name).filter(|_| open).ok_or_else(|| not_in_doubt(&agent))?;
+            let record =
+                agent.record(&name).filter(|_| open).ok_or_else(|| not_in_doubt(&agent))?;
             let here = agent.decide(&name, &record, &word)?;
             tracing::warn!(
                 vm = name.as_str(),
@@ -195,9 +223,13 @@ impl Agent {
                 "an operator has decided which host runs the guest"
             );
             match (record.role, here) {
-                (Role::HandingOver, true) => agent.take_back(&name, record, word.keep_memory).await?,
+                (Role::HandingOver, true) => {
+                    agent.take_back(&name, record, word.keep_memory).await?
+                }
                 (Role::HandingOver, false) => agent.give_up(&name).await?,
-                (Role::TakingOver | Role::Stranded, true) => agent.own_what_is_gone(&name, record).await?,
+                (Role::TakingOver | Role::Stranded, true) => {
+                    agent.own_what_is_gone(&name, record).await?
+                }
                 (Role::TakingOver | Role::Stranded, false) => agent.forget_shadow(&name).await?,
                 (Role::Owner | Role::Shadow, _) => return Err(not_in_doubt(&agent)),
             }
@@ -236,8 +268,10 @@ impl Agent {
             return Ok(here);
         }
         let other = other.unwrap_or_default();
-        let message =
-            format!("VM \"{name}\" was being handed over between hosts {} and {other}", self.config.name);
+        let message = format!(
+            "VM \"{name}\" was being handed over between hosts {} and {other}",
+            self.config.name
+        );
         let remedy = format!("name one of them: host {} has nothing to do with it", word.runs_on);
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
@@ -251,7 +285,11 @@ impl Agent {
     }
 
     /// The destination has the guest.
-    async fn let_go(self: &Arc<Self>, name: &VmName, record: &SavedVm) -> Result<Settled, ApiError> {
+    async fn let_go(
+        self: &Arc<Self>,
+        name: &VmName,
+        record: &SavedVm,
+    ) -> Result<Settled, ApiError> {
         if record.pages_kept_for().is_some() {
             if self.vm(name)?.is_some() {
                 // Whether they are needed is asked by who serves them.
@@ -283,7 +321,11 @@ impl Agent {
     }
 
     /// Removes a VM without a process in the table, or puts it back as it was.
-    async fn remove_remains(self: &Arc<Self>, name: &VmName, mut begun: Begun) -> Result<(), ApiError> {
+    async fn remove_remains(
+        self: &Arc<Self>,
+        name: &VmName,
+        mut begun: Begun,
+    ) -> Result<(), ApiError> {
         let gone = async {
             self.end_stray(name).await?;
             Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
@@ -315,7 +357,9 @@ impl Agent {
         let ownership = record.ownership().taken_back();
         let epoch = ownership.epoch;
         let runs = record.other.as_ref().is_none_or(|other| other.runs);
-        let Some(vm) = begun.vm.clone() else { return self.take_back_ended(name, record, begun).await };
+        let Some(vm) = begun.vm.clone() else {
+            return self.take_back_ended(name, record, begun).await;
+        };
         // Let go on first: a restarted agent that finds it running knows that it is this host's.
         if let Err(error) = crate::migration::undo_hand_over(&vm, runs).await {
             self.settle(name, begun.before, begun.vm, begun.reason);
@@ -359,7 +403,8 @@ impl Agent {
             epoch,
             "the doubt is settled: the guest is this host's, and its QEMU has ended"
         );
-        let reason = "its QEMU was ended at its hand-over, and no other host runs it: start it again";
+        let reason =
+            "its QEMU was ended at its hand-over, and no other host runs it: start it again";
         let (condition, reason) = match record.desired {
             Desired::Running => (Condition::Failed, Some(reason.to_owned())),
             Desired::Stopped => (Condition::Stopped, None),
@@ -387,7 +432,11 @@ impl Agent {
     }
 
     /// At the destination: the guest was handed over, and has ended with its QEMU.
-    async fn own_what_is_gone(self: &Arc<Self>, name: &VmName, record: SavedVm) -> Result<(), ApiError> {
+    async fn own_what_is_gone(
+        self: &Arc<Self>,
+        name: &VmName,
+        record: SavedVm,
+    ) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::TakeBack)?;
         if begun.vm.is_none()
             && let Some(silent) = self.silent_process(name, &begun)
@@ -395,7 +444,9 @@ impl Agent {
             self.settle(name, begun.before, None, begun.reason);
             return Err(silent);
         }
-        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.ownership()).await {
+        if let Err(error) =
+            self.save(&record.spec, Role::Owner, record.desired, record.ownership()).await
+        {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }
@@ -407,7 +458,8 @@ impl Agent {
             self.settle(name, Condition::Paused, Some(Arc::<Vm>::clone(vm)), begun.reason);
             return Ok(());
         }
-        let reason = "it had just been handed over to this host when its QEMU ended: start it again";
+        let reason =
+            "it had just been handed over to this host when its QEMU ended: start it again";
         self.settle(name, Condition::Failed, None, Some(reason.into()));
         Ok(())
     }

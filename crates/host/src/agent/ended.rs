@@ -39,9 +39,12 @@ impl End {
             let (condition, desired) = (Condition::Stopped, Desired::Stopped);
             return End { condition, desired, reason: SHUT_ITSELF_DOWN.to_owned() };
         }
-        let words = vm.files.last_words().unwrap_or_else(|| "it left no word in its log".to_owned());
-        let reason =
-            format!("QEMU (process {}) ended by itself with {}: {words}", vm.process.pid, ended.exit);
+        let words =
+            vm.files.last_words().unwrap_or_else(|| "it left no word in its log".to_owned());
+        let reason = format!(
+            "QEMU (process {}) ended by itself with {}: {words}",
+            vm.process.pid, ended.exit
+        );
         End { condition: Condition::Failed, desired: Desired::Running, reason }
     }
 }
@@ -118,8 +121,10 @@ impl Agent {
             return self.settle(&vm.name, end.condition, None, Some(end.reason));
         };
         tracing::error!(vm = vm.name.as_str(), %error, "its end could not be saved; it is tried again");
-        let reason =
-            format!("{}; that could not be saved, and is tried again: {}", end.reason, error.message);
+        let reason = format!(
+            "{}; that could not be saved, and is tried again: {}",
+            end.reason, error.message
+        );
         self.settle(&vm.name, Condition::Failed, None, Some(reason));
         tokio::spawn(self.clone().save_end_later(vm.clone(), end));
     }
@@ -150,7 +155,9 @@ impl Agent {
             {
                 let mut table = self.table();
                 let slot = table.get_mut(&vm.name).filter(|slot| {
-                    Arc::ptr_eq(&slot.identity, &identity) && slot.vm.is_none() && slot.reason == shown
+                    Arc::ptr_eq(&slot.identity, &identity)
+                        && slot.vm.is_none()
+                        && slot.reason == shown
                 });
                 let Some(slot) = slot else { return };
                 match slot.condition.admit(&vm.name, &Operation::NoteEnd { of_migration: false }) {
@@ -171,7 +178,9 @@ impl Agent {
     /// Returns the identity and the shown reason of a failed VM.
     fn failed_without_process(&self, name: &str) -> Option<(Arc<()>, Option<String>)> {
         let table = self.table();
-        let slot = table.get(name).filter(|slot| slot.condition == Condition::Failed && slot.vm.is_none())?;
+        let slot = table
+            .get(name)
+            .filter(|slot| slot.condition == Condition::Failed && slot.vm.is_none())?;
         Some((slot.identity.clone(), slot.reason.clone()))
     }
 }
@@ -188,7 +197,10 @@ pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
         return report;
     }
     if tokio::time::timeout(SHUT_DOWN_LIMIT, vm.process.ended()).await.is_err() {
-        tracing::warn!(vm = vm.name.as_str(), "its guest shut itself down, and its QEMU does not end");
+        tracing::warn!(
+            vm = vm.name.as_str(),
+            "its guest shut itself down, and its QEMU does not end"
+        );
     }
     tracing::info!(vm = vm.name.as_str(), error = ?report.error, "its guest has shut itself down");
     Report { error: Some(shut_down(&vm.name).to_report()), ..report }
@@ -196,6 +208,7 @@ pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
 
 /// Failure of a migration whose guest shut itself down before its hand-over.
 pub(crate) fn shut_down(vm: &str) -> Failure {
-    let detail = format!("{SHUT_ITSELF_DOWN}: VM \"{vm}\" is stopped at its source, and nothing was moved");
+    let detail =
+        format!("{SHUT_ITSELF_DOWN}: VM \"{vm}\" is stopped at its source, and nothing was moved");
     Failure::new(FailureCode::GuestShutDown, detail)
 }

@@ -32,7 +32,6 @@ pub(crate) struct MemoryFigures {
 /// What a VM that fits on this host has of it.
 #[derive(Debug)]
 pub(super) struct Fit {
-    /// Its files, open.
     pub(super) files: OpenFiles,
     /// The bridge of each of its NICs, in order.
     pub(super) bridges: Vec<NetworkConfig>,
@@ -44,7 +43,9 @@ impl Agent {
         let qemu = self.qemu(None).await;
         let accel = match &qemu {
             // The probe holds the lock while it runs; nobody waits for it here.
-            Ok(qemu) => self.accels.try_lock().ok().and_then(|known| known.get(&qemu.path).cloned()),
+            Ok(qemu) => {
+                self.accels.try_lock().ok().and_then(|known| known.get(&qemu.path).cloned())
+            }
             Err(_) => None,
         };
         let (cpu, cpu_problem) = match (&qemu, &accel) {
@@ -118,7 +119,11 @@ impl Agent {
     }
 
     /// The QEMU that runs a VM. What another host names, of a guest that it sends, has to be a QEMU of this host by its configuration.
-    pub(crate) async fn qemu_of(&self, spec: &ResolvedSpec, begin: Begin) -> Result<QemuInfo, ApiError> {
+    pub(crate) async fn qemu_of(
+        &self,
+        spec: &ResolvedSpec,
+        begin: Begin,
+    ) -> Result<QemuInfo, ApiError> {
         match &spec.qemu {
             Some(wanted) if begin != Begin::Boot => {
                 self.inspected(&self.listed_program(&spec.name, wanted)?).await
@@ -266,7 +271,8 @@ impl Agent {
     /// [`ErrorCode::HostFailed`]: the kernel does not say.
     pub(crate) fn memory_figures(&self) -> Result<MemoryFigures, ApiError> {
         Ok(MemoryFigures {
-            total_bytes: memory::guest_bytes(self.ram.path()).map_err(|error| meminfo_failed(&error))?,
+            total_bytes: memory::guest_bytes(self.ram.path())
+                .map_err(|error| meminfo_failed(&error))?,
             available_bytes: self.grantable_bytes(None, self.references.base_bytes())?,
             committed_bytes: self.promises(None).iter().map(|promise| promise.promised_bytes).sum(),
         })
@@ -275,7 +281,8 @@ impl Agent {
     /// Memory for a new VM; `except`: a VM whose own promise does not count; `base_bytes`: taken by what can be dropped.
     fn grantable_bytes(&self, except: Option<&str>, base_bytes: u64) -> Result<u64, ApiError> {
         let available = memory::available_bytes().map_err(|error| meminfo_failed(&error))?;
-        let (available, ram_dir) = (available + base_bytes, self.ram.available_bytes() + base_bytes);
+        let (available, ram_dir) =
+            (available + base_bytes, self.ram.available_bytes() + base_bytes);
         Ok(memory::grantable_bytes(available, ram_dir, &self.promises(except)))
     }
 
@@ -304,12 +311,13 @@ fn meminfo_failed(error: &std::io::Error) -> ApiError {
 /// Where a program really is that is then started: it has to be one that the host's root has put there, so that nobody else can put
 /// another one into that place meanwhile.
 fn roots_program(wanted: &Path) -> Result<PathBuf, ApiError> {
-    let roots =
-        |path: &Path| std::fs::metadata(path).is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0);
+    let roots = |path: &Path| {
+        std::fs::metadata(path).is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0)
+    };
     let found = godwit_qemu::find_program(wanted).map_err(|error| qemu_unusable(&error))?;
-    let real = found
-        .canonicalize()
-        .map_err(|why| qemu_unusable(&InspectError::CannotStart { path: wanted.to_owned(), why }))?;
+    let real = found.canonicalize().map_err(|why| {
+        qemu_unusable(&InspectError::CannotStart { path: wanted.to_owned(), why })
+    })?;
     if real.ancestors().all(roots) {
         return Ok(real);
     }

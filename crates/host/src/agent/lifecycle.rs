@@ -62,7 +62,11 @@ impl Agent {
     }
 
     /// Stops a VM: by the power button and, after the grace, by ending QEMU; with `force` at once.
-    pub async fn stop(self: &Arc<Self>, name: &VmName, request: StopVm) -> Result<VmInfo, ApiError> {
+    pub async fn stop(
+        self: &Arc<Self>,
+        name: &VmName,
+        request: StopVm,
+    ) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             agent.stop_now(&name, request).await?;
@@ -162,7 +166,8 @@ impl Agent {
     fn taken(&self, name: &str, known: &Condition) -> ApiError {
         if matches!(known, Condition::MigratingIn { .. } | Condition::Deleting) {
             // A shadow: nobody may be told to delete anything here.
-            let message = format!("VM \"{name}\" is arriving at host {}, or being removed", self.config.name);
+            let message =
+                format!("VM \"{name}\" is arriving at host {}, or being removed", self.config.name);
             return ApiError::new(ErrorCode::Busy, message, "wait a moment, then try again");
         }
         ApiError::new(
@@ -275,8 +280,9 @@ impl Agent {
             let grace = request.grace_ms.map_or(STOP_GRACE, Duration::from_millis);
             if !vm.end(listens.then_some(grace)).await && listens {
                 let waited = grace.as_secs_f64();
-                killed =
-                    Some(format!("it did not answer the power button within {waited} s; its QEMU was ended"));
+                killed = Some(format!(
+                    "it did not answer the power button within {waited} s; its QEMU was ended"
+                ));
             }
             vm.files.remove_runtime();
             References::withdraw(vm);
@@ -329,7 +335,8 @@ impl Agent {
         let gone = async {
             // What never was this host's has not been here. A host that asks for what was must be answered, or it may run an old copy.
             let record = self.read_record(name)?;
-            let owned = record.is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
+            let owned = record
+                .is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
             if owned {
                 self.note_gone(&begun).await?;
             }

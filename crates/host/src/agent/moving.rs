@@ -74,7 +74,11 @@ impl Agent {
         self.check_request(&request)?;
         if request.engine != EngineKind::Godwit {
             let message = "what QEMU's own engine will take is not foretold";
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message, "leave out engine: qemu"));
+            return Err(ApiError::new(
+                ErrorCode::InvalidRequest,
+                message,
+                "leave out engine: qemu",
+            ));
         }
         let (agent, name) = (self.clone(), name.to_owned());
         // It ends whole also when the one who asked has gone: within some seconds.
@@ -95,8 +99,9 @@ impl Agent {
         if self.page_ins.state(name).is_none() && !self.places.vm(name).missing().exists() {
             return Ok(());
         }
-        let message =
-            format!("VM \"{name}\" can't be migrated: pages of it are still at the host it came from");
+        let message = format!(
+            "VM \"{name}\" can't be migrated: pages of it are still at the host it came from"
+        );
         let remedy = "wait until they are here: `godwit vm show` says how many are not";
         Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
@@ -130,13 +135,19 @@ impl Agent {
         self.peer(&request.to).map(drop)
     }
 
-    async fn carry_out(self: Arc<Self>, vm: Arc<Vm>, request: MigrationRequest, control: MigrationControl) {
+    async fn carry_out(
+        self: Arc<Self>,
+        vm: Arc<Vm>,
+        request: MigrationRequest,
+        control: MigrationControl,
+    ) {
         let id = control.id.clone();
         let (engine_began, begun) = (control.engine_began(), Instant::now());
         tracing::info!(vm = vm.name.as_str(), migration = id, to = request.to, engine = ?request.engine, "migration begins");
         vm.tracking.take().await;
         let asking = self.ask_guest(&vm, &control);
-        let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
+        let run =
+            tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
         let run = run.await;
         if let Some(asking) = asking {
             asking.end().await;
@@ -145,7 +156,9 @@ impl Agent {
         let engine_ended = run.is_ok();
         let report = match run {
             Ok(report) => report,
-            Err(error) => self.defect(&vm, &request, begun, &error, engine_began.load(Ordering::Relaxed)),
+            Err(error) => {
+                self.defect(&vm, &request, begun, &error, engine_began.load(Ordering::Relaxed))
+            }
         };
         let report = explain_shut_down(&vm, report).await;
         match report.outcome {
@@ -153,9 +166,12 @@ impl Agent {
             Outcome::Completed => {}
             Outcome::Failed | Outcome::Cancelled => {
                 self.end_migration(&vm.name).await;
-                let unheard = [FailureCode::LaneLost, FailureCode::GuestShutDown].map(FailureCode::name);
                 let unheard =
-                    report.error.as_ref().is_some_and(|error| unheard.contains(&error.code.as_str()));
+                    [FailureCode::LaneLost, FailureCode::GuestShutDown].map(FailureCode::name);
+                let unheard = report
+                    .error
+                    .as_ref()
+                    .is_some_and(|error| unheard.contains(&error.code.as_str()));
                 if unheard || report.outcome == Outcome::Cancelled {
                     // It may not have heard of it.
                     self.forget_at(&vm, request.to.clone());
@@ -240,7 +256,8 @@ impl Agent {
         runs: bool,
     ) -> Result<(), ApiError> {
         hold("mark-hand-over");
-        let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.ownership());
+        let record =
+            SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages, runs };
         let marked = self.save_record(&record.with(other)).await;
         hold("hand-over-marked");
@@ -303,8 +320,11 @@ impl Agent {
             tracing::error!(vm = name.as_str(), %error, "could not be paused although host {to} may run it");
         }
         // Pages that the guest lacks there are kept for it, as long as there is something to keep them.
-        let keeps_pages_for =
-            record.as_ref().and_then(SavedVm::pages_kept_for).filter(|_| vm.is_some()).map(str::to_owned);
+        let keeps_pages_for = record
+            .as_ref()
+            .and_then(SavedVm::pages_kept_for)
+            .filter(|_| vm.is_some())
+            .map(str::to_owned);
         let reason = match &keeps_pages_for {
             None => format!(
                 "host {to} may run it: the link or an agent was lost at the hand-over; host {to} is asked until it answers"
@@ -319,7 +339,9 @@ impl Agent {
         let kept = {
             let mut table = self.table();
             let Some(slot) = table.get_mut(name) else { return };
-            let Condition::InDoubt { keeps_pages_for: Some(to) } = slot.condition.clone() else { return };
+            let Condition::InDoubt { keeps_pages_for: Some(to) } = slot.condition.clone() else {
+                return;
+            };
             let Some(vm) = slot.vm.clone() else { return };
             slot.condition = Condition::KeepsPages { to: to.clone() };
             slot.reason = Some(keeps_pages(&to));
@@ -423,7 +445,8 @@ impl Agent {
     /// Saves that a VM is this host's, which a disk did not take, as soon as that works, in the place of the record `stale`. Ends when the
     /// VM is under another operation's care, which saves what it does itself.
     pub(super) async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>, stale: Option<SavedVm>) {
-        let is_ours = |condition: &Condition| matches!(condition, Condition::Running | Condition::Paused);
+        let is_ours =
+            |condition: &Condition| matches!(condition, Condition::Running | Condition::Paused);
         self.save_while(&vm, Role::Owner, stale, is_ours).await;
     }
 
@@ -438,7 +461,8 @@ impl Agent {
         let still_here = || {
             let table = self.table();
             table.get(&vm.name).is_some_and(|slot| {
-                is_meant(&slot.condition) && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm))
+                is_meant(&slot.condition)
+                    && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm))
             })
         };
         loop {
@@ -459,10 +483,13 @@ impl Agent {
         if self.begin(&vm.name, &Operation::HoldInDoubt).is_err() {
             return;
         }
-        let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
+        let reason =
+            "its post-copy broke off: the newest of its memory is here, the rest at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await {
+        if let Err(error) =
+            self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await
+        {
             tracing::error!(vm = vm.name.as_str(), %error, "that it is stranded could not be saved; it is tried again");
             let stale = self.record(&vm.name);
             // The source hears of it when this returns.
@@ -522,7 +549,8 @@ impl Agent {
 
     /// Remembers a VM that this host owned: a host that asks for it later is answered. Nothing of the VM may go before.
     pub(super) async fn note_gone(&self, begun: &Begun) -> Result<(), ApiError> {
-        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.ownership);
+        let record =
+            SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.ownership);
         Ok(tokio::task::block_in_place(|| self.store.note_gone(&record))?)
     }
 
@@ -530,10 +558,13 @@ impl Agent {
     /// is, and the other host is asked again.
     fn keep_until_noted(self: &Arc<Self>, name: &VmName, begun: Begun, error: &ApiError) {
         tracing::error!(vm = name.as_str(), %error, "that it is gone could not be saved; it is kept, and tried again");
-        let kept_for = self.record(name).and_then(|record| record.pages_kept_for().map(str::to_owned));
+        let kept_for =
+            self.record(name).and_then(|record| record.pages_kept_for().map(str::to_owned));
         let keeps_pages_for = kept_for.filter(|_| begun.vm.is_some());
-        let reason =
-            format!("another host runs it; it is kept here until that can be saved: {}", error.message);
+        let reason = format!(
+            "another host runs it; it is kept here until that can be saved: {}",
+            error.message
+        );
         self.settle(name, Condition::InDoubt { keeps_pages_for }, begun.vm, Some(reason));
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -550,7 +581,12 @@ impl Agent {
             return;
         };
         tracing::error!(vm = name.as_str(), %error, "its record can't be removed; it is tried again");
-        self.settle(name, Condition::Deleting, None, Some(format!("its record can't be removed: {error}")));
+        self.settle(
+            name,
+            Condition::Deleting,
+            None,
+            Some(format!("its record can't be removed: {error}")),
+        );
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
             let mut every = tokio::time::interval(SAVE_AGAIN);
@@ -576,7 +612,12 @@ impl Agent {
             // A base takes its place: both would count.
             drop(vm.withdraws());
             if keep
-                && agent.references.keep(&vm.name, &vm.regions, vm.memory_taken_bytes(), agent.moves_guests())
+                && agent.references.keep(
+                    &vm.name,
+                    &vm.regions,
+                    vm.memory_taken_bytes(),
+                    agent.moves_guests(),
+                )
             {
                 vm.files.remove_all();
             } else {
@@ -633,7 +674,11 @@ mod tests {
     #[test]
     fn a_budget_is_one_that_the_engine_can_keep() {
         let check = |engine, switchover_budget_ms| {
-            check_budget(&MigrationRequest { engine, switchover_budget_ms, ..MigrationRequest::to("b") })
+            check_budget(&MigrationRequest {
+                engine,
+                switchover_budget_ms,
+                ..MigrationRequest::to("b")
+            })
         };
         for good in [0.5, 20.0, 8000.0] {
             check(EngineKind::Godwit, good).unwrap();

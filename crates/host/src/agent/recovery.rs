@@ -60,7 +60,6 @@ enum Found {
 /// What a QEMU says of its vCPUs.
 #[derive(Clone, Copy)]
 struct Vcpus {
-    /// They run.
     run: bool,
     /// They run, or have run in this process, by what it stands still for.
     have_run: bool,
@@ -79,7 +78,8 @@ impl Agent {
         let peers = Peers::open(&config, &store)?;
         let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
         let groups = cgroups(&config);
-        let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users, groups };
+        let places =
+            Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users, groups };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
         let limits = HostLimits::new(&config);
         let host_bytes = crate::memory::total_bytes()
@@ -112,7 +112,9 @@ impl Agent {
 
     /// Ends the QEMUs that an earlier agent asked something. One that hangs in the kernel keeps no VM from its agent.
     async fn end_left_helpers(self: Arc<Self>) {
-        if let Err(error) = godwit_qemu::end_left_helpers(|uid| self.places.users.include(uid)).await {
+        if let Err(error) =
+            godwit_qemu::end_left_helpers(|uid| self.places.users.include(uid)).await
+        {
             tracing::warn!(%error, "cannot end QEMUs that an earlier agent asked: they take memory until they end");
         }
     }
@@ -142,7 +144,9 @@ impl Agent {
             }
         }
         godwit_qemu::remove_ended_vcpu_groups();
-        self.remove_orphans(&known).await.map_err(|error| host_failed("run_dir can't be cleaned", &error))
+        self.remove_orphans(&known)
+            .await
+            .map_err(|error| host_failed("run_dir can't be cleaned", &error))
     }
 
     /// Nobody stays slowed without an agent that could let it go: what a migration under way took from processors they have back, as it ends
@@ -162,16 +166,24 @@ impl Agent {
         let name = &record.spec.name;
         let process = UnaskedVm::find(files, &record.spec);
         process
-            .inspect_err(|error| tracing::error!(vm = name.as_str(), %error, "its memory can't be opened"))
+            .inspect_err(
+                |error| tracing::error!(vm = name.as_str(), %error, "its memory can't be opened"),
+            )
             .ok()?
     }
 
     /// Takes page-in up before QEMU is asked anything: its main loop may itself wait for a page that is missing, and answers nobody
     /// until that has come. It is spoken to beside what this agent does meanwhile.
-    async fn take_in_lacking(self: &Arc<Self>, record: SavedVm, process: UnaskedVm) -> Result<(), ApiError> {
+    async fn take_in_lacking(
+        self: &Arc<Self>,
+        record: SavedVm,
+        process: UnaskedVm,
+    ) -> Result<(), ApiError> {
         let is_shadow = matches!(record.role, Role::Shadow | Role::TakingOver);
         let condition = match is_shadow {
-            true => Condition::MigratingIn { from: process.files.host_of_missing().unwrap_or_default() },
+            true => {
+                Condition::MigratingIn { from: process.files.host_of_missing().unwrap_or_default() }
+            }
             false => Condition::Adopting,
         };
         let mut slot = Slot::new(record.spec.clone(), record.ownership(), condition);
@@ -186,7 +198,12 @@ impl Agent {
             // Known now: QEMU may never answer while nobody brings what it waits for.
             let from = process.files.host_of_missing().unwrap_or_default();
             tracing::error!(vm = process.name.as_str(), %failure, "page-in can't go on");
-            self.settle(&process.name, Condition::LacksPages { from }, None, Some(cannot_fetch(failure)));
+            self.settle(
+                &process.name,
+                Condition::LacksPages { from },
+                None,
+                Some(cannot_fetch(failure)),
+            );
         }
         tokio::spawn(self.clone().adopt_lacking(TakingIn { record, taken_up, place }, process));
         Ok(())
@@ -220,7 +237,9 @@ impl Agent {
             every.tick().await;
             match self.take_in(taking.clone(), found.clone()).await {
                 Ok(()) => return,
-                Err(error) => tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet"),
+                Err(error) => {
+                    tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet")
+                }
             }
         }
         tracing::info!(
@@ -240,7 +259,8 @@ impl Agent {
             match self.find(&taking.record, Some((process.pid, process.start_time))).await {
                 // Also where pages have begun to come while it was asked, as for a shadow.
                 Found::Silent(why)
-                    if (lacked || self.page_ins.state(name).is_some()) && self.has_place(taking) =>
+                    if (lacked || self.page_ins.state(name).is_some())
+                        && self.has_place(taking) =>
                 {
                     tracing::warn!(
                         vm = name.as_str(),
@@ -306,7 +326,8 @@ impl Agent {
         if recovery == Recovery::Discard {
             return self.remove_shadow(&name, place.as_ref());
         }
-        let words = files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
+        let words =
+            files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
         let doubt = match recovery {
             // Its process is gone, the doubt is not: the other host may have run the guest all the while.
             Recovery::AskDestination => Some(
@@ -330,8 +351,9 @@ impl Agent {
         }
         if failed {
             slot.condition = Condition::Failed;
-            slot.reason =
-                Some(format!("QEMU had ended when the agent started (did the host restart?){words}"));
+            slot.reason = Some(format!(
+                "QEMU had ended when the agent started (did the host restart?){words}"
+            ));
         }
         // Nobody begins anything with it before its files are gone.
         let condition = std::mem::replace(&mut slot.condition, Condition::Stopping);
@@ -372,11 +394,19 @@ impl Agent {
     }
 
     /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
-    async fn take_in_unknown(self: &Arc<Self>, taking: TakingIn, why: String) -> Result<(), ApiError> {
+    async fn take_in_unknown(
+        self: &Arc<Self>,
+        taking: TakingIn,
+        why: String,
+    ) -> Result<(), ApiError> {
         let TakingIn { record, place, .. } = taking;
         if record.role == Role::Shadow {
             // That it may run was never written down: it has not, and is the source's alone.
-            tracing::warn!(vm = record.spec.name.as_str(), why, "a shadow that does not answer is removed");
+            tracing::warn!(
+                vm = record.spec.name.as_str(),
+                why,
+                "a shadow that does not answer is removed"
+            );
             self.end_stray(&record.spec.name).await?;
             return self.remove_shadow(&record.spec.name, place.as_ref());
         }
@@ -415,10 +445,14 @@ impl Agent {
             if !is_same || !self.has_place(&taking) {
                 return;
             }
-            let Found::Answers(vm, vcpus) = self.find(&taking.record, Some(process)).await else { continue };
+            let Found::Answers(vm, vcpus) = self.find(&taking.record, Some(process)).await else {
+                continue;
+            };
             match self.take_in_running(taking.clone(), vm, vcpus).await {
                 Ok(()) => return tracing::info!(vm = name.as_str(), "its QEMU answers again"),
-                Err(error) => tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet"),
+                Err(error) => {
+                    tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet")
+                }
             }
         }
     }
@@ -504,7 +538,8 @@ impl Agent {
         if matches!(as_found.role, Role::Shadow | Role::TakingOver) {
             self.page_ins.let_source_go(name);
         }
-        let keeps_pages_for = as_found.pages_kept_for().filter(|_| recovery == Recovery::AskDestination);
+        let keeps_pages_for =
+            as_found.pages_kept_for().filter(|_| recovery == Recovery::AskDestination);
         if let Some(host) = keeps_pages_for {
             serve_again(self, vm, host.to_owned());
         }
@@ -522,7 +557,11 @@ impl Agent {
     }
 
     /// A guest that lacks pages waits for this agent. One that nobody holds back from what is missing must not run on.
-    async fn page_in_further(self: &Arc<Self>, vm: &Arc<Vm>, taken_up: Option<Result<(), Failure>>) {
+    async fn page_in_further(
+        self: &Arc<Self>,
+        vm: &Arc<Vm>,
+        taken_up: Option<Result<(), Failure>>,
+    ) {
         let taken_up = match taken_up {
             Some(taken_up) => taken_up,
             None => take_up(self, &vm.unasked(), true).await,
@@ -581,13 +620,17 @@ impl Agent {
 fn cgroups(config: &Config) -> Option<VmGroups> {
     let root = config.vm_cgroup.clone().or_else(VmGroups::packaged)?;
     let opened = VmGroups::open(&root);
-    opened.inspect_err(|error| tracing::warn!(%error, "VMs have no cgroups: address spaces are bounded")).ok()
+    opened
+        .inspect_err(
+            |error| tracing::warn!(%error, "VMs have no cgroups: address spaces are bounded"),
+        )
+        .ok()
 }
 
 /// Whether what becomes of a VM waits for its QEMU's word.
 fn is_waited_for(slot: &Slot) -> bool {
-    let is_silent =
-        slot.vm.is_none() && matches!(slot.condition, Condition::Failed | Condition::InDoubt { .. });
+    let is_silent = slot.vm.is_none()
+        && matches!(slot.condition, Condition::Failed | Condition::InDoubt { .. });
     slot.condition.is_being_adopted() || is_silent
 }
 
@@ -632,7 +675,8 @@ fn what_lives(pid: i32) -> String {
 fn as_recovered(recovery: Recovery, record: &SavedVm, runs: bool) -> (Condition, Option<String>) {
     match (recovery, record.pages_kept_for()) {
         (Recovery::Keep, _) if record.role == Role::Stranded => {
-            let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
+            let reason =
+                "its post-copy broke off: the newest of its memory is here, the rest at the source";
             (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
         }
         (Recovery::AskDestination, Some(to)) => {

@@ -47,11 +47,17 @@ impl Agent {
     /// # Errors
     /// A file is missing, the rule does not allow it, or a backing chain is another than the
     /// recorded one. A file that is refused was not opened.
-    pub(super) fn open_files(&self, spec: &ResolvedSpec, rule: FileRule) -> Result<OpenFiles, ApiError> {
+    pub(super) fn open_files(
+        &self,
+        spec: &ResolvedSpec,
+        rule: FileRule,
+    ) -> Result<OpenFiles, ApiError> {
         let vm_dirs = &self.config.vm_dirs;
         let files = OpenFiles::open(spec, &|file| rule.allows(file, vm_dirs));
         let files = files.map_err(|error| match error {
-            FileError::NotAllowed { role, path } => self.file_refused(&spec.name, rule, role, &path),
+            FileError::NotAllowed { role, path } => {
+                self.file_refused(&spec.name, rule, role, &path)
+            }
             FileError::ChainChanged { .. } => {
                 let message = format!("VM \"{}\": {error}", spec.name);
                 ApiError::new(ErrorCode::Preflight, message, error.remedy())
@@ -77,7 +83,9 @@ impl Agent {
                     "VM \"{vm}\" has {path} as its {role}, which host {host} opens for no guest of \
                      another host"
                 ),
-                format!("add its directory to vm_dirs of that host's configuration, or move it below {dirs}"),
+                format!(
+                    "add its directory to vm_dirs of that host's configuration, or move it below {dirs}"
+                ),
             ),
             FileRule::VmDirs => (
                 format!(
@@ -109,7 +117,8 @@ fn is_below(file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
 /// Whether a file is only read, and everybody on this host can read it. No block device is: what it
 /// holds changes with what is put into it.
 fn is_for_all(file: &FoundFile) -> bool {
-    let enters = |dir: &Path| std::fs::symlink_metadata(dir).is_ok_and(|data| data.mode() & 0o001 != 0);
+    let enters =
+        |dir: &Path| std::fs::symlink_metadata(dir).is_ok_and(|data| data.mode() & 0o001 != 0);
     let is_readable = file.read_by_all && file.real.ancestors().skip(1).all(enters);
     !file.writable && !file.is_device && is_readable
 }

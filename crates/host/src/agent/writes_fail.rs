@@ -8,7 +8,9 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, CreateVm, MigrationRequest, Resolve, SetPeers, StopVm, VmInfo, VmState};
+use godwit_api::{
+    ApiError, CreateVm, MigrationRequest, Resolve, SetPeers, StopVm, VmInfo, VmState,
+};
 use godwit_migration::handover::{Incarnation, Known, Ownership};
 use godwit_migration::{EngineKind, FailureCode, Outcome};
 use godwit_qemu::{ByteSize, MemoryBlock, Uuid, VmName, VmSpec};
@@ -97,7 +99,8 @@ impl Act {
     }
 
     async fn carry_out(self, spec: VmSpec, agent: Arc<Agent>) -> Result<(), ApiError> {
-        let word = |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
+        let word =
+            |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
         let vm = agent.vm("web").ok().flatten();
         match (self, vm) {
             (Act::Create | Act::CreateAndStart, _) => {
@@ -105,7 +108,9 @@ impl Act {
                 agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.map(drop)
             }
             (Act::Start | Act::Resume, _) => agent.start(&web()).await.map(drop),
-            (Act::Stop, _) => agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.map(drop),
+            (Act::Stop, _) => {
+                agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.map(drop)
+            }
             (Act::Delete, _) => agent.delete(&web(), false).await,
             (Act::DeleteInDoubt, _) => agent.delete(&web(), true).await,
             (Act::HandOver, Some(vm)) => {
@@ -175,9 +180,11 @@ impl Act {
     /// What it comes to where it succeeds; none: nothing is left.
     fn success(self) -> Option<VmState> {
         match self {
-            Act::Create | Act::Stop | Act::ShutDown | Act::ShutDownMoving | Act::ShutDownArriving => {
-                Some(VmState::Stopped)
-            }
+            Act::Create
+            | Act::Stop
+            | Act::ShutDown
+            | Act::ShutDownMoving
+            | Act::ShutDownArriving => Some(VmState::Stopped),
             Act::CreateAndStart | Act::Start | Act::Resume | Act::EndHandOver | Act::TakeBack => {
                 Some(VmState::Running)
             }
@@ -212,8 +219,14 @@ async fn power_off(vm: &Vm) {
             look.tick().await;
         }
     }
-    for line in ["o/w 0xcf8 0x8000f840", "o/w 0xcfc 0x601", "o/w 0xcf8 0x8000f844", "o/w 0xcfc 0x80"] {
-        vm.process.qmp.execute("human-monitor-command", json!({"command-line": line})).await.unwrap();
+    for line in
+        ["o/w 0xcf8 0x8000f840", "o/w 0xcfc 0x601", "o/w 0xcf8 0x8000f844", "o/w 0xcfc 0x80"]
+    {
+        vm.process
+            .qmp
+            .execute("human-monitor-command", json!({"command-line": line}))
+            .await
+            .unwrap();
     }
     let sleep = json!({"command-line": "o/h 0x604 0x2000"});
     // QEMU ends by it, and may not come to answer.
@@ -266,14 +279,17 @@ fn contradiction(host: &TestHost, agent: &Agent) -> Option<String> {
         && known == Known::Has(record.standing())
         && is_as_recorded(record, info)
         && host.qemus().len() == usize::from(info.pid.is_some());
-    (!agrees).then(|| format!("recorded {record:?}, answered {known:?}, shown {info:?}, {:?}", host.qemus()))
+    (!agrees).then(|| {
+        format!("recorded {record:?}, answered {known:?}, shown {info:?}, {:?}", host.qemus())
+    })
 }
 
 fn is_as_recorded(record: &SavedVm, info: &VmInfo) -> bool {
     let is_moving = |state| info.state == state || info.in_doubt;
     match (record.role, record.desired) {
         (Role::Owner, Desired::Running) => {
-            let shall_run = [VmState::Running, VmState::Paused, VmState::Failed, VmState::MigratingOut];
+            let shall_run =
+                [VmState::Running, VmState::Paused, VmState::Failed, VmState::MigratingOut];
             !info.in_doubt && shall_run.contains(&info.state)
         }
         (Role::Owner, Desired::Stopped) => !info.in_doubt && info.state == VmState::Stopped,
@@ -321,7 +337,8 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         agree(&what, &host, &agent).await;
         let expected = if outcome.is_ok() { act.success() } else { act.refused() };
         assert_eq!(state(&agent), expected, "{what}: {outcome:?}");
-        let is_remembered = matches!(act, Act::Delete | Act::DeleteInDoubt | Act::Release | Act::GiveUp);
+        let is_remembered =
+            matches!(act, Act::Delete | Act::DeleteInDoubt | Act::Release | Act::GiveUp);
         if is_remembered && outcome.is_ok() {
             let known = agent.known(&web(), UUID, owned.unwrap()).unwrap();
             assert!(matches!(known, Known::Gone(_)), "{what}: {known:?}");
@@ -333,7 +350,9 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         agree(&what, &host, &agent).await;
         match before {
             // What was being handed over runs here, in a new epoch.
-            Some((VmState::MigratingOut, ..)) => assert_eq!(state(&agent), Some(VmState::Running), "{what}"),
+            Some((VmState::MigratingOut, ..)) => {
+                assert_eq!(state(&agent), Some(VmState::Running), "{what}")
+            }
             _ => assert_eq!(shown(&agent), before, "{what}"),
         }
     });
@@ -405,7 +424,10 @@ fn an_end_is_shown_as_it_is_recorded_also_on_a_full_disk() {
         let info = agent.vm_info("web").unwrap();
         assert_eq!(info.state, VmState::Failed);
         let reason = info.reason.unwrap();
-        assert!(reason.starts_with(SHUT_ITSELF_DOWN) && reason.contains("could not be saved"), "{reason}");
+        assert!(
+            reason.starts_with(SHUT_ITSELF_DOWN) && reason.contains("could not be saved"),
+            "{reason}"
+        );
         end_is_as_recorded(&host, agent, Desired::Running).await;
     };
     host.run(async {
@@ -461,7 +483,10 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
         assert_eq!(report.outcome, Outcome::Failed);
         assert_eq!(report.error.unwrap().code, FailureCode::GuestShutDown.name());
         let info = agent.vm_info("web").unwrap();
-        assert_eq!((info.state, info.reason.as_deref()), (VmState::Stopped, Some(SHUT_ITSELF_DOWN)));
+        assert_eq!(
+            (info.state, info.reason.as_deref()),
+            (VmState::Stopped, Some(SHUT_ITSELF_DOWN))
+        );
         end_is_as_recorded(&host, &agent, Desired::Stopped).await;
     });
 }
@@ -471,7 +496,8 @@ fn while_other_hosts_are_named() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
-        let named = || SetPeers { peers: [("c".to_owned(), "http://127.0.0.1:9".to_owned())].into() };
+        let named =
+            || SetPeers { peers: [("c".to_owned(), "http://127.0.0.1:9".to_owned())].into() };
         let mut failed = 0;
         for step in 0.. {
             agent.store.disk.faults.plan(step, Errno::NOSPC.raw_os_error(), true);
@@ -481,7 +507,10 @@ fn while_other_hosts_are_named() {
                 break;
             }
             failed += 1;
-            assert!(agent.peer("c").is_err() && agent.store.load_peers().unwrap().is_empty(), "step {step}");
+            assert!(
+                agent.peer("c").is_err() && agent.store.load_peers().unwrap().is_empty(),
+                "step {step}"
+            );
         }
         assert!(failed > 0 && agent.peer("c").is_ok());
     });
@@ -492,7 +521,10 @@ fn a_record_that_can_not_be_read_decides_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
-        agent.create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false }).await.unwrap();
+        agent
+            .create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         let path = host.path().join("state/vms/web/vm.json");
@@ -500,7 +532,10 @@ fn a_record_that_can_not_be_read_decides_nothing() {
         std::fs::write(&path, "torn").unwrap();
         agent.hold_in_doubt(&web(), "b").await;
         let info = agent.vm_info("web").unwrap();
-        assert!(info.in_doubt && vm.is_running().await == Some(false), "another host may run it: {info:?}");
+        assert!(
+            info.in_doubt && vm.is_running().await == Some(false),
+            "another host may run it: {info:?}"
+        );
         agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.unwrap_err();
         agent.delete(&web(), true).await.unwrap_err();
         assert!(vm.process.exit().is_none(), "what is here may be the only copy");

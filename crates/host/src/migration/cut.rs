@@ -58,8 +58,11 @@ impl Outgoing {
                 }
             }
             if cut_at.elapsed() >= limit {
-                let detail =
-                    format!("{}; the link did not come back within {} s", why.detail, limit.as_secs());
+                let detail = format!(
+                    "{}; the link did not come back within {} s",
+                    why.detail,
+                    limit.as_secs()
+                );
                 return Err(Failure::new(FailureCode::LaneLost, detail));
             }
             control.reconnects(millis(self.begun.elapsed()));
@@ -81,10 +84,9 @@ impl Outgoing {
                 }
                 Err(_) => continue,
             };
-            let migration = accepted
-                .id
-                .parse()
-                .map_err(|_| Failure::new(FailureCode::ProtocolBroken, "the destination's id is none"))?;
+            let migration = accepted.id.parse().map_err(|_| {
+                Failure::new(FailureCode::ProtocolBroken, "the destination's id is none")
+            })?;
             match self.connect_unless_cancelled(control, &accepted.addresses).await {
                 Ok((stream, paths, left_out)) => {
                     let cut = CutReport {
@@ -93,11 +95,17 @@ impl Outgoing {
                         unsent_pages,
                         why: why.detail.clone(),
                     };
-                    tracing::info!(vm = self.vm.name.as_str(), lasted_ms = cut.lasted_ms, "the link is back");
+                    tracing::info!(
+                        vm = self.vm.name.as_str(),
+                        lasted_ms = cut.lasted_ms,
+                        "the link is back"
+                    );
                     return Ok(Again { stream, paths, left_out, migration, cut });
                 }
                 Err(failure) if failure.code == FailureCode::Cancelled => return Err(failure),
-                Err(failure) => tracing::debug!(vm = self.vm.name.as_str(), %failure, "no lane yet"),
+                Err(failure) => {
+                    tracing::debug!(vm = self.vm.name.as_str(), %failure, "no lane yet")
+                }
             }
         }
     }

@@ -80,7 +80,8 @@ impl Doorman {
 
     fn with(guard: Guard, patience: Patience) -> Result<Doorman, ApiError> {
         let (sender, welcomed) = sync_channel(MOST_HANDSHAKES);
-        let shared = Arc::new(Shared { guard, patience, state: Mutex::default(), changed: Condvar::new() });
+        let shared =
+            Arc::new(Shared { guard, patience, state: Mutex::default(), changed: Condvar::new() });
         let door = Arc::clone(&shared);
         let standing = std::thread::Builder::new()
             .name("doorman".to_owned())
@@ -196,8 +197,10 @@ impl Shared {
     fn make_room(&self) -> bool {
         let mut state = self.lock();
         while !state.over && state.shaking.len() >= MOST_HANDSHAKES {
-            let oldest =
-                state.shaking.first_key_value().map(|(_, (stream, since))| (stream, since.elapsed()));
+            let oldest = state
+                .shaking
+                .first_key_value()
+                .map(|(_, (stream, since))| (stream, since.elapsed()));
             let left = oldest.map_or(Duration::ZERO, |(stream, age)| {
                 if age >= self.patience.give_way {
                     tracing::warn!(peer = %stream.peer(), "too many connections: one that says nothing is closed");
@@ -207,7 +210,8 @@ impl Shared {
             });
             // Closed ones end by themselves, at once.
             let wait = left.max(Duration::from_millis(1));
-            (state, _) = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
         }
         !state.over
     }
@@ -255,8 +259,10 @@ impl Shared {
             Some(identity) => {
                 let (stream, who) = stream.secure_accepted(identity).map_err(lost)?;
                 if who.name != self.guard.from {
-                    let detail =
-                        format!("host {} is not the source, which is host {}", who.name, self.guard.from);
+                    let detail = format!(
+                        "host {} is not the source, which is host {}",
+                        who.name, self.guard.from
+                    );
                     return Err(Failure::new(FailureCode::UnknownMigration, detail));
                 }
                 stream
@@ -289,7 +295,8 @@ mod tests {
     fn doorman(give_way: Duration) -> (Doorman, SocketAddr) {
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let at = listener.local_addr().unwrap();
-        let guard = Guard { id: ID, from: "a".to_owned(), identity: None, listeners: vec![listener] };
+        let guard =
+            Guard { id: ID, from: "a".to_owned(), identity: None, listeners: vec![listener] };
         (Doorman::with(guard, Patience { hello: FOR_EVER, give_way }).unwrap(), at)
     }
 
@@ -312,7 +319,8 @@ mod tests {
     #[test]
     fn who_says_nothing_gives_way_where_there_are_too_many() {
         let (doorman, at) = doorman(Duration::ZERO);
-        let _silent: Vec<_> = (0..2 * MOST_HANDSHAKES).map(|_| TcpStream::connect(at).unwrap()).collect();
+        let _silent: Vec<_> =
+            (0..2 * MOST_HANDSHAKES).map(|_| TcpStream::connect(at).unwrap()).collect();
         come_in(&doorman, at, 4);
         assert!(doorman.shared.lock().shaking.len() <= MOST_HANDSHAKES);
     }
@@ -323,7 +331,8 @@ mod tests {
         let next = Arc::<NextDoor>::default();
         let resumed = Resumed::of(&next);
         let mut doors = vec![Arc::downgrade(&current.shared)];
-        let standing = |doors: &[Weak<Shared>]| doors.iter().filter(|door| door.strong_count() > 0).count();
+        let standing =
+            |doors: &[Weak<Shared>]| doors.iter().filter(|door| door.strong_count() > 0).count();
         let mut newest = None;
         for _ in 0..50 {
             let told = next.replace(|| {
@@ -340,7 +349,8 @@ mod tests {
         assert!(resumed.take().is_none());
         come_in(&taken, newest.unwrap(), 0);
         drop(resumed);
-        let refused = next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("nobody takes it") });
+        let refused =
+            next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("nobody takes it") });
         assert!(refused.unwrap().is_none());
     }
 
@@ -349,7 +359,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create(folder.path(), "test", 1).unwrap();
         let identity = |name: &str| {
-            let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+            let grant =
+                Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
             let issued = authority.issue(&grant).unwrap();
             Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
         };
@@ -357,7 +368,8 @@ mod tests {
         let at = listener.local_addr().unwrap();
         let (identity_of_a, from) = (Some(identity("a")), "b".to_owned());
         let guard = Guard { id: ID, from, identity: identity_of_a, listeners: vec![listener] };
-        let doorman = Doorman::with(guard, Patience { hello: FOR_EVER, give_way: FOR_EVER }).unwrap();
+        let doorman =
+            Doorman::with(guard, Patience { hello: FOR_EVER, give_way: FOR_EVER }).unwrap();
         let say = |identity: &Identity, number| {
             let stream = connect(Lane { from: None, to: at }, LIMIT).unwrap();
             let stream = stream.secure(identity, "a").unwrap();

@@ -137,14 +137,18 @@ impl Outgoing {
     }
 
     /// What the destination would refuse is refused; else the lanes that the migration would use.
-    async fn check_at_destination(&self, qemu: &godwit_qemu::QemuInfo) -> Result<Vec<Lane>, FailureReport> {
+    async fn check_at_destination(
+        &self,
+        qemu: &godwit_qemu::QemuInfo,
+    ) -> Result<Vec<Lane>, FailureReport> {
         let checked: IncomingChecked = self
             .peer
             .post("/v1/incoming/checks", &self.incoming_request(qemu))
             .await
             .map_err(|error| report_of_client(&self.request.to, error))?;
         let ours = network::near(&self.agent.config().migration_addresses).await;
-        let theirs: Vec<_> = checked.addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
+        let theirs: Vec<_> =
+            checked.addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
         let lanes = godwit_lanes::pair(&ours, &theirs);
         self.check_streams(lanes.len()).map_err(|failure| failure.to_report())?;
         Ok(lanes)
@@ -161,7 +165,8 @@ impl Outgoing {
                 () = tokio::time::sleep_until((looking.begun() + at).into()) => {}
                 () = self.vm.tracking.wanted() => return Err(self.moves_now().into()),
             }
-            tokio::task::block_in_place(|| looking.count()).map_err(|why| self.not_trackable(&why))?;
+            tokio::task::block_in_place(|| looking.count())
+                .map_err(|why| self.not_trackable(&why))?;
         }
         let all = surveyed.await.map_err(|error| host_failed("looking at guest memory", &error))?;
         let all = all.map_err(|why| self.not_trackable(&why))?;
@@ -204,7 +209,8 @@ impl Outgoing {
         seen.to(&self.request.to).ok_or_else(|| {
             let to = &self.request.to;
             let message = format!("what the lanes to host {to} carry can't be measured: {why}");
-            ApiError::new(ErrorCode::PeerUnreachable, message, format!("see `godwit probe {to}`")).into()
+            ApiError::new(ErrorCode::PeerUnreachable, message, format!("see `godwit probe {to}`"))
+                .into()
         })
     }
 

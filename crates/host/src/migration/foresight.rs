@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
-use godwit_migration::predict::{Carry, Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict};
+use godwit_migration::predict::{
+    Carry, Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict,
+};
 use godwit_migration::{Compression, EncodingName, Policy, Predicted, RateLimit, first_streams};
 use godwit_ram::{PageRange, Region};
 use tokio::task::{JoinError, JoinHandle};
@@ -103,11 +105,18 @@ impl Looking {
         let mut written: Vec<Vec<PageRange>> = Vec::new();
         for (block, region) in self.regions.iter().enumerate() {
             let mut runs = Vec::new();
-            self.tracker.look(block, region.all_pages(), &mut runs).map_err(|error| error.to_string())?;
+            self.tracker
+                .look(block, region.all_pages(), &mut runs)
+                .map_err(|error| error.to_string())?;
             written.push(runs);
         }
         let hot = Survey::of(&self.regions, &written).map_err(|error| error.to_string())?;
-        Ok(GuestSeen { curve: DirtyCurve::new(self.samples.iter().copied()), scan: self.scan, all, hot })
+        Ok(GuestSeen {
+            curve: DirtyCurve::new(self.samples.iter().copied()),
+            scan: self.scan,
+            all,
+            hot,
+        })
     }
 }
 
@@ -229,7 +238,8 @@ impl Outgoing {
             #[expect(clippy::cast_precision_loss, reason = "three digits count")]
             pace.data_bytes_per_s().map_or(bytes_per_s, |limit| bytes_per_s.min(limit as f64))
         };
-        let (wire, unlimited) = (at_most(self.request.bandwidth_limit), at_most(Some(RateLimit::NONE)));
+        let (wire, unlimited) =
+            (at_most(self.request.bandwidth_limit), at_most(Some(RateLimit::NONE)));
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
         let cost = |survey: &Survey, wire| {
             PageCost::of(
@@ -239,13 +249,16 @@ impl Outgoing {
                 cores,
             )
         };
-        let of_a_lane =
-            self.request.streams.map_or_else(|| first_streams(round_trip), |streams| streams as usize);
+        let of_a_lane = self
+            .request
+            .streams
+            .map_or_else(|| first_streams(round_trip), |streams| streams as usize);
         let streams = (of_a_lane * lanes.len().max(1)) as u64;
         // Twice as many are tried, and learn too; who is told what compresses learns nothing.
         let all_streams = if self.request.streams.is_some() { streams } else { 2 * streams };
         let data = cost(&all, wire);
-        let learns = self.request.compression == Compression::Auto && data.sent_as != EncodingName::Raw;
+        let learns =
+            self.request.compression == Compression::Auto && data.sent_as != EncodingName::Raw;
         let pages_of_a_unit = all.data_pages() / all.chunks.max(1);
         // A guest that writes nothing leaves no sample: then its memory is one.
         let written = if hot.written_pages == 0 { &all } else { &hot };

@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{
-    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingState,
-    IncomingStatus,
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume,
+    IncomingState, IncomingStatus,
 };
 use godwit_lanes::Stream;
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::page_in::PagingIn;
-use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
+use godwit_migration::drive::{
+    DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
+};
 use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, ReferenceUse, nanos};
 use godwit_qemu::{Accelerator, Uuid};
@@ -178,7 +180,13 @@ impl IncomingMigrations {
 
     /// Asks what arrives of a VM from a host to be forgotten; without effect once the guest is committed here, and on another life of
     /// the VM. Older releases leave the uuid out.
-    pub(super) fn cancel_of(&self, vm: &str, from: &str, uuid: Option<Uuid>, incarnation: Incarnation) {
+    pub(super) fn cancel_of(
+        &self,
+        vm: &str,
+        from: &str,
+        uuid: Option<Uuid>,
+        incarnation: Incarnation,
+    ) {
         let all = self.lock();
         let is_meant = |entry: &&Arc<Entry>| {
             entry.vm == vm
@@ -194,8 +202,13 @@ impl IncomingMigrations {
 
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
         self.lock().iter().find(|entry| entry.id.to_string() == id).cloned().ok_or_else(|| {
-            let remedy = "the agent may have restarted since: see `godwit vm list` for where the VM runs";
-            ApiError::new(ErrorCode::NotFound, format!("no migration {id} arrives at this host"), remedy)
+            let remedy =
+                "the agent may have restarted since: see `godwit vm list` for where the VM runs";
+            ApiError::new(
+                ErrorCode::NotFound,
+                format!("no migration {id} arrives at this host"),
+                remedy,
+            )
         })
     }
 
@@ -253,7 +266,8 @@ pub(super) fn resume(
         let message = format!("migration {id} of VM \"{}\" is over here", entry.vm);
         ApiError::new(ErrorCode::WrongState, message, "begin another one")
     };
-    if entry.is_over() || entry.ownership != request.offered() || entry.engine != EngineKind::Godwit {
+    if entry.is_over() || entry.ownership != request.offered() || entry.engine != EngineKind::Godwit
+    {
         return Err(over());
     }
     let lane = fresh_id()?;
@@ -261,7 +275,8 @@ pub(super) fn resume(
         let listeners = listen(agent)?;
         let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
         let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
-        let guard = Guard { id: lane, from: entry.from.clone(), identity: agent.identity(), listeners };
+        let guard =
+            Guard { id: lane, from: entry.from.clone(), identity: agent.identity(), listeners };
         Ok::<_, ApiError>((Doorman::open(guard)?, addresses))
     };
     // Waits for the end of the door before it, if nobody has taken that.
@@ -299,15 +314,19 @@ pub(super) async fn prepare(
                 EngineKind::Godwit => {
                     let from = request.from.clone();
                     // What either host does not want is not done.
-                    let by =
-                        agent.config().references.by.min(request.references.unwrap_or(ReferenceUse::None));
+                    let by = agent
+                        .config()
+                        .references
+                        .by
+                        .min(request.references.unwrap_or(ReferenceUse::None));
                     let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
                     let doors = Doors { listeners, from, by, cut_limit };
                     begin(agent, &vm, Arc::clone(&entry), orders, doors).await
                 }
                 EngineKind::Qemu => {
                     let entry = Arc::clone(&entry);
-                    qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, &request.qemu).await
+                    qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, &request.qemu)
+                        .await
                 }
             };
             if let Err(error) = &begun {
@@ -334,7 +353,8 @@ pub(super) async fn could_arrive(
     agent.check_incoming(&request.spec, request.offered()).await?;
     let addresses: Result<Vec<_>, _> =
         listeners.iter().map(|listener| Ok(listener.local_addr()?.ip())).collect();
-    let addresses = addresses.map_err(|error: std::io::Error| host_failed("the lane's address", &error))?;
+    let addresses =
+        addresses.map_err(|error: std::io::Error| host_failed("the lane's address", &error))?;
     Ok(IncomingChecked { addresses })
 }
 
@@ -375,7 +395,11 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
     }
     if request.engine == EngineKind::Qemu && agent.identity().is_some() && !request.qemu.plaintext {
         let message = format!("host {host} takes no guest in the clear that nobody allowed to");
-        return Err(ApiError::new(ErrorCode::Preflight, message, "add --plaintext to the migration"));
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            message,
+            "add --plaintext to the migration",
+        ));
     }
     Ok(())
 }
@@ -396,7 +420,8 @@ pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
     }
     match problem {
         Some(error) if listeners.is_empty() => {
-            let remedy = "see that the host has one of the migration_addresses of its configuration";
+            let remedy =
+                "see that the host has one of the migration_addresses of its configuration";
             Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), remedy))
         }
         _ => Ok(listeners),
@@ -415,14 +440,21 @@ async fn begin(
     };
     let is_all = doors.by == ReferenceUse::All;
     let offer = if is_all { agent.references().offer(vm) } else { Offer::default() };
-    let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), doors.from.clone(), is_all)
-        .await
-        .map_err(|failure| failed(&failure))?;
-    let addresses: Result<Vec<_>, _> = doors.listeners.iter().map(TcpListener::local_addr).collect();
+    let hypervisor =
+        QemuDestination::new(Arc::clone(agent), Arc::clone(vm), doors.from.clone(), is_all)
+            .await
+            .map_err(|failure| failed(&failure))?;
+    let addresses: Result<Vec<_>, _> =
+        doors.listeners.iter().map(TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
-    let accepted = IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(doors.by) };
-    let guard =
-        Guard { id: entry.id, from: doors.from, identity: agent.identity(), listeners: doors.listeners };
+    let accepted =
+        IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(doors.by) };
+    let guard = Guard {
+        id: entry.id,
+        from: doors.from,
+        identity: agent.identity(),
+        listeners: doors.listeners,
+    };
     let (host, arriving) = (Arc::clone(agent), Arc::clone(vm));
     let arrival = Arrival {
         doorman: Doorman::open(guard)?,
@@ -490,7 +522,8 @@ impl Arrival {
             };
             *self.entry.control.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(control.stream().clone());
-            let (ending, page_in) = self.receive(control, &mut hypervisor, std::mem::take(&mut is_first));
+            let (ending, page_in) =
+                self.receive(control, &mut hypervisor, std::mem::take(&mut is_first));
             let Ending::Cut(failure) = ending else { return (ending, page_in) };
             // What was prepared for page-in is prepared anew.
             self.vm.files.remove_missing();
@@ -536,11 +569,18 @@ impl Arrival {
     }
 
     /// The control stream of the first lane, or of one in place of another that was cut.
-    fn wait_for_control(&mut self, limit: Duration, why: &Failure) -> Result<WelcomedStream, Failure> {
+    fn wait_for_control(
+        &mut self,
+        limit: Duration,
+        why: &Failure,
+    ) -> Result<WelcomedStream, Failure> {
         let limit = Instant::now() + limit;
         while Instant::now() < limit {
             if self.orders.cancelled.try_recv().is_ok() {
-                return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
+                return Err(Failure::new(
+                    FailureCode::Cancelled,
+                    "cancelled before the source connected",
+                ));
             }
             if let Some(doorman) = self.orders.resumed.take() {
                 self.doorman = doorman;

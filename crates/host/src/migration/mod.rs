@@ -23,8 +23,8 @@ use axum::extract::{Path, Query, State};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
-    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun,
-    IncomingStatus, MigrationRequest, PageInAnswer, PageInRequest,
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume,
+    IncomingRun, IncomingStatus, MigrationRequest, PageInAnswer, PageInRequest,
 };
 use godwit_migration::handover::{Incarnation, Known};
 use godwit_migration::{EngineKind, Outcome, Report};
@@ -113,7 +113,8 @@ fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError>
     match peer {
         Some(Extension(peer)) if peer.name != from => {
             let message = format!("host {} can't hand over a VM as host {from}", peer.name);
-            let remedy = "a host's name in its configuration and in its certificate must be the same";
+            let remedy =
+                "a host's name in its configuration and in its certificate must be the same";
             Err(ApiError::new(ErrorCode::Forbidden, message, remedy))
         }
         _ => Ok(()),
@@ -196,7 +197,10 @@ async fn forget(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn cancel(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+async fn cancel(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Refusal> {
     agent.incoming().cancel(&id)?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -11,13 +11,13 @@ use godwit_api::{
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
 use godwit_migration::drive::{
-    self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, Unsent,
-    lane_failure,
+    self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled,
+    Throttling, Unsent, lane_failure,
 };
 use godwit_migration::handover::Ownership;
 use godwit_migration::{
-    CutReport, EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome, PageInUse,
-    Policy, Predicted, ReferenceUse, Report, SwitchoverReport, millis,
+    CutReport, EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome,
+    PageInUse, Policy, Predicted, ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
@@ -76,7 +76,9 @@ impl Outgoing {
             Ok(glance) => {
                 let (tracker, seen) = tokio::task::block_in_place(|| glance.end());
                 predicted = self.foresee(seen, &accepted.addresses, preflight).await;
-                if let Some(predicted) = predicted.filter(|predicted| predicted.means != Means::None) {
+                if let Some(predicted) =
+                    predicted.filter(|predicted| predicted.means != Means::None)
+                {
                     control.foresees(predicted.migration_time_ms);
                 }
                 self.send(control, tracker, &accepted, preflight).await
@@ -141,9 +143,10 @@ impl Outgoing {
 
     /// When it is to switch over, and by what means.
     pub(super) fn policy(&self) -> Policy {
-        let budget =
-            Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
-        let page_in = if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
+        let budget = Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3)
+            .unwrap_or(Duration::MAX);
+        let page_in =
+            if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
         let intent = self.request.policy;
         self.agent.config().policies.of(intent).applied_to(intent.policy(budget, page_in))
     }
@@ -200,14 +203,16 @@ impl Outgoing {
         preflight: Duration,
     ) -> Result<Sent, Failure> {
         let host = &self.agent.config().name;
-        let migration: MigrationId = accepted
-            .id
-            .parse()
-            .map_err(|_| Failure::new(FailureCode::ProtocolBroken, "the destination's id is none"))?;
+        let migration: MigrationId = accepted.id.parse().map_err(|_| {
+            Failure::new(FailureCode::ProtocolBroken, "the destination's id is none")
+        })?;
         let qmp = &self.vm.process.qmp;
-        state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
+        state_stream::set_up(qmp, true)
+            .await
+            .map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let (stream, paths, left_out) = self.connect_unless_cancelled(control, &accepted.addresses).await?;
+        let (stream, paths, left_out) =
+            self.connect_unless_cancelled(control, &accepted.addresses).await?;
         let mut sent = Sent { left_out, ..Sent::default() };
         let mut job = Job {
             stream,
@@ -227,7 +232,8 @@ impl Outgoing {
             let (result, kept) = self.send_once(control, job, &accepted.id).await?;
             let why = result.failure.clone();
             sent.add(result, &lanes);
-            let (Some(kept), Some(why)) = (kept.filter(|_| self.request.cut_limit_ms > 0), why) else {
+            let (Some(kept), Some(why)) = (kept.filter(|_| self.request.cut_limit_ms > 0), why)
+            else {
                 return Ok(sent);
             };
             let unsent_pages = kept.unsent.pages();
@@ -239,7 +245,12 @@ impl Outgoing {
     }
 
     /// One lane's part of it, to its end.
-    async fn send_once(&self, control: &MigrationControl, job: Job, id: &str) -> Result<Part, Failure> {
+    async fn send_once(
+        &self,
+        control: &MigrationControl,
+        job: Job,
+        id: &str,
+    ) -> Result<Part, Failure> {
         let (inbox, events) = drive::inbox();
         let hands_over = Arc::clone(&job.hands_over);
         let running = self.on_a_thread(control, job, inbox.clone(), events, id.to_owned())?;
@@ -281,7 +292,8 @@ impl Outgoing {
             }
         };
         // Where it has come to be all the same, the driver is told.
-        let cancelled = || Failure::new(FailureCode::Cancelled, "cancelled while the lanes were connected");
+        let cancelled =
+            || Failure::new(FailureCode::Cancelled, "cancelled while the lanes were connected");
         connected.map_err(|failure| if interrupt.is_over() { cancelled() } else { failure })
     }
 
@@ -309,9 +321,11 @@ impl Outgoing {
         let ours = network::near(&self.agent.config().migration_addresses).await;
         let lanes = godwit_lanes::pair(&ours, theirs);
         self.check_streams(lanes.len())?;
-        let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
+        let mut paths =
+            Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
         let connected = tokio::task::spawn_blocking(move || {
-            let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+            let mut last =
+                Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
             let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
                 match paths.connect(*lane, Carries::Urgent, &interrupt) {
@@ -321,11 +335,14 @@ impl Outgoing {
                 }
                 let lane = paths.lanes.remove(0);
                 tracing::warn!(%lane, %last, "a lane is left out");
-                left_out.push(LaneReport { broken: vec![last.detail.clone()], ..LaneReport::of(lane) });
+                left_out
+                    .push(LaneReport { broken: vec![last.detail.clone()], ..LaneReport::of(lane) });
             }
             Err(last)
         });
-        connected.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
+        connected
+            .await
+            .unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
     }
 
     /// The driver blocks on sockets: it has a thread of its own.
@@ -359,7 +376,8 @@ impl Outgoing {
                 hands_over,
             );
             let offered = vm.ownership().offered();
-            let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, offered };
+            let hand_over =
+                HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, offered };
             let ask_verdict = || job.runtime.block_on(hand_over.verdict());
             let serving = Serving {
                 agent: &agent,
@@ -382,7 +400,10 @@ impl Outgoing {
                 runs: job.runs,
                 policy,
                 compression,
-                references: drive::References { by: job.references, ..drive::References::default() },
+                references: drive::References {
+                    by: job.references,
+                    ..drive::References::default()
+                },
                 deltas: drive::Deltas { cache_bytes, ..drive::Deltas::default() },
                 experience: agent.lanes_seen().experience(&to),
                 begin_at: agent.migrations().place_to_begin(),
@@ -399,7 +420,9 @@ impl Outgoing {
                 },
                 ask_verdict: &ask_verdict,
                 // Without its QEMU here nothing is kept that anybody could have.
-                page_in_again: &|is_over| serving.again(&|| is_over() || vm.process.exit().is_some()),
+                page_in_again: &|is_over| {
+                    serving.again(&|| is_over() || vm.process.exit().is_some())
+                },
                 resumes: job.resumes,
             };
             let _ = done.send(drive::send(source, &inbox, events));
@@ -408,16 +431,21 @@ impl Outgoing {
         let spawned = std::thread::Builder::new().name(format!("out-{}", self.vm.name)).spawn(body);
         match spawned {
             Ok(_) => Ok(result),
-            Err(error) => {
-                Err(Failure::new(FailureCode::Internal, format!("no thread can be started: {error}")))
-            }
+            Err(error) => Err(Failure::new(
+                FailureCode::Internal,
+                format!("no thread can be started: {error}"),
+            )),
         }
     }
 
     fn report_of(&self, sent: Sent, preflight: Duration) -> Report {
         let Sent { result, lanes, left_out, cuts } = sent;
         let Some(result) = result else { return self.blank(Outcome::Failed) };
-        tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name.as_str(), "driver ended");
+        tracing::debug!(
+            preflight_ms = millis(preflight),
+            vm = self.vm.name.as_str(),
+            "driver ended"
+        );
         Report {
             outcome: result.outcome,
             migration_time_ms: millis(self.begun.elapsed()),
@@ -520,9 +548,11 @@ impl Sent {
     fn add(&mut self, mut result: SourceResult, lanes: &[Lane]) {
         for (lane, figures) in lanes.iter().zip(std::mem::take(&mut result.lanes)) {
             let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
-            let report = LaneReport { streams, bytes, broken, vanishing_mtu, ..LaneReport::of(*lane) };
-            let is_same =
-                |known: &&mut LaneReport| known.from == report.from && known.to.ip() == report.to.ip();
+            let report =
+                LaneReport { streams, bytes, broken, vanishing_mtu, ..LaneReport::of(*lane) };
+            let is_same = |known: &&mut LaneReport| {
+                known.from == report.from && known.to.ip() == report.to.ip()
+            };
             match self.lanes.iter_mut().find(is_same) {
                 Some(known) => {
                     known.streams += report.streams;
@@ -541,7 +571,13 @@ impl Sent {
     }
 
     /// What the next lane goes on with.
-    fn goes_on(&mut self, again: Again, kept: Kept<Tracker>, shared: SharedJob, at: Duration) -> Job {
+    fn goes_on(
+        &mut self,
+        again: Again,
+        kept: Kept<Tracker>,
+        shared: SharedJob,
+        at: Duration,
+    ) -> Job {
         let Again { stream, paths, left_out, migration, cut } = again;
         self.left_out.extend(left_out);
         self.cuts.push(cut);
@@ -567,7 +603,8 @@ impl Sent {
             FailureCode::Cancelled => Outcome::Cancelled,
             _ => Outcome::Failed,
         };
-        let result = self.result.map(|result| SourceResult { outcome, failure: Some(failure), ..result });
+        let result =
+            self.result.map(|result| SourceResult { outcome, failure: Some(failure), ..result });
         Sent { result, ..self }
     }
 }
@@ -586,7 +623,6 @@ pub(super) type Tracker = Throttled<DirtyTracker, VcpuQuota>;
 
 /// What the driver's thread gets beside what it shares.
 struct Job {
-    /// The control stream.
     stream: Stream,
     paths: Paths,
     migration: MigrationId,
@@ -598,7 +634,6 @@ struct Job {
     preflight: Duration,
     runtime: Handle,
     progress: ProgressTeller,
-    /// The hand-over has begun.
     hands_over: Arc<AtomicBool>,
 }
 
@@ -626,7 +661,12 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    fn connect(&self, lane: Lane, carries: Carries, interrupt: &Interrupt) -> Result<Stream, Failure> {
+    fn connect(
+        &self,
+        lane: Lane,
+        carries: Carries,
+        interrupt: &Interrupt,
+    ) -> Result<Stream, Failure> {
         let connected = interrupt.connect(lane, CONNECT_LIMIT, carries);
         let secured = connected.and_then(|stream| match &self.identity {
             Some(identity) => interrupt.secure(stream, identity, &self.host),
@@ -642,7 +682,8 @@ impl Paths {
         carries: Carries,
         interrupt: &Interrupt,
     ) -> Result<Stream, Failure> {
-        let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+        let none =
+            || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
         let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, carries, interrupt)?;
         let near = stream.local().map_err(|error| lane_failure(&error))?;
         Ok(stream.paced(self.pace.stream(near.ip())))

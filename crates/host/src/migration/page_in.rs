@@ -61,7 +61,10 @@ impl PageIns {
     #[must_use]
     pub fn state(&self, vm: &str) -> Option<PageInState> {
         let paging_in = self.of(vm)?;
-        Some(PageInState { missing_pages: paging_in.missing_pages(), connected: paging_in.is_connected() })
+        Some(PageInState {
+            missing_pages: paging_in.missing_pages(),
+            connected: paging_in.is_connected(),
+        })
     }
 
     /// The guest runs here for sure: its source may forget it once all pages are here.
@@ -76,7 +79,11 @@ impl PageIns {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
         match paging_in.until_complete() {
             Ok(figures) => {
-                tracing::info!(vm = vm.name.as_str(), pages = figures.pages, "all of its memory is here");
+                tracing::info!(
+                    vm = vm.name.as_str(),
+                    pages = figures.pages,
+                    "all of its memory is here"
+                );
             }
             Err(failure) => {
                 tracing::error!(vm = vm.name.as_str(), %failure, "page-in has ended before all pages were here");
@@ -107,10 +114,15 @@ pub(super) async fn session(
     request: PageInRequest,
 ) -> Result<PageInAnswer, ApiError> {
     let info = agent.vm_info(name)?;
-    let (here, asked) = (Ownership { incarnation: info.incarnation, epoch: info.epoch }, request.ownership());
+    let (here, asked) =
+        (Ownership { incarnation: info.incarnation, epoch: info.epoch }, request.ownership());
     if here != asked {
         let message = format!("VM \"{name}\" is in {here} here, not in {asked}");
-        return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list` for where it runs"));
+        return Err(ApiError::new(
+            ErrorCode::NotFound,
+            message,
+            "see `godwit vm list` for where it runs",
+        ));
     }
     let Some(paging_in) = agent.page_ins().of(name) else {
         // Not arrived yet, or perhaps not, or pages are missing that nobody fetches: what the source has is all that there is.
@@ -123,7 +135,8 @@ pub(super) async fn session(
         return Ok(PageInAnswer { complete: true, id: None, addresses: Vec::new() });
     };
     if agent.files(name)?.host_of_missing().as_ref() != Some(&request.from) {
-        let message = format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
+        let message =
+            format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
         return Err(ApiError::new(
             ErrorCode::Forbidden,
             message,
@@ -131,10 +144,12 @@ pub(super) async fn session(
         ));
     }
     let listeners = listen(agent)?;
-    let addresses: Result<Vec<_>, _> = listeners.iter().map(std::net::TcpListener::local_addr).collect();
+    let addresses: Result<Vec<_>, _> =
+        listeners.iter().map(std::net::TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
     let id = fresh_id()?;
-    let doorman = Doorman::open(Guard { id, from: request.from, identity: agent.identity(), listeners })?;
+    let doorman =
+        Doorman::open(Guard { id, from: request.from, identity: agent.identity(), listeners })?;
     let next = Arc::clone(&paging_in);
     let session = tokio::task::spawn_blocking(move || next.new_session());
     let session = session.await.map_err(|error| crate::failure::task_failed(&error))?;
@@ -154,11 +169,16 @@ pub(super) async fn session(
 /// At the destination, after a restart of its agent: whoever comes to a missing page waits for this. QEMU is not asked anything: its main
 /// loop may be among those who wait. `runs_here`: its guest is this host's; else the source is held until it is known to be
 /// ([`PageIns::let_source_go`]).
-pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm, runs_here: bool) -> Result<(), Failure> {
+pub(crate) async fn take_up(
+    agent: &Arc<Agent>,
+    vm: &UnaskedVm,
+    runs_here: bool,
+) -> Result<(), Failure> {
     let (agent, vm) = (Arc::clone(agent), vm.clone());
     let taken_up = tokio::task::spawn_blocking(move || {
         let failed = |why: String| Failure::new(FailureCode::MemoryFailed, why);
-        let noted = MissingPages::open(&vm.files.missing()).map_err(|error| failed(error.to_string()))?;
+        let noted =
+            MissingPages::open(&vm.files.missing()).map_err(|error| failed(error.to_string()))?;
         if noted.count() == 0 {
             // All of it came just before the other agent ended, or the guest was not handed over yet.
             vm.files.remove_missing();
@@ -167,7 +187,8 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm, runs_here: bool)
         drop(noted);
         let faults = PageIn::attach_again(&vm.files.tracker_socket, vm.pid, &vm.regions)
             .map_err(|error| failed(error.to_string()))?;
-        let paging_in = PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;
+        let paging_in =
+            PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;
         if !runs_here {
             paging_in.hold_source();
         }
@@ -178,19 +199,26 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm, runs_here: bool)
         );
         keep_on_a_thread(&agent, vm, paging_in)
     });
-    taken_up.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
+    taken_up
+        .await
+        .unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
 }
 
-fn keep_on_a_thread(agent: &Arc<Agent>, vm: UnaskedVm, paging_in: Arc<PagingIn>) -> Result<(), Failure> {
+fn keep_on_a_thread(
+    agent: &Arc<Agent>,
+    vm: UnaskedVm,
+    paging_in: Arc<PagingIn>,
+) -> Result<(), Failure> {
     let name = format!("in-{}", vm.name);
     // Known from here on, and not when the thread has come to run.
     agent.page_ins().lock().insert(vm.name.clone(), Arc::clone(&paging_in));
     let agent = Arc::clone(agent);
-    let spawned =
-        std::thread::Builder::new().name(name).spawn(move || agent.page_ins().keep(&vm, &paging_in));
-    spawned
-        .map(drop)
-        .map_err(|error| Failure::new(FailureCode::Internal, format!("no thread can be started: {error}")))
+    let spawned = std::thread::Builder::new()
+        .name(name)
+        .spawn(move || agent.page_ins().keep(&vm, &paging_in));
+    spawned.map(drop).map_err(|error| {
+        Failure::new(FailureCode::Internal, format!("no thread can be started: {error}"))
+    })
 }
 
 /// A guest whose pages are kept here for the destination that runs it.
@@ -223,13 +251,19 @@ impl Serving<'_> {
                 let from = self.agent.config().name.clone();
                 let request = PageInRequest { incarnation, epoch, from };
                 let path = format!("/v1/page-ins/{}", self.vm);
-                tokio::time::timeout(ANSWER_LIMIT, self.peer.post::<_, PageInAnswer>(&path, &request)).await
+                tokio::time::timeout(
+                    ANSWER_LIMIT,
+                    self.peer.post::<_, PageInAnswer>(&path, &request),
+                )
+                .await
             });
             match answer {
                 Ok(Ok(PageInAnswer { complete: true, .. })) => return Again::Complete,
                 Ok(Ok(answer)) => match self.open(&answer) {
                     Ok(streams) => return Again::Session(streams),
-                    Err(failure) => tracing::warn!(vm = self.vm, %failure, "no session for page-in yet"),
+                    Err(failure) => {
+                        tracing::warn!(vm = self.vm, %failure, "no session for page-in yet")
+                    }
                 },
                 Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::NotFound => {
                     let decided = without_session(self.peer, self.vm, self.uuid, self.offered);
@@ -240,7 +274,9 @@ impl Serving<'_> {
                 Ok(Err(error)) => {
                     tracing::warn!(vm = self.vm, %error, "the destination gives no session for page-in yet");
                 }
-                Err(_) => tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer"),
+                Err(_) => {
+                    tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer")
+                }
             }
             self.runtime.block_on(async { tokio::time::sleep(AGAIN_INTERVAL).await });
         }
@@ -248,15 +284,19 @@ impl Serving<'_> {
 
     fn open(&self, answer: &PageInAnswer) -> Result<Vec<SessionStream>, Failure> {
         let broken = || Failure::new(FailureCode::ProtocolBroken, "the destination's id is none");
-        let id: MigrationId = answer.id.as_deref().and_then(|id| id.parse().ok()).ok_or_else(broken)?;
-        let ours = self.runtime.block_on(crate::network::near(&self.agent.config().migration_addresses));
+        let id: MigrationId =
+            answer.id.as_deref().and_then(|id| id.parse().ok()).ok_or_else(broken)?;
+        let ours =
+            self.runtime.block_on(crate::network::near(&self.agent.config().migration_addresses));
         let lanes = godwit_lanes::pair(&ours, &answer.addresses);
         let count = lanes.len();
         let pace = self.pace.clone();
-        let paths = Paths { lanes, host: self.to.to_owned(), identity: self.agent.identity(), pace };
+        let paths =
+            Paths { lanes, host: self.to.to_owned(), identity: self.agent.identity(), pace };
         let hello = Hello { migration: id, stream: CONTROL_STREAM, versions: SUPPORTED };
-        let connect =
-            |lane: usize, carries: Carries, interrupt: &Interrupt| paths.data(lane, carries, interrupt);
+        let connect = |lane: usize, carries: Carries, interrupt: &Interrupt| {
+            paths.data(lane, carries, interrupt)
+        };
         // Whatever has cut the session before, small segments pass.
         open_session(&connect, count, &Interrupt::default(), hello, Carries::PagesNarrowly)
     }
@@ -270,7 +310,9 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
     tokio::task::spawn_blocking(move || {
         let peer = match agent.peer(&to) {
             Ok(peer) => peer,
-            Err(error) => return tracing::error!(vm = vm.name.as_str(), %error, "its pages can't be served"),
+            Err(error) => {
+                return tracing::error!(vm = vm.name.as_str(), %error, "its pages can't be served");
+            }
         };
         let serving = Serving {
             agent: &agent,

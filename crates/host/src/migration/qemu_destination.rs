@@ -48,10 +48,15 @@ impl QemuDestination {
     ) -> Result<Self, Failure> {
         let host = agent.config().name.clone();
         let local = |error: std::io::Error| {
-            Failure::new(FailureCode::Internal, format!("the device state's stream can't be made: {error}"))
+            Failure::new(
+                FailureCode::Internal,
+                format!("the device state's stream can't be made: {error}"),
+            )
         };
         let qmp = &vm.process.qmp;
-        state_stream::set_up(qmp, false).await.map_err(|error| qemu_failure(&host, "prepare", &error))?;
+        state_stream::set_up(qmp, false)
+            .await
+            .map_err(|error| qemu_failure(&host, "prepare", &error))?;
         let (stream, theirs) = UnixStream::pair().map_err(local)?;
         stream.set_write_timeout(Some(LOAD_LIMIT)).map_err(local)?;
         qmp.getfd(STREAM, theirs.as_fd())
@@ -75,14 +80,20 @@ impl QemuDestination {
     }
 
     fn failure(&self, what: &str) -> Failure {
-        let words =
-            self.vm.files.last_words().map_or(String::new(), |words| format!(" (its last words: {words})"));
+        let words = self
+            .vm
+            .files
+            .last_words()
+            .map_or(String::new(), |words| format!(" (its last words: {words})"));
         let detail = format!("QEMU on host {} {what}{words}", self.agent.config().name);
         Failure::new(FailureCode::HypervisorFailed, detail)
     }
 }
 
-async fn until_loaded(vm: &Vm, events: &mut broadcast::Receiver<QmpEvent>) -> Result<(), &'static str> {
+async fn until_loaded(
+    vm: &Vm,
+    events: &mut broadcast::Receiver<QmpEvent>,
+) -> Result<(), &'static str> {
     loop {
         let event = tokio::select! {
             event = events.recv() => event,
@@ -127,8 +138,9 @@ impl DestinationHypervisor for QemuDestination {
 
     fn finish_load(&mut self) -> Result<(), Failure> {
         let (vm, events) = (&self.vm, &mut self.events);
-        let loaded =
-            self.runtime.block_on(async { tokio::time::timeout(LOAD_LIMIT, until_loaded(vm, events)).await });
+        let loaded = self
+            .runtime
+            .block_on(async { tokio::time::timeout(LOAD_LIMIT, until_loaded(vm, events)).await });
         match loaded {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => Err(self.failure(why)),
@@ -141,7 +153,10 @@ impl DestinationHypervisor for QemuDestination {
         let page_in = PageIn::attach(tracker_socket, process.pid, regions)
             .map_err(|error| Failure::new(FailureCode::MemoryFailed, error.to_string()))?;
         files.note_missing_from(&self.from).map_err(|error| {
-            Failure::new(FailureCode::Internal, format!("the source's name can't be noted: {error}"))
+            Failure::new(
+                FailureCode::Internal,
+                format!("the source's name can't be noted: {error}"),
+            )
         })?;
         Ok((Box::new(page_in), files.missing()))
     }
@@ -178,7 +193,8 @@ impl DestinationHypervisor for QemuDestination {
                 answered => answered,
             }
         });
-        running.map_err(|error| qemu_failure(&self.agent.config().name, "let the guest run", &error))
+        running
+            .map_err(|error| qemu_failure(&self.agent.config().name, "let the guest run", &error))
     }
 
     fn discard(&mut self, failure: &Failure) {

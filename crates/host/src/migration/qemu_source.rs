@@ -62,17 +62,28 @@ impl QemuSource {
         qemu_failure(&self.agent.config().name, what, error)
     }
 
-    async fn begin(&self, inbox: &Inbox, write: oneshot::Receiver<()>) -> Result<JoinHandle<()>, Failure> {
+    async fn begin(
+        &self,
+        inbox: &Inbox,
+        write: oneshot::Receiver<()>,
+    ) -> Result<JoinHandle<()>, Failure> {
         let local = |error: std::io::Error| {
-            Failure::new(FailureCode::Internal, format!("the device state's stream can't be made: {error}"))
+            Failure::new(
+                FailureCode::Internal,
+                format!("the device state's stream can't be made: {error}"),
+            )
         };
         let (ours, theirs) = UnixStream::pair().map_err(local)?;
         let theirs = theirs.into_std().map_err(local)?;
         theirs.set_nonblocking(false).map_err(local)?;
         // Heard from before the command, so that no event is missed.
         let events = self.qmp().events();
-        let told = |what: &'static str| move |error: godwit_qemu::QmpError| self.failure(what, &error);
-        self.qmp().getfd(STREAM, std::os::fd::AsFd::as_fd(&theirs)).await.map_err(told("take the stream"))?;
+        let told =
+            |what: &'static str| move |error: godwit_qemu::QmpError| self.failure(what, &error);
+        self.qmp()
+            .getfd(STREAM, std::os::fd::AsFd::as_fd(&theirs))
+            .await
+            .map_err(told("take the stream"))?;
         drop(theirs);
         if let Err(error) = self.qmp().migrate(&format!("fd:{STREAM}")).await {
             return Err(self.failure("begin to migrate", &error));
@@ -103,12 +114,18 @@ async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
     let mut events = qmp.events();
     let failed = |what: &str, why: &dyn std::fmt::Display| {
         let message = format!("QEMU of VM \"{vm}\" would not {what}: {why}");
-        ApiError::new(ErrorCode::HypervisorFailed, message, "see its log with `godwit vm logs --qemu`")
+        ApiError::new(
+            ErrorCode::HypervisorFailed,
+            message,
+            "see its log with `godwit vm logs --qemu`",
+        )
     };
     let mut cancelled = false;
     loop {
-        let info =
-            qmp.query_migrate().await.map_err(|error| failed("say how its migration stands", &error))?;
+        let info = qmp
+            .query_migrate()
+            .await
+            .map_err(|error| failed("say how its migration stands", &error))?;
         if info.status.as_ref().is_none_or(MigrationStatus::is_over) {
             break;
         }
@@ -117,9 +134,13 @@ async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
             cancelled = true;
         }
         // Its next word, or another look: an event may have come before we listened.
-        let patience = limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
+        let patience =
+            limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
         if limit <= Instant::now() {
-            return Err(failed("end its migration", &format!("not within {} s", CANCEL_LIMIT.as_secs())));
+            return Err(failed(
+                "end its migration",
+                &format!("not within {} s", CANCEL_LIMIT.as_secs()),
+            ));
         }
         let _ = tokio::time::timeout(patience, events.recv()).await;
     }
@@ -382,7 +403,8 @@ mod tests {
         for by_guest in [false, true] {
             let qmp = stand_in(move |_| {
                 let at = json!({"seconds": 1, "microseconds": 2});
-                let shutdown = json!({"event": "SHUTDOWN", "data": {"guest": by_guest}, "timestamp": at});
+                let shutdown =
+                    json!({"event": "SHUTDOWN", "data": {"guest": by_guest}, "timestamp": at});
                 vec![shutdown, json!({"return": {"status": "completed"}})]
             })
             .await;

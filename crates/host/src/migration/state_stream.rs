@@ -1,7 +1,9 @@
 //! QEMU's own migration reduced to the device state: all RAM that we move ourselves is left out of its stream.
 
 use godwit_migration::{Failure, FailureCode};
-use godwit_qemu::{EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X_IGNORE_SHARED};
+use godwit_qemu::{
+    EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X_IGNORE_SHARED,
+};
 use serde_json::json;
 
 /// The name under which QEMU gets its end of the stream.
@@ -15,7 +17,8 @@ const FOREIGN: [&str; 3] = ["multifd", "postcopy-ram", "auto-converge"];
 
 /// Prepares one side's QEMU. The same on both sides, as QEMU requires.
 pub(super) async fn set_up(qmp: &Qmp, source: bool) -> Result<(), QmpError> {
-    let mut capabilities = vec![(EVENTS, true), (X_IGNORE_SHARED, true), (PAUSE_BEFORE_SWITCHOVER, source)];
+    let mut capabilities =
+        vec![(EVENTS, true), (X_IGNORE_SHARED, true), (PAUSE_BEFORE_SWITCHOVER, source)];
     // The shadow takes the disks' locks when it is told to run, which is after the commit, and not when it has loaded.
     capabilities.push((LATE_BLOCK_ACTIVATE, !source));
     capabilities.extend(FOREIGN.map(|name| (name, false)));
@@ -31,5 +34,8 @@ pub(super) async fn reset(qmp: &Qmp) -> Result<(), QmpError> {
 
 /// A QMP error as the migration tells it; `host` is where it happened.
 pub(super) fn qemu_failure(host: &str, what: &str, error: &QmpError) -> Failure {
-    Failure::new(FailureCode::HypervisorFailed, format!("QEMU on host {host} would not {what}: {error}"))
+    Failure::new(
+        FailureCode::HypervisorFailed,
+        format!("QEMU on host {host} would not {what}: {error}"),
+    )
 }

@@ -65,7 +65,6 @@ pub(super) struct HandOver<'a> {
     pub(super) offered: Ownership,
 }
 
-/// One answer.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// It runs the guest; with the status, unless its agent has restarted since.
@@ -85,7 +84,9 @@ impl HandOver<'_> {
             Ok(status) => match status.state {
                 IncomingState::Runs => Answer::Runs(Some(status)),
                 IncomingState::Refused => Answer::Refused(
-                    status.failure.map_or_else(|| "it does not say why".into(), |failure| failure.message),
+                    status
+                        .failure
+                        .map_or_else(|| "it does not say why".into(), |failure| failure.message),
                 ),
                 IncomingState::Receiving | IncomingState::Broken => Answer::Open,
             },
@@ -128,7 +129,9 @@ impl HandOver<'_> {
             match self.ask().await {
                 Answer::Runs(_) => return Verdict::Runs,
                 Answer::Refused(why) => {
-                    let detail = format!("the lane broke, and the destination did not take the guest: {why}");
+                    let detail = format!(
+                        "the lane broke, and the destination did not take the guest: {why}"
+                    );
                     return Verdict::Refused(Failure::new(FailureCode::LaneLost, detail));
                 }
                 Answer::Open => {}
@@ -201,18 +204,23 @@ mod tests {
         let peer = Client::new(Endpoint::Tcp("127.0.0.1:1".to_owned()));
         let hand_over =
             HandOver { peer: &peer, id: "1", vm: "web", uuid: Uuid::nil(), offered: of_life(7, 2) };
-        let answer =
-            |role, epoch| hand_over.answer_of(Known::Has(Standing { role, ownership: of_life(7, epoch) }));
+        let answer = |role, epoch| {
+            hand_over.answer_of(Known::Has(Standing { role, ownership: of_life(7, epoch) }))
+        };
         assert!(matches!(answer(Role::Owner, 2), Answer::Runs(None)));
         for role in [Role::Shadow, Role::TakingOver, Role::Stranded] {
             assert!(matches!(answer(role, 2), Answer::Open), "{role:?}");
         }
         assert!(matches!(answer(Role::Owner, 1), Answer::Refused(_)));
         assert!(matches!(hand_over.answer_of(Known::Never), Answer::Refused(_)));
-        for other_life in
-            [Known::Gone(of_life(8, 2)), Known::Has(Standing { role: Role::Owner, ownership: of_life(8, 5) })]
-        {
-            assert!(matches!(hand_over.answer_of(other_life), Answer::Refused(_)), "{other_life:?}");
+        for other_life in [
+            Known::Gone(of_life(8, 2)),
+            Known::Has(Standing { role: Role::Owner, ownership: of_life(8, 5) }),
+        ] {
+            assert!(
+                matches!(hand_over.answer_of(other_life), Answer::Refused(_)),
+                "{other_life:?}"
+            );
         }
     }
 }

@@ -12,8 +12,8 @@ use godwit_api::{
 };
 use godwit_lanes::{BitRate, Lane, Stream};
 use godwit_migration::probe::{
-    Cancel, CpuReading, Findings, LaneProbe, ProbeExtent, ProbeJob, ProbePlan, ProbeProgress, ProbeReport,
-    STREAM_COUNTS, probe,
+    Cancel, CpuReading, Findings, LaneProbe, ProbeExtent, ProbeJob, ProbePlan, ProbeProgress,
+    ProbeReport, STREAM_COUNTS, probe,
 };
 use godwit_migration::{FIRST_STREAMS, Failure, FailureCode, millis};
 use godwit_pki::Identity;
@@ -74,17 +74,24 @@ pub(super) async fn begin(
 /// Checks the request, and asks the destination to let the streams in.
 async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiError> {
     let (host, to) = (agent.config().name.clone(), request.to.clone());
-    let invalid = |message, remedy: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+    let invalid =
+        |message, remedy: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
     if to == host {
         return invalid(format!("host {host} does not probe itself"), "name another host");
     }
     if !PROBE_SECONDS.contains(&request.seconds) {
         let (least, most) = (PROBE_SECONDS.start(), PROBE_SECONDS.end());
         let remedy = format!("give {least} to {most}");
-        return invalid(format!("{} seconds for each throughput are not possible", request.seconds), &remedy);
+        return invalid(
+            format!("{} seconds for each throughput are not possible", request.seconds),
+            &remedy,
+        );
     }
     if request.guest_bytes == 0 {
-        return invalid("a VM without memory does not move".to_owned(), "give its memory, such as 16GiB");
+        return invalid(
+            "a VM without memory does not move".to_owned(),
+            "give its memory, such as 16GiB",
+        );
     }
     let peer = agent.peer(&to)?;
     let turn = agent.probes().take_turn(&agent, format!("host {host} probes host {to}"))?;
@@ -117,7 +124,8 @@ fn refused(host: &str, error: ClientError) -> ApiError {
     of_peer(host, error, |error| match error.code {
         // An older release: its API does not know the request, and so neither whom it is for.
         ErrorCode::NotFound | ErrorCode::Forbidden => {
-            let message = format!("host {host} runs a release that knows no probes ({})", error.message);
+            let message =
+                format!("host {host} runs a release that knows no probes ({})", error.message);
             ApiError::new(ErrorCode::PeerVersion, message, format!("upgrade Godwit on host {host}"))
         }
         code => ApiError::new(code, format!("host {host}: {}", error.message), error.remedy),
@@ -187,7 +195,9 @@ impl Outgoing {
                 tracing::warn!(to, %error, "a probe failed");
                 Some(Err(error))
             }
-            Some(Err(error)) => Some(Err(host_failed("the probe's thread ended without a result", &error))),
+            Some(Err(error)) => {
+                Some(Err(host_failed("the probe's thread ended without a result", &error)))
+            }
             None => {
                 tracing::info!(to, "a probe was left by its client");
                 None
@@ -224,7 +234,8 @@ impl Outgoing {
                 stream.secure(identity, &request.to)
             }
         });
-        let interface_mtu = |address: IpAddr| runtime.block_on(network::mtu_of(address)).ok().flatten();
+        let interface_mtu =
+            |address: IpAddr| runtime.block_on(network::mtu_of(address)).ok().flatten();
         let readings = |since_ns: u64| runtime.block_on(readings(&peer, &accepted.id, since_ns));
         let job = ProbeJob {
             lanes: runtime.block_on(lanes(&agent, &accepted)),
@@ -269,7 +280,10 @@ fn limit_of_migrations(agent: &Agent, lanes: &[LaneProbe]) -> Option<BitRate> {
 
 /// The lanes that a migration would use.
 async fn lanes(agent: &Agent, accepted: &IncomingProbeAccepted) -> Vec<Lane> {
-    godwit_lanes::pair(&network::near(&agent.config().migration_addresses).await, &accepted.addresses)
+    godwit_lanes::pair(
+        &network::near(&agent.config().migration_addresses).await,
+        &accepted.addresses,
+    )
 }
 
 async fn readings(peer: &Client, id: &str, since_ns: u64) -> Result<Vec<CpuReading>, Failure> {
@@ -286,10 +300,14 @@ async fn readings(peer: &Client, id: &str, since_ns: u64) -> Result<Vec<CpuReadi
 
 /// Why the whole probe came to nothing.
 fn failed(host: &str, failure: &Failure) -> ApiError {
-    let told = |code, remedy: &str| ApiError::new(code, format!("host {host}: {}", failure.detail), remedy);
+    let told = |code, remedy: &str| {
+        ApiError::new(code, format!("host {host}: {}", failure.detail), remedy)
+    };
     match failure.code {
         FailureCode::VersionMismatch => told(ErrorCode::PeerVersion, failure.code.remedy()),
-        FailureCode::Cancelled => told(ErrorCode::Cancelled, "probe again when no VM is on the move"),
+        FailureCode::Cancelled => {
+            told(ErrorCode::Cancelled, "probe again when no VM is on the move")
+        }
         FailureCode::UnknownMigration => told(
             ErrorCode::HostFailed,
             "a VM began to move there, its agent restarted, or the probe took too long: probe again",

@@ -102,8 +102,12 @@ pub(super) async fn serve<T: Clone + Send + Sync + 'static>(
         async move { Ok::<_, Infallible>(answered.await.unwrap_or_else(|never| match never {})) }
     });
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(MOST_HEAD_BYTES);
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).with_upgrades().await {
+    server
+        .timer(TokioTimer::new())
+        .header_read_timeout(patience.head)
+        .max_buf_size(MOST_HEAD_BYTES);
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).with_upgrades().await
+    {
         tracing::debug!(%error, "a connection ended");
     }
 }
@@ -152,11 +156,13 @@ mod tests {
     #[test]
     fn one_certificate_has_no_more_than_its_places_and_all_no_more_than_theirs() {
         let places = Arc::<Places>::default();
-        let mut taken: Vec<Place> = (0..MOST_OF_ONE).map(|_| places.take("host b").unwrap()).collect();
+        let mut taken: Vec<Place> =
+            (0..MOST_OF_ONE).map(|_| places.take("host b").unwrap()).collect();
         assert!(places.take("host b").is_none());
         taken.pop();
         taken.push(places.take("host b").unwrap());
-        let others = (0..MOST_OF_ALL).filter_map(|number| places.take(&format!("host {}", number % 9)));
+        let others =
+            (0..MOST_OF_ALL).filter_map(|number| places.take(&format!("host {}", number % 9)));
         let others: Vec<Place> = others.collect();
         assert_eq!(taken.len() + others.len(), MOST_OF_ALL);
         assert!(places.take("operator").is_none());
@@ -171,7 +177,10 @@ mod tests {
         assert_eq!(rest(connect(&app, patience)).await, "");
         for more in ["", "GET / HTTP/1.1\r\nHo"] {
             let mut stream = connect(&app, patience);
-            stream.write_all(format!("GET / HTTP/1.1\r\nHost: a\r\n\r\n{more}").as_bytes()).await.unwrap();
+            stream
+                .write_all(format!("GET / HTTP/1.1\r\nHost: a\r\n\r\n{more}").as_bytes())
+                .await
+                .unwrap();
             let said = rest(stream).await;
             assert!(said.starts_with("HTTP/1.1 200") && said.ends_with("here"), "{said}");
         }
@@ -181,7 +190,10 @@ mod tests {
     async fn a_body_that_does_not_come_is_not_waited_for() {
         let app = Router::new().route("/", post(async |body: String| body));
         let mut stream = connect(&app, Patience { head: SHORT, body: SHORT });
-        stream.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel").await.unwrap();
+        stream
+            .write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel")
+            .await
+            .unwrap();
         let said = rest(stream).await;
         assert!(said.contains("did not come within"), "{said}");
     }
@@ -192,7 +204,9 @@ mod tests {
         let told = Arc::new(tokio::sync::Mutex::new(Some(told)));
         let events = async move || {
             let told = told.lock().await.take().unwrap();
-            Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(told).map(Ok::<_, Infallible>))
+            Body::from_stream(
+                tokio_stream::wrappers::ReceiverStream::new(told).map(Ok::<_, Infallible>),
+            )
         };
         let app = Router::new().route("/", get(events));
         let patience = Patience { head: SHORT, body: SHORT };

@@ -30,14 +30,16 @@ pub(super) async fn open(
         return Err(ApiError::new(
             ErrorCode::InvalidRequest,
             "a console needs a connection that is upgraded",
-            format!("send Connection: upgrade and Upgrade: {PROTOCOL}, as `godwit vm console` does"),
+            format!(
+                "send Connection: upgrade and Upgrade: {PROTOCOL}, as `godwit vm console` does"
+            ),
         )
         .into());
     }
     let (socket, alone) = agent.console(&name)?;
-    let mut guest = UnixStream::connect(&socket)
-        .await
-        .map_err(|error| host_failed(&format!("the console of VM \"{name}\" can't be reached"), &error))?;
+    let mut guest = UnixStream::connect(&socket).await.map_err(|error| {
+        host_failed(&format!("the console of VM \"{name}\" can't be reached"), &error)
+    })?;
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         if let Ok(client) = upgrade.await {

@@ -41,12 +41,17 @@ async fn set_revocations(
     Ok(Json(agent.set_revocations(&list)?))
 }
 
-async fn set_peers(State(agent): State<Arc<Agent>>, bytes: body::Bytes) -> Result<Json<SetPeers>, Refusal> {
+async fn set_peers(
+    State(agent): State<Arc<Agent>>,
+    bytes: body::Bytes,
+) -> Result<Json<SetPeers>, Refusal> {
     let peers: SetPeers = crate::server::routes::body(&bytes)?;
     Ok(Json(agent.set_peers(peers)?))
 }
 
-async fn watch(State(agent): State<Arc<Agent>>) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+async fn watch(
+    State(agent): State<Arc<Agent>>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let (events, stream) = mpsc::channel(WAITING_EVENTS);
     tokio::spawn(tell_all(agent, events));
     let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
@@ -107,7 +112,8 @@ impl Told {
     }
 
     fn vms(&mut self, now: Vec<VmInfo>) -> Vec<Event> {
-        let now: BTreeMap<String, VmInfo> = now.into_iter().map(|vm| (vm.name.clone(), vm)).collect();
+        let now: BTreeMap<String, VmInfo> =
+            now.into_iter().map(|vm| (vm.name.clone(), vm)).collect();
         let gone = self.vms.keys().filter(|name| !now.contains_key(*name));
         let mut events: Vec<Event> = gone.map(|name| json_event("vm-gone", name)).collect();
         let changed = now.iter().filter(|(name, vm)| self.vms.get(*name) != Some(*vm));
@@ -118,9 +124,11 @@ impl Told {
 
     /// Those that run, and those that have ended since the first look.
     fn migrations(&mut self, now: Vec<MigrationStatus>) -> Vec<Event> {
-        let (over, running): (Vec<_>, Vec<_>) = now.into_iter().partition(|status| status.report.is_some());
-        let is_news =
-            |status: &&MigrationStatus| self.over.as_ref().is_some_and(|told| !told.contains(&status.id));
+        let (over, running): (Vec<_>, Vec<_>) =
+            now.into_iter().partition(|status| status.report.is_some());
+        let is_news = |status: &&MigrationStatus| {
+            self.over.as_ref().is_some_and(|told| !told.contains(&status.id))
+        };
         let changed = |status: &&MigrationStatus| self.running.get(&status.id) != Some(*status);
         let news = running.iter().filter(changed).chain(over.iter().filter(is_news));
         let events = news.map(|status| json_event("migration", status)).collect();
@@ -137,7 +145,11 @@ mod tests {
 
     use super::*;
 
-    fn status(id: &str, sent_bytes: u64, report: Option<godwit_migration::Report>) -> MigrationStatus {
+    fn status(
+        id: &str,
+        sent_bytes: u64,
+        report: Option<godwit_migration::Report>,
+    ) -> MigrationStatus {
         MigrationStatus {
             id: id.into(),
             vm: "web".into(),

@@ -49,9 +49,11 @@ pub(super) async fn guard(
     if uid.is_some_and(|uid| uid == 0 || uid == own) {
         return next.run(request).await;
     }
-    tracing::warn!(?uid, "a request on the agent's socket was refused: is its directory open to others?");
+    tracing::warn!(
+        ?uid,
+        "a request on the agent's socket was refused: is its directory open to others?"
+    );
     let message = "the agent's socket is root's alone";
-    let remedy =
-        "run this as root, or ask by https:// with an operator's certificate (`godwit pki issue --operator`)";
+    let remedy = "run this as root, or ask by https:// with an operator's certificate (`godwit pki issue --operator`)";
     Refusal(ApiError::new(ErrorCode::Forbidden, message, remedy)).into_response()
 }

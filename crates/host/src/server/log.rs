@@ -43,12 +43,15 @@ pub(super) fn stream(
         )
     })?;
     if let Some(bytes) = tail_bytes {
-        skip_to_tail(&mut file, bytes).map_err(|error| host_failed("the log can't be read", &error))?;
+        skip_to_tail(&mut file, bytes)
+            .map_err(|error| host_failed("the log can't be read", &error))?;
     }
     // The end of the process is the end of its log.
     let writer = if follow { agent.vm(name)? } else { None };
     let growth = match &writer {
-        Some(_) => Some(watch(&path).map_err(|error| host_failed("the log can't be followed", &error))?),
+        Some(_) => {
+            Some(watch(&path).map_err(|error| host_failed("the log can't be followed", &error))?)
+        }
         None => None,
     };
     let (pieces, body) = mpsc::channel(4);
@@ -68,8 +71,11 @@ pub(super) fn stream(
             }
         }
     });
-    let mut response = Response::new(Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(body)));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    let mut response =
+        Response::new(Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(body)));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     Ok(response)
 }
 
@@ -93,13 +99,17 @@ async fn wait_for_growth(watch: &AsyncFd<OwnedFd>) -> std::io::Result<()> {
     let mut events = [0; 4096];
     loop {
         let mut ready = watch.readable().await?;
-        if let Ok(read) = ready.try_io(|watch| Ok(rustix::io::read(watch.get_ref(), &mut events)?)) {
+        if let Ok(read) = ready.try_io(|watch| Ok(rustix::io::read(watch.get_ref(), &mut events)?))
+        {
             return read.map(drop);
         }
     }
 }
 
-async fn send_rest(file: &mut File, pieces: &mpsc::Sender<std::io::Result<Bytes>>) -> Result<(), ()> {
+async fn send_rest(
+    file: &mut File,
+    pieces: &mpsc::Sender<std::io::Result<Bytes>>,
+) -> Result<(), ()> {
     loop {
         let mut piece = vec![0; PIECE_BYTES];
         match file.read(&mut piece).await {

@@ -17,9 +17,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Refusal> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| {
-            ApiError::new(ErrorCode::InvalidRequest, error.body_text(), "see docs/api.md")
-        })?;
+        let Path(name) =
+            Path::<String>::from_request_parts(parts, state).await.map_err(|error| {
+                ApiError::new(ErrorCode::InvalidRequest, error.body_text(), "see docs/api.md")
+            })?;
         VmName::new(name).map(Named).map_err(|error| spec_refused(&error).into())
     }
 }

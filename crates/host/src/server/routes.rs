@@ -11,8 +11,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest, MigrationStatus,
-    Resolve, Resolved, StopVm, VmInfo,
+    ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest,
+    MigrationStatus, Resolve, Resolved, StopVm, VmInfo,
 };
 use godwit_migration::DryRun;
 use http::StatusCode;
@@ -138,12 +138,20 @@ async fn start_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer
     Ok(Json(agent.start(&name).await?))
 }
 
-async fn stop_vm(State(agent): State<Arc<Agent>>, Named(name): Named, bytes: Bytes) -> Answer<VmInfo> {
+async fn stop_vm(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
     let request: StopVm = body(&bytes)?;
     Ok(Json(agent.stop(&name, request).await?))
 }
 
-async fn resolve(State(agent): State<Arc<Agent>>, Named(name): Named, bytes: Bytes) -> Answer<Resolved> {
+async fn resolve(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<Resolved> {
     let request: Resolve = body(&bytes)?;
     Ok(Json(agent.resolve_doubt(&name, request).await?))
 }
@@ -175,7 +183,11 @@ async fn migrate(
     Ok((StatusCode::ACCEPTED, Json(agent.migrate(&name, request)?)))
 }
 
-async fn dry_run(State(agent): State<Arc<Agent>>, Named(name): Named, bytes: Bytes) -> Answer<DryRun> {
+async fn dry_run(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<DryRun> {
     let request: MigrationRequest = body(&bytes)?;
     Ok(Json(agent.dry_run(&name, request).await?))
 }
@@ -184,7 +196,10 @@ async fn list_migrations(State(agent): State<Arc<Agent>>) -> Json<Vec<MigrationS
     Json(agent.migrations().list())
 }
 
-async fn show_migration(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Answer<MigrationStatus> {
+async fn show_migration(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+) -> Answer<MigrationStatus> {
     Ok(Json(agent.migrations().status(&id)?))
 }
 

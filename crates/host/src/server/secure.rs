@@ -33,7 +33,11 @@ pub(super) struct TlsListener {
 }
 
 impl TlsListener {
-    pub(super) fn new(listener: TcpListener, agent: Arc<Agent>, places: Arc<Places>) -> TlsListener {
+    pub(super) fn new(
+        listener: TcpListener,
+        agent: Arc<Agent>,
+        places: Arc<Places>,
+    ) -> TlsListener {
         let (done, ready) = mpsc::channel(HANDSHAKES);
         tokio::spawn(accept_all(listener, agent, done));
         TlsListener { ready, places }
@@ -44,7 +48,9 @@ impl TlsListener {
         loop {
             let (stream, address) = self.ready.recv().await?;
             let peer = Peer::of(stream.get_ref().1.peer_certificates());
-            let who = peer.as_ref().map_or_else(String::new, |peer| format!("{:?} {}", peer.role, peer.name));
+            let who = peer
+                .as_ref()
+                .map_or_else(String::new, |peer| format!("{:?} {}", peer.role, peer.name));
             match self.places.take(&who) {
                 Some(place) => return Some((stream, place, Connection(peer))),
                 None => tracing::warn!(peer = %address, who, "too many connections: one is closed"),
@@ -100,10 +106,12 @@ pub(super) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let allowed = peer.as_ref().is_some_and(|peer| may(peer.role, request.method(), request.uri().path()));
+    let allowed =
+        peer.as_ref().is_some_and(|peer| may(peer.role, request.method(), request.uri().path()));
     let Some(peer) = peer.filter(|_| allowed) else {
         let message = "this certificate does not allow that request";
-        let remedy = "use an operator's certificate (`godwit pki issue --operator`), or the agent's socket";
+        let remedy =
+            "use an operator's certificate (`godwit pki issue --operator`), or the agent's socket";
         return Refusal(ApiError::new(ErrorCode::Forbidden, message, remedy)).into_response();
     };
     request.extensions_mut().insert(peer);
@@ -194,7 +202,8 @@ mod tests {
             let (path, rest) = route.split_once(',').unwrap();
             let handlers = rest.split("\n").next().unwrap();
             let bound = ["get", "post", "put", "delete"].into_iter().filter(|method| {
-                handlers.contains(&format!(" {method}(")) || handlers.contains(&format!(".{method}("))
+                handlers.contains(&format!(" {method}("))
+                    || handlers.contains(&format!(".{method}("))
             });
             found
                 .entry(path.trim().trim_matches('"').to_owned())
@@ -215,7 +224,8 @@ mod tests {
     #[test]
     fn a_host_may_hand_over_and_look_and_nothing_else() {
         for (path, asked_by, hosts) in REQUESTS {
-            let asked = path.replace("{id}", "7").replace("{name}", "web").replace("{address}", "10.0.0.1");
+            let asked =
+                path.replace("{id}", "7").replace("{name}", "web").replace("{address}", "10.0.0.1");
             let hosts = methods(hosts);
             assert!(hosts.is_subset(&methods(asked_by)), "{path}");
             for method in [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::PATCH] {

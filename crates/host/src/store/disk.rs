@@ -32,7 +32,6 @@ impl Disk {
         dir.parent().map_or(Ok(()), |parent| self.sync(parent))
     }
 
-    /// Replaces a file's content.
     pub(crate) fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
         let (fresh, before) = (path.with_extension("json.new"), path.with_extension("json.old"));
         self.step()?;
@@ -148,7 +147,8 @@ mod tests {
         let disk = Disk::default();
         for before in [None, Some(&b"old"[..])] {
             for remove in [false, true] {
-                let change = || if remove { disk.remove(&path) } else { disk.replace(&path, b"new") };
+                let change =
+                    || if remove { disk.remove(&path) } else { disk.replace(&path, b"new") };
                 let mut failed = 0;
                 for step in 0.. {
                     let _ = fs::remove_file(&path);

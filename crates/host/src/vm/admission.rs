@@ -39,10 +39,7 @@ pub(crate) enum Condition {
     /// A deletion is under way, or a shadow is being removed.
     Deleting,
     /// A migration to another host has it.
-    MigratingOut {
-        /// The migration.
-        migration: String,
-    },
+    MigratingOut { migration: String },
     /// It is a shadow; its guest runs on another host.
     MigratingIn {
         /// That host.
@@ -70,10 +67,7 @@ pub(crate) enum Operation {
         force: bool,
     },
     /// Move it to another host.
-    MigrateOut {
-        /// The migration.
-        migration: String,
-    },
+    MigrateOut { migration: String },
     /// The migration is over and the guest stays.
     EndMigration,
     /// The migration broke off where nobody knows who may run the guest.
@@ -100,7 +94,9 @@ impl Operation {
             Operation::Stop { .. } => "stopped",
             Operation::Delete { .. } => "deleted",
             Operation::MigrateOut { .. } => "migrated",
-            Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => "let go by a migration",
+            Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
+                "let go by a migration"
+            }
             Operation::TakeBack => "taken back",
             Operation::Promote => "taken over",
             Operation::Discard => "discarded",
@@ -131,20 +127,26 @@ impl Condition {
             (C::Stopped | C::Failed | C::Paused, O::Start)
             | (C::InDoubt { .. } | C::KeepsPages { .. }, O::TakeBack) => C::Starting,
             (C::Running | C::Paused | C::Failed | C::LacksPages { .. }, O::Stop { .. })
-            | (C::Adopting | C::InDoubt { keeps_pages_for: None }, O::Stop { force: true }) => C::Stopping,
+            | (C::Adopting | C::InDoubt { keeps_pages_for: None }, O::Stop { force: true }) => {
+                C::Stopping
+            }
             (C::Stopped | C::Failed, O::Delete { .. })
             | (C::InDoubt { .. }, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
-            (C::MigratingOut { .. }, O::EndMigration) | (C::MigratingIn { .. }, O::Promote) => C::Running,
-            (C::MigratingOut { .. } | C::MigratingIn { .. } | C::KeepsPages { .. }, O::HoldInDoubt) => {
-                C::InDoubt { keeps_pages_for: None }
+            (C::MigratingOut { .. }, O::EndMigration) | (C::MigratingIn { .. }, O::Promote) => {
+                C::Running
             }
-            (C::MigratingOut { .. } | C::KeepsPages { .. } | C::InDoubt { .. } | C::Failed, O::Release) => {
-                C::Stopping
-            }
+            (
+                C::MigratingOut { .. } | C::MigratingIn { .. } | C::KeepsPages { .. },
+                O::HoldInDoubt,
+            ) => C::InDoubt { keeps_pages_for: None },
+            (
+                C::MigratingOut { .. } | C::KeepsPages { .. } | C::InDoubt { .. } | C::Failed,
+                O::Release,
+            ) => C::Stopping,
             (
                 C::Running | C::Paused | C::LacksPages { .. } | C::Adopting | C::Failed,
                 O::NoteEnd { of_migration: false },
@@ -165,12 +167,15 @@ impl Condition {
     /// What keeps an operation from beginning, and what to do about it.
     fn obstacle(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
         let busy = |why: &str, remedy: &str| (ErrorCode::Busy, why.to_owned(), remedy.to_owned());
-        let wrong =
-            |remedy: &str| (ErrorCode::WrongState, format!("it is {}", self.state()), remedy.to_owned());
+        let wrong = |remedy: &str| {
+            (ErrorCode::WrongState, format!("it is {}", self.state()), remedy.to_owned())
+        };
         match self {
             Condition::MigratingOut { migration } => busy(
                 &format!("migration {migration} has it"),
-                &format!("wait for its end, or cancel it with `godwit migration cancel {migration}`"),
+                &format!(
+                    "wait for its end, or cancel it with `godwit migration cancel {migration}`"
+                ),
             ),
             Condition::MigratingIn { from } => busy(
                 &format!("it is arriving from host {from}, which runs it"),
@@ -186,16 +191,18 @@ impl Condition {
             Condition::Ending(_) => {
                 busy("it has just ended by itself", "see `godwit vm show`, then try again")
             }
-            Condition::Running | Condition::Paused if matches!(operation, Operation::Delete { .. }) => {
+            Condition::Running | Condition::Paused
+                if matches!(operation, Operation::Delete { .. }) =>
+            {
                 wrong("stop it first")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
                 wrong("start it first; a stopped VM is created on the other host instead")
             }
             Condition::Running | Condition::Paused | Condition::Stopped => wrong("nothing to do"),
-            Condition::Failed => {
-                wrong("see `godwit vm show` for what happened; start it again, or stop or delete it")
-            }
+            Condition::Failed => wrong(
+                "see `godwit vm show` for what happened; start it again, or stop or delete it",
+            ),
         }
     }
 
@@ -318,7 +325,10 @@ impl Condition {
     /// Whether an agent's start may still learn from its QEMU what it is. No migration arrives before that.
     #[must_use]
     pub(crate) fn is_being_adopted(&self) -> bool {
-        matches!(self, Condition::Adopting | Condition::LacksPages { .. } | Condition::MigratingIn { .. })
+        matches!(
+            self,
+            Condition::Adopting | Condition::LacksPages { .. } | Condition::MigratingIn { .. }
+        )
     }
 
     /// Whether memory is set aside for it.
@@ -468,7 +478,10 @@ mod tests {
             let error = doubt.admit("web", &operation).unwrap_err();
             assert_eq!(error.code, ErrorCode::InDoubt);
             assert!(!error.remedy.contains("if it runs there, `godwit vm delete`"), "{error}");
-            assert!(error.message.contains("host b") && error.remedy.contains("resolve"), "{error}");
+            assert!(
+                error.message.contains("host b") && error.remedy.contains("resolve"),
+                "{error}"
+            );
         }
         let error = doubt.admit("web", &Operation::Delete { force: false }).unwrap_err();
         assert!(error.code == ErrorCode::InDoubt && error.remedy.contains("--force"), "{error}");
@@ -480,10 +493,19 @@ mod tests {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         for operation in [Operation::Stop { force: false }, Operation::Delete { force: false }] {
             let error = doubt.admit("web", &operation).unwrap_err();
-            assert!(error.code == ErrorCode::InDoubt && error.remedy.contains("--force"), "{error}");
+            assert!(
+                error.code == ErrorCode::InDoubt && error.remedy.contains("--force"),
+                "{error}"
+            );
         }
-        assert_eq!(doubt.admit("web", &Operation::Stop { force: true }).unwrap(), Condition::Stopping);
-        assert_eq!(doubt.admit("web", &Operation::Delete { force: true }).unwrap(), Condition::Deleting);
+        assert_eq!(
+            doubt.admit("web", &Operation::Stop { force: true }).unwrap(),
+            Condition::Stopping
+        );
+        assert_eq!(
+            doubt.admit("web", &Operation::Delete { force: true }).unwrap(),
+            Condition::Deleting
+        );
     }
 
     #[test]
@@ -515,10 +537,16 @@ mod tests {
             Operation::MigrateOut { migration: "m1".to_owned() },
         ] {
             let error = lacks.admit("web", &operation).unwrap_err();
-            assert!(error.message.contains("host a") && error.remedy.contains("restart"), "{error}");
+            assert!(
+                error.message.contains("host a") && error.remedy.contains("restart"),
+                "{error}"
+            );
             Condition::Adopting.admit("web", &operation).unwrap_err();
         }
-        assert_eq!(lacks.admit("web", &Operation::Stop { force: false }).unwrap(), Condition::Stopping);
+        assert_eq!(
+            lacks.admit("web", &Operation::Stop { force: false }).unwrap(),
+            Condition::Stopping
+        );
     }
 
     #[test]

@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_migration::fail_writes;
-use godwit_qemu::{Accelerator, Backing, QemuLimits, ResolvedSpec, RunningProcess, VmGroups, VmName};
+use godwit_qemu::{
+    Accelerator, Backing, QemuLimits, ResolvedSpec, RunningProcess, VmGroups, VmName,
+};
 use rustix::process::{Pid, Resource, Rlimit};
 
 use crate::kvm;
@@ -47,7 +49,8 @@ impl Places {
     /// Makes the shared directories, closed to everybody else.
     pub(crate) fn prepare(&self) -> io::Result<()> {
         fs::create_dir_all(&self.run_dir)?;
-        for path in [self.run_dir.clone(), self.run_dir.join("vms"), self.run_dir.join("trackers")] {
+        for path in [self.run_dir.clone(), self.run_dir.join("vms"), self.run_dir.join("trackers")]
+        {
             fs::create_dir_all(&path)?;
             fs::set_permissions(&path, Permissions::from_mode(0o700))?;
         }
@@ -87,7 +90,9 @@ impl Places {
 
 /// The VM of a memory file's name, `NAME.I.ram`, or of the note of what is missing; none for other files.
 fn file_owner(file: &str) -> Option<&str> {
-    let note = || [".missing", ".missing-from", ".unrun"].into_iter().find_map(|end| file.strip_suffix(end));
+    let note = || {
+        [".missing", ".missing-from", ".unrun"].into_iter().find_map(|end| file.strip_suffix(end))
+    };
     memory_owner(file).or_else(note)
 }
 
@@ -186,7 +191,6 @@ impl VmFiles {
         notes.into_iter().try_for_each(|path| remove_if_there(fs::remove_file(path)))
     }
 
-    /// Nothing is missing.
     pub fn remove_missing(&self) {
         for path in [self.missing(), self.missing_from()] {
             told(&path, remove_if_there(fs::remove_file(&path)));
@@ -197,7 +201,10 @@ impl VmFiles {
     #[must_use]
     pub fn memory_of(&self, spec: &ResolvedSpec) -> Vec<PathBuf> {
         let blocks = spec.memory.iter().enumerate();
-        blocks.filter(|(_, block)| block.backing == Backing::Shared).map(|(i, _)| self.memory(i)).collect()
+        blocks
+            .filter(|(_, block)| block.backing == Backing::Shared)
+            .map(|(i, _)| self.memory(i))
+            .collect()
     }
 
     /// Memory that those files hold already, in bytes.
@@ -268,7 +275,8 @@ impl VmFiles {
     /// counts for nothing.
     #[must_use]
     pub fn find_process(&self) -> Option<(i32, u64)> {
-        let mut found: Box<dyn Iterator<Item = RunningProcess>> = Box::new(RunningProcess::all().ok()?);
+        let mut found: Box<dyn Iterator<Item = RunningProcess>> =
+            Box::new(RunningProcess::all().ok()?);
         found = match (&*self.places.users, user::noted(&self.dir)) {
             (QemuUsers::Each(..), Some(own)) => {
                 Box::new(found.filter(move |process| process.may_act_as(own)))
@@ -276,8 +284,9 @@ impl VmFiles {
             // Before it had a user of its own, or because it has none.
             (users, _) => {
                 let shared = users.shared().unwrap_or(rustix::process::geteuid().as_raw());
-                let is_qemu =
-                    move |process: &RunningProcess| process.belongs_to(shared) && process.runs_qemu();
+                let is_qemu = move |process: &RunningProcess| {
+                    process.belongs_to(shared) && process.runs_qemu()
+                };
                 Box::new(found.filter(is_qemu).filter(|process| self.is_named_by(process)))
             }
         };
@@ -313,7 +322,6 @@ impl VmFiles {
         }
     }
 
-    /// Removes everything.
     pub fn remove_all(&self) {
         self.remove_outside();
         told(&self.dir, remove_if_there(fs::remove_dir_all(&self.dir)));
@@ -327,7 +335,9 @@ impl VmFiles {
         let open = |path: PathBuf| {
             let opened = fs::OpenOptions::new().write(true).open(&path);
             opened
-                .inspect_err(|error| tracing::debug!(path = %path.display(), %error, "freed in one go"))
+                .inspect_err(
+                    |error| tracing::debug!(path = %path.display(), %error, "freed in one go"),
+                )
                 .ok()
         };
         let memory: Vec<fs::File> = self.memory_files().into_iter().filter_map(open).collect();
@@ -342,15 +352,18 @@ impl VmFiles {
             }
         };
         // Without a thread the kernel frees all of it here.
-        if let Err(error) = std::thread::Builder::new().name(format!("free-{}", self.name)).spawn(body) {
+        if let Err(error) =
+            std::thread::Builder::new().name(format!("free-{}", self.name)).spawn(body)
+        {
             tracing::debug!(%error, "freed in one go");
         }
     }
 
     fn memory_files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.places.ram_dir).into_iter().flatten().flatten();
-        let ours = entries
-            .filter(|entry| entry.file_name().to_str().and_then(memory_owner) == Some(self.name.as_str()));
+        let ours = entries.filter(|entry| {
+            entry.file_name().to_str().and_then(memory_owner) == Some(self.name.as_str())
+        });
         ours.map(|entry| entry.path()).collect()
     }
 
@@ -391,7 +404,8 @@ pub(super) fn taken_bytes(path: &Path) -> u64 {
 }
 
 fn remove_if_there(result: io::Result<()>) -> io::Result<()> {
-    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    result
+        .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 /// Clean-up goes on after a failure; the log tells what was left.
@@ -446,8 +460,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let range = "1999970000-1999970009".parse().unwrap();
         let users = Arc::new(QemuUsers::Each(range, Mutex::new(())));
-        let places =
-            Places { run_dir: dir.path().join("run"), ram_dir: dir.path().join("ram"), users, groups: None };
+        let places = Places {
+            run_dir: dir.path().join("run"),
+            ram_dir: dir.path().join("ram"),
+            users,
+            groups: None,
+        };
         fs::create_dir(&places.ram_dir).unwrap();
         places.prepare().unwrap();
         (dir, places)
@@ -459,9 +477,12 @@ mod tests {
 
     fn touch(files: &VmFiles) {
         files.make_dir().unwrap();
-        for path in
-            [&files.dir.join("qmp.sock"), &files.console_log(), &files.tracker_socket, &files.memory(0)]
-        {
+        for path in [
+            &files.dir.join("qmp.sock"),
+            &files.console_log(),
+            &files.tracker_socket,
+            &files.memory(0),
+        ] {
             fs::write(path, "x").unwrap();
         }
     }
@@ -487,7 +508,11 @@ mod tests {
         web.write_pid(42, 4711).unwrap();
         assert_eq!(web.read_pid(), Some((42, 4711)));
         web.remove_runtime();
-        assert!(web.console_log().exists() && !web.dir.join("qmp.sock").exists() && web.read_pid().is_none());
+        assert!(
+            web.console_log().exists()
+                && !web.dir.join("qmp.sock").exists()
+                && web.read_pid().is_none()
+        );
         web.remove_all();
         web.remove_all();
     }
@@ -502,9 +527,18 @@ mod tests {
         };
         let (first, second) = (claim(&web), claim(&db));
         assert_ne!(first, second);
-        for dir in [&places.run_dir, &places.run_dir.join("vms"), &places.run_dir.join("trackers"), &web.dir]
-        {
-            assert_eq!(fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700, "{}", dir.display());
+        for dir in [
+            &places.run_dir,
+            &places.run_dir.join("vms"),
+            &places.run_dir.join("trackers"),
+            &web.dir,
+        ] {
+            assert_eq!(
+                fs::metadata(dir).unwrap().permissions().mode() & 0o777,
+                0o700,
+                "{}",
+                dir.display()
+            );
         }
         web.remove_runtime();
         assert_eq!(user::noted(&web.dir), None);
@@ -555,8 +589,15 @@ mod tests {
     #[test]
     fn memory_that_belongs_to_nobody_is_found() {
         let (_dir, places) = places();
-        for file in ["web.0.ram", "web.1.ram", "web.missing", "a.b.0.ram", "c.missing", "notes.txt", "x.ram"]
-        {
+        for file in [
+            "web.0.ram",
+            "web.1.ram",
+            "web.missing",
+            "a.b.0.ram",
+            "c.missing",
+            "notes.txt",
+            "x.ram",
+        ] {
             fs::write(places.ram_dir.join(file), "").unwrap();
         }
         let mut orphans = places.orphaned_memory(&["web".to_owned()]).unwrap();

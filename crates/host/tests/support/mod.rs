@@ -33,7 +33,8 @@ pub(crate) fn bare_guest() -> Vec<u8> {
     const MAGIC: u32 = 0x1bad_b002;
     const FLAGS: u32 = 0x0001_0000;
     const BASE: u32 = 0x0010_0000;
-    let header = [MAGIC, FLAGS, 0_u32.wrapping_sub(MAGIC).wrapping_sub(FLAGS), BASE, BASE, 0, 0, BASE + 32];
+    let header =
+        [MAGIC, FLAGS, 0_u32.wrapping_sub(MAGIC).wrapping_sub(FLAGS), BASE, BASE, 0, 0, BASE + 32];
     let code: [u8; 24] = [
         0x66, 0xba, 0xf8, 0x03, 0xb0, 0x23, 0xee, // mov dx, 0x3f8; mov al, '#'; out dx, al
         0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74,
@@ -68,7 +69,8 @@ impl TestHost {
             return None;
         }
         let dir = tempfile::Builder::new().prefix("gw").tempdir().unwrap();
-        let namespace = format!("gwtest-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let namespace =
+            format!("gwtest-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         ip(&["netns", "add", &namespace]);
         // A test has a thread of its own: it stays there.
         enter(&namespace);
@@ -170,7 +172,8 @@ impl TestHost {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
             let arguments = fs::read(entry.path().join("cmdline")).ok()?;
             let name = fs::read_to_string(entry.path().join("comm")).ok()?;
-            (name.starts_with("qemu") && String::from_utf8_lossy(&arguments).contains(&dir)).then_some(pid)
+            (name.starts_with("qemu") && String::from_utf8_lossy(&arguments).contains(&dir))
+                .then_some(pid)
         });
         processes.collect()
     }
@@ -188,12 +191,17 @@ impl Drop for TestHost {
 
 fn enter(namespace: &str) {
     let file = fs::File::open(PathBuf::from("/run/netns").join(namespace)).unwrap();
-    move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).unwrap();
+    move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network))
+        .unwrap();
 }
 
 fn ip(arguments: &[&str]) {
     let output = Command::new("ip").args(arguments).output().unwrap();
-    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "ip {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Ends a process without asking it.

@@ -60,7 +60,8 @@ impl<T> Turns<T> {
 
     fn next_line(&self) -> Option<usize> {
         let heads = self.lines.iter().enumerate();
-        let heads = heads.filter_map(|(place, line)| Some((line.served, line.waiting.front()?.0, place)));
+        let heads =
+            heads.filter_map(|(place, line)| Some((line.served, line.waiting.front()?.0, place)));
         heads.min().map(|(_, _, place)| place)
     }
 

@@ -30,7 +30,8 @@ impl Paced {
     /// Returns the most pages of one frame.
     pub(super) fn most_pages(&self) -> u32 {
         let pages = |piece: u64| u32::try_from(piece / PAGE_SIZE).unwrap_or(MAX_PAGES_PER_FRAME);
-        self.piece_bytes.map_or(MAX_PAGES_PER_FRAME, |piece| pages(piece).clamp(1, MAX_PAGES_PER_FRAME))
+        self.piece_bytes
+            .map_or(MAX_PAGES_PER_FRAME, |piece| pages(piece).clamp(1, MAX_PAGES_PER_FRAME))
     }
 
     /// Waits until so many bytes may be sent. Returns the bytes of padding that were sent meanwhile
@@ -84,7 +85,8 @@ mod tests {
     fn frames_are_put_together_and_never_cut() {
         // Frames of 20, 110, 10 and 10 bytes.
         let frames = [0_u8; 150];
-        let cut = |most| pieces(&frames, &[20, 130, 140, 150], most).map(<[u8]>::len).collect::<Vec<_>>();
+        let cut =
+            |most| pieces(&frames, &[20, 130, 140, 150], most).map(<[u8]>::len).collect::<Vec<_>>();
         assert_eq!(cut(1), [20, 110, 10, 10]);
         assert_eq!(cut(20), [20, 110, 20]);
         assert_eq!(cut(130), [130, 20]);

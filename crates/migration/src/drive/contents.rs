@@ -59,7 +59,8 @@ impl Beside {
     pub fn begin(arrivals: &Arc<Arrivals>, own: Arc<Content>) -> Beside {
         arrivals.begin(&own);
         let (all, begun) = arrivals.since(0);
-        let is_other = |content: &Arc<Content>| content.is_arriving() && !Arc::ptr_eq(content, &own);
+        let is_other =
+            |content: &Arc<Content>| content.is_arriving() && !Arc::ptr_eq(content, &own);
         let others = all.into_iter().filter(is_other).collect();
         Beside { own, others, arrivals: Arc::clone(arrivals), begun }
     }
@@ -225,7 +226,10 @@ impl Contents {
     /// Reads a page's content. Returns false if it does not exist.
     fn read(&self, place: Place, own: &[Arc<Region>], to: &mut [u8]) -> bool {
         if place.content > 0 {
-            return self.offered.find(place.content).is_some_and(|it| it.copy_out(place, to).is_ok());
+            return self
+                .offered
+                .find(place.content)
+                .is_some_and(|it| it.copy_out(place, to).is_ok());
         }
         let offset = place.page.checked_mul(PAGE_SIZE);
         let region = own.get(usize::from(place.block));
@@ -320,7 +324,8 @@ impl Piece {
 fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
     (1..=u16::MAX).zip(contents).flat_map(|(number, content)| {
         let pieces: Vec<_> = content.pieces().collect();
-        let piece = move |(block, pages)| Piece { number, content: Arc::clone(&content), block, pages };
+        let piece =
+            move |(block, pages)| Piece { number, content: Arc::clone(&content), block, pages };
         pieces.into_iter().map(piece)
     })
 }
@@ -391,8 +396,12 @@ impl Teller {
             let mut new = content.come_since(*told);
             new.truncate(PIECES_IN_A_ROW);
             *told += new.len();
-            let piece =
-                |(block, pages)| Piece { number: *number, content: Arc::clone(content), block, pages };
+            let piece = |(block, pages)| Piece {
+                number: *number,
+                content: Arc::clone(content),
+                block,
+                pages,
+            };
             come.extend(new.into_iter().map(piece));
         }
         come
@@ -402,7 +411,8 @@ impl Teller {
     fn tell(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
         let Piece { number, content, block, pages } = piece;
         // Content that can no longer be read is not announced.
-        let news = content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
+        let news =
+            content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
         let Some((page, prefixes)) = news else { return true };
         self.left = self.left.saturating_sub(pages.count);
         let place = Place { content: *number, block: *block, page };

@@ -206,7 +206,10 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 Ok((at, input)) => self.input(at, input),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    self.take(Event::LaneLost(Failure::new(FailureCode::LaneLost, "the lane is gone")));
+                    self.take(Event::LaneLost(Failure::new(
+                        FailureCode::LaneLost,
+                        "the lane is gone",
+                    )));
                 }
             }
         }
@@ -263,9 +266,13 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         if place_of(self.page_in).page_in.is_none() {
             return broken("the source keeps pages back, and nobody here is prepared for it");
         }
-        let pages_of =
-            |run: &BlockRun| self.regions.get(usize::from(run.block)).map_or(0, |region| region.pages());
-        if runs.iter().any(|run| run.first.checked_add(run.count).is_none_or(|end| end > pages_of(run))) {
+        let pages_of = |run: &BlockRun| {
+            self.regions.get(usize::from(run.block)).map_or(0, |region| region.pages())
+        };
+        if runs
+            .iter()
+            .any(|run| run.first.checked_add(run.count).is_none_or(|end| end > pages_of(run)))
+        {
             return broken("the source keeps pages back that the guest does not have");
         }
         self.remaining_pages += runs.iter().map(|run| run.count).sum::<u64>();
@@ -278,7 +285,8 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
     /// Prepares page-in. If that is impossible here, both ends continue without it.
     fn prepare_page_in(&mut self) {
         if place_of(self.page_in).page_in.is_some() {
-            let failure = Failure::new(FailureCode::ProtocolBroken, "the source asks for page-in twice");
+            let failure =
+                Failure::new(FailureCode::ProtocolBroken, "the source asks for page-in twice");
             return self.take(Event::Failed(failure));
         }
         let prepared = self
@@ -440,7 +448,8 @@ impl Reader {
     }
 
     fn refuse(&mut self, kind: Kind) -> bool {
-        let detail = format!("the source sent a {kind:?} message on the control stream, which it must not");
+        let detail =
+            format!("the source sent a {kind:?} message on the control stream, which it must not");
         self.tell(Event::Failed(Failure::new(FailureCode::ProtocolBroken, detail)));
         false
     }

@@ -14,7 +14,8 @@ pub const MOST_DEVICE_STATE_BYTES: u64 = 256 << 20;
 /// Returns the failure of a migration whose guest has more.
 fn too_long() -> Failure {
     let most = MOST_DEVICE_STATE_BYTES >> 20;
-    let detail = format!("cannot move the device state: the source's hypervisor wrote more than {most} MiB");
+    let detail =
+        format!("cannot move the device state: the source's hypervisor wrote more than {most} MiB");
     Failure::new(FailureCode::HypervisorFailed, detail)
 }
 

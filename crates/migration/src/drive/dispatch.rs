@@ -139,7 +139,8 @@ impl Line {
 impl State {
     /// Returns whether everything has been handed to the wire.
     fn is_sent(&self) -> bool {
-        let owes = |(stream, line): (usize, &Line)| line.quota.owed() > 0 && !self.board.is_broken(stream);
+        let owes =
+            |(stream, line): (usize, &Line)| line.quota.owed() > 0 && !self.board.is_broken(stream);
         self.board.is_sent() && !self.lines.iter().enumerate().any(owes)
     }
 
@@ -151,7 +152,8 @@ impl State {
     /// Notes progress of the stream: its wait begins anew if data is in flight.
     fn came_on(&mut self, stream: usize) {
         let waits = self.board.under_way(stream) > 0;
-        self.lines[stream].waits = waits.then(|| Waits { since: Instant::now(), carried_bytes: None });
+        self.lines[stream].waits =
+            waits.then(|| Waits { since: Instant::now(), carried_bytes: None });
     }
 
     fn break_off(&mut self, stream: usize, why: &str) {
@@ -347,7 +349,8 @@ impl Dispatch {
         let mut state = self.lock();
         let State { board, lines, .. } = &mut *state;
         for line in lines {
-            line.most_unacked = paces.get(line.lane).copied().flatten().map(|pace| pace.most_unacked_bytes);
+            line.most_unacked =
+                paces.get(line.lane).copied().flatten().map(|pace| pace.most_unacked_bytes);
         }
         if let Some(pages) = paces.iter().flatten().map(|pace| pace.chunk_pages).min() {
             board.cut_finer(pages.saturating_mul(CHUNK_PAGES) / fullest_chunk_pages.max(1));
@@ -379,8 +382,10 @@ impl Dispatch {
     pub(crate) fn pad(&self, bytes: u64) {
         let mut state = self.lock();
         let State { board, lines, .. } = &mut *state;
-        let able =
-            lines.iter_mut().enumerate().filter(|(stream, line)| line.ready && !board.is_broken(*stream));
+        let able = lines
+            .iter_mut()
+            .enumerate()
+            .filter(|(stream, line)| line.ready && !board.is_broken(*stream));
         let able: Vec<_> = able.map(|(_, line)| line).collect();
         // Work is taken by the chunk: one of two streams may have to send most of it.
         let share = bytes * 3 / 2 / able.len().max(1) as u64;
@@ -393,9 +398,13 @@ impl Dispatch {
     /// Waits a moment for room. Returns whether there is some.
     pub(crate) fn has_room(&self) -> bool {
         let state = self.lock();
-        let full = |state: &mut State| state.board.waiting() >= WAITING_A_STREAM * state.board.live().max(1);
-        let (mut state, _) =
-            self.room.wait_timeout_while(state, ROOM_INTERVAL, full).unwrap_or_else(PoisonError::into_inner);
+        let full = |state: &mut State| {
+            state.board.waiting() >= WAITING_A_STREAM * state.board.live().max(1)
+        };
+        let (mut state, _) = self
+            .room
+            .wait_timeout_while(state, ROOM_INTERVAL, full)
+            .unwrap_or_else(PoisonError::into_inner);
         !full(&mut state)
     }
 
@@ -409,8 +418,10 @@ impl Dispatch {
             }
             if state.board.waiting() > 0 && state.lines[stream].is_full() {
                 // Other, faster streams may take it meanwhile.
-                (state, _) =
-                    self.work.wait_timeout(state, FULL_INTERVAL).unwrap_or_else(PoisonError::into_inner);
+                (state, _) = self
+                    .work
+                    .wait_timeout(state, FULL_INTERVAL)
+                    .unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             if let Some(unit) = state.board.take(stream) {
@@ -429,7 +440,8 @@ impl Dispatch {
             if left.is_zero() {
                 return Work::Nothing;
             }
-            (state, _) = self.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -560,7 +572,9 @@ impl Dispatch {
 
     /// Notes the answer to a ping. Returns false if no ping was sent.
     pub(crate) fn answered(&self) -> bool {
-        self.pings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pings| pings.checked_sub(1)).is_ok()
+        self.pings
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pings| pings.checked_sub(1))
+            .is_ok()
     }
 
     /// Waits up to `limit` for the end. Returns whether it has come.
@@ -580,7 +594,6 @@ impl Dispatch {
     }
 }
 
-/// Totals of a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneFigures {
     /// Number of streams that were connected.

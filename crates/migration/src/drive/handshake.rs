@@ -49,7 +49,10 @@ pub fn say_hello(
             Err(Failure::new(FailureCode::VersionMismatch, detail))
         }
         Incoming::Message(Message::Refused(reason)) => Err(Failure::from_peer(&reason)),
-        _ => Err(Failure::new(FailureCode::ProtocolBroken, "the destination does not answer the hello")),
+        _ => Err(Failure::new(
+            FailureCode::ProtocolBroken,
+            "the destination does not answer the hello",
+        )),
     }
 }
 
@@ -77,7 +80,11 @@ impl WelcomedStream {
 ///
 /// # Errors
 /// The lane broke, or the reason why the source was refused.
-pub fn welcome(stream: Stream, expected: MigrationId, limit: Duration) -> Result<WelcomedStream, Failure> {
+pub fn welcome(
+    stream: Stream,
+    expected: MigrationId,
+    limit: Duration,
+) -> Result<WelcomedStream, Failure> {
     stream.limit_silence(limit).map_err(|error| lane_failure(&error))?;
     let mut welcomed = WelcomedStream {
         number: CONTROL_STREAM,

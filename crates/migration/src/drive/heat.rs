@@ -54,7 +54,8 @@ impl Heat {
         let Some(block) = self.blocks.get_mut(usize::from(block)) else { return };
         for run in pages.iter().filter(|run| !run.is_empty()) {
             for chunk in run.first / block.chunk_pages..=(run.end() - 1) / block.chunk_pages {
-                let found = usize::try_from(chunk).ok().and_then(|chunk| block.found.get_mut(chunk));
+                let found =
+                    usize::try_from(chunk).ok().and_then(|chunk| block.found.get_mut(chunk));
                 found.into_iter().for_each(|found| *found = true);
             }
         }

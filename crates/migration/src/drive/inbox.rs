@@ -25,8 +25,9 @@ const SINGLE_INPUTS: usize = 16;
 /// Room for all inputs that can wait at a time: an answer to each ping, two messages of each data
 /// stream (it broke, or it could not be opened), and the single inputs.
 const CAPACITY: usize = 1024;
-const _: () =
-    assert!(MOST_UNANSWERED_PINGS + 2 * MAX_STREAMS as u64 + SINGLE_INPUTS as u64 <= CAPACITY as u64);
+const _: () = assert!(
+    MOST_UNANSWERED_PINGS + 2 * MAX_STREAMS as u64 + SINGLE_INPUTS as u64 <= CAPACITY as u64
+);
 
 /// Entry for events for a source's driver, usable from any thread.
 #[derive(Clone, Debug)]
@@ -147,7 +148,10 @@ mod tests {
             assert!(failure.detail.contains("device state"), "{failure}");
             assert!(inbox.take_device_state().is_empty(), "what is too much is held");
             let last = events.receiver.try_iter().last();
-            assert!(matches!(last, Some((_, Input::Hypervisor(HypervisorEvent::Failed(_))))), "{last:?}");
+            assert!(
+                matches!(last, Some((_, Input::Hypervisor(HypervisorEvent::Failed(_))))),
+                "{last:?}"
+            );
             // More of it changes nothing.
             for _ in 0..2 * CAPACITY {
                 assert!(inbox.device_state(&piece).is_err());

@@ -163,7 +163,8 @@ impl Intake {
             if left.is_zero() {
                 return Err(Failure::new(FailureCode::LaneLost, "the last pages did not come"));
             }
-            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
         self.end();
@@ -171,7 +172,9 @@ impl Intake {
         match self.contents.lacks() {
             0 => Ok(self.pages.load(Ordering::SeqCst)),
             lacking => {
-                let detail = format!("{lacking} pages were told by what is not here, and did not come since");
+                let detail = format!(
+                    "{lacking} pages were told by what is not here, and did not come since"
+                );
                 Err(Failure::new(FailureCode::ProtocolBroken, detail))
             }
         }
@@ -182,7 +185,6 @@ impl Intake {
         self.contents.written(run.block, PageRange { first: run.first, count: run.count });
     }
 
-    /// Ends all readers.
     pub(super) fn end(&self) {
         let mut state = self.state();
         state.over = true;
@@ -242,7 +244,17 @@ pub(super) struct DataReader<'a> {
 impl<'a> DataReader<'a> {
     fn new(intake: &'a Intake, number: u16, receiver: StreamReceiver) -> DataReader<'a> {
         let (missing, scratch) = (Vec::new(), Vec::new());
-        DataReader { intake, number, receiver, units: 0, answered: 0, pages: 0, came: None, missing, scratch }
+        DataReader {
+            intake,
+            number,
+            receiver,
+            units: 0,
+            answered: 0,
+            pages: 0,
+            came: None,
+            missing,
+            scratch,
+        }
     }
 
     pub(super) fn number(&self) -> u16 {
@@ -321,7 +333,11 @@ impl<'a> DataReader<'a> {
     /// for long.
     fn within_unit(&self, run: &BlockRun) -> Result<(), LaneError> {
         if run.count > CHUNK_PAGES - self.pages.min(CHUNK_PAGES) {
-            return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: run.count });
+            return Err(LaneError::OutOfBounds {
+                block: run.block,
+                first: run.first,
+                count: run.count,
+            });
         }
         Ok(())
     }
@@ -370,7 +386,13 @@ impl<'a> DataReader<'a> {
         let count = delta.count();
         let region = self.about_to_make(&BlockRun { block, first, count }, round)?;
         let differences = self.receiver.differences(delta)?;
-        self.intake.contents.change(delta, differences, &region, &mut self.scratch, &mut self.missing)?;
+        self.intake.contents.change(
+            delta,
+            differences,
+            &region,
+            &mut self.scratch,
+            &mut self.missing,
+        )?;
         self.intake.contents.changed(block, PageRange { first, count });
         self.pages += count;
         Ok(())

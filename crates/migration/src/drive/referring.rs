@@ -106,7 +106,8 @@ impl Referring {
 
     /// Returns what a chooser needs to know for a unit of this round.
     pub(crate) fn prospect(&self, round: u32) -> Prospect {
-        let (told, missed) = (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
+        let (told, missed) =
+            (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
         Prospect {
             possible: self.by != ReferenceUse::None,
             always: self.always,
@@ -134,15 +135,22 @@ impl Referring {
 
     /// Discards the versions of pages that are sent without being kept: they no longer match what
     /// the destination has.
-    pub(crate) fn outdate(&self, packing: Packing, block: u16, pages: &[PageRange], zeros: &[PageRange]) {
+    pub(crate) fn outdate(
+        &self,
+        packing: Packing,
+        block: u16,
+        pages: &[PageRange],
+        zeros: &[PageRange],
+    ) {
         let has_others = self.sent_pages.has_others();
         let is_outdated = |page: &u64| match packing.delta {
             Differing::All => false,
             Differing::Sample => has_others && !is_sampled(*page),
             Differing::No => has_others || is_sampled(*page),
         };
-        let numbers =
-            |runs: &[PageRange]| runs.iter().flat_map(|run| run.first..run.end()).collect::<Vec<_>>();
+        let numbers = |runs: &[PageRange]| {
+            runs.iter().flat_map(|run| run.first..run.end()).collect::<Vec<_>>()
+        };
         let outdated = numbers(pages).into_iter().filter(is_outdated);
         let zeroed = numbers(zeros).into_iter().filter(|page| has_others || is_sampled(*page));
         outdated.chain(zeroed).for_each(|page| self.sent_pages.forget(block, page));
@@ -229,7 +237,8 @@ impl Knowledge for OfStream<'_> {
     }
 
     fn sent_before(&self, block: u16, page: u64, old: &mut [u8]) -> bool {
-        self.referring.sent_pages.find(block, page, old) && !self.referring.owed().was_missing(block, page)
+        self.referring.sent_pages.find(block, page, old)
+            && !self.referring.owed().was_missing(block, page)
     }
 
     fn sends(&self, block: u16, page: u64, bytes: &[u8]) {

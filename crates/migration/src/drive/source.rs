@@ -19,7 +19,8 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{BitRate, Carries, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::{
-    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_STREAMS, Message, MigrationId, PagesEnd, SUPPORTED,
+    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_STREAMS, Message, MigrationId, PagesEnd,
+    SUPPORTED,
 };
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
@@ -28,7 +29,8 @@ use super::page_in::{AskAgain, KeptPages};
 use super::referring::{Deltas, References, Referring};
 use super::sweep::memory_failure;
 use super::{
-    Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
+    Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure,
+    say_hello,
 };
 use crate::clock::PeerClock;
 use crate::encoding::{Compression, EncodingReport, Experience};
@@ -39,8 +41,8 @@ use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
 use crate::reference::PageBits;
 use crate::report::{
-    Outcome, PageInReport, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport, millis,
-    nanos,
+    Outcome, PageInReport, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport,
+    millis, nanos,
 };
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report, throttle_report};
@@ -72,7 +74,6 @@ pub struct SourceJob<'a, H, T> {
     /// Connects a data stream of the lane with this number, from 0 on, unless it is interrupted:
     /// the end of the migration waits for it.
     pub connect: &'a Connect<'a>,
-    /// Number of lanes.
     pub lanes: usize,
     /// Streams of each lane; `None`: as many as measurement finds worthwhile.
     pub streams: Option<usize>,
@@ -108,7 +109,6 @@ pub struct SourceJob<'a, H, T> {
     pub hypervisor: H,
     /// Time of the migration's request.
     pub begun: Instant,
-    /// Receives progress.
     pub progress: &'a (dyn Fn(Progress) + Sync),
     /// Queries the destination, on another path than the lane, whether it runs the guest. May take
     /// a while.
@@ -153,7 +153,6 @@ pub struct SourceResult {
     pub outcome: Outcome,
     /// Why it is not at the destination.
     pub failure: Option<Failure>,
-    /// All rounds.
     pub rounds: Vec<RoundReport>,
     /// Time per phase, only of the driver's phases.
     pub phases: Vec<PhaseReport>,
@@ -193,8 +192,13 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let unsent = job.resumes.take().map(|unsent| unsent.0);
     let sends_all = unsent.is_none();
     let unswept = if sends_all { PageBits::all(&block_pages) } else { PageBits::new(&block_pages) };
-    let referring =
-        Referring::new(job.references, job.deltas, Arc::clone(&job.experience), &block_pages, unsent);
+    let referring = Referring::new(
+        job.references,
+        job.deltas,
+        Arc::clone(&job.experience),
+        &block_pages,
+        unsent,
+    );
     // The number of each stream comes once.
     let (opener, numbers) = mpsc::sync_channel(usize::from(MAX_STREAMS));
     let kept = KeptPages::new(regions.clone());
@@ -211,7 +215,11 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let driver = Driver {
         heat: Heat::new(&regions),
         page_in: PageInDesk::new(orders, &kept),
-        machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight, resumes: !sends_all }),
+        machine: Source::new(&Plan {
+            policy: job.policy,
+            preflight: job.preflight,
+            resumes: !sends_all,
+        }),
         sends_all,
         unswept,
         sender: job.control.sender(),
@@ -317,9 +325,12 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     ) where
         'a: 'scope,
     {
-        let hello = Hello { migration: self.job.migration, stream: CONTROL_STREAM, versions: SUPPORTED };
+        let hello =
+            Hello { migration: self.job.migration, stream: CONTROL_STREAM, versions: SUPPORTED };
         match say_hello(&mut self.sender, &mut receiver, hello) {
-            Ok(version) => tracing::debug!(version, peer = %self.job.control.peer(), "control stream up"),
+            Ok(version) => {
+                tracing::debug!(version, peer = %self.job.control.peer(), "control stream up")
+            }
             Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
         }
         let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
@@ -469,13 +480,18 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     && self.last_heard.elapsed() > HEARD_LIMIT + 4 * round_trip =>
             {
                 let detail = "the destination fell silent while the guest stood still";
-                self.take(Instant::now(), Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
+                self.take(
+                    Instant::now(),
+                    Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)),
+                );
             }
             state if state.holds_guest() && overdue(STOPPED_LIMIT) => {
                 self.take(Instant::now(), Event::Failed(overdue_failure()));
             }
             State::Draining
-                if self.window_ping.is_some_and(|(_, sent)| sent.elapsed() > self.window_limit()) =>
+                if self
+                    .window_ping
+                    .is_some_and(|(_, sent)| sent.elapsed() > self.window_limit()) =>
             {
                 tracing::debug!(
                     "the control stream's window is not known to be open: the switchover goes without"
@@ -500,7 +516,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Message::Ready => self.take(at, Event::PeerReady),
             Message::PageInReady { able } => self.page_in_peer(at, able),
             Message::Running(running) => self.take(at, Event::PeerRunning(running)),
-            Message::Refused(reason) => self.take(at, Event::PeerRefused(Failure::from_peer(&reason))),
+            Message::Refused(reason) => {
+                self.take(at, Event::PeerRefused(Failure::from_peer(&reason)))
+            }
             Message::Pong { sent_ns, answered_ns } => {
                 self.dispatch.took_answer();
                 self.clock.pong(sent_ns, answered_ns, self.clock_ns(at));
@@ -510,7 +528,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
             }
             other => {
-                let detail = format!("the destination sent a {:?} message, which it must not", other.kind());
+                let detail =
+                    format!("the destination sent a {:?} message, which it must not", other.kind());
                 self.take(at, Event::LaneLost(Failure::new(FailureCode::ProtocolBroken, detail)));
             }
         }
@@ -538,7 +557,12 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::SendBegin => {
                 let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
                 let (epoch, incarnation) = self.offered();
-                self.say(&Message::Begin(Begin { epoch, incarnation, run: self.job.runs, block_pages }))?;
+                self.say(&Message::Begin(Begin {
+                    epoch,
+                    incarnation,
+                    run: self.job.runs,
+                    block_pages,
+                }))?;
                 // On a lane that is still empty the pings measure the round trip best.
                 (0..3).try_for_each(|_| self.ping())?;
             }
@@ -661,7 +685,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             _ => {
                 let is_all = self.machine.round() == 0 && self.sends_all;
                 let of_round = if is_all { total } else { self.remaining_pages };
-                of_round.saturating_sub(self.dispatch.sent().pages.saturating_sub(self.counted.pages))
+                of_round
+                    .saturating_sub(self.dispatch.sent().pages.saturating_sub(self.counted.pages))
             }
         };
         if pages_in {
@@ -670,9 +695,18 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             // The next message detects a failure.
             let _ = self.ping();
         }
-        let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
-        let told =
-            progress_of(&self.machine, total, remaining_pages, sent, self.dispatch.lanes(), self.job.begun);
+        let sent = SentSoFar {
+            bytes: self.wire_bytes(),
+            expansion: self.dispatch.encodings().expansion(),
+        };
+        let told = progress_of(
+            &self.machine,
+            total,
+            remaining_pages,
+            sent,
+            self.dispatch.lanes(),
+            self.job.begun,
+        );
         (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
     }
 
@@ -695,7 +729,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             failure: failure.cloned(),
             rounds: self.machine.rounds(),
             phases: self.machine.phases(self.job.begun.elapsed()),
-            switchover: self.machine.switchover().and_then(|times| switchover_report(&times, &self.clock)),
+            switchover: self
+                .machine
+                .switchover()
+                .and_then(|times| switchover_report(&times, &self.clock)),
             stood_still_ms: self.machine.stood_still().map(millis),
             wire_bytes: self.wire_bytes(),
             bandwidth_limit: self.job.pace.holding(),

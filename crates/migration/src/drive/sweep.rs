@@ -76,7 +76,9 @@ impl<T: Tracking> Sweeper<'_, T> {
         let mut looked_at = 0;
         let all_swept = match scope {
             Scope::Untouched => self.untouched_memory(&mut looked_at, &mut between)?,
-            Scope::Last => self.dirty_memory(&heat::all(self.regions), &mut looked_at, &mut between)?,
+            Scope::Last => {
+                self.dirty_memory(&heat::all(self.regions), &mut looked_at, &mut between)?
+            }
             Scope::Dirty => {
                 let (cold, hot) = self.heat.order();
                 self.dirty_memory(&cold, &mut looked_at, &mut between)?
@@ -203,7 +205,9 @@ impl<T: Tracking> Sweeper<'_, T> {
 
     fn look(&mut self, block: u16, pages: PageRange) -> Result<Vec<PageRange>, Failure> {
         let mut dirty = Vec::new();
-        self.tracker.look(usize::from(block), pages, &mut dirty).map_err(|error| memory_failure(&error))?;
+        self.tracker
+            .look(usize::from(block), pages, &mut dirty)
+            .map_err(|error| memory_failure(&error))?;
         Ok(dirty)
     }
 
@@ -253,9 +257,15 @@ impl<T: Tracking> Sweeper<'_, T> {
 
     /// Returns a chunk without its dirty pages: sent now, these would be sent again in the next
     /// round.
-    fn untouched(&self, block: u16, chunk: PageRange, dirty: &[PageRange]) -> Result<Option<Unit>, Failure> {
+    fn untouched(
+        &self,
+        block: u16,
+        chunk: PageRange,
+        dirty: &[PageRange],
+    ) -> Result<Option<Unit>, Failure> {
         let number = usize::from(block);
-        let region = self.regions.get(number).ok_or_else(|| memory_failure(&"no such RAM block"))?;
+        let region =
+            self.regions.get(number).ok_or_else(|| memory_failure(&"no such RAM block"))?;
         let untouched = gaps(chunk, dirty);
         let mut data = Vec::new();
         region.data_ranges(chunk, &mut data).map_err(|error| memory_failure(&error))?;

@@ -29,7 +29,6 @@ pub trait CpuQuota: Send {
 /// Permitted means, and the guest that they apply to.
 #[derive(Clone, Copy, Debug)]
 pub struct Throttling {
-    /// The permitted means.
     pub means: MeansUse,
     /// Number of the guest's vCPUs.
     pub vcpus: usize,
@@ -82,7 +81,9 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
 
     /// Returns the means for this limit, the better one first.
     fn means(&self, pages_per_s: f64) -> Vec<ThrottleMeans> {
-        let best = || means_for(pages_per_s, self.tracker.throttle_figures(), self.how.vcpus, self.held_by);
+        let best = || {
+            means_for(pages_per_s, self.tracker.throttle_figures(), self.how.vcpus, self.held_by)
+        };
         let candidates = match self.how.means {
             MeansUse::Faults => vec![ThrottleMeans::Faults],
             MeansUse::Quota => vec![ThrottleMeans::Quota],
@@ -177,8 +178,8 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         looking.every = LOOK_INTERVAL.max(begun.elapsed() * LOOK_PART);
         // Pages that are dirty now and were not, and pages that were dirty and have been taken
         // since.
-        let dirtied =
-            (dirty_pages + std::mem::take(&mut self.taken_pages)).saturating_sub(looking.dirty_pages);
+        let dirtied = (dirty_pages + std::mem::take(&mut self.taken_pages))
+            .saturating_sub(looking.dirty_pages);
         (looking.last, looking.dirty_pages) = (begun, dirty_pages);
         let dirtied_pages_per_s = dirtied as f64 / passed.as_secs_f64();
         let before = self.control.share();
@@ -186,7 +187,12 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         if share == before {
             return Ok(());
         }
-        tracing::debug!(share, dirtied_pages_per_s, limit = looking.limit_pages_per_s, "the vCPUs' quota");
+        tracing::debug!(
+            share,
+            dirtied_pages_per_s,
+            limit = looking.limit_pages_per_s,
+            "the vCPUs' quota"
+        );
         self.quota.set_share(Some(share)).map_err(|error| self.quota_failed(error))
     }
 }
@@ -209,7 +215,12 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
         Ok(next)
     }
 
-    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+    fn look(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError> {
         self.tracker.look(block, within, out)
     }
 

@@ -51,7 +51,8 @@ impl Delta {
     fn promised(&self, wire: f64, otherwise: Otherwise) -> Option<f64> {
         let page_s = self.page_s.filter(|_| self.sampled >= LEAST_SAMPLED && self.told > 0.0)?;
         let rest = 1.0 - self.told;
-        let work = page_s / f64::from(PAGE_SIZE) + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
+        let work =
+            page_s / f64::from(PAGE_SIZE) + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
         let on_wire = self.told * self.ratio + rest * otherwise.ratio;
         Some((1.0 / work).min(wire / on_wire.max(1e-4)))
     }
@@ -69,8 +70,9 @@ impl Delta {
         }
         let half_in = |pages: u64, memory: f64| 1.0 - (-(pages as f64) / memory).exp2();
         let page_s = time.as_secs_f64() / pages as f64;
-        self.page_s =
-            Some(self.page_s.map_or(page_s, |known| blend(known, page_s, half_in(pages, MEMORY_PAGES))));
+        self.page_s = Some(
+            self.page_s.map_or(page_s, |known| blend(known, page_s, half_in(pages, MEMORY_PAGES))),
+        );
         if sampled > 0 {
             let share = if self.sampled == 0 { 1.0 } else { half_in(sampled, SAMPLE_MEMORY_PAGES) };
             self.told = blend(self.told, told as f64 / sampled as f64, share);
@@ -118,12 +120,20 @@ mod tests {
     #[test]
     fn without_a_gain_only_the_sample_is_compared() {
         assert_eq!(after(&[], GIGABIT), Differing::Sample);
-        assert_eq!(after(&[unit(0, 0), unit(0, 0)], GIGABIT), Differing::Sample, "none was sent before");
+        assert_eq!(
+            after(&[unit(0, 0), unit(0, 0)], GIGABIT),
+            Differing::Sample,
+            "none was sent before"
+        );
         assert_eq!(after(&[unit(16, 16 * 2000)], GIGABIT), Differing::All);
         let mut delta = Delta { possible: true, ..Delta::default() };
         delta.note(unit(16, 16 * 2000));
         let zstd = Otherwise { brings: GIGABIT / 0.4, packed_per_s: Some(4e8), ratio: 0.4 };
-        assert_eq!(delta.choose(Some(GIGABIT), zstd), Differing::Sample, "what is in use makes less of them");
+        assert_eq!(
+            delta.choose(Some(GIGABIT), zstd),
+            Differing::Sample,
+            "what is in use makes less of them"
+        );
         assert_eq!(Delta::default().choose(Some(GIGABIT), raw(GIGABIT)), Differing::No);
     }
 

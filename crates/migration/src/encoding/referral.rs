@@ -14,7 +14,6 @@ use super::blend;
 const PROBE_INTERVAL: u64 = 16;
 /// Every unit is probed if that takes less than this fraction of its time.
 const CHEAP: f64 = 0.02;
-/// Bytes of a probe.
 const PROBE_BYTES: f64 = (64 * PAGE_SIZE) as f64;
 /// In use, figures are renewed by half within so many bytes; a probe renews them by half.
 const MEMORY_BYTES: f64 = 4e6;
@@ -83,15 +82,21 @@ pub(super) struct Referral {
 
 impl Referral {
     /// Returns what a unit of so many bytes is to do, on a wire with this rate.
-    pub(super) fn choose(&mut self, bytes: u64, wire: Option<f64>, otherwise: Otherwise) -> Referring {
+    pub(super) fn choose(
+        &mut self,
+        bytes: u64,
+        wire: Option<f64>,
+        otherwise: Otherwise,
+    ) -> Referring {
         if !self.prospect.possible {
             return Referring::No;
         }
         if self.prospect.always {
             return Referring::All;
         }
-        let finds =
-            self.figures.is_none_or(|figures| figures.found * (1.0 - self.prospect.missing) >= LEAST_FOUND);
+        let finds = self
+            .figures
+            .is_none_or(|figures| figures.found * (1.0 - self.prospect.missing) >= LEAST_FOUND);
         let is_blind = wire.is_none() || self.figures.is_none();
         if is_blind && self.prospect.foreign && finds && self.blind < BLIND_UNITS {
             self.blind += 1;
@@ -106,7 +111,8 @@ impl Referral {
             return Referring::All;
         }
         self.units += 1;
-        let probe = self.probe_is_cheap(bytes, otherwise.brings) || self.units % PROBE_INTERVAL == 2;
+        let probe =
+            self.probe_is_cheap(bytes, otherwise.brings) || self.units % PROBE_INTERVAL == 2;
         if probe { Referring::Probe } else { Referring::No }
     }
 
@@ -123,7 +129,8 @@ impl Referral {
     fn promised(&self, wire: f64, otherwise: Otherwise) -> f64 {
         let Some(figures) = self.figures else { return 0.0 };
         let rest = 1.0 - figures.found;
-        let work = 1.0 / figures.bytes_per_s + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
+        let work =
+            1.0 / figures.bytes_per_s + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
         let on_wire = figures.found * (TOLD + self.prospect.missing) + rest * otherwise.ratio;
         (1.0 / work).min(wire / on_wire.max(1e-4))
     }
@@ -135,7 +142,8 @@ impl Referral {
 
     /// Learns from the lookup of a unit's pages.
     pub(super) fn note(&mut self, hashing: Hashing, in_use: bool) {
-        let (bytes, seconds) = ((hashing.pages * u64::from(PAGE_SIZE)) as f64, hashing.time.as_secs_f64());
+        let (bytes, seconds) =
+            ((hashing.pages * u64::from(PAGE_SIZE)) as f64, hashing.time.as_secs_f64());
         if hashing.pages == 0 || seconds <= 0.0 {
             return;
         }
@@ -154,7 +162,13 @@ impl Referral {
     }
 
     /// Learns the actual yield: units in use carried so many guest bytes in this time.
-    pub(super) fn brought(&mut self, guest_bytes: f64, wall: Duration, wire: f64, otherwise: Otherwise) {
+    pub(super) fn brought(
+        &mut self,
+        guest_bytes: f64,
+        wall: Duration,
+        wire: f64,
+        otherwise: Otherwise,
+    ) {
         let promised = self.promised(wire, otherwise);
         if let Some(figures) = self.figures.as_mut().filter(|_| promised > 0.0) {
             let brought = guest_bytes / wall.as_secs_f64().max(1e-9);

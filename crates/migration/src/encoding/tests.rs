@@ -9,7 +9,6 @@ use super::*;
 
 const UNIT_PAGES: u64 = 512;
 const UNIT_BYTES: f64 = (UNIT_PAGES * PAGE_SIZE as u64) as f64;
-/// Pages of one frame.
 const PROBE_PAGES: u64 = 64;
 
 /// Host, its wire and a guest's content. Bytes per second and ratios.
@@ -95,8 +94,10 @@ impl Stream {
 
     /// Returns the factor by which the next piece takes longer.
     fn disturbance(&mut self) -> f64 {
-        self.drawn =
-            self.drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.drawn = self
+            .drawn
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let even = (self.drawn >> 11) as f64 / (1u64 << 53) as f64;
         (self.unrest * (2.0 * even - 1.0)).exp2()
     }
@@ -112,7 +113,10 @@ impl Stream {
     }
 
     fn part(&self, method: Option<Codec>) -> f64 {
-        let of = METHODS.iter().position(|known| *known == method).map_or(0.0, |place| self.bytes[place]);
+        let of = METHODS
+            .iter()
+            .position(|known| *known == method)
+            .map_or(0.0, |place| self.bytes[place]);
         of / self.bytes.iter().sum::<f64>()
     }
 
@@ -127,7 +131,8 @@ impl Stream {
         let first = (packing.probe.or(packing.codec), probed, packing.reference != Referring::No);
         let rest = (packing.codec, UNIT_PAGES - probed, packing.reference == Referring::All);
         for (method, pages, refers) in [first, rest] {
-            let (told, hashing) = if refers { self.look_for(link, pages, &mut sent) } else { (0, 0.0) };
+            let (told, hashing) =
+                if refers { self.look_for(link, pages, &mut sent) } else { (0, 0.0) };
             wall += hashing + self.pages(link, method, pages - told, &mut sent);
         }
         if packing.reference == Referring::All {
@@ -154,7 +159,13 @@ impl Stream {
         (told, seconds)
     }
 
-    fn pages(&mut self, link: &Link, method: Option<Codec>, pages: u64, sent: &mut UnitSent) -> f64 {
+    fn pages(
+        &mut self,
+        link: &Link,
+        method: Option<Codec>,
+        pages: u64,
+        sent: &mut UnitSent,
+    ) -> f64 {
         let bytes = (pages * u64::from(PAGE_SIZE)) as f64;
         let disturbance = self.disturbance();
         let link = &Link { socket: link.socket / disturbance, ..*link };
@@ -162,8 +173,10 @@ impl Stream {
         let packed = link.packed(method, bytes);
         let mut seconds = 0.0;
         for _ in 0..STEPS {
-            let (packed, step) =
-                (packed / f64::from(STEPS), (compressing + packed / link.socket) / f64::from(STEPS));
+            let (packed, step) = (
+                packed / f64::from(STEPS),
+                (compressing + packed / link.socket) / f64::from(STEPS),
+            );
             self.queued = (self.queued - step * link.wire).max(0.0) + packed;
             // Pieces without room wait.
             let too_much = (self.queued - link.buffer).max(0.0);
@@ -235,7 +248,9 @@ fn on_a_gigabit_link_the_smaller_is_the_faster() {
 
 #[test]
 fn random_content_goes_raw_on_any_link() {
-    for link in [random(loopback()), random(gigabit()), Link { wire: 5.0 * MB, ..random(gigabit()) }] {
+    for link in
+        [random(loopback()), random(gigabit()), Link { wire: 5.0 * MB, ..random(gigabit()) }]
+    {
         let mut stream = Stream::new();
         let rate = stream.run(&link, 256);
         assert!(stream.part(None) > 0.98, "{link:?}: {:?}", stream.bytes);
@@ -269,7 +284,8 @@ fn a_busy_host_does_not_confuse_it() {
         let mut stream = Stream { unrest: 1.0, ..Stream::new() };
         stream.run(&link, 64);
         // The cheapest of the best.
-        let by_rate = |a: &Option<Codec>, b: &Option<Codec>| link.rate(*a).total_cmp(&link.rate(*b));
+        let by_rate =
+            |a: &Option<Codec>, b: &Option<Codec>| link.rate(*a).total_cmp(&link.rate(*b));
         let method = METHODS.into_iter().rev().max_by(by_rate).flatten();
         stream.run(&link, 1024);
         assert!(stream.part(method) > 0.9, "{link:?}: {:?}", stream.bytes);
@@ -283,7 +299,12 @@ fn it_follows_the_link() {
     for link in [loopback(), slow, gigabit(), loopback(), slow, loopback()] {
         stream.run(&link, 128);
         let rate = stream.run(&link, 256);
-        assert!(rate > 0.9 * link.best(), "{link:?}: {rate} of {}: {:?}", link.best(), stream.bytes);
+        assert!(
+            rate > 0.9 * link.best(),
+            "{link:?}: {rate} of {}: {:?}",
+            link.best(),
+            stream.bytes
+        );
     }
 }
 
@@ -293,7 +314,12 @@ fn it_follows_the_content() {
     for link in [gigabit(), random(gigabit()), gigabit()] {
         stream.run(&link, 128);
         let rate = stream.run(&link, 128);
-        assert!(rate > 0.9 * link.best(), "{link:?}: {rate} of {}: {:?}", link.best(), stream.bytes);
+        assert!(
+            rate > 0.9 * link.best(),
+            "{link:?}: {rate} of {}: {:?}",
+            link.best(),
+            stream.bytes
+        );
     }
 }
 
@@ -327,7 +353,11 @@ fn what_the_destination_has_is_told_where_that_is_faster() {
         // The wire is not examined before that.
         stream.run(&link, 96);
         let rate = stream.run(&link, 128);
-        assert!(stream.looked_for > 0.95 * 128.0 * UNIT_BYTES, "{}", stream.looked_for / UNIT_BYTES);
+        assert!(
+            stream.looked_for > 0.95 * 128.0 * UNIT_BYTES,
+            "{}",
+            stream.looked_for / UNIT_BYTES
+        );
         assert!(rate > 0.9 * link.rate_with_references(None), "{rate}");
     }
 }
@@ -338,7 +368,11 @@ fn a_short_way_back_is_not_spent_on_learning_the_wire() {
         let link = Link { found: Some(0.99), ..link };
         let mut stream = Stream::new();
         stream.run(&link, 100);
-        assert!(stream.looked_for > 93.0 * UNIT_BYTES, "{link:?}: {}", stream.looked_for / UNIT_BYTES);
+        assert!(
+            stream.looked_for > 93.0 * UNIT_BYTES,
+            "{link:?}: {}",
+            stream.looked_for / UNIT_BYTES
+        );
     }
 }
 
@@ -396,7 +430,10 @@ fn a_given_codec_is_kept_with_references() {
     let mut stream = Stream { chooser: Chooser::new(Compression::Lz4), ..Stream::new() };
     let link = Link { found: Some(0.9), ..gigabit() };
     stream.run(&link, 64);
-    assert!(stream.part(Some(Codec::Lz4)) > 0.999 && stream.looked_for > 56.0 * UNIT_BYTES, "{stream:?}");
+    assert!(
+        stream.part(Some(Codec::Lz4)) > 0.999 && stream.looked_for > 56.0 * UNIT_BYTES,
+        "{stream:?}"
+    );
 }
 
 #[test]

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// It consists of 128 random bits, drawn at creation, and is 32 hexadecimal digits as text. Moves
 /// keep it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(try_from = "String", into = "String")]
 pub struct Incarnation(u128);
 
@@ -26,7 +28,6 @@ impl Incarnation {
         Incarnation(bits)
     }
 
-    /// Returns the bits.
     #[must_use]
     pub fn bits(self) -> u128 {
         self.0

@@ -26,7 +26,6 @@ pub struct Carry {
 /// Average cost of pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageCost {
-    /// Bytes on the wire.
     pub wire_bytes: f64,
     /// Time in seconds.
     pub time_s: f64,
@@ -62,7 +61,8 @@ impl Trial {
     pub fn of(ratios: &[f64], effort: Effort) -> Option<Trial> {
         let (raw, seconds) = (effort.raw_bytes as f64, effort.time.as_secs_f64());
         let ratio = ratios.iter().sum::<f64>() / ratios.len() as f64;
-        (raw > 0.0 && seconds > 0.0 && ratio.is_finite()).then(|| Trial { bytes_per_s: raw / seconds, ratio })
+        (raw > 0.0 && seconds > 0.0 && ratio.is_finite())
+            .then(|| Trial { bytes_per_s: raw / seconds, ratio })
     }
 }
 
@@ -71,7 +71,11 @@ impl PageCost {
     #[must_use]
     pub fn raw(wire_bytes_per_s: f64) -> PageCost {
         let wire_bytes = f64::from(PAGE_SIZE) * OVERHEAD;
-        PageCost { wire_bytes, time_s: wire_bytes / wire_bytes_per_s.max(1.0), sent_as: EncodingName::Raw }
+        PageCost {
+            wire_bytes,
+            time_s: wire_bytes / wire_bytes_per_s.max(1.0),
+            sent_as: EncodingName::Raw,
+        }
     }
 
     /// Returns the cost of pages with this content on lanes of this capacity. They are compressed
@@ -87,21 +91,26 @@ impl PageCost {
             let compressing = bytes_per_s * (cores as f64 / 2.0).max(1.0);
             let compressing_s = f64::from(PAGE_SIZE) / compressing.max(1.0);
             let wire_bytes = raw.wire_bytes * ratio;
-            let seen = PageCost { wire_bytes, time_s: (raw.time_s * ratio).max(compressing_s), sent_as };
-            let in_turns_s =
-                carry.of_cpus_bytes_per_s.map_or(0.0, |rate| compressing_s + wire_bytes / rate.max(1.0));
+            let seen =
+                PageCost { wire_bytes, time_s: (raw.time_s * ratio).max(compressing_s), sent_as };
+            let in_turns_s = carry
+                .of_cpus_bytes_per_s
+                .map_or(0.0, |rate| compressing_s + wire_bytes / rate.max(1.0));
             Some((seen, PageCost { time_s: seen.time_s.max(in_turns_s), ..seen }))
         };
         let raw = (raw, raw);
-        let (lz4, zstd) = (by(content.lz4, EncodingName::Lz4), by(content.zstd, EncodingName::Zstd));
+        let (lz4, zstd) =
+            (by(content.lz4, EncodingName::Lz4), by(content.zstd, EncodingName::Zstd));
         let candidates = match compression {
             Compression::None => return raw.1,
             Compression::Lz4 => return lz4.unwrap_or(raw).1,
             Compression::Zstd => return zstd.unwrap_or(raw).1,
             Compression::Auto => [Some(raw), lz4, zstd],
         };
-        let least = candidates.iter().flatten().map(|(seen, _)| seen.time_s).fold(f64::INFINITY, f64::min);
-        let taken = candidates.into_iter().flatten().find(|(seen, _)| seen.time_s * AS_FAST <= least);
+        let least =
+            candidates.iter().flatten().map(|(seen, _)| seen.time_s).fold(f64::INFINITY, f64::min);
+        let taken =
+            candidates.into_iter().flatten().find(|(seen, _)| seen.time_s * AS_FAST <= least);
         taken.unwrap_or(raw).1
     }
 
@@ -166,14 +175,18 @@ mod tests {
         assert_eq!(cost(Compression::None), PageCost::raw(2e9));
         assert!((cost(Compression::Zstd).carried_bytes_per_s() - 300e6).abs() < 1.0);
         // No codec was tried, because there was nothing to try it on.
-        assert_eq!(PageCost::of(&Content::default(), Compression::Zstd, wire(2e9), 2), PageCost::raw(2e9));
+        assert_eq!(
+            PageCost::of(&Content::default(), Compression::Zstd, wire(2e9), 2),
+            PageCost::raw(2e9)
+        );
     }
 
     #[test]
     fn a_trial_of_nothing_tells_nothing() {
         assert_eq!(Trial::of(&[], Effort::default()), None);
         let time = Duration::from_millis(10);
-        let trial = Trial::of(&[0.1, 0.4], Effort { raw_bytes: 4096, packed_bytes: 1024, time }).unwrap();
+        let trial =
+            Trial::of(&[0.1, 0.4], Effort { raw_bytes: 4096, packed_bytes: 1024, time }).unwrap();
         assert!((trial.ratio - 0.25).abs() < 1e-9 && (trial.bytes_per_s - 409_600.0).abs() < 1e-3);
     }
 }

@@ -157,13 +157,20 @@ impl Prediction {
             (Means::Plain, _) => format!("{both}: rounds get shorter by themselves"),
             (Means::Throttle, Some(limit)) if writes > limit => {
                 let share = 100.0 * limit / writes;
-                format!("{both}: its writers will be held to {limit:.0} pages/s, {share:.0} % of that")
+                format!(
+                    "{both}: its writers will be held to {limit:.0} pages/s, {share:.0} % of that"
+                )
             }
             (Means::Throttle, limit) => {
-                format!("{both}: its writers will be held to {:.0} pages/s", limit.unwrap_or_default())
+                format!(
+                    "{both}: its writers will be held to {:.0} pages/s",
+                    limit.unwrap_or_default()
+                )
             }
             (Means::PageIn, _) => {
-                format!("{both}: it will run at the destination while the rest of its memory follows")
+                format!(
+                    "{both}: it will run at the destination while the rest of its memory follows"
+                )
             }
             (Means::None, Some(limit)) => {
                 format!(
@@ -190,7 +197,10 @@ impl GuestFigures {
             written_wire_bytes_per_page: hot.wire_bytes,
             dirty_pages_per_s: curve.pages_per_s(),
             working_set_pages: super::whole(curve.working_set_pages()),
-            samples: curve.samples().map(|(at, pages)| DirtySample { ms: millis(at), pages }).collect(),
+            samples: curve
+                .samples()
+                .map(|(at, pages)| DirtySample { ms: millis(at), pages })
+                .collect(),
         }
     }
 }

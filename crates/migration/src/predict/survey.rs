@@ -58,8 +58,9 @@ impl Survey {
     pub fn of(regions: &[Arc<Region>], pages: &[Vec<PageRange>]) -> Result<Survey, RamError> {
         let written_pages = pages.iter().map(|runs| page_count(runs)).sum();
         let looked_at = spread(pages, LOOKED_AT);
-        let holds =
-            |&(block, page): &(usize, u64)| regions.get(block).is_some_and(|region| !region.is_zero(page));
+        let holds = |&(block, page): &(usize, u64)| {
+            regions.get(block).is_some_and(|region| !region.is_zero(page))
+        };
         let holding = looked_at.iter().filter(|at| holds(at)).count();
         let mut pieces = Vec::new();
         let places = spread(pages, PIECES);
@@ -98,10 +99,13 @@ fn piece_with(region: &Region, listed: &[PageRange], page: u64) -> Result<Vec<u8
     let chunk = PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES);
     let mut holding = Vec::new();
     let near = intersection(listed, &[chunk]);
-    for page in near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page)) {
+    for page in
+        near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page))
+    {
         push_merged(&mut holding, 0, PageRange::new(page, 1));
     }
-    let piece = holding.iter().flat_map(|run| run.chunks(PIECE_PAGES)).find(|piece| piece.contains(page));
+    let piece =
+        holding.iter().flat_map(|run| run.chunks(PIECE_PAGES)).find(|piece| piece.contains(page));
     let piece = piece.unwrap_or(PageRange::new(page, 0));
     let mut bytes = vec![0; usize::try_from(piece.len_bytes()).unwrap_or_default()];
     region.copy_out(piece.offset_bytes(), &mut bytes)?;
@@ -128,11 +132,14 @@ fn spread(blocks: &[Vec<PageRange>], most: u64) -> Vec<(usize, u64)> {
     let place_of = |number: u64| u128::from(number) * u128::from(all) / u128::from(count.max(1));
     let mut found = Vec::new();
     let mut before = 0_u128;
-    let runs = blocks.iter().enumerate().flat_map(|(block, runs)| runs.iter().map(move |run| (block, run)));
+    let runs = blocks
+        .iter()
+        .enumerate()
+        .flat_map(|(block, runs)| runs.iter().map(move |run| (block, run)));
     for (block, run) in runs {
         let end = before + u128::from(run.count);
-        while let Some(place) =
-            Some(place_of(found.len() as u64)).filter(|place| *place < end && (found.len() as u64) < count)
+        while let Some(place) = Some(place_of(found.len() as u64))
+            .filter(|place| *place < end && (found.len() as u64) < count)
         {
             found.push((block, run.first + u64::try_from(place - before).unwrap_or_default()));
         }
@@ -173,7 +180,8 @@ mod tests {
         let zstd = survey.content.zstd.unwrap();
         assert!((0.4..0.6).contains(&zstd.ratio), "{zstd:?}");
         // Only the noise.
-        let some = Survey::of(&regions, &[vec![PageRange::new(0, 3), PageRange::new(500, 200)]]).unwrap();
+        let some =
+            Survey::of(&regions, &[vec![PageRange::new(0, 3), PageRange::new(500, 200)]]).unwrap();
         assert_eq!((some.written_pages, some.data_pages(), some.chunks), (203, 203, 2));
         assert!(some.content.lz4.unwrap().ratio > 0.99, "{some:?}");
     }
@@ -181,7 +189,8 @@ mod tests {
     #[test]
     fn of_no_pages_nothing_is_known() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let region = Region::create(&folder.path().join("web.0.ram"), 64 * PAGE_SIZE, None).unwrap();
+        let region =
+            Region::create(&folder.path().join("web.0.ram"), 64 * PAGE_SIZE, None).unwrap();
         let survey = Survey::of_memory(&[Arc::new(region)]).unwrap();
         assert_eq!(survey, Survey::default());
         assert_eq!(survey.data_pages(), 0);

@@ -51,7 +51,8 @@ impl ProbeSession {
     #[must_use]
     pub fn new(limit: Duration) -> ProbeSession {
         let begun = Instant::now();
-        let state = State { open: BTreeMap::new(), opened: 0, readings: VecDeque::new(), heard: begun };
+        let state =
+            State { open: BTreeMap::new(), opened: 0, readings: VecDeque::new(), heard: begun };
         ProbeSession {
             begun,
             limit,

@@ -77,7 +77,8 @@ fn parse_stat(text: &str) -> (u64, u32) {
     let all = lines.next().unwrap_or_default();
     let fields = all.split_ascii_whitespace().skip(1).take(8).enumerate();
     let busy = fields.filter(|(place, _)| ![3, 4].contains(place));
-    let ticks = busy.filter_map(|(_, field)| field.parse::<u64>().ok()).fold(0, u64::saturating_add);
+    let ticks =
+        busy.filter_map(|(_, field)| field.parse::<u64>().ok()).fold(0, u64::saturating_add);
     (ticks, u32::try_from(lines.count()).unwrap_or(u32::MAX))
 }
 
@@ -111,8 +112,7 @@ mod tests {
 
     #[test]
     fn the_kernels_line_is_read() {
-        let text =
-            "cpu  10 20 30 400 50 6 7 8 90 0\ncpu0 1 2 3 4 5 6 7 8 9 0\ncpu1 1 2 3 4 5 6 7 8 9 0\nintr 1\n";
+        let text = "cpu  10 20 30 400 50 6 7 8 90 0\ncpu0 1 2 3 4 5 6 7 8 9 0\ncpu1 1 2 3 4 5 6 7 8 9 0\nintr 1\n";
         assert_eq!(parse_stat(text), (10 + 20 + 30 + 6 + 7 + 8, 2));
         assert_eq!(parse_stat(""), (0, 0));
         let (busy_ns, cores) = host_cpu();

@@ -33,7 +33,8 @@ pub fn limit_of(runs: &[ThroughputRun]) -> Option<Limit> {
         return Some(Limit::DestinationCpu);
     }
     let before = runs.len().checked_sub(2).and_then(|before| runs.get(before));
-    let Some(before) = before.filter(|before| before.bytes_per_s > 0.0 && before.streams < last.streams)
+    let Some(before) =
+        before.filter(|before| before.bytes_per_s > 0.0 && before.streams < last.streams)
     else {
         return Some(Limit::Unclear);
     };
@@ -62,7 +63,10 @@ pub fn estimate(guest_bytes: u64, streams: u32, runs: &[ThroughputRun]) -> Optio
     let usual = some().min_by_key(|run| run.streams.abs_diff(streams))?;
     let highest = some().map(|run| run.bytes_per_s).fold(0.0, f64::max);
     let best = some().find(|run| run.bytes_per_s * NO_GROWTH >= highest)?;
-    #[expect(clippy::cast_precision_loss, reason = "a size that f64 does not hold exactly is no VM's")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a size that f64 does not hold exactly is no VM's"
+    )]
     let time_ms = |run: &ThroughputRun| guest_bytes as f64 / run.bytes_per_s * 1e3;
     Some(MoveEstimate {
         guest_bytes,

@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{
-    CONNECT_LIMIT, Incoming, Lane, LaneError, SAFE_SEGMENT_BYTES, Stream, StreamReceiver, StreamSender,
-    connect, connect_sized,
+    CONNECT_LIMIT, Incoming, Lane, LaneError, SAFE_SEGMENT_BYTES, Stream, StreamReceiver,
+    StreamSender, connect, connect_sized,
 };
 use godwit_wire::{Message, MigrationId, SUPPORTED};
 
 use super::Cancel;
 use super::judge::{STREAM_COUNTS, estimate, limit_of};
 use super::report::{
-    CpuReading, LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeStage, RoundTrips, ThroughputRun,
+    CpuReading, LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeStage, RoundTrips,
+    ThroughputRun,
 };
 use crate::clock::PeerClock;
 use crate::drive::{Hello, lane_failure, say_hello};
@@ -32,7 +33,6 @@ const BRIEF_ROUND_TRIPS: usize = 10;
 /// Time limit for all round trips together; see [`ROUND_TRIPS`].
 const ROUND_TRIP_LIMIT: Duration = Duration::from_secs(1);
 
-/// Parameters of a probe.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbePlan {
     /// Duration of each throughput measurement.
@@ -41,7 +41,6 @@ pub struct ProbePlan {
     pub guest_bytes: u64,
     /// Default number of streams of each lane in a migration.
     pub usual_streams: u32,
-    /// Extent of the measurements.
     pub extent: ProbeExtent,
 }
 
@@ -71,7 +70,6 @@ pub struct ProbeJob<'a> {
     pub interface_mtu: &'a (dyn Fn(IpAddr) -> Option<u32> + Sync),
     /// Returns how busy the destination was since that time of its clock.
     pub readings: &'a (dyn Fn(u64) -> Result<Vec<CpuReading>, Failure> + Sync),
-    /// Receives progress.
     pub progress: &'a (dyn Fn(ProbeProgress) + Sync),
     /// Ends the probe.
     pub cancel: &'a Cancel,
@@ -86,7 +84,6 @@ pub struct Findings {
     pub together: Vec<ThroughputRun>,
     /// Why some or all of them could not be measured together.
     pub together_failure: Option<FailureReport>,
-    /// What limits a migration.
     pub limit: Option<Limit>,
     /// Estimated duration of a migration.
     pub estimate: Option<MoveEstimate>,
@@ -110,8 +107,13 @@ pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
         }
         lanes.push(found);
     }
-    let usable: Vec<Lane> =
-        job.lanes.iter().zip(&lanes).filter(|(_, found)| found.is_usable()).map(|(lane, _)| *lane).collect();
+    let usable: Vec<Lane> = job
+        .lanes
+        .iter()
+        .zip(&lanes)
+        .filter(|(_, found)| found.is_usable())
+        .map(|(lane, _)| *lane)
+        .collect();
     let (mut together, mut together_failure) = (Vec::new(), None);
     if usable.len() > 1 || (prober.is_brief() && !usable.is_empty()) {
         match prober.together(&usable, &clock, &mut together) {
@@ -137,8 +139,7 @@ fn ends_all(failure: &Failure) -> bool {
 }
 
 fn lane_report(failure: &Failure) -> FailureReport {
-    let remedy =
-        "check the network between the two addresses; a migration leaves out a lane that can't be connected";
+    let remedy = "check the network between the two addresses; a migration leaves out a lane that can't be connected";
     FailureReport { remedy: remedy.to_owned(), ..failure.to_report() }
 }
 
@@ -270,7 +271,9 @@ impl Prober<'_> {
         limited.map_err(|error| lane_failure(&error))?;
         let begun = Instant::now();
         let (stream, secure) = match self.job.secure {
-            Some(secure) => (secure(stream).map_err(|error| lane_failure(&error))?, Some(begun.elapsed())),
+            Some(secure) => {
+                (secure(stream).map_err(|error| lane_failure(&error))?, Some(begun.elapsed()))
+            }
             None => (stream, None),
         };
         let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
@@ -297,7 +300,11 @@ impl Prober<'_> {
     }
 
     /// Times round trips of a small message.
-    fn round_trips(&self, opened: &mut Opened, found: &mut LaneProbe) -> Result<PeerClock, Failure> {
+    fn round_trips(
+        &self,
+        opened: &mut Opened,
+        found: &mut LaneProbe,
+    ) -> Result<PeerClock, Failure> {
         let (mut clock, mut times) = (PeerClock::default(), Vec::new());
         let now_ns = || nanos(self.begun.elapsed());
         let until = Instant::now() + ROUND_TRIP_LIMIT;
@@ -307,7 +314,9 @@ impl Prober<'_> {
             let sent_ns = now_ns();
             opened.sender.send(&Message::Ping { sent_ns }).map_err(|error| lane_failure(&error))?;
             match opened.receiver.receive().map_err(|error| lane_failure(&error))? {
-                Incoming::Message(Message::Pong { sent_ns: echoed, answered_ns }) if echoed == sent_ns => {
+                Incoming::Message(Message::Pong { sent_ns: echoed, answered_ns })
+                    if echoed == sent_ns =>
+                {
                     let received_ns = now_ns();
                     clock.pong(sent_ns, answered_ns, received_ns);
                     times.push(Duration::from_nanos(received_ns - sent_ns));
@@ -320,7 +329,8 @@ impl Prober<'_> {
         }
         let count = u32::try_from(times.len()).unwrap_or(u32::MAX);
         if let (Some(least), Some(median)) = (times.iter().min().copied(), median(&mut times)) {
-            found.round_trip = Some(RoundTrips { least_ms: millis(least), median_ms: millis(median), count });
+            found.round_trip =
+                Some(RoundTrips { least_ms: millis(least), median_ms: millis(median), count });
         }
         Ok(clock)
     }

@@ -22,8 +22,8 @@ pub use answer::{MAX_OPEN_STREAMS, ProbeSession};
 pub use judge::{STREAM_COUNTS, estimate, limit_of};
 pub use measure::{Findings, ProbeExtent, ProbeJob, ProbePlan, probe};
 pub use report::{
-    CpuReading, CpuUse, LaneProbe, Limit, MoveEstimate, MtuProbe, ProbeProgress, ProbeReport, ProbeStage,
-    RoundTrips, ThroughputRun,
+    CpuReading, CpuUse, LaneProbe, Limit, MoveEstimate, MtuProbe, ProbeProgress, ProbeReport,
+    ProbeStage, RoundTrips, ThroughputRun,
 };
 
 use crate::failure::{Failure, FailureCode};
@@ -39,7 +39,10 @@ pub struct Cancel {
 impl Cancel {
     /// Ends the probe. The first reason counts.
     pub fn ask(&self, why: &str) {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.to_owned());
+        self.asked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
@@ -77,6 +80,9 @@ mod tests {
         cancel.ask("a VM begins to move");
         cancel.ask("its client left");
         let ended = cancel.wait(Duration::from_secs(3600)).unwrap_err();
-        assert_eq!((ended.code, ended.detail.as_str()), (FailureCode::Cancelled, "a VM begins to move"));
+        assert_eq!(
+            (ended.code, ended.detail.as_str()),
+            (FailureCode::Cancelled, "a VM begins to move")
+        );
     }
 }

@@ -33,7 +33,12 @@ const USUAL: [u32; 15] =
 
 impl Prober<'_> {
     /// Measures the MTU. `small` is a stream of the lane with segments of [`SAFE_SEGMENT_BYTES`].
-    pub(super) fn mtu(&self, lane: Lane, small: &Opened, round_trip: Duration) -> Result<MtuProbe, Failure> {
+    pub(super) fn mtu(
+        &self,
+        lane: Lane,
+        small: &Opened,
+        round_trip: Duration,
+    ) -> Result<MtuProbe, Failure> {
         let local = small.stream.local().map_err(|error| lane_failure(&error))?.ip();
         let interface = (self.job.interface_mtu)(local).map(|mtu| mtu.min(LARGEST_PACKET));
         let headers = if lane.to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
@@ -43,7 +48,8 @@ impl Prober<'_> {
         // A lossy wire may lose one.
         for _ in 0..2 {
             if let Some(opened) = self.burst(lane, None, limit)? {
-                let segment = opened.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
+                let segment =
+                    opened.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
                 let path = opened.stream.path_mtu().map_err(|error| lane_failure(&error))?;
                 // The peer's own interface may accept less than the path.
                 let passes = path.min(segment.saturating_add(headers + options));
@@ -81,12 +87,16 @@ impl Prober<'_> {
         self.job.cancel.check()?;
         let answered = self.open(lane, segment_bytes, limit).and_then(|mut opened| {
             let burst = [Message::Padding { bytes: BURST_BYTES }, Message::Ping { sent_ns: 0 }];
-            burst.iter().try_for_each(|message| opened.sender.send(message)).map_err(|e| lane_failure(&e))?;
+            burst
+                .iter()
+                .try_for_each(|message| opened.sender.send(message))
+                .map_err(|e| lane_failure(&e))?;
             match opened.receiver.receive().map_err(|error| lane_failure(&error))? {
                 Incoming::Message(Message::Pong { .. }) => Ok(opened),
-                _ => {
-                    Err(Failure::new(FailureCode::ProtocolBroken, "a ping was answered with something else"))
-                }
+                _ => Err(Failure::new(
+                    FailureCode::ProtocolBroken,
+                    "a ping was answered with something else",
+                )),
             }
         });
         match answered {
@@ -113,7 +123,8 @@ fn largest(
         if fails <= passes + 1 {
             break;
         }
-        let between: Vec<u32> = USUAL.into_iter().filter(|size| (passes + 1..fails).contains(size)).collect();
+        let between: Vec<u32> =
+            USUAL.into_iter().filter(|size| (passes + 1..fails).contains(size)).collect();
         // A usual size that passes is most likely the limit itself, which the next byte shows.
         let next = match between.get(between.len() / 2) {
             Some(&usual) => usual,

@@ -54,13 +54,16 @@ impl Prober<'_> {
         let (meter, stop) = (CpuMeter::new(self.begun), AtomicBool::new(false));
         let (readings, poured) = std::thread::scope(|scope| {
             let (meter, stop) = (&meter, &stop);
-            let pouring: Vec<_> =
-                opened.into_iter().map(|opened| scope.spawn(move || pour(opened, meter, stop))).collect();
+            let pouring: Vec<_> = opened
+                .into_iter()
+                .map(|opened| scope.spawn(move || pour(opened, meter, stop)))
+                .collect();
             let readings = self.let_it_run(meter, clock);
             stop.store(true, Ordering::Relaxed);
             // Ends the wait of threads for room to send.
             handles.iter().for_each(godwit_lanes::Stream::close);
-            let poured: Vec<_> = pouring.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            let poured: Vec<_> =
+                pouring.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
             (readings, poured)
         });
         // Data in queues must not be waited for.
@@ -70,7 +73,8 @@ impl Prober<'_> {
         let (from_ns, to_ns) = (to_peer_ns(&before), to_peer_ns(&after));
         let mut bytes_per_s = 0.0;
         for samples in poured {
-            let panicked = |_| Failure::new(crate::FailureCode::Internal, "a stream's thread panicked");
+            let panicked =
+                |_| Failure::new(crate::FailureCode::Internal, "a stream's thread panicked");
             let samples = samples.map_err(panicked)?.map_err(|error| lane_failure(&error))?;
             bytes_per_s += rate(&samples, from_ns, to_ns);
         }
@@ -85,7 +89,11 @@ impl Prober<'_> {
 
     /// Lets the streams run. Returns readings of this host's CPUs at the start and at the end of
     /// the time that counts.
-    fn let_it_run(&self, meter: &CpuMeter, clock: &PeerClock) -> Result<(CpuReading, CpuReading), Failure> {
+    fn let_it_run(
+        &self,
+        meter: &CpuMeter,
+        clock: &PeerClock,
+    ) -> Result<(CpuReading, CpuReading), Failure> {
         let round_trips = clock.round_trip().unwrap_or_default() * WARM_UP_ROUND_TRIPS;
         self.job.cancel.wait(WARM_UP + round_trips.min(WARM_UP * WARM_UP_ROUND_TRIPS))?;
         let before = meter.read();
@@ -163,7 +171,8 @@ fn frame_bytes(samples: &[Sample]) -> u32 {
     if time_ns < RATE_TIME.as_nanos() {
         return LEAST_FRAME;
     }
-    let bytes = u128::from(last.bytes.saturating_sub(first.bytes)) * FRAME_TIME.as_nanos() / time_ns;
+    let bytes =
+        u128::from(last.bytes.saturating_sub(first.bytes)) * FRAME_TIME.as_nanos() / time_ns;
     u32::try_from(bytes).unwrap_or(MOST_FRAME).clamp(LEAST_FRAME, MOST_FRAME)
 }
 
@@ -184,7 +193,8 @@ fn taken_at(samples: &[Sample], at_ns: u64) -> f64 {
         (Some(before), Some(after)) => {
             let part = at_ns.saturating_sub(before.at_ns) as f64
                 / after.at_ns.saturating_sub(before.at_ns).max(1) as f64;
-            before.bytes as f64 + part.clamp(0.0, 1.0) * after.bytes.saturating_sub(before.bytes) as f64
+            before.bytes as f64
+                + part.clamp(0.0, 1.0) * after.bytes.saturating_sub(before.bytes) as f64
         }
         // Before the first and after the last answer, no movement is known.
         (Some(last), None) => last.bytes as f64,

@@ -9,11 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::FailureReport;
 
-/// Stage of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeStage {
-    /// Connecting streams.
     Connect,
     /// Timing round trips of a small message.
     RoundTrip,
@@ -44,7 +42,6 @@ pub struct ProbeProgress {
     pub lane: Option<String>,
     /// The lane's number, from 1.
     pub number: usize,
-    /// Number of lanes.
     pub lanes: usize,
     /// What is being measured.
     pub stage: ProbeStage,
@@ -78,7 +75,6 @@ pub struct CpuUse {
     pub cores: u32,
 }
 
-/// One measurement of throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThroughputRun {
     /// Number of TCP streams of each lane.
@@ -114,7 +110,6 @@ pub struct MtuProbe {
     pub black_hole: bool,
 }
 
-/// What limits the throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
@@ -164,7 +159,6 @@ pub struct LaneProbe {
     pub mtu: Option<MtuProbe>,
     /// Throughput by the number of streams, the fewest first.
     pub throughput: Vec<ThroughputRun>,
-    /// What limits the lane.
     pub limit: Option<Limit>,
     /// Why the lane, or the rest of it, could not be measured.
     pub failure: Option<FailureReport>,
@@ -184,11 +178,9 @@ pub struct MoveEstimate {
     pub migration_time_ms: f64,
     /// The fewest streams that reach 90 % of the highest throughput.
     pub best_streams: u32,
-    /// Time with that number.
     pub best_migration_time_ms: f64,
 }
 
-/// Report of a probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeReport {
     /// Name of the source host.
@@ -208,10 +200,8 @@ pub struct ProbeReport {
     /// itself observes no limit.
     #[serde(default)]
     pub bandwidth_limit: Option<BitRate>,
-    /// What limits a migration.
     pub limit: Option<Limit>,
     /// Estimated duration of a migration; `None` if no lane carries one.
     pub estimate: Option<MoveEstimate>,
-    /// Duration of the probe.
     pub probe_time_ms: f64,
 }

@@ -52,7 +52,9 @@ impl Content {
             let file = RamFile::of(region)?;
             let prefixes = (0..file.pages()).map(|_| AtomicU64::new(0)).collect();
             let origins = (0..file.pages()).map(|_| Origin::default()).collect();
-            let flags = || (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| AtomicBool::new(false)).collect();
+            let flags = || {
+                (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| AtomicBool::new(false)).collect()
+            };
             let (done, come) = (flags(), flags());
             Ok(Block { file, prefixes, origins, done, come })
         };
@@ -97,13 +99,19 @@ impl Content {
     pub fn has_come(&self, block: u16, page: u64, is_noted: bool) {
         let Some(of) = self.blocks.get(usize::from(block)) else { return };
         let number = page / DIGEST_PAGES;
-        let Some(place) = usize::try_from(number).ok().filter(|place| *place < of.come.len()) else { return };
+        let Some(place) = usize::try_from(number).ok().filter(|place| *place < of.come.len())
+        else {
+            return;
+        };
         if is_noted {
             return of.done[place].store(true, Ordering::Release);
         }
         if !of.come[place].swap(true, Ordering::Relaxed) {
             let first = number * DIGEST_PAGES;
-            self.come().push((block, PageRange::between(first, of.file.pages().min(first + DIGEST_PAGES))));
+            self.come().push((
+                block,
+                PageRange::between(first, of.file.pages().min(first + DIGEST_PAGES)),
+            ));
         }
     }
 
@@ -143,7 +151,9 @@ impl Content {
     /// Returns all pieces whose digests are computed together, as (block, pages).
     pub fn pieces(&self) -> impl Iterator<Item = (u16, PageRange)> + '_ {
         (0..).zip(&self.blocks).flat_map(|(number, block)| {
-            PageRange::new(0, block.file.pages()).chunks(DIGEST_PAGES).map(move |piece| (number, piece))
+            PageRange::new(0, block.file.pages())
+                .chunks(DIGEST_PAGES)
+                .map(move |piece| (number, piece))
         })
     }
 
@@ -156,7 +166,8 @@ impl Content {
     /// Notes a page that was copied from another guest's memory, with the number that
     /// [`Content::origin`] returned.
     pub fn note_copy(&self, block: u16, page: u64, prefix: u64, origin: u8) {
-        let (Some(block), Ok(page)) = (self.blocks.get(usize::from(block)), usize::try_from(page)) else {
+        let (Some(block), Ok(page)) = (self.blocks.get(usize::from(block)), usize::try_from(page))
+        else {
             return;
         };
         if let (Some(known), Some(of)) = (block.prefixes.get(page), block.origins.get(page)) {
@@ -211,13 +222,16 @@ impl Content {
     pub fn digests(&self, block: u16, piece: PageRange) -> Result<Vec<u64>, RamError> {
         let Some(block) = self.blocks.get(usize::from(block)) else { return Ok(Vec::new()) };
         let place = |page: u64| usize::try_from(page).unwrap_or(usize::MAX);
-        let Some(done) = block.done.get(place(piece.first / DIGEST_PAGES)) else { return Ok(Vec::new()) };
+        let Some(done) = block.done.get(place(piece.first / DIGEST_PAGES)) else {
+            return Ok(Vec::new());
+        };
         if !done.load(Ordering::Acquire) {
             block.work_out(piece)?;
             done.store(true, Ordering::Release);
         }
         let known = block.prefixes.get(place(piece.first)..place(piece.end())).unwrap_or_default();
-        let prefixes: Vec<u64> = known.iter().map(|prefix| prefix.load(Ordering::Relaxed)).collect();
+        let prefixes: Vec<u64> =
+            known.iter().map(|prefix| prefix.load(Ordering::Relaxed)).collect();
         Ok(if prefixes.iter().all(|prefix| *prefix == 0) { Vec::new() } else { prefixes })
     }
 
@@ -258,9 +272,13 @@ impl Block {
         let mut at = piece.first;
         while at < piece.end() {
             // What was never written is not read either.
-            let Some(data) = self.file.data_from(at)?.filter(|data| *data < piece.end()) else { break };
+            let Some(data) = self.file.data_from(at)?.filter(|data| *data < piece.end()) else {
+                break;
+            };
             let pages = PageRange::between(data, piece.end().min(data + READ_PAGES));
-            let bytes = bytes.get_mut(..usize::try_from(pages.len_bytes()).unwrap_or(0)).unwrap_or_default();
+            let bytes = bytes
+                .get_mut(..usize::try_from(pages.len_bytes()).unwrap_or(0))
+                .unwrap_or_default();
             self.file.copy_out(data, bytes)?;
             for (page, bytes) in (pages.first..).zip(bytes.chunks_exact(ZERO_PAGE.len())) {
                 let known = usize::try_from(page).ok().and_then(|page| self.prefixes.get(page));
@@ -288,7 +306,9 @@ mod tests {
         };
         let regions = [region("a", 1300), region("b", 3)];
         for page in [0, 5, 700, 1299] {
-            regions[0].copy_in(page * PAGE_SIZE, &[u8::try_from(page % 251).unwrap() + 1; 4096]).unwrap();
+            regions[0]
+                .copy_in(page * PAGE_SIZE, &[u8::try_from(page % 251).unwrap() + 1; 4096])
+                .unwrap();
         }
         let content = Content::of(&regions).unwrap();
         let pieces: Vec<_> = content.pieces().collect();
@@ -317,7 +337,8 @@ mod tests {
     #[test]
     fn copies_of_what_is_told_are_no_news() {
         let folder = tempfile::tempdir().unwrap();
-        let regions = [Arc::new(Region::create(&folder.path().join("a"), 8 * PAGE_SIZE, None).unwrap())];
+        let regions =
+            [Arc::new(Region::create(&folder.path().join("a"), 8 * PAGE_SIZE, None).unwrap())];
         let (original, copy) = (Content::of(&regions).unwrap(), Content::of(&regions).unwrap());
         let original = Arc::new(original);
         let origin = copy.origin(&original);
@@ -341,6 +362,9 @@ mod tests {
         [2, 4, 5].into_iter().for_each(|page| copy.note(0, page, 0));
         assert_eq!(news(true), None);
         drop(original);
-        assert_eq!(copy.news(0, PageRange::new(0, 8), |_| true).unwrap(), Some((1, vec![11, 0, 13])));
+        assert_eq!(
+            copy.news(0, PageRange::new(0, 8), |_| true).unwrap(),
+            Some((1, vec![11, 0, 13]))
+        );
     }
 }

@@ -45,6 +45,9 @@ impl Origins {
     /// Returns which origins satisfy `is_so`, by their numbers less one. Memory that is gone does
     /// not.
     pub(super) fn which(&self, is_so: impl Fn(&Arc<Content>) -> bool) -> Vec<bool> {
-        self.contents().iter().map(|origin| origin.upgrade().is_some_and(|origin| is_so(&origin))).collect()
+        self.contents()
+            .iter()
+            .map(|origin| origin.upgrade().is_some_and(|origin| is_so(&origin)))
+            .collect()
     }
 }

@@ -32,7 +32,12 @@ impl Owed {
     /// Creates the state with no page owed, for a guest with blocks of these sizes.
     #[must_use]
     pub fn new(block_pages: &[u64]) -> Owed {
-        Owed { waiting: PageBits::new(block_pages), ever: PageBits::new(block_pages), at_risk: 0, told: 0 }
+        Owed {
+            waiting: PageBits::new(block_pages),
+            ever: PageBits::new(block_pages),
+            at_risk: 0,
+            told: 0,
+        }
     }
 
     /// Creates the state with some pages owed from an earlier part of the migration.
@@ -140,7 +145,9 @@ mod tests {
         assert!(owed.missing(&[run(0, 99, 2)]).is_err(), "there is no such page");
         let mut owed = Owed::new(&[100]);
         owed.risk(1000);
-        assert!(owed.missing(&[run(0, u64::MAX, 9)]).is_err() && owed.missing(&[run(1, 0, 1)]).is_err());
+        assert!(
+            owed.missing(&[run(0, u64::MAX, 9)]).is_err() && owed.missing(&[run(1, 0, 1)]).is_err()
+        );
         owed.settled();
         assert!(owed.missing(&[run(0, 5, 1)]).is_err());
     }

@@ -33,7 +33,10 @@ impl PageBits {
             }
             Block { pages, words }
         };
-        PageBits { blocks: block_pages.iter().map(block).collect(), count: block_pages.iter().sum() }
+        PageBits {
+            blocks: block_pages.iter().map(block).collect(),
+            count: block_pages.iter().sum(),
+        }
     }
 
     /// Adds all pages of another set, of the same blocks.
@@ -45,7 +48,9 @@ impl PageBits {
             }
             ours.words.iter_mut().zip(&theirs.words).for_each(|(ours, theirs)| *ours |= theirs);
         }
-        let ones = |block: &Block| block.words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        let ones = |block: &Block| {
+            block.words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
+        };
         self.count = self.blocks.iter().map(ones).sum();
     }
 
@@ -56,7 +61,9 @@ impl PageBits {
 
     /// Inserts a page. Returns false if there is no such page.
     pub(crate) fn insert(&mut self, block: u16, page: u64) -> bool {
-        let Some(block) = self.blocks.get_mut(usize::from(block)).filter(|block| page < block.pages) else {
+        let Some(block) =
+            self.blocks.get_mut(usize::from(block)).filter(|block| page < block.pages)
+        else {
             return false;
         };
         if block.words.is_empty() {
@@ -79,11 +86,15 @@ impl PageBits {
     /// `floor` on.
     pub(crate) fn take(&mut self, block: u16, within: PageRange, out: &mut Vec<PageRange>) {
         let floor = out.len();
-        let Some(block) = self.blocks.get_mut(usize::from(block)).filter(|_| self.count > 0) else { return };
+        let Some(block) = self.blocks.get_mut(usize::from(block)).filter(|_| self.count > 0) else {
+            return;
+        };
         let end = within.end().min(block.pages);
         let mut page = within.first;
         while page < end {
-            let Some(word) = word_of(page).and_then(|word| block.words.get_mut(word)) else { return };
+            let Some(word) = word_of(page).and_then(|word| block.words.get_mut(word)) else {
+                return;
+            };
             if *word & (u64::MAX << (page % 64)) == 0 {
                 page = (page / 64 + 1) * 64;
                 continue;
@@ -119,7 +130,12 @@ mod tests {
         let sizes = [130, 64, 0, 3];
         let mut all = PageBits::all(&sizes);
         assert_eq!(all.count(), 197);
-        assert!(all.contains(0, 129) && !all.contains(0, 130) && all.contains(1, 63) && all.contains(3, 2));
+        assert!(
+            all.contains(0, 129)
+                && !all.contains(0, 130)
+                && all.contains(1, 63)
+                && all.contains(3, 2)
+        );
         let mut out = Vec::new();
         all.take(0, PageRange::new(0, 128), &mut out);
         assert_eq!((all.count(), &out[..]), (69, &[PageRange::new(0, 128)][..]));

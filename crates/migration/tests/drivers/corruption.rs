@@ -12,15 +12,23 @@ use super::world::{Moved, Twist, migrate, migrate_paced};
 
 /// In a frame's header, in the fields of a frame of pages or of runs, among pages, and far into
 /// what follows.
-const PLACES: [usize; 6] = [0, 2, HEADER_LEN + 5, PagesHeader::LEN + 3, PagesHeader::LEN + 5000, 100_000];
+const PLACES: [usize; 6] =
+    [0, 2, HEADER_LEN + 5, PagesHeader::LEN + 3, PagesHeader::LEN + 5000, 100_000];
 
 #[test]
 fn a_data_stream_that_carries_another_byte_is_lost_and_the_others_do_its_work() {
     for compression in [Compression::None, Compression::Lz4] {
-        for place in PLACES.into_iter().filter(|place| compression == Compression::None || *place < 5000) {
+        for place in
+            PLACES.into_iter().filter(|place| compression == Compression::None || *place < 5000)
+        {
             let corrupts = Some(Corrupted::Data(place));
             let moved = migrate(Twist { streams: 2, corrupts, compression, ..Twist::default() });
-            assert_eq!(moved.result.outcome, Outcome::Completed, "{place}: {:?}", moved.result.failure);
+            assert_eq!(
+                moved.result.outcome,
+                Outcome::Completed,
+                "{place}: {:?}",
+                moved.result.failure
+            );
             assert!(moved.same_memory && moved.ending == Ending::Runs, "{place}");
             let [lane] = &moved.result.lanes[..] else { panic!("{:?}", moved.result.lanes) };
             assert_eq!((lane.streams, lane.broken.len()), (2, 1), "{place}: {lane:?}");
@@ -40,10 +48,16 @@ fn a_control_stream_that_carries_another_byte_is_a_lane_that_is_lost() {
     // is ready.
     let begin = HEADER_LEN + 8;
     for place in [0, 5, begin, begin + 9] {
-        given_back(migrate(Twist { corrupts: Some(Corrupted::Control(place)), ..Twist::default() }), "to");
+        given_back(
+            migrate(Twist { corrupts: Some(Corrupted::Control(place)), ..Twist::default() }),
+            "to",
+        );
     }
     for place in [0, 9] {
-        given_back(migrate(Twist { corrupts: Some(Corrupted::Answer(place)), ..Twist::default() }), "from");
+        given_back(
+            migrate(Twist { corrupts: Some(Corrupted::Answer(place)), ..Twist::default() }),
+            "from",
+        );
     }
 }
 

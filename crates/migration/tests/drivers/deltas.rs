@@ -48,12 +48,21 @@ fn what_was_written_a_little_is_told_by_what_differs() {
 
 #[test]
 fn it_goes_together_with_references_and_codecs() {
-    let own = References { by: ReferenceUse::Own, always: true, known_bytes: References::KNOWN_BYTES };
-    for (references, compression) in
-        [(own, Compression::Auto), (own, Compression::Lz4), (References::default(), Compression::Zstd)]
-    {
-        let twist =
-            Twist { references, compression, repeats: true, writes: 3, streams: 2, ..Twist::default() };
+    let own =
+        References { by: ReferenceUse::Own, always: true, known_bytes: References::KNOWN_BYTES };
+    for (references, compression) in [
+        (own, Compression::Auto),
+        (own, Compression::Lz4),
+        (References::default(), Compression::Zstd),
+    ] {
+        let twist = Twist {
+            references,
+            compression,
+            repeats: true,
+            writes: 3,
+            streams: 2,
+            ..Twist::default()
+        };
         let moved = moved_with(Twist { deltas: ALWAYS, ..twist });
         assert!(sent_as(&moved, EncodingName::Delta).0 > 0, "{:?}", moved.result.encodings);
     }
@@ -68,7 +77,11 @@ fn too_small_a_cache_serves_the_pages_that_it_holds() {
     assert_eq!(moved.result.missing_pages, 0);
     let off = Deltas { cache_bytes: 0, ..ALWAYS };
     assert_eq!(
-        sent_as(&moved_with(Twist { deltas: off, writes: 2, ..Twist::default() }), EncodingName::Delta).0,
+        sent_as(
+            &moved_with(Twist { deltas: off, writes: 2, ..Twist::default() }),
+            EncodingName::Delta
+        )
+        .0,
         0
     );
 }
@@ -108,7 +121,9 @@ fn a_delta_of_what_is_not_there_leaves_the_page_missing() {
         let delta = Delta { round: 1, block: 0, first: 5, bases: vec![77], packed };
         sender.send(&Message::Delta(delta)).unwrap();
         sender.send(&Message::UnitEnd).unwrap();
-        control.send(&Message::PagesEnd(godwit_wire::PagesEnd { pages: 1, units: vec![1] })).unwrap();
+        control
+            .send(&Message::PagesEnd(godwit_wire::PagesEnd { pages: 1, units: vec![1] }))
+            .unwrap();
         while let Ok(godwit_lanes::Incoming::Message(message)) = answers.receive() {
             match message {
                 Message::Missing { runs } => {
@@ -131,7 +146,8 @@ fn deltas_beyond_the_guest_or_of_garbage_end_the_migration() {
             let data = connect(lane, LIMIT).unwrap();
             let mut sender = data.sender();
             say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
-            let delta = Delta { round: 0, block: 0, first, bases: vec![1; 2], packed: packed.clone() };
+            let delta =
+                Delta { round: 0, block: 0, first, bases: vec![1; 2], packed: packed.clone() };
             sender.send(&Message::Delta(delta)).unwrap();
             let _ = peer.receiver().receive();
         });

@@ -68,7 +68,8 @@ impl Faults for FakeFaults {
         if !self.runs.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let cut = self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
+        let cut =
+            self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
         if cut.is_ok() {
             self.streams.lock().unwrap().iter().for_each(Stream::close);
         }

@@ -6,18 +6,19 @@ use std::sync::{Arc, mpsc};
 use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
-    DestinationHypervisor, DestinationJob, Hello, MOST_DEVICE_STATE_BYTES, Offer, receive, say_hello, welcome,
+    DestinationHypervisor, DestinationJob, Hello, MOST_DEVICE_STATE_BYTES, Offer, receive,
+    say_hello, welcome,
 };
 use godwit_migration::{Failure, FailureCode, Outcome};
 use godwit_wire::{
-    Begin, BlockRun, Codec, Encoding, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PageRun, PagesHeader,
-    SUPPORTED, VersionRange, checksum,
+    Begin, BlockRun, Codec, Encoding, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PageRun,
+    PagesHeader, SUPPORTED, VersionRange, checksum,
 };
 
 use crate::ways::path;
 use crate::world::{
-    BLOCKS, FakeDestination, HELLO, ID, LIMIT, SECOND, Twist, accept_one, loopback, lying_destination,
-    migrate, regions, stream,
+    BLOCKS, FakeDestination, HELLO, ID, LIMIT, SECOND, Twist, accept_one, loopback,
+    lying_destination, migrate, regions, stream,
 };
 
 /// Runs a destination against a fake peer of this file.
@@ -35,8 +36,13 @@ pub(crate) fn lying_peer_offered(
     let (peer, far) = stream(&listener, lane);
     let (log, said) = mpsc::channel();
     let regions = regions(&folder, "to");
-    let mut hypervisor =
-        FakeDestination { state_bytes: 0, load_fails: false, page_in: None, runs: Arc::default(), log };
+    let mut hypervisor = FakeDestination {
+        state_bytes: 0,
+        load_fails: false,
+        page_in: None,
+        runs: Arc::default(),
+        log,
+    };
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
@@ -97,8 +103,10 @@ fn compressed_pages_that_hold_something_else_end_the_migration() {
         let ping = Message::Ping { sent_ns: 0 };
         let mut content = Vec::new();
         ping.encode(&mut content);
-        let encoding =
-            Encoding::Compressed { codec: Codec::Zstd, bytes: u32::try_from(content.len()).unwrap() };
+        let encoding = Encoding::Compressed {
+            codec: Codec::Zstd,
+            bytes: u32::try_from(content.len()).unwrap(),
+        };
         let sum = checksum(&content);
         sender.send(&Message::Pages(PagesHeader { round: 0, run, encoding, sum })).unwrap();
         sender.send(&ping).unwrap();
@@ -113,7 +121,8 @@ fn a_peer_of_another_version_is_told_so() {
     let (ending, said) = lying_peer(|peer, _| {
         let versions = VersionRange { oldest: 900, newest: 901 };
         let answer =
-            say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { versions, ..HELLO }).unwrap_err();
+            say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { versions, ..HELLO })
+                .unwrap_err();
         assert_eq!(answer.code, FailureCode::VersionMismatch);
         assert!(answer.detail.contains("900 to 901"), "{answer}");
     });
@@ -125,7 +134,11 @@ fn a_peer_of_another_version_is_told_so() {
 fn a_peer_with_another_migration_is_told_so() {
     let (ending, _) = lying_peer(|peer, _| {
         let other = MigrationId([9; 16]);
-        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { migration: other, ..HELLO });
+        let answer = say_hello(
+            &mut peer.sender(),
+            &mut peer.receiver(),
+            Hello { migration: other, ..HELLO },
+        );
         assert_eq!(answer.unwrap_err().code, FailureCode::UnknownMigration);
     });
     refused_with(ending, FailureCode::UnknownMigration);

@@ -45,7 +45,12 @@ fn a_guest_moves_whole_by_every_compression() {
         (Compression::Zstd, EncodingName::Zstd),
     ] {
         let moved = migrate(Twist { compression, streams: 2, ..Twist::default() });
-        assert_eq!(moved.result.outcome, Outcome::Completed, "{compression:?}: {:?}", moved.result.failure);
+        assert_eq!(
+            moved.result.outcome,
+            Outcome::Completed,
+            "{compression:?}: {:?}",
+            moved.result.failure
+        );
         assert!(moved.same_memory, "{compression:?}");
         let encodings = &moved.result.encodings;
         let pages: u64 = encodings.iter().map(|encoding| encoding.pages).sum();
@@ -91,7 +96,9 @@ fn a_cancel_while_the_guest_stands_still_resumes_it() {
     // Its users noticed the pause, so the report states its length.
     assert!(moved.result.stood_still_ms.is_some() && moved.result.switchover.is_none());
     assert_eq!(moved.said, ["discarded"]);
-    assert!(matches!(moved.ending, Ending::Discarded(failure) if failure.code == FailureCode::Cancelled));
+    assert!(
+        matches!(moved.ending, Ending::Discarded(failure) if failure.code == FailureCode::Cancelled)
+    );
 }
 
 #[test]
@@ -153,11 +160,12 @@ fn a_limit_holds_until_it_is_changed() {
 #[test]
 fn a_cancel_does_not_wait_for_a_limit() {
     let pace = held("1mbit");
-    let moved = migrate_paced(Twist { streams: 3, ..Twist::default() }, &pace, &|inbox, progress| {
-        if progress.phase == Phase::PreCopy {
-            inbox.cancel();
-        }
-    });
+    let moved =
+        migrate_paced(Twist { streams: 3, ..Twist::default() }, &pace, &|inbox, progress| {
+            if progress.phase == Phase::PreCopy {
+                inbox.cancel();
+            }
+        });
     assert_eq!(moved.result.outcome, Outcome::Cancelled);
     assert_eq!(moved.said, ["discarded"]);
     assert_eq!(moved.result.bandwidth_limit, pace.limit().rate());
@@ -198,7 +206,10 @@ fn a_certificate_that_ends_leaves_the_streams_that_are_there() {
     assert!(moved.same_memory);
     let [lane] = &moved.result.lanes[..] else { panic!("{:?}", moved.result.lanes) };
     assert_eq!(lane.streams, 2);
-    assert!(lane.broken.iter().any(|why| why.contains("this host's certificate has ended")), "{lane:?}");
+    assert!(
+        lane.broken.iter().any(|why| why.contains("this host's certificate has ended")),
+        "{lane:?}"
+    );
 }
 
 #[test]

@@ -12,7 +12,11 @@ use super::world::{Moved, Twist, migrate_paced};
 /// cannot be sent during the pause.
 fn page_in(twist: Twist) -> Moved {
     let pace = Pacing::default().migration("100mbit".parse().unwrap());
-    migrate_paced(Twist { writes: 5, streams: 2, compression: Compression::None, ..twist }, &pace, &|_, _| {})
+    migrate_paced(
+        Twist { writes: 5, streams: 2, compression: Compression::None, ..twist },
+        &pace,
+        &|_, _| {},
+    )
 }
 
 #[test]

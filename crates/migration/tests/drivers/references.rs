@@ -109,7 +109,11 @@ fn content_that_has_changed_is_asked_for() {
         let moved = migrate_to(twist, &offer(vec![Arc::clone(&content)]));
         assert_eq!(moved.result.missing_pages, 21);
         assert_eq!(pages_by(&moved, EncodingName::Reference), guests_pages());
-        assert_eq!(pages_by(&moved, EncodingName::Raw), 22, "what was missing, and the device's page");
+        assert_eq!(
+            pages_by(&moved, EncodingName::Raw),
+            22,
+            "what was missing, and the device's page"
+        );
     }
 }
 
@@ -137,7 +141,10 @@ fn a_guests_own_pages_are_sent_once() {
         );
         let found = pages_by(&moved, EncodingName::Reference);
         assert!(found > BLOCKS.iter().sum::<u64>() / 20, "{found}");
-        assert_eq!(moved.result.missing_pages, 0, "what is on its way elsewhere is not referred to");
+        assert_eq!(
+            moved.result.missing_pages, 0,
+            "what is on its way elsewhere is not referred to"
+        );
     }
 }
 
@@ -146,13 +153,17 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
     const PIECES: u64 = 40;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("large");
-    let region = [Arc::new(Region::create(&path, PIECES * DIGEST_PAGES * PAGE_SIZE, None).unwrap())];
+    let region =
+        [Arc::new(Region::create(&path, PIECES * DIGEST_PAGES * PAGE_SIZE, None).unwrap())];
     for piece in 0..PIECES {
         region[0].copy_in((piece * DIGEST_PAGES + piece) * PAGE_SIZE, &[7; 4096]).unwrap();
     }
     let digest = prefix(&godwit_lanes::hash_page(&[7; 4096]));
-    for (first_pages, most_pages) in [(0, 1 << 20), (3 * DIGEST_PAGES, 1 << 20), (0, 30 * DIGEST_PAGES)] {
-        let offer = Offer { contents: vec![content(&region)], most_pages, first_pages, beside: None };
+    for (first_pages, most_pages) in
+        [(0, 1 << 20), (3 * DIGEST_PAGES, 1 << 20), (0, 30 * DIGEST_PAGES)]
+    {
+        let offer =
+            Offer { contents: vec![content(&region)], most_pages, first_pages, beside: None };
         let expected = PIECES.min(most_pages / DIGEST_PAGES);
         lying_peer_offered(offer, |peer, _| {
             let (mut sender, mut answers) = (peer.sender(), peer.receiver());
@@ -170,7 +181,8 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
                     Incoming::Message(Message::Ready) => before = Some(told.len() as u64),
                     Incoming::Message(Message::Digests(Digests { place, prefixes })) => {
                         assert_eq!((place.content, place.block), (1, 0));
-                        let found: Vec<_> = (place.page..).zip(prefixes).filter(|(_, it)| *it != 0).collect();
+                        let found: Vec<_> =
+                            (place.page..).zip(prefixes).filter(|(_, it)| *it != 0).collect();
                         told.extend(found);
                     }
                     other => panic!("{other:?}"),
@@ -263,7 +275,8 @@ fn a_guest_arrives_whole_beside_another_one() {
 /// Runs a source against a fake destination. That one welcomes all streams, sends `answers` before
 /// it is ready, and then answers each unit with the result of `after_a_unit`.
 fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Sync) -> SourceResult {
-    let (twist, folder) = (Twist { references: ALL, ..Twist::default() }, tempfile::tempdir().unwrap());
+    let (twist, folder) =
+        (Twist { references: ALL, ..Twist::default() }, tempfile::tempdir().unwrap());
     let world = World::new(twist);
     let (control, far) = stream(&world.listener, world.lane);
     std::thread::scope(|scope| {
@@ -272,9 +285,14 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
             welcome(far, ID, LIMIT).unwrap();
             let (mut sender, mut receiver) = (control.sender(), control.receiver());
             assert!(matches!(receiver.receive().unwrap(), Incoming::Message(Message::Begin(_))));
-            answers.iter().chain([&Message::Ready]).for_each(|message| sender.send(message).unwrap());
+            answers
+                .iter()
+                .chain([&Message::Ready])
+                .for_each(|message| sender.send(message).unwrap());
             // A source that has already given up opens no stream, or closes it.
-            let Ok(Some(data)) = accept(std::slice::from_ref(&world.listener), LIMIT) else { return };
+            let Ok(Some(data)) = accept(std::slice::from_ref(&world.listener), LIMIT) else {
+                return;
+            };
             if welcome(data.clone(), ID, LIMIT).is_err() {
                 return;
             }
@@ -306,23 +324,32 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
 
 fn broken_by(result: &SourceResult, what: &str) {
     let failure = result.failure.as_ref().unwrap();
-    assert_eq!((result.outcome, failure.code), (Outcome::Failed, FailureCode::ProtocolBroken), "{failure}");
+    assert_eq!(
+        (result.outcome, failure.code),
+        (Outcome::Failed, FailureCode::ProtocolBroken),
+        "{failure}"
+    );
     assert!(failure.detail.contains(what), "{failure}");
 }
 
 #[test]
 fn a_destination_that_misses_what_the_guest_has_not_got_is_told_off() {
-    for (block, first, count) in [(0, BLOCKS[0] - 1, 2), (2, 0, 1), (0, u64::MAX - 3, 3), (0, 0, 1 << 40)] {
-        let result =
-            lied_to(&[], |_| vec![Message::Missing { runs: vec![BlockRun { block, first, count }] }]);
+    for (block, first, count) in
+        [(0, BLOCKS[0] - 1, 2), (2, 0, 1), (0, u64::MAX - 3, 3), (0, 0, 1 << 40)]
+    {
+        let result = lied_to(&[], |_| {
+            vec![Message::Missing { runs: vec![BlockRun { block, first, count }] }]
+        });
         broken_by(&result, "misses pages");
     }
 }
 
 #[test]
 fn a_destination_can_not_miss_pages_that_nobody_has_sent_yet() {
-    let result =
-        lied_to(&[Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] }], |_| vec![]);
+    let result = lied_to(
+        &[Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] }],
+        |_| vec![],
+    );
     broken_by(&result, "misses pages");
 }
 
@@ -349,10 +376,12 @@ fn a_source_that_never_sends_what_was_missing_gets_no_guest_running() {
         let data = connect(lane, LIMIT).unwrap();
         let mut sender = data.sender();
         say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
-        for place in [Place { content: 9, block: 0, page: 0 }, Place { content: 0, block: 1, page: 1 << 60 }]
+        for place in
+            [Place { content: 9, block: 0, page: 0 }, Place { content: 0, block: 1, page: 1 << 60 }]
         {
             let hashes = vec![[3; 32]; 2];
-            let references = godwit_wire::References { round: 0, block: 0, first: 5, place, hashes };
+            let references =
+                godwit_wire::References { round: 0, block: 0, first: 5, place, hashes };
             sender.send(&Message::References(references)).unwrap();
         }
         sender.send(&Message::UnitEnd).unwrap();
@@ -366,7 +395,10 @@ fn a_source_that_never_sends_what_was_missing_gets_no_guest_running() {
                 _ => {}
             }
         }
-        assert!(missing.iter().all(|run| (run.block, run.first, run.count) == (0, 5, 2)), "{missing:?}");
+        assert!(
+            missing.iter().all(|run| (run.block, run.first, run.count) == (0, 5, 2)),
+            "{missing:?}"
+        );
     });
     refused_with(ending, FailureCode::ProtocolBroken);
     assert_eq!(said, ["discarded"]);
@@ -381,7 +413,8 @@ fn references_beyond_the_guest_end_the_migration() {
         say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
         let place = Place { content: 1, block: 0, page: 0 };
         let hashes = vec![[3; 32]; 2];
-        let references = godwit_wire::References { round: 0, block: 0, first: BLOCKS[0] - 1, place, hashes };
+        let references =
+            godwit_wire::References { round: 0, block: 0, first: BLOCKS[0] - 1, place, hashes };
         sender.send(&Message::References(references)).unwrap();
         let _ = peer.receiver().receive();
     });
@@ -397,7 +430,10 @@ fn a_digest_that_lies_costs_a_page_and_nothing_else() {
     let mut page = [0; 4096];
     from[0].copy_out(PAGE_SIZE, &mut page).unwrap();
     let place = Place { content: 1, block: 0, page: 3 };
-    let told = Message::Digests(Digests { place, prefixes: vec![prefix(&godwit_lanes::hash_page(&page))] });
+    let told = Message::Digests(Digests {
+        place,
+        prefixes: vec![prefix(&godwit_lanes::hash_page(&page))],
+    });
     let result = lied_to(&[told], |units| match units {
         1 => vec![
             Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] },

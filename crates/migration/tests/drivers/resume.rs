@@ -8,7 +8,8 @@ use crate::world::{Twist, migrate};
 #[test]
 fn a_migration_goes_on_where_its_lane_was_cut() {
     // The only data stream breaks in the first round, while the guest writes.
-    let moved = migrate(Twist { cut: 1, streams: 1, writes: 3, reconnects: true, ..Twist::default() });
+    let moved =
+        migrate(Twist { cut: 1, streams: 1, writes: 3, reconnects: true, ..Twist::default() });
     assert_eq!(
         (moved.result.outcome, &moved.ending),
         (Outcome::Completed, &Ending::Runs),
@@ -21,7 +22,8 @@ fn a_migration_goes_on_where_its_lane_was_cut() {
 
 #[test]
 fn a_guest_that_is_paged_in_after_a_cut() {
-    let twist = Twist { cut: 1, streams: 1, reconnects: true, page_in: Some(1), ..Twist::default() };
+    let twist =
+        Twist { cut: 1, streams: 1, reconnects: true, page_in: Some(1), ..Twist::default() };
     let moved = migrate(twist);
     assert_eq!(
         (moved.result.outcome, &moved.ending),

@@ -101,16 +101,29 @@ impl Corruption {
     }
 
     /// Returns the path of the control stream.
-    pub(crate) fn control_lane<'scope>(&self, scope: &'scope Scope<'scope, '_>, lane: Lane) -> Lane {
+    pub(crate) fn control_lane<'scope>(
+        &self,
+        scope: &'scope Scope<'scope, '_>,
+        lane: Lane,
+    ) -> Lane {
         match self.what {
-            Some(Corrupted::Control(byte)) => self.relay(scope, lane, HELLO_BYTES + byte, usize::MAX),
-            Some(Corrupted::Answer(byte)) => self.relay(scope, lane, usize::MAX, WELCOME_BYTES + byte),
+            Some(Corrupted::Control(byte)) => {
+                self.relay(scope, lane, HELLO_BYTES + byte, usize::MAX)
+            }
+            Some(Corrupted::Answer(byte)) => {
+                self.relay(scope, lane, usize::MAX, WELCOME_BYTES + byte)
+            }
             _ => lane,
         }
     }
 
     /// Returns the path of another stream.
-    pub(crate) fn lane<'scope>(&self, scope: &'scope Scope<'scope, '_>, lane: Lane, is_asked: bool) -> Lane {
+    pub(crate) fn lane<'scope>(
+        &self,
+        scope: &'scope Scope<'scope, '_>,
+        lane: Lane,
+        is_asked: bool,
+    ) -> Lane {
         let page_in = self.asked.fetch_or(is_asked, Ordering::SeqCst) || is_asked;
         let byte = match self.what {
             Some(Corrupted::Asked(byte)) if is_asked => byte,
@@ -130,7 +143,13 @@ impl Corruption {
     }
 
     /// Returns a path that changes these bytes of what one connection carries in each direction.
-    fn relay<'scope>(&self, scope: &'scope Scope<'scope, '_>, to: Lane, there: usize, back: usize) -> Lane {
+    fn relay<'scope>(
+        &self,
+        scope: &'scope Scope<'scope, '_>,
+        to: Lane,
+        there: usize,
+        back: usize,
+    ) -> Lane {
         let (listener, lane) = path(loopback());
         let far = TcpStream::connect(to.to).unwrap();
         let (done, runs) = (Arc::clone(&self.done), Arc::clone(&self.runs));
@@ -158,7 +177,9 @@ fn carry(
     let (mut buffer, mut at) = (vec![0; 64 << 10], 0);
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         if counts() {
-            if let Some(byte) = changed.checked_sub(at).and_then(|place| buffer[..read].get_mut(place)) {
+            if let Some(byte) =
+                changed.checked_sub(at).and_then(|place| buffer[..read].get_mut(place))
+            {
                 *byte ^= 0x10;
                 done.store(true, Ordering::SeqCst);
             }

@@ -14,15 +14,17 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
 use godwit_migration::drive::{
-    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Kept, Noted,
-    Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling, Tracking,
-    WelcomedStream, inbox, receive, send, welcome,
+    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Kept,
+    Noted, Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling,
+    Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
 use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, MeansUse, PageIn, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_ram::{CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError};
+use godwit_ram::{
+    CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
+};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 use super::faults::FakeFaults;
@@ -34,7 +36,8 @@ pub(crate) const SECOND: Ownership = Ownership { incarnation: Incarnation::new(7
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
 pub(crate) const BLOCKS: [u64; 2] = [700, 133];
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
-pub(crate) const HELLO: Hello = Hello { migration: ID, stream: CONTROL_STREAM, versions: SUPPORTED };
+pub(crate) const HELLO: Hello =
+    Hello { migration: ID, stream: CONTROL_STREAM, versions: SUPPORTED };
 
 /// Pages written, as (block, page).
 pub(crate) type Dirty = Arc<Mutex<BTreeSet<(usize, u64)>>>;
@@ -124,7 +127,12 @@ impl Tracking for FakeTracking {
         Ok(if stopped_early { found.last().unwrap().1 + 1 } else { within.end() })
     }
 
-    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+    fn look(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError> {
         self.looked();
         let dirty = self.dirty.lock().unwrap();
         let found = dirty.range((block, within.first)..(block, within.end()));
@@ -403,7 +411,8 @@ impl Secure {
     fn new(folder: &tempfile::TempDir) -> Secure {
         let authority = Authority::create(folder.path(), "test", 9).unwrap();
         let identity = |name: &str, days| {
-            let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days };
+            let grant =
+                Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days };
             let issued = authority.issue(&grant).unwrap();
             Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
         };
@@ -578,7 +587,8 @@ impl World {
     /// Waits a moment for a data stream.
     fn accept(&self) -> Option<WelcomedStream> {
         let Some(secure) = &self.secure else { return accept_one(&self.listener) };
-        let stream = accept(std::slice::from_ref(&self.listener), Duration::from_millis(10)).unwrap()?;
+        let stream =
+            accept(std::slice::from_ref(&self.listener), Duration::from_millis(10)).unwrap()?;
         let secured = stream.secure_accepted(&secure.destination);
         secure.refused.fetch_or(secured.is_err(), Ordering::SeqCst);
         let (stream, _) = secured.ok()?;
@@ -599,7 +609,9 @@ impl World {
         let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
         if twist.hangs && !self.hung.swap(true, Ordering::SeqCst) {
             let (_full, _first, lane) = unanswering();
-            return interrupt.connect(lane, Duration::from_secs(3600), Carries::Pages).map_err(lost);
+            return interrupt
+                .connect(lane, Duration::from_secs(3600), Carries::Pages)
+                .map_err(lost);
         }
         let mut stalled = self.stalled.lock().unwrap();
         let lane = match stalled.as_mut() {

@@ -29,7 +29,6 @@ pub enum Progress {
 /// When one move is expected, milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveEta {
-    /// The VM.
     pub vm: String,
     /// When it begins, or has begun; none: it can't, as things were when it was planned.
     pub starts_ms: Option<u64>,
@@ -67,10 +66,13 @@ pub fn eta(moves: &[PlannedMove], progress: &BTreeMap<String, Progress>, now_ms:
     let kept: Vec<_> = all.filter(|(_, progress)| *progress != Progress::Dropped).collect();
     let pace = pace(&kept, now_ms);
     let plan_at_ms = where_the_plan_is(&kept);
-    let moves: Vec<MoveEta> =
-        kept.iter().map(|(planned, progress)| one(planned, *progress, now_ms, pace, plan_at_ms)).collect();
+    let moves: Vec<MoveEta> = kept
+        .iter()
+        .map(|(planned, progress)| one(planned, *progress, now_ms, pace, plan_at_ms))
+        .collect();
     let ends_ms = moves.iter().map(|of| of.ends_ms).try_fold(0, |last, end| Some(last.max(end?)));
-    let done = kept.iter().filter(|(_, progress)| matches!(progress, Progress::Done { .. })).count();
+    let done =
+        kept.iter().filter(|(_, progress)| matches!(progress, Progress::Done { .. })).count();
     let of = kept.len();
     let text = match ends_ms {
         _ if done == of => format!("{done} of {of} moved"),
@@ -144,7 +146,13 @@ fn where_the_plan_is(kept: &[(&PlannedMove, Progress)]) -> f64 {
     high
 }
 
-fn one(planned: &PlannedMove, progress: Progress, now_ms: u64, pace: f64, plan_at_ms: f64) -> MoveEta {
+fn one(
+    planned: &PlannedMove,
+    progress: Progress,
+    now_ms: u64,
+    pace: f64,
+    plan_at_ms: f64,
+) -> MoveEta {
     let vm = planned.vm.clone();
     let after = |planned_ms: f64| now_ms.saturating_add(millis(planned_ms / pace));
     let whole_ms = planned_ms(planned);
@@ -160,8 +168,9 @@ fn one(planned: &PlannedMove, progress: Progress, now_ms: u64, pace: f64, plan_a
             let starts = planned.expected.map(|expected| {
                 after(expected.starts_in_ms as f64 - plan_at_ms).max(not_before_ms.unwrap_or(0))
             });
-            let ends_ms =
-                starts.zip(whole_ms).map(|(starts, whole)| starts.saturating_add(millis(whole / pace)));
+            let ends_ms = starts
+                .zip(whole_ms)
+                .map(|(starts, whole)| starts.saturating_add(millis(whole / pace)));
             MoveEta { vm, starts_ms: starts, ends_ms }
         }
         Progress::Dropped => MoveEta { vm, starts_ms: None, ends_ms: None },

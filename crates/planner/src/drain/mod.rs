@@ -58,7 +58,6 @@ pub struct UnderWay {
 pub struct DrainRequest<'a> {
     /// Milliseconds since 1970.
     pub now_ms: u64,
-    /// The host.
     pub host: &'a str,
     /// The VMs that are to leave it, but for those that a migration has already.
     pub vms: &'a [DrainVm],
@@ -75,15 +74,12 @@ pub struct DrainRequest<'a> {
 /// A move that is planned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedMove {
-    /// The VM.
     pub vm: String,
     /// The host that it leaves.
     pub source: String,
     /// The host that it goes to.
     pub target: String,
-    /// Its memory.
     pub memory_bytes: u64,
-    /// Why there.
     pub why: String,
     /// VMs that a rule keeps with it: they go to the same host.
     pub together_with: Vec<String>,
@@ -98,7 +94,6 @@ pub struct PlannedMove {
 pub struct Expected {
     /// It begins then.
     pub starts_in_ms: u64,
-    /// And ends then.
     pub ends_in_ms: u64,
 }
 
@@ -119,10 +114,8 @@ pub enum StayReason {
     NotThere { expected: String, found: Option<String> },
 }
 
-/// A VM that stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Staying {
-    /// The VM.
     pub vm: String,
     /// Why.
     pub reason: StayReason,
@@ -133,13 +126,11 @@ pub struct Staying {
 /// How a host is emptied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrainPlan {
-    /// The host.
     pub host: String,
     /// When this was planned.
     pub planned_at_ms: u64,
     /// What moves, in the order in which it is expected to begin.
     pub moves: Vec<PlannedMove>,
-    /// What stays, by name.
     pub stays: Vec<Staying>,
     /// How long it takes until the last move has ended; none: a move never begins, as things are.
     pub takes_ms: Option<u64>,
@@ -171,7 +162,9 @@ fn summary(moves: &[PlannedMove], stays: &[Staying], takes_ms: Option<u64>) -> S
     let mut text = match takes_ms {
         _ if moves.is_empty() => "nothing moves".to_owned(),
         Some(takes_ms) => format!("{} in about {}", Count(moves.len(), "move"), Span(takes_ms)),
-        None => format!("{}, of which {stuck} can't begin as things are", Count(moves.len(), "move")),
+        None => {
+            format!("{}, of which {stuck} can't begin as things are", Count(moves.len(), "move"))
+        }
     };
     if let Some(first) = stays.first() {
         text += &format!("; {} can't go", Count(stays.len(), "VM"));

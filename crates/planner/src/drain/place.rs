@@ -13,11 +13,13 @@ const NEAREST: usize = 5;
 /// A target for each VM that leaves the host, and why the others stay.
 pub(super) fn leave(request: &DrainRequest<'_>) -> (Vec<PlannedMove>, Vec<Staying>) {
     let mut judge = Judge::new(request.hosts, request.rules);
-    let others =
-        |(index, host): (usize, &crate::placement::Host)| (host.facts.name != request.host).then_some(index);
+    let others = |(index, host): (usize, &crate::placement::Host)| {
+        (host.facts.name != request.host).then_some(index)
+    };
     let candidates: Vec<usize> = request.hosts.iter().enumerate().filter_map(others).collect();
     let mut units = units(&judge, request.vms.iter());
-    let memory = |unit: &[&DrainVm]| unit.iter().map(|vm| vm.vm.memory_bytes).fold(0, u64::saturating_add);
+    let memory =
+        |unit: &[&DrainVm]| unit.iter().map(|vm| vm.vm.memory_bytes).fold(0, u64::saturating_add);
     units.sort_by(|one, other| {
         memory(other).cmp(&memory(one)).then_with(|| one[0].vm.name.cmp(&other[0].vm.name))
     });
@@ -34,7 +36,8 @@ pub(super) fn units<'a>(
     judge: &Judge<'_>,
     vms: impl Iterator<Item = &'a DrainVm> + Clone,
 ) -> Vec<Vec<&'a DrainVm>> {
-    let by_name: HashMap<&str, &DrainVm> = vms.clone().map(|vm| (vm.vm.name.as_str(), vm)).collect();
+    let by_name: HashMap<&str, &DrainVm> =
+        vms.clone().map(|vm| (vm.vm.name.as_str(), vm)).collect();
     let (mut units, mut seen) = (Vec::new(), HashSet::new());
     for vm in vms {
         let mut unit: Vec<&DrainVm> = Vec::new();
@@ -91,8 +94,10 @@ impl<'a> Placed<'a> {
         if self.stays_for_itself(judge, unit, &vms) {
             return;
         }
-        let of_unit =
-            Unit { vms: vms.clone(), obstacles: unit.iter().map(|vm| Some(&vm.obstacles)).collect() };
+        let of_unit = Unit {
+            vms: vms.clone(),
+            obstacles: unit.iter().map(|vm| Some(&vm.obstacles)).collect(),
+        };
         let leaving = |vm: &str| self.pending.contains(vm);
         let Some((target, why)) = judge.best(&of_unit, &leaving, candidates) else {
             let reason = no_host(judge, &of_unit, &leaving, candidates, hosts);
@@ -123,11 +128,15 @@ impl<'a> Placed<'a> {
         let names = |of: &[&DrainVm]| of.iter().map(|vm| vm.vm.name.clone()).collect::<Vec<_>>();
         if let Some(rule) = judge.must_be_apart(vms) {
             for vm in unit {
-                self.stay(vm, StayReason::Contradiction { rule: rule.to_owned(), vms: names(unit) });
+                self.stay(
+                    vm,
+                    StayReason::Contradiction { rule: rule.to_owned(), vms: names(unit) },
+                );
             }
             return true;
         }
-        let immovable: Vec<&DrainVm> = unit.iter().filter(|vm| vm.immovable.is_some()).copied().collect();
+        let immovable: Vec<&DrainVm> =
+            unit.iter().filter(|vm| vm.immovable.is_some()).copied().collect();
         for vm in unit.iter().filter(|_| !immovable.is_empty()) {
             let reason = match &vm.immovable {
                 Some(obstacle) => StayReason::Immovable { obstacle: obstacle.clone() },
@@ -161,7 +170,8 @@ fn no_host(
     // The fewer things are in the way, the nearer; what can be fixed before what an operator has forbidden.
     let name = |index: &usize| &hosts[*index].facts.name;
     let weight = |reasons: &[Exclusion]| {
-        let forbidden = reasons.iter().filter(|reason| matches!(reason, Exclusion::Rule { .. })).count();
+        let forbidden =
+            reasons.iter().filter(|reason| matches!(reason, Exclusion::Rule { .. })).count();
         (reasons.len(), forbidden)
     };
     all.sort_by(|(one, reasons), (other, of_other)| {
@@ -170,8 +180,11 @@ fn no_host(
     all.truncate(NEAREST);
     let nearest: Vec<RuledOut> =
         all.into_iter().map(|(index, reasons)| ruled_out(name(&index), reasons)).collect();
-    let mut tally: Vec<_> = tally.into_iter().map(|(kind, hosts)| (kind.to_owned(), hosts)).collect();
-    tally.sort_by(|(one, hosts), (other, of_other)| of_other.cmp(hosts).then_with(|| one.cmp(other)));
+    let mut tally: Vec<_> =
+        tally.into_iter().map(|(kind, hosts)| (kind.to_owned(), hosts)).collect();
+    tally.sort_by(|(one, hosts), (other, of_other)| {
+        of_other.cmp(hosts).then_with(|| one.cmp(other))
+    });
     StayReason::NoHost { hosts: candidates.len(), tally, nearest }
 }
 
@@ -189,10 +202,13 @@ fn kind(exclusion: &Exclusion) -> &'static str {
 impl fmt::Display for StayReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StayReason::Immovable { obstacle } => write!(f, "{} ({})", obstacle.message, obstacle.code),
+            StayReason::Immovable { obstacle } => {
+                write!(f, "{} ({})", obstacle.message, obstacle.code)
+            }
             StayReason::NoHost { hosts: 0, .. } => f.write_str("there is no other host"),
             StayReason::NoHost { hosts, tally, nearest } => {
-                let told: Vec<_> = tally.iter().map(|(kind, hosts)| format!("{kind} {hosts}")).collect();
+                let told: Vec<_> =
+                    tally.iter().map(|(kind, hosts)| format!("{kind} {hosts}")).collect();
                 write!(f, "none of {} takes it ({})", Count(*hosts, "host"), told.join(", "))?;
                 match nearest.first() {
                     Some(RuledOut { host, text, .. }) => write!(f, "; nearest is {host}: {text}"),
@@ -206,7 +222,10 @@ impl fmt::Display for StayReason {
                 write!(f, "rules want {} together, and rule {rule} apart", Names(vms, vms.len()))
             }
             StayReason::NotThere { expected, found: Some(found) } => {
-                write!(f, "it is on {found} now, where this drain has not put it (that was {expected})")
+                write!(
+                    f,
+                    "it is on {found} now, where this drain has not put it (that was {expected})"
+                )
             }
             StayReason::NotThere { expected, found: None } => {
                 write!(f, "it is not running on {expected} any more")

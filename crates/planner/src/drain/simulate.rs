@@ -11,7 +11,8 @@ const NEGLIGIBLE_MS: f64 = 0.5;
 
 /// Fills in when each move of a drain is expected, and sorts them by it.
 pub(super) fn expect(request: &DrainRequest<'_>, moves: &mut [PlannedMove]) {
-    let by_name: HashMap<&str, &DrainVm> = request.vms.iter().map(|vm| (vm.vm.name.as_str(), vm)).collect();
+    let by_name: HashMap<&str, &DrainVm> =
+        request.vms.iter().map(|vm| (vm.vm.name.as_str(), vm)).collect();
     let jobs = moves.iter().zip(0..).filter_map(|(planned, rank)| {
         let vm = by_name.get(planned.vm.as_str())?;
         Some(job(planned, vm, request.now_ms + rank))
@@ -46,7 +47,8 @@ pub(super) fn fill(clock: Clock<'_>, moves: &mut [PlannedMove]) {
         planned.expected = expected.remove(&planned.vm);
         planned.waits_for = waits_for.remove(&planned.vm);
     }
-    let begin = |planned: &PlannedMove| planned.expected.map_or(u64::MAX, |expected| expected.starts_in_ms);
+    let begin =
+        |planned: &PlannedMove| planned.expected.map_or(u64::MAX, |expected| expected.starts_in_ms);
     moves.sort_by_cached_key(|planned| (begin(planned), planned.vm.clone()));
 }
 
@@ -101,7 +103,15 @@ impl<'a> Clock<'a> {
             began_ms: None,
         });
         let moving = moving.collect();
-        Clock { epoch_ms: now_ms, at_ms: 0.0, waiting, moving, hosts, limits, expected: BTreeMap::new() }
+        Clock {
+            epoch_ms: now_ms,
+            at_ms: 0.0,
+            waiting,
+            moving,
+            hosts,
+            limits,
+            expected: BTreeMap::new(),
+        }
     }
 
     fn host(&mut self, name: &str) -> Option<&mut HostFacts> {
@@ -124,15 +134,20 @@ impl<'a> Clock<'a> {
         if self.waiting.is_empty() {
             return BTreeMap::new();
         }
-        let running: Vec<RunningMove> = self.moving.iter().map(|moving| moving.running.clone()).collect();
+        let running: Vec<RunningMove> =
+            self.moving.iter().map(|moving| moving.running.clone()).collect();
         let now_ms = self.epoch_ms.saturating_add(millis(self.at_ms));
         let (waiting, hosts, limits) = (&self.waiting, &self.hosts, self.limits);
-        let decided = schedule(&Situation { now_ms, waiting, running: &running, hosts, limits, served: &[] });
+        let decided =
+            schedule(&Situation { now_ms, waiting, running: &running, hosts, limits, served: &[] });
         for start in decided.starts {
-            let Some(index) = self.waiting.iter().position(|job| job.id == start.job) else { continue };
+            let Some(index) = self.waiting.iter().position(|job| job.id == start.job) else {
+                continue;
+            };
             let job = self.waiting.swap_remove(index);
             if let Some(target) = self.host(&start.target) {
-                target.memory_promised_bytes = target.memory_promised_bytes.saturating_add(job.memory_bytes);
+                target.memory_promised_bytes =
+                    target.memory_promised_bytes.saturating_add(job.memory_bytes);
             }
             self.moving.push(Moving {
                 memory_bytes: job.memory_bytes,
@@ -156,7 +171,8 @@ impl<'a> Clock<'a> {
     /// To the moment at which the next move ends.
     fn advance(&mut self) {
         let speeds = self.speeds();
-        let until_end = self.moving.iter().zip(&speeds).map(|(moving, speed)| moving.left_ms / speed);
+        let until_end =
+            self.moving.iter().zip(&speeds).map(|(moving, speed)| moving.left_ms / speed);
         let step_ms = until_end.fold(f64::INFINITY, f64::min).max(0.0);
         self.at_ms += step_ms;
         for (moving, speed) in self.moving.iter_mut().zip(&speeds) {
@@ -174,13 +190,15 @@ impl<'a> Clock<'a> {
     fn end(&mut self, ended: Moving) {
         let Moving { running, memory_bytes, began_ms, .. } = ended;
         if let Some(target) = self.host(&running.target) {
-            target.memory_promised_bytes = target.memory_promised_bytes.saturating_sub(memory_bytes);
+            target.memory_promised_bytes =
+                target.memory_promised_bytes.saturating_sub(memory_bytes);
             target.memory_free_bytes = target.memory_free_bytes.saturating_sub(memory_bytes);
             target.reference_groups.extend(running.reference_group);
         }
         if let Some(began_ms) = began_ms {
             let ends_in_ms = millis(self.at_ms);
-            self.expected.insert(running.vm, Expected { starts_in_ms: millis(began_ms), ends_in_ms });
+            self.expected
+                .insert(running.vm, Expected { starts_in_ms: millis(began_ms), ends_in_ms });
         }
     }
 
@@ -194,13 +212,15 @@ impl<'a> Clock<'a> {
             // Where the speed is not known each move is taken to fill it.
             None => 1.0,
         };
-        let (mut out, mut into): (HashMap<&str, f64>, HashMap<&str, f64>) = (HashMap::new(), HashMap::new());
+        let (mut out, mut into): (HashMap<&str, f64>, HashMap<&str, f64>) =
+            (HashMap::new(), HashMap::new());
         for Moving { running, demand, .. } in &self.moving {
             *out.entry(&running.source).or_default() += part(&running.source, *demand);
             *into.entry(&running.target).or_default() += part(&running.target, *demand);
         }
-        let of =
-            |asked: &HashMap<&str, f64>, host: &str| 1.0 / asked.get(host).copied().unwrap_or(1.0).max(1.0);
+        let of = |asked: &HashMap<&str, f64>, host: &str| {
+            1.0 / asked.get(host).copied().unwrap_or(1.0).max(1.0)
+        };
         self.moving
             .iter()
             .map(|Moving { running, .. }| of(&out, &running.source).min(of(&into, &running.target)))

@@ -87,13 +87,15 @@ fn the_largest_is_placed_first_so_that_all_fit() {
 
 #[test]
 fn who_cannot_go_is_named_and_the_others_go() {
-    let gpu = Obstacle { code: "device-passthrough".into(), message: "device gpu0 can't move".into() };
+    let gpu =
+        Obstacle { code: "device-passthrough".into(), message: "device gpu0 can't move".into() };
     let vms = vec![vm("huge", 64), DrainVm { immovable: Some(gpu), ..vm("gpu", 2) }, vm("web", 2)];
     let mut given = Given::new(vms, vec![host("b", 16), host("c", 8)]);
     given.hosts[2].facts.presence = Presence::Away;
     let plan = given.plan();
     assert_eq!(target(&plan, "web"), Some("b"));
-    let texts: Vec<_> = plan.stays.iter().map(|stays| (stays.vm.as_str(), stays.text.as_str())).collect();
+    let texts: Vec<_> =
+        plan.stays.iter().map(|stays| (stays.vm.as_str(), stays.text.as_str())).collect();
     assert_eq!(
         texts,
         [
@@ -113,8 +115,10 @@ fn who_cannot_go_is_named_and_the_others_go() {
 #[test]
 fn planned_moves_keep_apart_and_together() {
     let names = ["n1", "n2", "n3"];
-    let mut given =
-        Given::new(names.map(|name| vm(name, 2)).into(), vec![host("b", 64), host("c", 32), host("d", 16)]);
+    let mut given = Given::new(
+        names.map(|name| vm(name, 2)).into(),
+        vec![host("b", 64), host("c", 32), host("d", 16)],
+    );
     given.rules = vec![rule("apart", RuleKind::Apart, &names)];
     let of = |plan: &DrainPlan| names.map(|name| target(plan, name).map(ToOwned::to_owned));
     let plan = given.plan();
@@ -136,9 +140,12 @@ fn planned_moves_keep_apart_and_together() {
 
 #[test]
 fn one_that_cannot_go_keeps_those_that_must_be_with_it() {
-    let gpu = Obstacle { code: "device-passthrough".into(), message: "device gpu0 can't move".into() };
-    let mut given =
-        Given::new(vec![DrainVm { immovable: Some(gpu), ..vm("db", 2) }, vm("web", 2)], vec![host("b", 64)]);
+    let gpu =
+        Obstacle { code: "device-passthrough".into(), message: "device gpu0 can't move".into() };
+    let mut given = Given::new(
+        vec![DrainVm { immovable: Some(gpu), ..vm("db", 2) }, vm("web", 2)],
+        vec![host("b", 64)],
+    );
     given.rules = vec![rule("near", RuleKind::Together, &["db", "web"])];
     assert_eq!(given.plan().stays[1].text, "a rule keeps it with db, which can't go");
 }
@@ -151,7 +158,8 @@ fn moves_that_share_the_link_take_as_long_as_one_after_the_other() {
     given.hosts[0].facts.link_bits_per_s = Some(1_000_000_000);
     let plan = given.plan();
     assert_eq!(plan.takes_ms, Some(8 * MINUTE));
-    let ends: Vec<_> = plan.moves.iter().map(|planned| planned.expected.unwrap().ends_in_ms).collect();
+    let ends: Vec<_> =
+        plan.moves.iter().map(|planned| planned.expected.unwrap().ends_in_ms).collect();
     assert_eq!(ends, [[4 * MINUTE; 4], [8 * MINUTE; 4]].concat());
     // Where the link has room for all of them they take as long as each alone.
     given.hosts[0].facts.link_bits_per_s = Some(10_000_000_000);
@@ -240,13 +248,15 @@ fn undone(given: &Given, moved: &[Moved], hosts: &[Host]) -> UndoPlan {
 
 #[test]
 fn undo_brings_back_the_last_first_and_names_what_it_leaves() {
-    let mut given = Given::new((0..4).map(|n| vm(&format!("vm{n}"), 8)).collect(), vec![host("b", 100)]);
+    let mut given =
+        Given::new((0..4).map(|n| vm(&format!("vm{n}"), 8)).collect(), vec![host("b", 100)]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: Some(1) });
     let plan = given.plan();
     let mut moved = moved(&given, &plan);
     let hosts = carry_out(&given.hosts, &plan.moves);
     let back = undone(&given, &moved, &hosts);
-    let order = |moves: &[PlannedMove]| moves.iter().map(|planned| planned.vm.clone()).collect::<Vec<_>>();
+    let order =
+        |moves: &[PlannedMove]| moves.iter().map(|planned| planned.vm.clone()).collect::<Vec<_>>();
     let mut first = order(&plan.moves);
     first.reverse();
     assert_eq!(order(&back.moves), first);
@@ -260,15 +270,20 @@ fn undo_brings_back_the_last_first_and_names_what_it_leaves() {
     let texts: Vec<_> = back.stays.iter().map(|stays| stays.text.as_str()).collect();
     assert_eq!(
         texts,
-        ["it is on c now, where this drain has not put it (that was b)", "it is not running on b any more"]
+        [
+            "it is on c now, where this drain has not put it (that was b)",
+            "it is not running on b any more"
+        ]
     );
 }
 
 fn clusters() -> impl Strategy<Value = Given> {
     let vms = prop::collection::vec((1..12u64, 1..20u64, any::<bool>()), 1..14);
     let hosts = prop::collection::vec((0..40u64, 0..6u8), 1..6);
-    let rules =
-        prop::collection::vec((0..3u8, prop::collection::btree_set(0..14usize, 2..4), 0..5usize), 0..5);
+    let rules = prop::collection::vec(
+        (0..3u8, prop::collection::btree_set(0..14usize, 2..4), 0..5usize),
+        0..5,
+    );
     (vms, hosts, rules, 1..5u32).prop_map(|(vms, hosts, rules, out)| {
         let vm_named = |(index, (gib, minutes, datastore)): (usize, (u64, u64, bool))| DrainVm {
             estimate_ms: minutes * MINUTE,
@@ -286,7 +301,10 @@ fn clusters() -> impl Strategy<Value = Given> {
         let rule_named = |(index, (kind, vms, host)): (usize, (u8, BTreeSet<usize>, usize))| {
             let names: Vec<_> = vms.into_iter().map(|vm| format!("vm{vm}")).collect();
             let names: Vec<_> = names.iter().map(String::as_str).collect();
-            let hosts = crate::placement::Hosts { names: vec![format!("h{host}")], labels: BTreeMap::new() };
+            let hosts = crate::placement::Hosts {
+                names: vec![format!("h{host}")],
+                labels: BTreeMap::new(),
+            };
             let kind = match kind {
                 0 => RuleKind::Together,
                 1 => RuleKind::Apart,

@@ -85,7 +85,10 @@ pub fn undo(request: &UndoRequest<'_>) -> UndoPlan {
         Some(job(planned, &moved.vm, request.now_ms + rank))
     });
     let facts = hosts.iter().map(|host| &host.facts);
-    fill(Clock::new(jobs.collect(), request.running, facts, request.limits, request.now_ms), &mut moves);
+    fill(
+        Clock::new(jobs.collect(), request.running, facts, request.limits, request.now_ms),
+        &mut moves,
+    );
     let waiting = request.moved.iter().filter(|moved| moved.to.is_none());
     let cancel = waiting.map(|moved| moved.vm.vm.name.clone()).collect();
     let takes_ms = whole(&moves);

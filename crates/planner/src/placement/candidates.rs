@@ -11,7 +11,6 @@ use crate::queue::HostFacts;
 pub struct Host {
     /// What the queue knows of it too.
     pub facts: HostFacts,
-    /// CPU cores.
     pub cores: u32,
     /// Cores that are busy, averaged over some minutes.
     pub busy_cores: f64,
@@ -30,9 +29,7 @@ pub struct Host {
 /// A VM that is to be placed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Vm {
-    /// Its name.
     pub name: String,
-    /// Its memory.
     pub memory_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,
@@ -71,7 +68,8 @@ impl Hosts {
     #[must_use]
     pub fn mean(&self, host: &str, labels: &BTreeMap<String, String>) -> bool {
         let has = |(label, value): (&String, &String)| labels.get(label) == Some(value);
-        self.names.iter().any(|name| name == host) || (!self.labels.is_empty() && self.labels.iter().all(has))
+        self.names.iter().any(|name| name == host)
+            || (!self.labels.is_empty() && self.labels.iter().all(has))
     }
 }
 
@@ -102,7 +100,6 @@ pub enum RuleKind {
 /// A rule of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// Names it.
     pub name: String,
     /// Whether it may be broken.
     pub strength: Strength,

@@ -167,7 +167,8 @@ impl<'a> Judge<'a> {
         if host.facts.maintenance {
             reasons.push(Exclusion::Maintenance);
         }
-        let (needed_bytes, left_bytes) = (Need::of(&unit.vms).memory_bytes, self.rooms[index].left_bytes);
+        let (needed_bytes, left_bytes) =
+            (Need::of(&unit.vms).memory_bytes, self.rooms[index].left_bytes);
         if needed_bytes > left_bytes {
             reasons.push(Exclusion::Memory { needed_bytes, left_bytes });
         }
@@ -175,7 +176,8 @@ impl<'a> Judge<'a> {
             let breaches = self.rules(vm, leaving).must_breaches(host, index, self.hosts);
             reasons.extend(breaches.into_iter().map(|breach| Exclusion::Rule { breach }));
         }
-        let found = unit.obstacles.iter().flatten().filter_map(|of| of.get(&host.facts.name)).flatten();
+        let found =
+            unit.obstacles.iter().flatten().filter_map(|of| of.get(&host.facts.name)).flatten();
         reasons.extend(found.map(|obstacle| Exclusion::Preflight { obstacle: obstacle.clone() }));
         reasons
     }
@@ -189,8 +191,13 @@ impl<'a> Judge<'a> {
         for (index, host) in self.hosts.iter().enumerate() {
             let reasons = self.exclusions(&unit, &|_| false, index);
             if reasons.is_empty() {
-                let breaks: Vec<_> = rules.should_broken(host, index).map(|rule| rule.name.clone()).collect();
-                fits.push((index, Score::of(host, &self.rooms[index], &need, breaks.len()), breaks));
+                let breaks: Vec<_> =
+                    rules.should_broken(host, index).map(|rule| rule.name.clone()).collect();
+                fits.push((
+                    index,
+                    Score::of(host, &self.rooms[index], &need, breaks.len()),
+                    breaks,
+                ));
             } else {
                 ranking.ruled_out.push(ruled_out(&host.facts.name, reasons));
             }
@@ -202,8 +209,12 @@ impl<'a> Judge<'a> {
         ranking.ruled_out.sort_by(|one, other| one.host.cmp(&other.host));
         let first = fits.first().cloned();
         for (index, score, breaks) in fits {
-            let this =
-                Compared { host: &self.hosts[index], room: &self.rooms[index], score, breaks: &breaks };
+            let this = Compared {
+                host: &self.hosts[index],
+                room: &self.rooms[index],
+                score,
+                breaks: &breaks,
+            };
             let why = match &first {
                 Some((best, score, breaks)) if *best != index => {
                     let (host, room) = (&self.hosts[*best], &self.rooms[*best]);
@@ -230,8 +241,9 @@ impl<'a> Judge<'a> {
     /// VMs that a `must` rule wants with this one.
     pub(crate) fn must_be_with(&self, vm: &str) -> impl Iterator<Item = &'a str> {
         let rules = self.rules_of.get(vm).into_iter().flatten();
-        let together =
-            rules.filter(|rule| rule.strength == Strength::Must && rule.kind == RuleKind::Together).copied();
+        let together = rules
+            .filter(|rule| rule.strength == Strength::Must && rule.kind == RuleKind::Together)
+            .copied();
         together.flat_map(|rule: &'a Rule| rule.vms.iter().map(String::as_str))
     }
 }
@@ -250,10 +262,17 @@ impl fmt::Display for Exclusion {
             Exclusion::Unknown => f.write_str("not heard since this manager began"),
             Exclusion::Maintenance => f.write_str("in maintenance"),
             Exclusion::Memory { needed_bytes, left_bytes } => {
-                write!(f, "memory: it needs {}, {} are left", Bytes(*needed_bytes), Bytes(*left_bytes))
+                write!(
+                    f,
+                    "memory: it needs {}, {} are left",
+                    Bytes(*needed_bytes),
+                    Bytes(*left_bytes)
+                )
             }
             Exclusion::Rule { breach } => RuleBreach::fmt(breach, f),
-            Exclusion::Preflight { obstacle: Obstacle { code, message } } => write!(f, "{message} ({code})"),
+            Exclusion::Preflight { obstacle: Obstacle { code, message } } => {
+                write!(f, "{message} ({code})")
+            }
         }
     }
 }

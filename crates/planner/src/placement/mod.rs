@@ -34,7 +34,6 @@ pub(crate) use judge::{Judge, Unit, ruled_out};
 /// What a host's place in the ranking is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ranked {
-    /// The host.
     pub host: String,
     /// Its points, and of what they are.
     pub score: Score,
@@ -49,7 +48,6 @@ pub struct Ranked {
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Exclusion {
-    /// The VM runs there.
     RunsThere,
     /// Its agent is silent.
     Away,
@@ -58,17 +56,23 @@ pub enum Exclusion {
     /// It takes no VMs.
     Maintenance,
     /// It has not the memory: `left_bytes` are free and not promised.
-    Memory { needed_bytes: u64, left_bytes: u64 },
+    Memory {
+        needed_bytes: u64,
+        left_bytes: u64,
+    },
     /// A `must` rule forbids it.
-    Rule { breach: RuleBreach },
+    Rule {
+        breach: RuleBreach,
+    },
     /// A check says that the VM can't move there.
-    Preflight { obstacle: Obstacle },
+    Preflight {
+        obstacle: Obstacle,
+    },
 }
 
 /// A host that can't take the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuledOut {
-    /// The host.
     pub host: String,
     /// All that is in the way.
     pub reasons: Vec<Exclusion>,

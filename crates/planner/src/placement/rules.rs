@@ -77,13 +77,24 @@ impl<'r> RulesOfVm<'r> {
     }
 
     /// The `should` rules that a host breaks.
-    pub(super) fn should_broken(&self, host: &Host, index: usize) -> impl Iterator<Item = &'r Rule> {
+    pub(super) fn should_broken(
+        &self,
+        host: &Host,
+        index: usize,
+    ) -> impl Iterator<Item = &'r Rule> {
         let shoulds = self.all.iter().filter(|(rule, _)| rule.strength == Strength::Should);
-        shoulds.filter(move |(rule, partners)| is_broken(rule, partners, host, index)).map(|(rule, _)| *rule)
+        shoulds
+            .filter(move |(rule, partners)| is_broken(rule, partners, host, index))
+            .map(|(rule, _)| *rule)
     }
 
     /// The `must` rules that a host breaks, and how.
-    pub(super) fn must_breaches(&self, host: &Host, index: usize, hosts: &[Host]) -> Vec<RuleBreach> {
+    pub(super) fn must_breaches(
+        &self,
+        host: &Host,
+        index: usize,
+        hosts: &[Host],
+    ) -> Vec<RuleBreach> {
         let musts = self.all.iter().filter(|(rule, _)| rule.strength == Strength::Must);
         let broken = musts.filter(|(rule, partners)| is_broken(rule, partners, host, index));
         broken.map(|(rule, partners)| breach(rule, partners, index, hosts)).collect()
@@ -99,7 +110,12 @@ fn is_broken(rule: &Rule, Partners(partners): &Partners<'_>, host: &Host, index:
     }
 }
 
-fn breach(rule: &Rule, Partners(partners): &Partners<'_>, index: usize, hosts: &[Host]) -> RuleBreach {
+fn breach(
+    rule: &Rule,
+    Partners(partners): &Partners<'_>,
+    index: usize,
+    hosts: &[Host],
+) -> RuleBreach {
     let name = rule.name.clone();
     match &rule.kind {
         RuleKind::On(_) => RuleBreach::NotAllowed { rule: name },

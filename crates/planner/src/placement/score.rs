@@ -71,7 +71,8 @@ impl Score {
 
     /// Why a host stands first.
     pub(super) fn of_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
-        let figures = [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
+        let figures =
+            [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
         format!("best: {}", figures.join(", "))
     }
 }
@@ -87,7 +88,8 @@ enum Part {
     Rules,
 }
 
-const PARTS: [Part; 6] = [Part::Memory, Part::Cpu, Part::Vcpus, Part::Lanes, Part::Clones, Part::Rules];
+const PARTS: [Part; 6] =
+    [Part::Memory, Part::Cpu, Part::Vcpus, Part::Lanes, Part::Clones, Part::Rules];
 
 impl Part {
     /// What the part is made of, in words.
@@ -103,10 +105,12 @@ impl Part {
             }
             Part::Vcpus => format!("{} vCPUs on {} cores", room.vcpus + need.vcpus, host.cores),
             Part::Lanes => format!("{} arriving", room.arrivals),
-            Part::Clones => match need.reference_groups.iter().any(|group| room.has_clone(host, group)) {
-                true => "a clone of it there".to_owned(),
-                false => "no clone of it there".to_owned(),
-            },
+            Part::Clones => {
+                match need.reference_groups.iter().any(|group| room.has_clone(host, group)) {
+                    true => "a clone of it there".to_owned(),
+                    false => "no clone of it there".to_owned(),
+                }
+            }
             Part::Rules => String::new(),
         }
     }
@@ -121,18 +125,27 @@ pub(super) struct Compared<'c, 'a> {
 }
 
 /// Why a host stands behind the first: the part that costs it most.
-pub(super) fn why_behind(first: &Compared<'_, '_>, this: &Compared<'_, '_>, need: &Need<'_>) -> String {
+pub(super) fn why_behind(
+    first: &Compared<'_, '_>,
+    this: &Compared<'_, '_>,
+    need: &Need<'_>,
+) -> String {
     let name = &first.host.facts.name;
-    let lost = first.score.parts().into_iter().zip(this.score.parts()).map(|(first, this)| first - this);
+    let lost =
+        first.score.parts().into_iter().zip(this.score.parts()).map(|(first, this)| first - this);
     let most = PARTS.into_iter().zip(lost).max_by(|(_, one), (_, other)| one.total_cmp(other));
     if this.score.total >= first.score.total {
         return format!("as good as {name}, and after it by name");
     }
     match most {
-        Some((Part::Rules, _)) => format!("behind {name}: it would break rule {}", this.breaks.join(", ")),
+        Some((Part::Rules, _)) => {
+            format!("behind {name}: it would break rule {}", this.breaks.join(", "))
+        }
         Some((part, _)) => {
-            let (here, there) =
-                (part.figure(this.host, this.room, need), part.figure(first.host, first.room, need));
+            let (here, there) = (
+                part.figure(this.host, this.room, need),
+                part.figure(first.host, first.room, need),
+            );
             format!("behind {name}: {here}, against {there}")
         }
         None => format!("behind {name}"),

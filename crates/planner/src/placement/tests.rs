@@ -27,7 +27,13 @@ fn host(name: &str) -> Host {
 }
 
 fn vm(name: &str) -> Vm {
-    Vm { name: name.into(), memory_bytes: 8 * GIB, vcpus: 4, busy_cores: Some(1.0), reference_group: None }
+    Vm {
+        name: name.into(),
+        memory_bytes: 8 * GIB,
+        vcpus: 4,
+        busy_cores: Some(1.0),
+        reference_group: None,
+    }
 }
 
 fn rule(name: &str, strength: Strength, kind: RuleKind, vms: &[&str]) -> Rule {
@@ -57,7 +63,10 @@ fn the_host_with_most_left_is_first_and_the_others_are_told_by_what() {
         ranking.fits[1].why,
         "behind b: 120 GiB of 256 GiB memory left after it, against 192 GiB of 256 GiB memory left after it"
     );
-    assert_eq!(ranking.fits[2].why, "behind b: 1.0 of 32 cores idle, against 23.0 of 32 cores idle");
+    assert_eq!(
+        ranking.fits[2].why,
+        "behind b: 1.0 of 32 cores idle, against 23.0 of 32 cores idle"
+    );
     assert!(ranking.ruled_out.is_empty());
     // No rule is broken: 0, which JSON tells from -0.
     assert!(ranking.fits.iter().all(|ranked| ranked.score.rules.is_sign_positive()));
@@ -145,7 +154,8 @@ fn hosts_are_named_by_name_or_by_all_of_their_labels() {
     let mut hosts = vec![host("a"), host("b"), host("c")];
     hosts[1].labels = BTreeMap::from([("rack".into(), "1".into()), ("ssd".into(), "yes".into())]);
     hosts[2].labels = BTreeMap::from([("rack".into(), "1".into())]);
-    let ssd = BTreeMap::from([("rack".to_owned(), "1".to_owned()), ("ssd".to_owned(), "yes".to_owned())]);
+    let ssd =
+        BTreeMap::from([("rack".to_owned(), "1".to_owned()), ("ssd".to_owned(), "yes".to_owned())]);
     let on = |kind| [rule("licence", Strength::Must, kind, &["web"])];
     let fits = |rules: &[Rule]| {
         let ranking = rank(&hosts, rules, &vm("web"), &Obstacles::new());
@@ -172,18 +182,19 @@ fn clusters() -> impl Strategy<Value = (Vec<Host>, Vec<Rule>)> {
             (host.busy_cores, host.vms) = (f64::from(busy), vec![format!("vm{vm}")]);
             host
         };
-        let rule_named = |(index, (must, kind, host, vms)): (usize, (bool, u8, usize, BTreeSet<usize>))| {
-            let on = Hosts { names: vec![format!("h{host}")], labels: BTreeMap::new() };
-            let kind = match kind {
-                0 => RuleKind::Together,
-                1 => RuleKind::Apart,
-                2 => RuleKind::On(on),
-                _ => RuleKind::NotOn(on),
+        let rule_named =
+            |(index, (must, kind, host, vms)): (usize, (bool, u8, usize, BTreeSet<usize>))| {
+                let on = Hosts { names: vec![format!("h{host}")], labels: BTreeMap::new() };
+                let kind = match kind {
+                    0 => RuleKind::Together,
+                    1 => RuleKind::Apart,
+                    2 => RuleKind::On(on),
+                    _ => RuleKind::NotOn(on),
+                };
+                let strength = if must { Strength::Must } else { Strength::Should };
+                let vms = vms.into_iter().map(|vm| format!("vm{vm}")).collect();
+                Rule { name: format!("r{index}"), strength, kind, vms }
             };
-            let strength = if must { Strength::Must } else { Strength::Should };
-            let vms = vms.into_iter().map(|vm| format!("vm{vm}")).collect();
-            Rule { name: format!("r{index}"), strength, kind, vms }
-        };
         let hosts = hosts.into_iter().enumerate().map(host_named).collect();
         (hosts, rules.into_iter().enumerate().map(rule_named).collect())
     })
@@ -194,7 +205,8 @@ fn breaks(rule: &Rule, vm: &str, host: &Host, hosts: &[Host]) -> bool {
     if !rule.vms.iter().any(|named| named == vm) {
         return false;
     }
-    let on = |name: &String| hosts.iter().filter(|host| host.vms.contains(name)).collect::<Vec<_>>();
+    let on =
+        |name: &String| hosts.iter().filter(|host| host.vms.contains(name)).collect::<Vec<_>>();
     let others = rule.vms.iter().filter(|named| *named != vm);
     match &rule.kind {
         RuleKind::Together => others.into_iter().any(|other| {

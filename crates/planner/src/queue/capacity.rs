@@ -40,7 +40,15 @@ enum Full {
 
 impl<'a> Gauge<'a> {
     fn new(limit: u32) -> Self {
-        Gauge { limit, running: 0, moving: Vec::new(), at_agents: 0, kept: 0, kept_for: None, line: 0 }
+        Gauge {
+            limit,
+            running: 0,
+            moving: Vec::new(),
+            at_agents: 0,
+            kept: 0,
+            kept_for: None,
+            line: 0,
+        }
     }
 
     fn take(&mut self, Taken { vm, at_agent }: Taken<'a>) {
@@ -142,7 +150,9 @@ impl<'a> Capacity<'a> {
             situation: *situation,
         };
         for (index, host) in situation.hosts.iter().enumerate() {
-            capacity.clones.extend(host.reference_groups.iter().map(|group| (index, group.as_str())));
+            capacity
+                .clones
+                .extend(host.reference_groups.iter().map(|group| (index, group.as_str())));
         }
         for running in situation.running {
             let ends = [&running.source, &running.target].map(|host| capacity.host(host));
@@ -175,7 +185,12 @@ impl<'a> Capacity<'a> {
         found
     }
 
-    fn count(&mut self, taken: Taken<'a>, [source, target]: [Option<usize>; 2], datastores: &[usize]) {
+    fn count(
+        &mut self,
+        taken: Taken<'a>,
+        [source, target]: [Option<usize>; 2],
+        datastores: &[usize],
+    ) {
         self.total.take(taken);
         if let Some(source) = source {
             self.hosts[source].out.take(taken);
@@ -244,7 +259,9 @@ impl<'a> Capacity<'a> {
             let host = job.source.clone();
             return Err(match full {
                 Full::AtLimit(line) => WaitReason::SourceLimit { host, line },
-                Full::Kept { behind } => WaitReason::Turn { of: format!("moves out of {host}"), behind },
+                Full::Kept { behind } => {
+                    WaitReason::Turn { of: format!("moves out of {host}"), behind }
+                }
             });
         }
         let datastores = self.datastores_of(&job.datastores);
@@ -274,7 +291,9 @@ impl<'a> Capacity<'a> {
         let open = |target: &&String| self.bar(job, target).is_none();
         let has_clone = |target: &&String| {
             let group = job.reference_group.as_deref();
-            group.zip(self.host(target)).is_some_and(|(group, host)| self.clones.contains(&(host, group)))
+            group
+                .zip(self.host(target))
+                .is_some_and(|(group, host)| self.clones.contains(&(host, group)))
         };
         let near = job.targets.iter().take(NEAR_TARGETS).filter(has_clone).find(open);
         self.host(near.or_else(|| job.targets.iter().find(open))?)
@@ -348,8 +367,9 @@ impl<'a> Capacity<'a> {
     /// Keeps for a job what is free of what it needs, so that later ones do not take it: at the best target that could ever hold it.
     /// Nothing where there is none.
     pub(super) fn keep(&mut self, job: &'a WaitingJob, kept: Kept) {
-        let could_hold =
-            |room: &HostRoom<'_>| room.facts.memory_total_bytes >= job.memory_bytes && room.into.limit > 0;
+        let could_hold = |room: &HostRoom<'_>| {
+            room.facts.memory_total_bytes >= job.memory_bytes && room.into.limit > 0
+        };
         let target = job.targets.iter().find_map(|target| {
             let stands = self.bar(job, target).is_none_or(Bar::is_of_capacity);
             self.host(target).filter(|&index| stands && could_hold(&self.hosts[index]))

@@ -26,7 +26,12 @@ pub(super) enum Kept {
 }
 
 /// What is kept for this job, if anything is.
-pub(super) fn kept(job: &WaitingJob, ranked: &Ranked, reason: &WaitReason, now_ms: u64) -> Option<Kept> {
+pub(super) fn kept(
+    job: &WaitingJob,
+    ranked: &Ranked,
+    reason: &WaitReason,
+    now_ms: u64,
+) -> Option<Kept> {
     if !ranked.is_first || !is_of_capacity(reason) {
         return None;
     }
@@ -54,7 +59,9 @@ fn is_of_capacity(reason: &WaitReason) -> bool {
         | WaitReason::Turn { .. } => true,
         WaitReason::Target { obstacle } | WaitReason::Targets { best: obstacle, .. } => matches!(
             obstacle,
-            TargetObstacle::Limit { .. } | TargetObstacle::Memory { .. } | TargetObstacle::Turn { .. }
+            TargetObstacle::Limit { .. }
+                | TargetObstacle::Memory { .. }
+                | TargetObstacle::Turn { .. }
         ),
         _ => false,
     }

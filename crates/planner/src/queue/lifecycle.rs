@@ -87,7 +87,9 @@ impl JobState {
         match self {
             JobState::Waiting { .. } => None,
             JobState::Starting(attempt) | JobState::Running(attempt) => Some(&attempt.migration),
-            JobState::Done { migration, .. } | JobState::Failed { migration, .. } => Some(migration),
+            JobState::Done { migration, .. } | JobState::Failed { migration, .. } => {
+                Some(migration)
+            }
             JobState::Cancelled { migration, .. } => migration.as_deref(),
         }
     }
@@ -114,11 +116,9 @@ pub enum Whereabouts {
         /// The epoch.
         epoch: u64,
     },
-    /// The target has it.
     AtTarget,
     /// Another host has it.
     Elsewhere {
-        /// That.
         host: String,
     },
     /// It is in doubt who has it.
@@ -130,9 +130,7 @@ pub enum Whereabouts {
 /// What is known of a migration when it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is under way.
     UnderWay,
-    /// It has ended.
     Ended(Ended),
     /// The source's agent does not know it.
     NotKnown(Whereabouts),
@@ -145,22 +143,42 @@ pub enum Answer {
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum JobEvent {
     /// The queue starts it: as this migration, to this target; the source has the VM in this epoch.
-    Start { migration: String, target: String, epoch: u64 },
+    Start {
+        migration: String,
+        target: String,
+        epoch: u64,
+    },
     /// The source's agent has begun the migration.
-    Accepted { migration: String },
+    Accepted {
+        migration: String,
+    },
     /// It did not begin it.
-    Refused { migration: String, failure: JobFailure },
+    Refused {
+        migration: String,
+        failure: JobFailure,
+    },
     /// It was asked to begin it, and no answer came.
-    Unanswered { migration: String },
-    /// The migration has ended.
-    Ended { migration: String, how: Ended },
+    Unanswered {
+        migration: String,
+    },
+    Ended {
+        migration: String,
+        how: Ended,
+    },
     /// It was asked what it knows of the migration; or tells by itself.
-    Asked { migration: String, answer: Answer },
+    Asked {
+        migration: String,
+        answer: Answer,
+    },
     /// Somebody cancels the job.
     Cancel,
     /// A host that it can't do without is not known any more: nobody can say what becomes of it. The migration and the target are those of an
     /// attempt that would have come next.
-    HostForgotten { host: String, migration: String, target: String },
+    HostForgotten {
+        host: String,
+        migration: String,
+        target: String,
+    },
     /// A manager has begun with what the store has; or the source's agent is heard again after a silence, and may have been restarted.
     Resumed,
 }
@@ -241,21 +259,32 @@ pub fn step(state: JobState, event: JobEvent, policy: &RetryPolicy, now_ms: u64)
         JobState::Waiting { .. } => waiting(state, event),
         JobState::Starting(attempt) => times.starting(attempt, event),
         JobState::Running(attempt) => times.running(attempt, event),
-        JobState::Done { .. } | JobState::Failed { .. } | JobState::Cancelled { .. } => over(state, &event),
+        JobState::Done { .. } | JobState::Failed { .. } | JobState::Cancelled { .. } => {
+            over(state, &event)
+        }
     }
 }
 
 fn waiting(state: JobState, event: JobEvent) -> Step {
     match (state, event) {
-        (JobState::Waiting { failed_attempts, .. }, JobEvent::Start { migration, target, epoch }) => {
+        (
+            JobState::Waiting { failed_attempts, .. },
+            JobEvent::Start { migration, target, epoch },
+        ) => {
             let begin = Action::Begin { migration: migration.clone(), target: target.clone() };
             let attempt = Attempt { migration, target, epoch, failed_attempts, cancel: false };
             Step::to(JobState::Starting(attempt)).and(begin)
         }
         (_, JobEvent::Cancel) => Step::to(JobState::Cancelled { migration: None, target: None }),
-        (JobState::Waiting { failed_attempts, .. }, JobEvent::HostForgotten { host, migration, target }) => {
-            Step::to(JobState::Failed { migration, target, failed_attempts, failure: forgotten(&host) })
-        }
+        (
+            JobState::Waiting { failed_attempts, .. },
+            JobEvent::HostForgotten { host, migration, target },
+        ) => Step::to(JobState::Failed {
+            migration,
+            target,
+            failed_attempts,
+            failure: forgotten(&host),
+        }),
         (state, _) => Step::stay(state),
     }
 }
@@ -266,7 +295,8 @@ fn over(state: JobState, event: &JobEvent) -> Step {
     let of_own = |migration: &String| own.as_ref() == Some(migration);
     let cancelled = matches!(state, JobState::Cancelled { .. });
     match event {
-        JobEvent::Accepted { migration } | JobEvent::Asked { migration, answer: Answer::UnderWay }
+        JobEvent::Accepted { migration }
+        | JobEvent::Asked { migration, answer: Answer::UnderWay }
             if cancelled && of_own(migration) =>
         {
             Step::stay(state).and(Action::CancelMigration { migration: migration.clone() })
@@ -311,14 +341,19 @@ impl Times<'_> {
             JobEvent::Unanswered { migration } if migration == attempt.migration => {
                 Step::stay(JobState::Starting(attempt)).and(ask)
             }
-            JobEvent::Ended { migration, how } if migration == attempt.migration => self.ended(attempt, how),
-            JobEvent::Asked { migration, answer } if migration == attempt.migration => match answer {
+            JobEvent::Ended { migration, how } if migration == attempt.migration => {
+                self.ended(attempt, how)
+            }
+            JobEvent::Asked { migration, answer } if migration == attempt.migration => match answer
+            {
                 Answer::UnderWay => begun(attempt),
                 Answer::Ended(how) => self.ended(attempt, how),
                 Answer::NotKnown(Whereabouts::AtSource { epoch }) if epoch == attempt.epoch => {
                     never_begun(attempt)
                 }
-                Answer::NotKnown(whereabouts) => self.located(attempt, whereabouts, JobState::Starting),
+                Answer::NotKnown(whereabouts) => {
+                    self.located(attempt, whereabouts, JobState::Starting)
+                }
                 Answer::NoAnswer => Step::stay(JobState::Starting(attempt)).and(ask),
             },
             // The request to begin may be on its way: what became of it comes first.
@@ -339,10 +374,14 @@ impl Times<'_> {
             JobEvent::Ended { migration: of, how } if of == migration => self.ended(attempt, how),
             JobEvent::Asked { migration: of, answer } if of == migration => match answer {
                 // It was saved that it is to be cancelled, and perhaps nobody asked for it.
-                Answer::UnderWay if attempt.cancel => Step::stay(JobState::Running(attempt)).and(cancel),
+                Answer::UnderWay if attempt.cancel => {
+                    Step::stay(JobState::Running(attempt)).and(cancel)
+                }
                 Answer::UnderWay => Step::stay(JobState::Running(attempt)),
                 Answer::Ended(how) => self.ended(attempt, how),
-                Answer::NotKnown(whereabouts) => self.located(attempt, whereabouts, JobState::Running),
+                Answer::NotKnown(whereabouts) => {
+                    self.located(attempt, whereabouts, JobState::Running)
+                }
                 Answer::NoAnswer => Step::stay(JobState::Running(attempt)).and(ask),
             },
             JobEvent::Cancel if !attempt.cancel => {
@@ -370,15 +409,22 @@ impl Times<'_> {
         }
         let failed_attempts = attempt.failed_attempts + 1;
         Step::to(match self.policy.after(&failure.code, failed_attempts, self.now_ms) {
-            Verdict::Again { at_ms, .. } => {
-                JobState::Waiting { failed_attempts, not_before_ms: Some(at_ms), failure: Some(failure) }
-            }
+            Verdict::Again { at_ms, .. } => JobState::Waiting {
+                failed_attempts,
+                not_before_ms: Some(at_ms),
+                failure: Some(failure),
+            },
             Verdict::GiveUp { .. } => gave_up(attempt, failure),
         })
     }
 
     /// The source's agent does not know the migration any more; where the VM is says what became of it.
-    fn located(&self, attempt: Attempt, whereabouts: Whereabouts, stay: fn(Attempt) -> JobState) -> Step {
+    fn located(
+        &self,
+        attempt: Attempt,
+        whereabouts: Whereabouts,
+        stay: fn(Attempt) -> JobState,
+    ) -> Step {
         let of = |code: &str, message: String, remedy: &str| JobFailure {
             code: code.to_owned(),
             message,
@@ -388,8 +434,9 @@ impl Times<'_> {
         match whereabouts {
             Whereabouts::AtTarget => Step::to(done(attempt)),
             Whereabouts::AtSource { .. } => {
-                let message =
-                    format!("the source's agent has forgotten migration {migration}, and has the VM");
+                let message = format!(
+                    "the source's agent has forgotten migration {migration}, and has the VM"
+                );
                 self.failed(attempt, of(LOST_TRACK, message, ""))
             }
             Whereabouts::Elsewhere { host } => {
@@ -420,7 +467,8 @@ fn never_begun(attempt: Attempt) -> Step {
     if attempt.cancel {
         return Step::to(cancelled(attempt));
     }
-    let begin = Action::Begin { migration: attempt.migration.clone(), target: attempt.target.clone() };
+    let begin =
+        Action::Begin { migration: attempt.migration.clone(), target: attempt.target.clone() };
     Step::stay(JobState::Starting(attempt)).and(begin)
 }
 
@@ -437,7 +485,8 @@ fn forgotten(host: &str) -> JobFailure {
     JobFailure {
         code: "host-forgotten".to_owned(),
         message: format!("host {host} was taken out of the inventory"),
-        remedy: "add the host again with `godwit control host add`, and see where the VM is".to_owned(),
+        remedy: "add the host again with `godwit control host add`, and see where the VM is"
+            .to_owned(),
     }
 }
 

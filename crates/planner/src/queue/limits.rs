@@ -98,7 +98,8 @@ pub fn moves_at_once(link_bits_per_s: Option<u64>) -> u32 {
         Some(speed) if speed >= 10 * GBIT => AT_10_GBIT,
         Some(speed) if speed >= GBIT => {
             // The fourth part of a decade for each migration more: 1, 1.78, 3.16, 5.62, 10 Gb/s.
-            let steps = [178, 317, 563].into_iter().filter(|hundredths| speed >= GBIT / 100 * hundredths);
+            let steps =
+                [178, 317, 563].into_iter().filter(|hundredths| speed >= GBIT / 100 * hundredths);
             steps.fold(AT_1_GBIT, |moves, _| moves + 1)
         }
         Some(speed) => {

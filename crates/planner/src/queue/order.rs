@@ -89,7 +89,11 @@ pub(super) fn order(situation: &Situation<'_>, ready: &[usize]) -> Vec<Ranked> {
         .map(|(entry, over)| {
             let Entry { job, index, unserved_ms, asked, risen, overdue, .. } = *entry;
             let over = over && !overdue;
-            (if over { asked } else { risen }, over, Ranked { job, is_first: index == 0, unserved_ms })
+            (
+                if over { asked } else { risen },
+                over,
+                Ranked { job, is_first: index == 0, unserved_ms },
+            )
         })
         .collect();
     // Stable: what the places above say holds among equals.
@@ -99,7 +103,14 @@ pub(super) fn order(situation: &Situation<'_>, ready: &[usize]) -> Vec<Ranked> {
 
 /// The order of entries but for shares.
 fn place<'a>(entry: &Entry<'a>) -> (Reverse<u64>, u64, u64, i64, &'a str, usize) {
-    (Reverse(entry.risen), entry.round, entry.unserved_since_ms, entry.stands_at, entry.id, entry.job)
+    (
+        Reverse(entry.risen),
+        entry.round,
+        entry.unserved_since_ms,
+        entry.stands_at,
+        entry.id,
+        entry.job,
+    )
 }
 
 /// Where a job stands in line.
@@ -138,7 +149,8 @@ fn entries<'a>(situation: &Situation<'a>, ready: &[usize]) -> (Vec<Entry<'a>>, V
         });
     }
     for running in situation.running {
-        let flow = running.group.as_deref().and_then(|group| index.get(&(running.source.as_str(), group)));
+        let flow =
+            running.group.as_deref().and_then(|group| index.get(&(running.source.as_str(), group)));
         if let Some(flow) = flow {
             flows[*flow].running += 1;
         }
@@ -159,7 +171,9 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
     let there: HashSet<(&str, &str)> = situation
         .hosts
         .iter()
-        .flat_map(|host| host.reference_groups.iter().map(|group| (host.name.as_str(), group.as_str())))
+        .flat_map(|host| {
+            host.reference_groups.iter().map(|group| (host.name.as_str(), group.as_str()))
+        })
         .collect();
     let mut blocks: HashMap<(usize, &str, Priority), i64> = HashMap::new();
     let mut led: HashSet<(usize, &str)> = HashSet::new();
@@ -172,9 +186,11 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
         }
         entry.block = (*first_at, group);
         let leads = led.insert((entry.flow, group));
-        let has_arrived = || job.targets.iter().any(|target| there.contains(&(target.as_str(), group)));
-        entry.deferred =
-            job.priority <= Priority::Normal && (!leads || on_the_way.contains(group)) && !has_arrived();
+        let has_arrived =
+            || job.targets.iter().any(|target| there.contains(&(target.as_str(), group)));
+        entry.deferred = job.priority <= Priority::Normal
+            && (!leads || on_the_way.contains(group))
+            && !has_arrived();
     }
     entries.sort_unstable_by_key(|entry| {
         (entry.flow, entry.deferred, entry.block, entry.stands_at, entry.id, entry.job)
@@ -186,11 +202,13 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
     let mut before: Option<(usize, usize)> = None;
     for entry in entries.iter_mut() {
         let flow = &flows[entry.flow];
-        entry.index = before.map_or(0, |(flow, index)| if flow == entry.flow { index + 1 } else { 0 });
+        entry.index =
+            before.map_or(0, |(flow, index)| if flow == entry.flow { index + 1 } else { 0 });
         before = Some((entry.flow, entry.index));
         let waited_ms = situation.now_ms.saturating_sub(entry.unserved_since_ms);
         if entry.index == 0 && waited_ms >= DAY_MS && hold::is_keeping(situation.now_ms) {
-            (entry.overdue, entry.risen, entry.unserved_ms) = (true, Priority::Urgent as u64, waited_ms);
+            (entry.overdue, entry.risen, entry.unserved_ms) =
+                (true, Priority::Urgent as u64, waited_ms);
             continue;
         }
         entry.round = flow.running + entry.index as u64;
@@ -247,7 +265,8 @@ struct Shares<'a> {
 
 impl<'a> Shares<'a> {
     fn new(situation: &Situation<'a>, entries: &[Entry<'a>]) -> Self {
-        let mut shares = Shares { held: HashMap::new(), groups: HashMap::new(), most: HashMap::new() };
+        let mut shares =
+            Shares { held: HashMap::new(), groups: HashMap::new(), most: HashMap::new() };
         for running in situation.running {
             let Some(group) = running.group.as_deref() else { continue };
             let datastores = running.datastores.iter().map(|datastore| Limit::Datastore(datastore));

@@ -10,7 +10,6 @@ use crate::words::{Bytes, Count, Names};
 /// A limit that is reached, and who is in the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// The limit.
     pub limit: u32,
     /// Moves that run under it, those that start now included; more than the limit where that was lowered meanwhile.
     pub running: u32,
@@ -64,9 +63,13 @@ pub enum TargetObstacle {
 impl fmt::Display for TargetObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TargetObstacle::NotInInventory { host } => write!(f, "target {host} is not in the inventory"),
+            TargetObstacle::NotInInventory { host } => {
+                write!(f, "target {host} is not in the inventory")
+            }
             TargetObstacle::IsSource { host } => write!(f, "it runs on its target {host} already"),
-            TargetObstacle::Away { host } => write!(f, "target {host} is away: its agent does not answer"),
+            TargetObstacle::Away { host } => {
+                write!(f, "target {host} is away: its agent does not answer")
+            }
             TargetObstacle::Unknown { host } => {
                 write!(f, "target {host} has not been heard since this manager began")
             }
@@ -78,7 +81,11 @@ impl fmt::Display for TargetObstacle {
                 let (needed, left) = (Bytes(*needed_bytes), Bytes(*left_bytes));
                 write!(f, "memory at target {host}: it needs {needed}, {left} are left")?;
                 if needed_bytes > total_bytes {
-                    write!(f, "; the host has {} in all, so it never fits there", Bytes(*total_bytes))?;
+                    write!(
+                        f,
+                        "; the host has {} in all, so it never fits there",
+                        Bytes(*total_bytes)
+                    )?;
                 }
                 Ok(())
             }
@@ -103,7 +110,6 @@ pub struct Tally {
     pub kept_for_others: u32,
     /// Away, or not heard yet.
     pub away: u32,
-    /// In maintenance.
     pub in_maintenance: u32,
     /// Not in the inventory, or the source itself.
     pub unusable: u32,
@@ -167,49 +173,92 @@ impl fmt::Display for Tally {
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum WaitReason {
     /// A migration has the VM.
-    VmBusy { migration: String, source: String, target: String },
+    VmBusy {
+        migration: String,
+        source: String,
+        target: String,
+    },
     /// A job of the same VM was submitted before and has not ended.
-    EarlierJob { job: String },
+    EarlierJob {
+        job: String,
+    },
     /// Its last migration failed; it is tried again then.
-    RetryAt { at_ms: u64, in_ms: u64, failed_attempts: u32, failure: Option<String> },
+    RetryAt {
+        at_ms: u64,
+        in_ms: u64,
+        failed_attempts: u32,
+        failure: Option<String>,
+    },
     /// No such host.
-    SourceNotInInventory { host: String },
+    SourceNotInInventory {
+        host: String,
+    },
     /// The source's agent is silent.
-    SourceAway { host: String },
+    SourceAway {
+        host: String,
+    },
     /// The source's agent has not been heard since this manager began.
-    SourceUnknown { host: String },
+    SourceUnknown {
+        host: String,
+    },
     /// As many run in all as may.
-    TotalLimit { line: Line },
+    TotalLimit {
+        line: Line,
+    },
     /// As many leave the source as may.
-    SourceLimit { host: String, line: Line },
+    SourceLimit {
+        host: String,
+        line: Line,
+    },
     /// As many run on a datastore of its disks as may.
-    DatastoreLimit { datastore: String, line: Line },
+    DatastoreLimit {
+        datastore: String,
+        line: Line,
+    },
     /// What is free is kept for a job that has been passed over for long; `of` says what.
-    Turn { of: String, behind: String },
-    /// No target is named.
+    Turn {
+        of: String,
+        behind: String,
+    },
     NoTarget,
     /// Its one target is not to be had.
-    Target { obstacle: TargetObstacle },
+    Target {
+        obstacle: TargetObstacle,
+    },
     /// None of its targets is to be had; `best` is the one that it would rather go to.
-    Targets { best: TargetObstacle, tally: Tally },
+    Targets {
+        best: TargetObstacle,
+        tally: Tally,
+    },
 }
 
 impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WaitReason::VmBusy { migration, source, target } => {
-                write!(f, "the VM is moving already, from {source} to {target} (migration {migration})")
+                write!(
+                    f,
+                    "the VM is moving already, from {source} to {target} (migration {migration})"
+                )
             }
-            WaitReason::EarlierJob { job } => write!(f, "job {job} of the same VM was submitted before it"),
+            WaitReason::EarlierJob { job } => {
+                write!(f, "job {job} of the same VM was submitted before it")
+            }
             WaitReason::RetryAt { in_ms, failed_attempts, failure, .. } => {
-                let (tried, code) =
-                    (Count(*failed_attempts as usize, "attempt"), failure.as_deref().unwrap_or("failure"));
+                let (tried, code) = (
+                    Count(*failed_attempts as usize, "attempt"),
+                    failure.as_deref().unwrap_or("failure"),
+                );
                 let again = crate::words::Span(*in_ms);
                 write!(f, "tried again in {again}: {tried} failed, the last with {code}")?;
                 failure.as_deref().map_or(Ok(()), |code| write!(f, " ({})", retry::cause(code).why))
             }
-            WaitReason::SourceNotInInventory { host } => write!(f, "source {host} is not in the inventory"),
-            WaitReason::SourceAway { host } => write!(f, "source {host} is away: its agent does not answer"),
+            WaitReason::SourceNotInInventory { host } => {
+                write!(f, "source {host} is not in the inventory")
+            }
+            WaitReason::SourceAway { host } => {
+                write!(f, "source {host} is away: its agent does not answer")
+            }
             WaitReason::SourceUnknown { host } => {
                 write!(f, "source {host} has not been heard since this manager began")
             }
@@ -219,7 +268,10 @@ impl fmt::Display for WaitReason {
                 write!(f, "moves on datastore {datastore}: {line}")
             }
             WaitReason::Turn { of, behind } => {
-                write!(f, "its turn: what is free of {of} is kept for job {behind}, which has waited longer")
+                write!(
+                    f,
+                    "its turn: what is free of {of} is kept for job {behind}, which has waited longer"
+                )
             }
             WaitReason::NoTarget => f.write_str("no target is named: nothing says where it may go"),
             WaitReason::Target { obstacle } => obstacle.fmt(f),

@@ -38,7 +38,9 @@ pub fn cause(code: &str) -> Cause {
     use Retry::{Later, NeedsAPerson, Soon};
     let (retry, elsewhere, why) = match code {
         "busy" => (Soon, false, "another operation has the VM or the host, and ends"),
-        "unknown-migration" => (Soon, true, "the destination's agent was restarted or gave up waiting"),
+        "unknown-migration" => {
+            (Soon, true, "the destination's agent was restarted or gave up waiting")
+        }
         LOST_TRACK => (Soon, false, "the source's agent was restarted while it moved"),
         "lane-lost" => (Later, true, "the migration network between the two hosts was cut"),
         "peer-unreachable" => (Later, true, "the destination's agent did not answer the source's"),
@@ -48,15 +50,23 @@ pub fn cause(code: &str) -> Cause {
         }
         "hypervisor-failed" => (Later, true, "QEMU failed or did not start at one of the hosts"),
         "host-failed" => (Later, true, "one of the hosts failed at it: disk, kernel or permission"),
-        "migration-failed" | "internal" => (Later, false, "it broke off without a cause of its own"),
+        "migration-failed" | "internal" => {
+            (Later, false, "it broke off without a cause of its own")
+        }
         "cancelled" => (NeedsAPerson, false, "somebody cancelled it"),
-        "in-doubt" => (NeedsAPerson, false, "it is not known which host runs the guest: nothing may move it"),
+        "in-doubt" => {
+            (NeedsAPerson, false, "it is not known which host runs the guest: nothing may move it")
+        }
         "stale-epoch" => {
             (NeedsAPerson, false, "the source's record of the VM is old: see where it runs first")
         }
-        "memory-failed" => (NeedsAPerson, false, "guest memory could not be read, written or tracked"),
+        "memory-failed" => {
+            (NeedsAPerson, false, "guest memory could not be read, written or tracked")
+        }
         "preflight" => (NeedsAPerson, true, "a check says that the VM can't move there"),
-        "not-found" => (NeedsAPerson, true, "the VM, or a network or file that it needs, is not there"),
+        "not-found" => {
+            (NeedsAPerson, true, "the VM, or a network or file that it needs, is not there")
+        }
         "already-exists" => (NeedsAPerson, true, "the target has a VM of that name"),
         "forbidden" => (NeedsAPerson, true, "a certificate does not allow it"),
         "peer-version" | "version-mismatch" | "memory-mismatch" => {
@@ -64,12 +74,18 @@ pub fn cause(code: &str) -> Cause {
         }
         "protocol-broken" => (NeedsAPerson, true, "what one agent sent the other could not read"),
         "wrong-state" => (NeedsAPerson, false, "the VM's state does not allow a move"),
-        "invalid-request" | "too-many-streams" => (NeedsAPerson, false, "the request makes no sense"),
+        "invalid-request" | "too-many-streams" => {
+            (NeedsAPerson, false, "the request makes no sense")
+        }
         "guest-shut-down" => {
             (NeedsAPerson, false, "the guest shut itself down: a VM that is stopped does not move")
         }
         MOVED_ELSEWHERE => (NeedsAPerson, false, "the VM was moved to another host meanwhile"),
-        _ => (NeedsAPerson, false, "this manager knows no code of that name, so a retry may never succeed"),
+        _ => (
+            NeedsAPerson,
+            false,
+            "this manager knows no code of that name, so a retry may never succeed",
+        ),
     };
     Cause { retry, elsewhere, why }
 }
@@ -132,7 +148,8 @@ impl RetryPolicy {
             return Verdict::GiveUp { elsewhere, why };
         }
         let doublings = failed_attempts.saturating_sub(1);
-        let wait_ms = first_ms.saturating_mul(1_u64.checked_shl(doublings).unwrap_or(u64::MAX)).min(cap_ms);
+        let wait_ms =
+            first_ms.saturating_mul(1_u64.checked_shl(doublings).unwrap_or(u64::MAX)).min(cap_ms);
         Verdict::Again { at_ms: now_ms.saturating_add(wait_ms), elsewhere, why: why.to_owned() }
     }
 }

@@ -13,9 +13,7 @@ use super::situation::{RunningMove, Situation, WaitingJob};
 /// A job that starts now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// The job.
     pub job: String,
-    /// Its VM.
     pub vm: String,
     /// From where.
     pub source: String,
@@ -26,9 +24,7 @@ pub struct Start {
 /// A job that does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// The job.
     pub job: String,
-    /// Its VM.
     pub vm: String,
     /// Its place among those that would start if there were room, from 1; none: something else than room is in its way.
     pub position: Option<usize>,
@@ -70,7 +66,9 @@ pub fn schedule(situation: &Situation<'_>) -> Schedule {
     }
     let waiting = situation.waiting;
     barred.sort_by_key(|(index, _)| (waiting[*index].submitted_ms, &waiting[*index].id));
-    schedule.waits.extend(barred.into_iter().map(|(index, reason)| wait(&waiting[index], None, reason)));
+    schedule
+        .waits
+        .extend(barred.into_iter().map(|(index, reason)| wait(&waiting[index], None, reason)));
     schedule
 }
 

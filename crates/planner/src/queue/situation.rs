@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::limits::Limits;
 
 /// How much a move matters to who asked for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Priority {
     /// When nothing else is to be moved.
@@ -36,7 +38,6 @@ pub struct WaitingJob {
     pub priority: Priority,
     /// Who shares with whom: the drain that it belongs to, or who submitted it.
     pub group: String,
-    /// The guest's memory.
     pub memory_bytes: u64,
     /// How long it would take alone on the link.
     pub estimate_ms: u64,
@@ -57,9 +58,7 @@ pub struct WaitingJob {
 /// A migration that is under way or being begun, of a job or of somebody who asked an agent by hand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningMove {
-    /// The migration's id.
     pub migration: String,
-    /// The VM.
     pub vm: String,
     /// From where; no host's name where nobody tells.
     pub source: String,
@@ -77,7 +76,6 @@ pub struct RunningMove {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Presence {
-    /// It is.
     #[default]
     Heard,
     /// It was, and is silent since.
@@ -89,7 +87,6 @@ pub enum Presence {
 /// A host as the queue needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostFacts {
-    /// Its name.
     pub name: String,
     /// Whether its agent is heard.
     pub presence: Presence,
@@ -118,9 +115,7 @@ impl HostFacts {
 /// When a group was last served at a source: a move of its jobs from there began or ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Served {
-    /// The source.
     pub source: String,
-    /// The group.
     pub group: String,
     /// When.
     pub at_ms: u64,

@@ -51,10 +51,12 @@ pub(super) fn read_models(answer: &Value) -> Result<Vec<ModelFit>, String> {
 
 fn read_model(definition: &Value) -> Result<Option<ModelFit>, String> {
     let Definition { name, alias_of, unavailable_features, deprecated } =
-        Definition::deserialize(definition).map_err(|why| format!("a CPU model can't be read: {why}"))?;
+        Definition::deserialize(definition)
+            .map_err(|why| format!("a CPU model can't be read: {why}"))?;
     let Some(missing) = unavailable_features else { return Ok(None) };
     let is_name = |name: &str| !name.is_empty() && name.len() <= LONGEST_NAME_BYTES;
-    if !is_name(&name) || missing.len() > MOST_FEATURES || !missing.iter().all(|name| is_name(name)) {
+    if !is_name(&name) || missing.len() > MOST_FEATURES || !missing.iter().all(|name| is_name(name))
+    {
         return Err("it has a CPU model that no QEMU has".to_owned());
     }
     let missing = missing.iter().map(|name| canonical(name)).collect();
@@ -101,7 +103,10 @@ mod tests {
         assert_eq!(models[0].missing, set(&[]));
         assert_eq!(models[1].alias_of.as_deref(), Some("Westmere-v1"));
         assert_eq!(models[1].missing, set(&["aes", "sse4.1"]));
-        assert_eq!(models.iter().map(|model| model.is_deprecated).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(
+            models.iter().map(|model| model.is_deprecated).collect::<Vec<_>>(),
+            [false, true]
+        );
     }
 
     #[test]
@@ -114,8 +119,10 @@ mod tests {
 
     #[test]
     fn what_no_qemu_says_is_refused() {
-        let many: Vec<Value> = (0..=MOST_MODELS).map(|i| json!({"name": format!("m{i}")})).collect();
-        for answer in [json!(many), json!({}), json!([{"name": "x".repeat(65), "unavailable-features": []}])]
+        let many: Vec<Value> =
+            (0..=MOST_MODELS).map(|i| json!({"name": format!("m{i}")})).collect();
+        for answer in
+            [json!(many), json!({}), json!([{"name": "x".repeat(65), "unavailable-features": []}])]
         {
             assert!(read_models(&answer).is_err());
         }

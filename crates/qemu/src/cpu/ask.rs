@@ -76,7 +76,9 @@ impl CpuError {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
-            CpuError::CannotStart { .. } => "see that QEMU's user may start it, or name another QEMU",
+            CpuError::CannotStart { .. } => {
+                "see that QEMU's user may start it, or name another QEMU"
+            }
             CpuError::NoAnswer { .. } => {
                 "see that the user may open /dev/kvm where KVM is wanted, and the host's load"
             }
@@ -115,7 +117,8 @@ pub async fn host_cpu(
         let _ = qmp.execute("quit", Value::Null).await;
         Ok(answers)
     };
-    let too_long = || QmpError::Timeout { command: "the questions about its CPUs".to_owned(), limit: LIMIT };
+    let too_long =
+        || QmpError::Timeout { command: "the questions about its CPUs".to_owned(), limit: LIMIT };
     let answers = tokio::time::timeout(LIMIT, questions).await.unwrap_or_else(|_| Err(too_long()));
     // Asked or not, it goes now; it has nothing to lose.
     let _ = child.kill().await;
@@ -156,7 +159,6 @@ async fn first_line(pipe: Option<tokio::process::ChildStderr>) -> String {
     String::from_utf8_lossy(&said).lines().next().unwrap_or_default().trim().to_owned()
 }
 
-/// What QEMU has answered.
 struct Answers {
     models: Value,
     /// `max`: under KVM it is what `host` is (`max` is there with each accelerator).
@@ -168,15 +170,18 @@ struct Answers {
 async fn ask(qmp: &Qmp) -> Result<Answers, QmpError> {
     let models = qmp.execute("query-cpu-definitions", Value::Null).await?;
     // What can't move with a guest (`invtsc`) does not count as what guests can have.
-    let most =
-        qmp.execute("query-cpu-model-expansion", expansion("max", &json!({"migratable": true}))).await?;
+    let most = qmp
+        .execute("query-cpu-model-expansion", expansion("max", &json!({"migratable": true})))
+        .await?;
     let mut definitions = Vec::new();
     let names = models.as_array().into_iter().flatten().filter_map(|model| model["name"].as_str());
     for name in names.filter(|name| generation_of(name).is_some()) {
         match qmp.execute("query-cpu-model-expansion", expansion(name, &json!({}))).await {
             Ok(answer) => definitions.push((name.to_owned(), answer)),
             // One that can't be expanded can't be a baseline either.
-            Err(QmpError::Command { desc, .. }) => tracing::debug!(model = name, desc, "not expanded"),
+            Err(QmpError::Command { desc, .. }) => {
+                tracing::debug!(model = name, desc, "not expanded")
+            }
             Err(error) => return Err(error),
         }
     }
@@ -201,7 +206,11 @@ impl Answers {
             accel,
             features,
             aliases: fits.iter().filter_map(alias).collect(),
-            deprecated: fits.iter().filter(|fit| fit.is_deprecated).map(|fit| fit.name.clone()).collect(),
+            deprecated: fits
+                .iter()
+                .filter(|fit| fit.is_deprecated)
+                .map(|fit| fit.name.clone())
+                .collect(),
             models: fits.into_iter().map(|fit| (fit.name, fit.missing)).collect(),
             definitions,
         })
@@ -211,7 +220,8 @@ impl Answers {
 /// A field of the first processor in /proc/cpuinfo (proc(5)).
 fn of_cpuinfo(text: &str, field: &str) -> String {
     let fields = text.lines().filter_map(|line| line.split_once(':'));
-    let found = fields.map(|(name, value)| (name.trim(), value.trim())).find(|(name, _)| *name == field);
+    let found =
+        fields.map(|(name, value)| (name.trim(), value.trim())).find(|(name, _)| *name == field);
     found.map_or_else(String::new, |(_, value)| value.to_owned())
 }
 

@@ -165,7 +165,8 @@ impl Baseline {
             .filter(|feature| !definitions.clone().all(|has| has.contains(*feature)))
             .cloned()
             .collect();
-        let without = definitions.flatten().filter(|feature| !features.contains(*feature)).cloned().collect();
+        let without =
+            definitions.flatten().filter(|feature| !features.contains(*feature)).cloned().collect();
         let mut settings = BTreeMap::new();
         if with.contains("xsave") {
             settings.insert("min-level".to_owned(), XSAVE_LEAF.to_string());
@@ -175,7 +176,6 @@ impl Baseline {
         Baseline { cpu_model: model.to_string(), features }
     }
 
-    /// Its model, read.
     #[must_use]
     pub fn model(&self) -> CpuModel {
         CpuModel::parse(&self.cpu_model)
@@ -221,7 +221,9 @@ impl NoCommon {
             NoCommon::MixedAccelerators { .. } => {
                 "make two clusters of them, or see by `godwit host show` why KVM is not used on some"
             }
-            NoCommon::NoModel => "leave out the host that has the least, or upgrade the QEMUs to one version",
+            NoCommon::NoModel => {
+                "leave out the host that has the least, or upgrade the QEMUs to one version"
+            }
         }
     }
 }
@@ -241,10 +243,16 @@ pub fn common_baseline(hosts: &[(&str, &HostCpu)]) -> Result<Common, NoCommon> {
     let vendors: BTreeSet<String> = hosts.iter().map(|(_, host)| host.vendor.clone()).collect();
     let rules = Rules { mixes_vendors: first.accel == Accelerator::Kvm && vendors.len() > 1 };
     let everywhere = |name: &&String| hosts.iter().all(|(_, host)| host.features.contains(*name));
-    let shared: CpuFeatures =
-        first.features.iter().filter(everywhere).filter(|name| !rules.leaves_out(name)).cloned().collect();
+    let shared: CpuFeatures = first
+        .features
+        .iter()
+        .filter(everywhere)
+        .filter(|name| !rules.leaves_out(name))
+        .cloned()
+        .collect();
     let candidates = first.models.keys().filter_map(|name| Candidate::of(name, hosts));
-    let vendor = vendors.first().filter(|_| first.accel == Accelerator::Kvm && !rules.mixes_vendors);
+    let vendor =
+        vendors.first().filter(|_| first.accel == Accelerator::Kvm && !rules.mixes_vendors);
     let best = candidates
         .filter(|candidate| candidate.is_whole(hosts, &shared, &rules))
         .max_by_key(|candidate| candidate.worth(vendor.map(String::as_str), &shared))
@@ -302,8 +310,11 @@ struct Rules {
 
 impl Rules {
     fn leaves_out(&self, feature: &str) -> bool {
-        let is_shared = || SHARED_BETWEEN_VENDORS.contains(&feature) || PsabiLevel::V3.asks_for(feature);
-        LEFT_OUT.contains(&feature) || feature.starts_with("vmx") || (self.mixes_vendors && !is_shared())
+        let is_shared =
+            || SHARED_BETWEEN_VENDORS.contains(&feature) || PsabiLevel::V3.asks_for(feature);
+        LEFT_OUT.contains(&feature)
+            || feature.starts_with("vmx")
+            || (self.mixes_vendors && !is_shared())
     }
 }
 
@@ -321,19 +332,26 @@ impl<'a> Candidate<'a> {
         if hosts.iter().any(|(_, host)| host.deprecated.contains(name)) {
             return None;
         }
-        let definitions: Vec<_> = hosts.iter().filter_map(|(_, host)| host.definitions.get(name)).collect();
+        let definitions: Vec<_> =
+            hosts.iter().filter_map(|(_, host)| host.definitions.get(name)).collect();
         (!definitions.is_empty()).then_some(Candidate { name, generation, definitions })
     }
 
     /// Whether each host runs it with all that a baseline keeps of it.
     fn is_whole(&self, hosts: &[(&str, &HostCpu)], shared: &CpuFeatures, rules: &Rules) -> bool {
         let may_go = |feature: &String| rules.leaves_out(feature);
-        let kept =
-            self.definitions.iter().copied().flatten().all(|name| shared.contains(name) || may_go(name));
+        let kept = self
+            .definitions
+            .iter()
+            .copied()
+            .flatten()
+            .all(|name| shared.contains(name) || may_go(name));
         // What is left out is taken from it by name, where its definition has it.
-        let goes = |name: &String| may_go(name) && self.definitions.iter().any(|has| has.contains(name));
-        let runs =
-            |host: &HostCpu| host.models.get(self.name).is_some_and(|missing| missing.iter().all(goes));
+        let goes =
+            |name: &String| may_go(name) && self.definitions.iter().any(|has| has.contains(name));
+        let runs = |host: &HostCpu| {
+            host.models.get(self.name).is_some_and(|missing| missing.iter().all(goes))
+        };
         kept && hosts.iter().all(|(_, host)| runs(host))
     }
 

@@ -5,10 +5,8 @@
 
 use super::{Baseline, CpuFeatures, CpuModel, HostCpu};
 
-/// A VM that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningVm {
-    /// Its name.
     pub name: String,
     /// Its `cpu_model`.
     pub cpu_model: String,
@@ -19,9 +17,7 @@ pub struct RunningVm {
 /// A VM or a host, and the features that it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
-    /// Its name.
     pub name: String,
-    /// The features.
     pub features: CpuFeatures,
 }
 
@@ -40,7 +36,11 @@ pub struct BaselineChange {
 
 /// Compares what runs with a baseline that shall be the cluster's from now on.
 #[must_use]
-pub fn change_of_baseline(new: &Baseline, hosts: &[(&str, &HostCpu)], vms: &[RunningVm]) -> BaselineChange {
+pub fn change_of_baseline(
+    new: &Baseline,
+    hosts: &[(&str, &HostCpu)],
+    vms: &[RunningVm],
+) -> BaselineChange {
     let mut change = BaselineChange::default();
     for vm in vms {
         let Some(has) = features_of(vm, hosts) else {
@@ -55,8 +55,9 @@ pub fn change_of_baseline(new: &Baseline, hosts: &[(&str, &HostCpu)], vms: &[Run
             }
         }
     }
-    let lacking =
-        hosts.iter().map(|(name, host)| Unmet { name: (*name).to_owned(), features: host.lacks_of(new) });
+    let lacking = hosts
+        .iter()
+        .map(|(name, host)| Unmet { name: (*name).to_owned(), features: host.lacks_of(new) });
     change.out = lacking.filter(|unmet| !unmet.features.is_empty()).collect();
     change
 }

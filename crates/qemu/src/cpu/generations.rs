@@ -91,7 +91,8 @@ pub enum PsabiLevel {
 
 impl PsabiLevel {
     /// All of them, the lowest first.
-    pub const ALL: [PsabiLevel; 4] = [PsabiLevel::V1, PsabiLevel::V2, PsabiLevel::V3, PsabiLevel::V4];
+    pub const ALL: [PsabiLevel; 4] =
+        [PsabiLevel::V1, PsabiLevel::V2, PsabiLevel::V3, PsabiLevel::V4];
 
     /// The psABI's name for it.
     #[must_use]
@@ -116,7 +117,8 @@ impl PsabiLevel {
     }
 
     fn names(self) -> impl Iterator<Item = &'static str> {
-        let levels = PsabiLevel::ALL.into_iter().zip(LEVELS).filter(move |(level, _)| *level <= self);
+        let levels =
+            PsabiLevel::ALL.into_iter().zip(LEVELS).filter(move |(level, _)| *level <= self);
         levels.flat_map(|(_, features)| features).copied()
     }
 
@@ -143,7 +145,6 @@ impl fmt::Display for PsabiLevel {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is no level of the x86-64 psABI; they are x86-64-v1 to x86-64-v4")]
 pub struct UnknownLevel {
-    /// The text given.
     pub text: String,
 }
 
@@ -166,7 +167,9 @@ mod tests {
         assert_eq!(generation, Generation { vendor: INTEL, rank: 6, version: 5 });
         assert_eq!(generation_of("EPYC-Rome-v2").unwrap().vendor, AMD);
         assert_eq!(generation_of("EPYC-v3").unwrap().rank, 5);
-        for other in ["Haswell", "Haswell-noTSX", "KnightsMill-v1", "kvm64-v1", "EPYC-v", "host", ""] {
+        for other in
+            ["Haswell", "Haswell-noTSX", "KnightsMill-v1", "kvm64-v1", "EPYC-v", "host", ""]
+        {
             assert_eq!(generation_of(other), None, "{other}");
         }
     }

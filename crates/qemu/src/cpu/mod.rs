@@ -67,11 +67,13 @@ pub enum Unfit {
         model: String,
     },
     /// The host lacks features.
-    #[error("CPU model \"{model}\" has features that the host's guests can't have: {}", list(missing))]
+    #[error(
+        "CPU model \"{model}\" has features that the host's guests can't have: {}",
+        list(missing)
+    )]
     Missing {
         /// The model with its features.
         model: String,
-        /// What is missing.
         missing: CpuFeatures,
     },
     /// The guest would find another vendor after the move. KVM shows the host's own unless the model names one.
@@ -152,14 +154,19 @@ impl HostCpu {
             .filter(|name| !model.without.contains(*name))
             .cloned()
             .collect();
-        if missing.is_empty() { Ok(()) } else { Err(Unfit::Missing { model: model.to_string(), missing }) }
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(Unfit::Missing { model: model.to_string(), missing })
+        }
     }
 
     /// What this host lacks of a model; none: its QEMU has no such model.
     #[must_use]
     pub fn missing_of(&self, model: &CpuModel) -> Option<CpuFeatures> {
         let lacking = self.models.get(&model.name)?;
-        let of_model = lacking.difference(&model.without).filter(|name| !model.with.contains(*name));
+        let of_model =
+            lacking.difference(&model.without).filter(|name| !model.with.contains(*name));
         let asked = model.with.difference(&self.features);
         Some(of_model.chain(asked).cloned().collect())
     }

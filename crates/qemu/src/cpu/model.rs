@@ -164,7 +164,10 @@ fn switch(value: &str) -> Option<bool> {
 }
 
 fn is_setting(key: &str) -> bool {
-    SETTINGS.contains(&key) || key.starts_with("hv-") || key.starts_with("x-") || is_paravirtual(key)
+    SETTINGS.contains(&key)
+        || key.starts_with("hv-")
+        || key.starts_with("x-")
+        || is_paravirtual(key)
 }
 
 /// Whether a feature is no processor's: QEMU gives it by itself.
@@ -184,8 +187,9 @@ mod tests {
 
     #[test]
     fn models_are_read_as_qemu_reads_them() {
-        let model =
-            CpuModel::parse("Haswell-v4,+sse4_1,-x2apic,avx2=off,aes,pcid=on,pmu=on,vendor=GenuineIntel");
+        let model = CpuModel::parse(
+            "Haswell-v4,+sse4_1,-x2apic,avx2=off,aes,pcid=on,pmu=on,vendor=GenuineIntel",
+        );
         assert_eq!(model.name, "Haswell-v4");
         assert_eq!(model.with, set(&["aes", "pcid", "sse4.1"]));
         assert_eq!(model.without, set(&["avx2", "x2apic"]));

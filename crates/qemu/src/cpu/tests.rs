@@ -22,7 +22,10 @@ fn definitions() -> BTreeMap<String, CpuFeatures> {
         ("Nehalem-v1", of(&["pni", "sse4.2"])),
         ("Haswell-v1", of(&["pni", "sse4.2", "xsave", "avx2", "hle", "rtm"])),
         ("Haswell-v2", of(&["pni", "sse4.2", "xsave", "avx2"])),
-        ("SapphireRapids-v1", of(&["pni", "sse4.2", "xsave", "avx2", "avx512f", "spec-ctrl", "rtm"])),
+        (
+            "SapphireRapids-v1",
+            of(&["pni", "sse4.2", "xsave", "avx2", "avx512f", "spec-ctrl", "rtm"]),
+        ),
         ("Opteron_G1-v1", of(&[])),
         ("Opteron_G3-v1", of(&["pni", "sse4a"])),
         ("EPYC-v1", of(&["pni", "sse4.2", "xsave", "avx2", "sse4a", "ibpb", "nrip-save"])),
@@ -127,7 +130,10 @@ fn both_vendors_share_what_both_do_alike() {
 #[test]
 fn a_model_from_before_avx_is_made_to_describe_its_registers() {
     let old = host(AMD, Accelerator::Tcg, &["pni", "xsave"]);
-    assert_eq!(common(&[old]).unwrap().baseline.cpu_model, "Opteron_G1-v1,+pni,+xsave,min-level=13");
+    assert_eq!(
+        common(&[old]).unwrap().baseline.cpu_model,
+        "Opteron_G1-v1,+pni,+xsave,min-level=13"
+    );
 }
 
 #[test]
@@ -200,8 +206,10 @@ fn another_baseline_says_whom_it_concerns() {
         cpu_model: cpu_model.to_owned(),
         host: "new".to_owned(),
     };
-    let vms = [vm("n", "Nehalem-v1"), vm("h", "Haswell-v2"), vm("own", "max"), vm("odd", "pentium3")];
-    let unmet = |name: &str, features: &[&str]| Unmet { name: name.to_owned(), features: set(features) };
+    let vms =
+        [vm("n", "Nehalem-v1"), vm("h", "Haswell-v2"), vm("own", "max"), vm("odd", "pentium3")];
+    let unmet =
+        |name: &str, features: &[&str]| Unmet { name: name.to_owned(), features: set(features) };
     let raised = change_of_baseline(&Baseline::named("Haswell-v2", &hosts).unwrap(), &hosts, &vms);
     assert_eq!(raised.behind, [unmet("n", &["avx2", "xsave"])]);
     assert_eq!(raised.beyond, [unmet("own", &["aes"])]);
@@ -210,7 +218,10 @@ fn another_baseline_says_whom_it_concerns() {
     let lowered = change_of_baseline(&Baseline::named("Nehalem-v1", &hosts).unwrap(), &hosts, &vms);
     assert_eq!(lowered.behind, []);
     assert_eq!(lowered.out, []);
-    assert_eq!(lowered.beyond, [unmet("h", &["avx2", "xsave"]), unmet("own", &["aes", "avx2", "xsave"])]);
+    assert_eq!(
+        lowered.beyond,
+        [unmet("h", &["avx2", "xsave"]), unmet("own", &["aes", "avx2", "xsave"])]
+    );
 }
 
 fn any_host() -> impl Strategy<Value = HostCpu> {

@@ -15,7 +15,8 @@ use crate::spec::{Accelerator, Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What QEMU gives up: system calls of another age, other users and groups, other programs, other priorities and affinities. Of these a
 /// VM needs none, by KVM or TCG, nor do migrations and the tracker's library (QEMU 7.2 to 10.0).
-pub(crate) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+pub(crate) const SANDBOX: &str =
+    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// The descriptor set of the console's log.
 const CONSOLE_SET: RawFd = 1;
 /// That of a disk's file is this and the descriptor's number.
@@ -32,7 +33,6 @@ pub struct Inherited {
     pub console_log: RawFd,
     /// The files of the shared memory blocks, in the blocks' order.
     pub ram: Vec<RawFd>,
-    /// The kernel.
     pub kernel: Option<RawFd>,
     /// Its initial RAM disk.
     pub initrd: Option<RawFd>,
@@ -105,8 +105,7 @@ impl Launch {
         arguments.add("-m", format!("{}B", spec.memory_bytes()));
         let mut files = fds.ram.iter();
         for (index, block) in spec.memory.iter().enumerate() {
-            let mut object =
-                json!({"id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false});
+            let mut object = json!({"id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false});
             match block.backing {
                 Backing::Shared => {
                     object["qom-type"] = "memory-backend-file".into();
@@ -130,7 +129,8 @@ impl Launch {
         }
         for (index, cpus) in cpus_of_nodes(spec.vcpus, spec.memory.len()).into_iter().enumerate() {
             let cpus = cpus.map_or(String::new(), |(first, last)| format!(",cpus={first}-{last}"));
-            arguments.add("-numa", format!("node,nodeid={index}{cpus},memdev={}", memory_id(index)));
+            arguments
+                .add("-numa", format!("node,nodeid={index}{cpus},memdev={}", memory_id(index)));
         }
     }
 
@@ -141,7 +141,10 @@ impl Launch {
         arguments.add("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fds.qmp));
         arguments.add("-mon", "chardev=qmp,mode=control");
         let log = format!("logfile=/dev/fdset/{CONSOLE_SET},logappend=on");
-        arguments.add("-chardev", format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial));
+        arguments.add(
+            "-chardev",
+            format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial),
+        );
         arguments.add("-serial", "chardev:serial0");
     }
 
@@ -166,7 +169,8 @@ impl Launch {
 fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     // A PC without what no guest of ours needs: each device left out is device state not sent in a switchover.
     // suppress-vmdesc: the stream carries no description of itself, half of its bytes after the stop.
-    let mut machine = format!("{},suppress-vmdesc=on,dump-guest-core=off,mem-merge=off", spec.machine);
+    let mut machine =
+        format!("{},suppress-vmdesc=on,dump-guest-core=off,mem-merge=off", spec.machine);
     if spec.machine.starts_with("pc-") {
         machine.push_str(",usb=off,vmport=off,hpet=off,smbus=off,graphics=off");
         if spec.machine.starts_with("pc-q35") {
@@ -229,7 +233,8 @@ fn add_disk(
         let mut image = json!({"driver": format.name(), "node-name": node(depth), "file": file,
             "cache": cache, "read-only": readonly, "discard": "unmap"});
         if *format == DiskFormat::Qcow2 {
-            image["backing"] = layers.get(depth + 1).map_or(Value::Null, |_| node(depth + 1).into());
+            image["backing"] =
+                layers.get(depth + 1).map_or(Value::Null, |_| node(depth + 1).into());
         }
         arguments.add_json("-blockdev", &image);
     }
@@ -264,7 +269,8 @@ mod tests {
         for (vcpus, nodes) in [(1, 2), (2, 2), (7, 3), (3, 8), (64, 5)] {
             let shares = cpus_of_nodes(vcpus, nodes);
             assert_eq!(shares.len(), nodes);
-            let all: Vec<u32> = shares.into_iter().flatten().flat_map(|(first, last)| first..=last).collect();
+            let all: Vec<u32> =
+                shares.into_iter().flatten().flat_map(|(first, last)| first..=last).collect();
             assert_eq!(all, (0..vcpus).collect::<Vec<_>>(), "{vcpus} vCPUs, {nodes} nodes");
         }
     }

@@ -60,19 +60,34 @@ fn or_nothing(last_words: &str) -> &str {
 /// Words of QEMU (7.2 to 10.x) and the remedy of what they tell; the first that is found counts.
 const MENDS: [(&str, &str); 15] = [
     ("invalid kernel header", "give the path of a kernel: a bzImage, a multiboot or a PVH kernel"),
-    ("sandbox", "take a QEMU that was built with seccomp, or set qemu_sandbox = false in the configuration"),
+    (
+        "sandbox",
+        "take a QEMU that was built with seccomp, or set qemu_sandbox = false in the configuration",
+    ),
     ("support requested feature", "choose a CPU model that this host has, or tcg as accelerator"),
     (
         "KVM kernel module: Permission",
         "let a group of its own open /dev/kvm, as packaging/99-godwit.rules does, or choose tcg as accelerator",
     ),
-    ("failed to initialize kvm", "load the KVM module of this host's CPU, or choose tcg as accelerator"),
-    ("Could not access KVM", "load the KVM module of this host's CPU, or choose tcg as accelerator"),
+    (
+        "failed to initialize kvm",
+        "load the KVM module of this host's CPU, or choose tcg as accelerator",
+    ),
+    (
+        "Could not access KVM",
+        "load the KVM module of this host's CPU, or choose tcg as accelerator",
+    ),
     ("\" lock", "stop the VM or program that uses this disk image, or give the VM its own"),
     ("O_DIRECT", "put the disk image on a file system that takes O_DIRECT"),
-    ("is not a valid device model name", "correct the device's name: see `-device help` of this QEMU"),
+    (
+        "is not a valid device model name",
+        "correct the device's name: see `-device help` of this QEMU",
+    ),
     ("Permission denied", "let QEMU's user, who is nobody else, read this file or device"),
-    ("could not open kernel file", "give the path of a kernel that this host and QEMU's user can read"),
+    (
+        "could not open kernel file",
+        "give the path of a kernel that this host and QEMU's user can read",
+    ),
     ("could not load initrd", "give the path of an initrd that this host and QEMU's user can read"),
     ("No such file", "give a path that exists on this host"),
     ("not in qcow2 format", "give the format that the disk image really has"),
@@ -107,7 +122,9 @@ impl StartError {
             StartError::Prepare { .. } => {
                 "check that the agent's run directory is short, writable and not full"
             }
-            StartError::TooLong { .. } => "let others read the file (chmod o+r), or make it shorter",
+            StartError::TooLong { .. } => {
+                "let others read the file (chmod o+r), or make it shorter"
+            }
             StartError::Spawn { .. } => "install QEMU 7.2 or later, or name its path",
             StartError::Exited { last_words, .. } | StartError::NotReady { last_words, .. } => {
                 MENDS.iter().find(|(words, _)| last_words.contains(words)).map_or(

@@ -31,7 +31,6 @@ const READ_BY_ALL: u32 = 0o004;
 pub struct FoundFile {
     /// What it is to the VM: `kernel`, `initrd`, `disk`, `backing file`.
     pub role: &'static str,
-    /// Its path as named.
     pub path: PathBuf,
     /// Its real path, every link followed.
     pub real: PathBuf,
@@ -51,7 +50,6 @@ pub struct FoundFile {
 pub struct OpenFile {
     /// What it is to the VM: `kernel`, `initrd`, `disk`, `backing file`.
     pub role: &'static str,
-    /// Its path as named.
     pub path: PathBuf,
     /// Its real path, every link followed.
     pub real: PathBuf,
@@ -63,14 +61,12 @@ pub struct OpenFile {
 pub struct OpenLayer {
     /// The image.
     pub file: OpenFile,
-    /// Its format.
     pub format: DiskFormat,
 }
 
 /// All files of the host that a VM's specification names.
 #[derive(Debug, Default)]
 pub struct OpenFiles {
-    /// The kernel.
     pub kernel: Option<OpenFile>,
     /// Its initial RAM disk.
     pub initrd: Option<OpenFile>,
@@ -88,7 +84,6 @@ pub enum FileError {
         role: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
         why: io::Error,
     },
     /// The image's header can't be used.
@@ -113,9 +108,7 @@ pub enum FileError {
         disk.display(), chain_text(recorded), chain_text(found)
     )]
     ChainChanged {
-        /// The disk's path.
         disk: PathBuf,
-        /// The recorded backing files.
         recorded: Vec<BackingFile>,
         /// The backing files that the headers name, up to the first that differs: nothing behind it
         /// is read.
@@ -126,7 +119,6 @@ pub enum FileError {
     NotAllowed {
         /// What it is to the VM.
         role: &'static str,
-        /// Its path as named.
         path: PathBuf,
     },
 }
@@ -205,7 +197,9 @@ impl OpenFile {
     /// What [`OpenFile::readable_by_all`] would copy of it; 0: others may read it.
     fn copied_bytes(&self) -> u64 {
         let data = rustix::fs::fstat(&self.file);
-        data.map_or(0, |data| if data.st_mode & READ_BY_ALL == 0 { data.st_size.unsigned_abs() } else { 0 })
+        data.map_or(0, |data| {
+            if data.st_mode & READ_BY_ALL == 0 { data.st_size.unsigned_abs() } else { 0 }
+        })
     }
 
     /// It or, where others have no right to read the file, a copy of it in memory that they have: what a program opens once more by
@@ -223,8 +217,9 @@ pub(super) fn readable_by_all(file: File, name: &str) -> io::Result<OwnedFd> {
     }
     let too_long = || {
         let most = MOST_COPIED_BYTES >> 20;
-        let why =
-            format!("others may not read it, and it has more than the {most} MiB that are copied for them");
+        let why = format!(
+            "others may not read it, and it has more than the {most} MiB that are copied for them"
+        );
         io::Error::new(io::ErrorKind::FileTooLarge, why)
     };
     if metadata.len() > MOST_COPIED_BYTES {
@@ -259,7 +254,10 @@ impl OpenFiles {
     ///
     /// # Errors
     /// The first file that is unavailable, not allowed, or not the recorded backing file.
-    pub fn open(spec: &ResolvedSpec, may_open: &dyn Fn(&FoundFile) -> bool) -> Result<OpenFiles, FileError> {
+    pub fn open(
+        spec: &ResolvedSpec,
+        may_open: &dyn Fn(&FoundFile) -> bool,
+    ) -> Result<OpenFiles, FileError> {
         let boot = |role, path: &Option<PathBuf>| {
             let found = path.as_ref().map(|path| FoundFile::find(role, path, false)).transpose()?;
             found.map(|file| file.open_if(may_open)).transpose()
@@ -267,7 +265,11 @@ impl OpenFiles {
         Ok(OpenFiles {
             kernel: boot("kernel", &spec.kernel)?,
             initrd: boot("initrd", &spec.initrd)?,
-            disks: spec.disks.iter().map(|disk| open_disk(disk, may_open)).collect::<Result<_, _>>()?,
+            disks: spec
+                .disks
+                .iter()
+                .map(|disk| open_disk(disk, may_open))
+                .collect::<Result<_, _>>()?,
         })
     }
 
@@ -311,7 +313,9 @@ fn open_disk(
         }
         let file = FoundFile::find("backing file", &path, false)?;
         chain.push(BackingFile { path: file.real.clone(), format });
-        if let Some(recorded) = disk.backing.as_ref().filter(|recorded| !recorded.starts_with(&chain)) {
+        if let Some(recorded) =
+            disk.backing.as_ref().filter(|recorded| !recorded.starts_with(&chain))
+        {
             return Err(changed(&chain, recorded));
         }
         layers.push(OpenLayer { file: file.open_if(may_open)?, format });
@@ -325,8 +329,11 @@ fn open_disk(
 /// Reads from a layer's header which file it is made on top of, and that file's format.
 fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, FileError> {
     let OpenLayer { file, format: DiskFormat::Qcow2 } = layer else { return Ok(None) };
-    let found =
-        backing(file).map_err(|why| FileError::Image { role: file.role, path: file.path.clone(), why })?;
+    let found = backing(file).map_err(|why| FileError::Image {
+        role: file.role,
+        path: file.path.clone(),
+        why,
+    })?;
     Ok(found.map(|backing| (qcow2::resolve(&file.path, &backing.file), backing.format)))
 }
 
@@ -381,19 +388,25 @@ mod tests {
         };
         let (_, opened) = asked_of(&disk);
         let whole = chain(&[("middle.qcow2", DiskFormat::Qcow2), ("base.img", DiskFormat::Raw)]);
-        let found: Vec<BackingFile> = opened.unwrap().iter().skip(1).map(OpenLayer::as_backing).collect();
+        let found: Vec<BackingFile> =
+            opened.unwrap().iter().skip(1).map(OpenLayer::as_backing).collect();
         assert_eq!(found, whole);
         disk.backing = Some(whole.clone());
         assert!(asked_of(&disk).1.is_ok());
         std::fs::write(at("secret"), "a secret").unwrap();
-        let top = |backing: &str, format| std::fs::write(at("top.qcow2"), head(backing, format)).unwrap();
+        let top =
+            |backing: &str, format| std::fs::write(at("top.qcow2"), head(backing, format)).unwrap();
         let refused = |text: &str, most_asked: usize| {
             let (asked, opened) = asked_of(&disk);
             let error = opened.unwrap_err();
             assert!(asked.len() <= most_asked && !asked.contains(&at("secret")), "{asked:?}");
             assert!(error.to_string().contains(text), "{error}");
             assert!(error.to_string().contains("its backing chain changed: recorded "), "{error}");
-            assert!(error.remedy().contains("delete the VM and create it again"), "{}", error.remedy());
+            assert!(
+                error.remedy().contains("delete the VM and create it again"),
+                "{}",
+                error.remedy()
+            );
         };
         top("secret", Some("raw"));
         refused(&format!("found {} (raw)", at("secret").display()), 1);
@@ -413,7 +426,8 @@ mod tests {
     #[test]
     fn a_whole_image_that_gets_a_backing_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let disk = ResolvedDisk { backing: Some(Vec::new()), ..disk_on(folder.path(), "middle.qcow2") };
+        let disk =
+            ResolvedDisk { backing: Some(Vec::new()), ..disk_on(folder.path(), "middle.qcow2") };
         let (asked, opened) = asked_of(&disk);
         let error = opened.unwrap_err().to_string();
         assert_eq!(asked.len(), 1);
@@ -484,7 +498,8 @@ mod tests {
     fn what_is_no_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0)
+            .unwrap();
         for path in [folder.path(), &pipe, Path::new("/dev/null"), &folder.path().join("missing")] {
             let error = open("disk", path).unwrap_err();
             assert!(error.to_string().contains(&path.display().to_string()), "{error}");

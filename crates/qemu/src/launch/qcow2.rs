@@ -24,7 +24,6 @@ const MOST_NAME_BYTES: u32 = 1023;
 pub(crate) struct Backing {
     /// As the header names it.
     pub(crate) file: String,
-    /// Its format.
     pub(super) format: DiskFormat,
 }
 
@@ -42,18 +41,12 @@ pub enum ImageError {
     Garbled,
     /// It does not say what it is made on top of.
     #[error("it does not say in which format its backing file \"{file}\" is")]
-    NoBackingFormat {
-        /// The backing file.
-        file: String,
-    },
+    NoBackingFormat { file: String },
     /// The backing file is something that this host does not open.
-    #[error("its backing file \"{file}\" ({format}) is neither a file in raw nor one in qcow2 format")]
-    Unsupported {
-        /// The backing file.
-        file: String,
-        /// Its format.
-        format: String,
-    },
+    #[error(
+        "its backing file \"{file}\" ({format}) is neither a file in raw nor one in qcow2 format"
+    )]
+    Unsupported { file: String, format: String },
     /// Its data is elsewhere.
     #[error("it keeps its data in another file")]
     ExternalData,
@@ -99,7 +92,8 @@ pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
     }
     let format = backing_format(head, header_bytes as usize, offset)?;
     let Some(format) = format else { return Err(ImageError::NoBackingFormat { file }) };
-    let known = [DiskFormat::Raw, DiskFormat::Qcow2].into_iter().find(|known| known.name() == format);
+    let known =
+        [DiskFormat::Raw, DiskFormat::Qcow2].into_iter().find(|known| known.name() == format);
     // `json:` and `nbd://` are QEMU's to open, by its own rights.
     match known.filter(|_| !is_protocol(&file)) {
         Some(format) => Ok(Some(Backing { file, format })),
@@ -184,7 +178,10 @@ pub(super) mod tests {
         assert_eq!(backing(&head("", None)).unwrap(), None);
         let found = backing(&head("base.img", Some("raw"))).unwrap().unwrap();
         assert_eq!(found, Backing { file: "base.img".to_owned(), format: DiskFormat::Raw });
-        assert_eq!(resolve(Path::new("/srv/vm/top.qcow2"), "base.img"), Path::new("/srv/vm/base.img"));
+        assert_eq!(
+            resolve(Path::new("/srv/vm/top.qcow2"), "base.img"),
+            Path::new("/srv/vm/base.img")
+        );
         assert_eq!(resolve(Path::new("/srv/vm/top.qcow2"), "/img/base"), Path::new("/img/base"));
     }
 

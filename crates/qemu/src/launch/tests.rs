@@ -11,7 +11,8 @@ use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
 fn fds(launch: &Launch) -> Inherited {
     let spec = &launch.spec;
     let shared = spec.memory.iter().filter(|block| block.backing == Backing::Shared).count();
-    let disks = (70..).step_by(5).zip(&spec.disks).map(|(number, disk)| vec![(number, disk.format)]);
+    let disks =
+        (70..).step_by(5).zip(&spec.disks).map(|(number, disk)| vec![(number, disk.format)]);
     Inherited {
         qmp: 10,
         serial: 11,
@@ -25,10 +26,14 @@ fn fds(launch: &Launch) -> Inherited {
 }
 
 fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
-    let mut spec =
-        VmSpec { kernel: Some("/boot/vmlinuz".into()), uuid: Some(Uuid::from_u128(7)), ..VmSpec::new("web") };
+    let mut spec = VmSpec {
+        kernel: Some("/boot/vmlinuz".into()),
+        uuid: Some(Uuid::from_u128(7)),
+        ..VmSpec::new("web")
+    };
     change(&mut spec);
-    let machine = MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };
+    let machine =
+        MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };
     let (path, cpu_models) = ("/q".into(), vec!["Westmere-v1".into(), "host".into()]);
     let info = QemuInfo { path, version: (7, 2, 0), machines: vec![machine], cpu_models };
     let spec = spec.resolve(&info, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
@@ -117,9 +122,13 @@ fn disks_are_descriptors_and_so_is_what_they_are_made_of() {
         assert!(text.contains(part), "{part} not in {text}");
     }
     // What QEMU would look for in an image's header it is told, also that there is nothing.
-    for (backing, node) in [("\"disk1-back1\"", "disk1-file"), ("\"disk1-back2\"", "disk1-back1-file")] {
-        let image =
-            text.split(" -").find(|argument| argument.contains(&format!("\"file\":\"{node}\""))).unwrap();
+    for (backing, node) in
+        [("\"disk1-back1\"", "disk1-file"), ("\"disk1-back2\"", "disk1-back1-file")]
+    {
+        let image = text
+            .split(" -")
+            .find(|argument| argument.contains(&format!("\"file\":\"{node}\"")))
+            .unwrap();
         assert!(image.contains(&format!("\"backing\":{backing}")), "{image}");
     }
     assert!(text.find("disk1-back2\"").unwrap() < text.find("\"disk1-file\"").unwrap());
@@ -180,7 +189,8 @@ fn last_words_are_errors_of_this_start() {
 #[test]
 fn mends_fit_what_qemu_says() {
     let remedy = |words: &str| {
-        StartError::Exited { exit: crate::process::Exit::Code(1), last_words: words.to_owned() }.remedy()
+        StartError::Exited { exit: crate::process::Exit::Code(1), last_words: words.to_owned() }
+            .remedy()
     };
     assert!(remedy("Failed to get \"write\" lock").contains("uses this disk image"));
     assert!(remedy("Host doesn't support requested features").contains("CPU model"));

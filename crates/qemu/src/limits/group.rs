@@ -48,7 +48,6 @@ pub enum VmGroupError {
     Io {
         /// What was attempted.
         what: &'static str,
-        /// On what.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
@@ -96,7 +95,8 @@ impl VmGroups {
         }
         let control = root.join("cgroup.subtree_control");
         let given = fs::read_to_string(&control).map_err(VmGroupError::io("read", &control))?;
-        let names = NEEDED.into_iter().chain([WANTED].into_iter().filter(|name| has(&available, name)));
+        let names =
+            NEEDED.into_iter().chain([WANTED].into_iter().filter(|name| has(&available, name)));
         let lacking: Vec<String> =
             names.filter(|name| !has(&given, name)).map(|name| format!("+{name}")).collect();
         if !lacking.is_empty() {
@@ -111,14 +111,16 @@ impl VmGroups {
         let (processes, holder) = (self.root.join("cgroup.procs"), self.root.join(HOLDER));
         make(&holder)?;
         for _ in 0..MOST_LOOKS {
-            let listed = fs::read_to_string(&processes).map_err(VmGroupError::io("read", &processes))?;
+            let listed =
+                fs::read_to_string(&processes).map_err(VmGroupError::io("read", &processes))?;
             if listed.trim().is_empty() {
                 return Ok(());
             }
             for process in listed.lines() {
                 match write(&holder.join("cgroup.procs"), process) {
                     // It has ended.
-                    Err(VmGroupError::Io { source, .. }) if source.raw_os_error() == Some(ESRCH) => {}
+                    Err(VmGroupError::Io { source, .. })
+                        if source.raw_os_error() == Some(ESRCH) => {}
                     moved => moved?,
                 }
             }
@@ -180,8 +182,12 @@ fn write(path: &Path, words: &str) -> Result<(), VmGroupError> {
 mod tests {
     use super::*;
 
-    const LIMITS: QemuLimits =
-        QemuLimits { memory_bytes: 1 << 30, address_space_bytes: 1 << 33, tasks: 300, open_files: 4096 };
+    const LIMITS: QemuLimits = QemuLimits {
+        memory_bytes: 1 << 30,
+        address_space_bytes: 1 << 33,
+        tasks: 300,
+        open_files: 4096,
+    };
 
     /// A folder with the files that a delegated group has.
     fn delegated(controllers: &str, processes: &str) -> tempfile::TempDir {

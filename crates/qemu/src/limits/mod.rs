@@ -58,7 +58,6 @@ pub struct QemuLimits {
     pub address_space_bytes: u64,
     /// Threads.
     pub tasks: u64,
-    /// Open descriptors.
     pub open_files: u64,
 }
 
@@ -68,7 +67,8 @@ impl QemuLimits {
     pub fn of(spec: &ResolvedSpec) -> QemuLimits {
         let (guest, vcpus) = (spec.memory_bytes(), u64::from(spec.vcpus));
         let devices = (spec.disks.len() + spec.nics.len() + spec.extra_devices.len()) as u64;
-        let layers: usize = spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
+        let layers: usize =
+            spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
         let tcg = if spec.accel == Accelerator::Tcg { TCG_BYTES } else { 0 };
         let parts = [
             guest,

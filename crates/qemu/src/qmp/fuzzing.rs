@@ -18,7 +18,9 @@ pub fn read_qmp(mut bytes: &[u8]) -> usize {
     loop {
         let next = pin!(lines.next());
         // Bytes that are there are never waited for.
-        let Poll::Ready(Ok(line)) = next.poll(&mut Context::from_waker(Waker::noop())) else { return count };
+        let Poll::Ready(Ok(line)) = next.poll(&mut Context::from_waker(Waker::noop())) else {
+            return count;
+        };
         count += 1;
         match message::parse(line) {
             Ok(Message::Event { name, data, emitted }) => {

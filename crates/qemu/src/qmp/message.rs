@@ -91,10 +91,17 @@ mod tests {
 
     #[test]
     fn lines_of_qemu_are_told_apart() {
-        assert_eq!(parse(br#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#), Ok(Message::Greeting));
-        let event = br#"{"timestamp": {"seconds": 5, "microseconds": 7}, "event": "STOP", "new-field": 1}"#;
+        assert_eq!(
+            parse(br#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#),
+            Ok(Message::Greeting)
+        );
+        let event =
+            br#"{"timestamp": {"seconds": 5, "microseconds": 7}, "event": "STOP", "new-field": 1}"#;
         let emitted = Some(Duration::from_micros(5_000_007));
-        assert_eq!(parse(event), Ok(Message::Event { name: "STOP".into(), data: Value::Null, emitted }));
+        assert_eq!(
+            parse(event),
+            Ok(Message::Event { name: "STOP".into(), data: Value::Null, emitted })
+        );
         let clockless =
             br#"{"timestamp": {"seconds": -1, "microseconds": -1}, "event": "X", "data": {"a": 1}}"#;
         let data = json!({"a": 1});

@@ -52,7 +52,10 @@ async fn events_and_unknown_things_may_come_between() {
     fake.say(r#"{"event": "NEVER_HEARD_OF", "data": {"deep": [1, {"x": null}]}}"#).await;
     fake.say(r#"{"some": "thing new"}"#).await;
     fake.say(r#"{"return": {}, "id": 99999}"#).await;
-    fake.say(&json!({"return": {"status": "running"}, "id": request["id"], "extra": 1}).to_string()).await;
+    fake.say(
+        &json!({"return": {"status": "running"}, "id": request["id"], "extra": 1}).to_string(),
+    )
+    .await;
     assert_eq!(call.await.unwrap().unwrap(), json!({"status": "running"}));
     assert_eq!(events.recv().await.unwrap().name, "NEVER_HEARD_OF");
 }
@@ -77,7 +80,8 @@ async fn a_refusal_names_the_command() {
     let (qmp, mut fake) = connected().await;
     let call = tokio::spawn(async move { qmp.execute("migrate", Value::Null).await });
     let request = fake.hear().await;
-    let error = json!({"error": {"class": "GenericError", "desc": "no such thing"}, "id": request["id"]});
+    let error =
+        json!({"error": {"class": "GenericError", "desc": "no such thing"}, "id": request["id"]});
     fake.say(&error.to_string()).await;
     let error = call.await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "QEMU refuses migrate: no such thing");
@@ -102,7 +106,8 @@ async fn waiting_for_an_event_ends_with_the_connection() {
     let (qmp, fake) = connected().await;
     let mut events = qmp.events();
     drop(fake);
-    let error = wait_for_event(&mut events, "STOP", Duration::from_secs(60), |_| true).await.unwrap_err();
+    let error =
+        wait_for_event(&mut events, "STOP", Duration::from_secs(60), |_| true).await.unwrap_err();
     assert_eq!(error.code(), "qmp-closed");
     qmp.closed().await;
     assert!(qmp.events().recv().await.is_err());
@@ -151,10 +156,14 @@ async fn long_and_joined_lines_are_cut_where_they_end() {
 async fn an_event_that_is_too_long_to_keep_is_dropped() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
-    fake.say(&json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string()).await;
-    // Short as text, and large as values.
-    fake.say(&json!({"event": "MANY", "data": {"t": vec![json!({"": 0}); MOST_EVENT_VALUES]}}).to_string())
+    fake.say(&json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string())
         .await;
+    // Short as text, and large as values.
+    fake.say(
+        &json!({"event": "MANY", "data": {"t": vec![json!({"": 0}); MOST_EVENT_VALUES]}})
+            .to_string(),
+    )
+    .await;
     fake.say(r#"{"event": "SHORT"}"#).await;
     assert_eq!(events.recv().await.unwrap().name, "SHORT");
 }
@@ -182,7 +191,8 @@ async fn of_events_that_nobody_takes_the_newest_are_kept() {
 #[tokio::test]
 async fn an_answer_that_does_not_come_is_given_up() {
     let (qmp, mut fake) = connected().await;
-    let error = qmp.execute_within("slow", Value::Null, Duration::from_millis(1)).await.unwrap_err();
+    let error =
+        qmp.execute_within("slow", Value::Null, Duration::from_millis(1)).await.unwrap_err();
     assert_eq!(error.code(), "qmp-timeout");
     // Its late answer is nobody's, and the connection still serves.
     let slow = fake.hear().await;
@@ -208,8 +218,13 @@ async fn a_descriptor_travels_with_its_command() {
     let length = stream
         .async_io(Interest::READABLE, || {
             let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
-            Ok(rustix::net::recvmsg(&stream, &mut parts, &mut control, rustix::net::RecvFlags::empty())?
-                .bytes)
+            Ok(rustix::net::recvmsg(
+                &stream,
+                &mut parts,
+                &mut control,
+                rustix::net::RecvFlags::empty(),
+            )?
+            .bytes)
         })
         .await
         .unwrap();
@@ -255,8 +270,7 @@ async fn answer_cont(mut fake: FakeQemu, refusals: usize, state: &str) -> (FakeQ
     loop {
         let request = fake.hear().await;
         if request["execute"] == "query-status" {
-            let answer =
-                json!({"return": {"status": state, "running": state == "running"}, "id": request["id"]});
+            let answer = json!({"return": {"status": state, "running": state == "running"}, "id": request["id"]});
             fake.say(&answer.to_string()).await;
             return (fake, asked);
         }

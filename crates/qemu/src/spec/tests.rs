@@ -14,7 +14,10 @@ fn qemu() -> QemuInfo {
     QemuInfo {
         path: "/usr/bin/qemu-system-x86_64".into(),
         version: (7, 2, 22),
-        machines: vec![machine("pc-i440fx-7.2", Some("pc"), true), machine("pc-q35-7.2", Some("q35"), false)],
+        machines: vec![
+            machine("pc-i440fx-7.2", Some("pc"), true),
+            machine("pc-q35-7.2", Some("q35"), false),
+        ],
         cpu_models: vec!["Westmere-v1".to_owned(), "Nehalem".to_owned()],
     }
 }
@@ -25,9 +28,10 @@ fn no_kvm() -> AccelProbe {
 
 #[test]
 fn a_short_file_is_enough() {
-    let spec: VmSpec =
-        serde_json::from_str(r#"{"name":"web-1","memory":"2GiB","vcpus":2,"kernel":"/boot/vmlinuz"}"#)
-            .unwrap();
+    let spec: VmSpec = serde_json::from_str(
+        r#"{"name":"web-1","memory":"2GiB","vcpus":2,"kernel":"/boot/vmlinuz"}"#,
+    )
+    .unwrap();
     assert_eq!(spec.memory, [MemoryBlock::shared(ByteSize::from_mib(2048))]);
     assert_eq!(spec.accel, Accel::Auto);
     spec.validate().unwrap();
@@ -118,8 +122,9 @@ fn nothing_is_left_open_once_resolved() {
 #[test]
 fn kvm_is_taken_where_it_works_or_where_it_is_asked_for() {
     let yes = AccelProbe { kvm: true, reason: String::new() };
-    let resolve =
-        |accel, probe: &AccelProbe| VmSpec { accel, ..bootable() }.resolve(&qemu(), probe).unwrap().accel;
+    let resolve = |accel, probe: &AccelProbe| {
+        VmSpec { accel, ..bootable() }.resolve(&qemu(), probe).unwrap().accel
+    };
     assert_eq!(resolve(Accel::Auto, &yes), Accelerator::Kvm);
     assert_eq!(resolve(Accel::Tcg, &yes), Accelerator::Tcg);
     assert_eq!(resolve(Accel::Kvm, &no_kvm()), Accelerator::Kvm);

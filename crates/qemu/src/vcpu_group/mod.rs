@@ -48,7 +48,9 @@ pub enum VcpuGroupError {
         pid: i32,
     },
     /// They are in different groups.
-    #[error("the vCPU threads of process {pid} are in groups of their own: somebody else limits them")]
+    #[error(
+        "the vCPU threads of process {pid} are in groups of their own: somebody else limits them"
+    )]
     Scattered {
         /// QEMU's process.
         pid: i32,
@@ -58,7 +60,6 @@ pub enum VcpuGroupError {
     Io {
         /// What was attempted.
         what: &'static str,
-        /// On what.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
@@ -81,7 +82,11 @@ struct Tree {
 
 impl Tree {
     fn system() -> Tree {
-        Tree { proc: "/proc".into(), make: |path| fs::create_dir(path), remove: |path| fs::remove_dir(path) }
+        Tree {
+            proc: "/proc".into(),
+            make: |path| fs::create_dir(path),
+            remove: |path| fs::remove_dir(path),
+        }
     }
 }
 
@@ -233,7 +238,13 @@ impl Group {
         let is_ours = pid_of(directory.file_name()?.to_str()?) == Some(pid);
         let former = directory.parent()?.to_owned();
         // Whoever made it may have found the controller switched on: it stays so.
-        is_ours.then(|| Group { kind: *kind, former, path: directory.clone(), enabled: false, period_us: 0 })
+        is_ours.then(|| Group {
+            kind: *kind,
+            former,
+            path: directory.clone(),
+            enabled: false,
+            period_us: 0,
+        })
     }
 
     fn fill(&mut self, vcpus: &[u32]) -> Result<(), VcpuGroupError> {
@@ -258,7 +269,9 @@ impl Group {
             Kind::V1 => ("cpu.shares", 1024, 262_144),
             Kind::V2 => ("cpu.weight", 100, 10_000),
         };
-        if let Err(error) = write(&self.path.join(file), &(each * vcpus.max(1)).min(most).to_string()) {
+        if let Err(error) =
+            write(&self.path.join(file), &(each * vcpus.max(1)).min(most).to_string())
+        {
             tracing::debug!(%error, "the vCPUs' cgroup has the weight of one thread");
         }
     }
@@ -315,7 +328,11 @@ impl Group {
             for thread in listed.lines() {
                 emptied = match write(&former, thread) {
                     // It has ended.
-                    Err(VcpuGroupError::Io { source, .. }) if source.raw_os_error() == Some(ESRCH) => Ok(()),
+                    Err(VcpuGroupError::Io { source, .. })
+                        if source.raw_os_error() == Some(ESRCH) =>
+                    {
+                        Ok(())
+                    }
                     written => written,
                 };
             }

@@ -26,8 +26,13 @@ impl Place {
     ///
     /// # Errors
     /// The thread is gone, or /proc is no /proc.
-    pub(super) fn of_thread(proc: &Path, pid: i32, thread: u32) -> Result<Option<Place>, VcpuGroupError> {
-        let read = |path: PathBuf| fs::read_to_string(&path).map_err(VcpuGroupError::io("read", &path));
+    pub(super) fn of_thread(
+        proc: &Path,
+        pid: i32,
+        thread: u32,
+    ) -> Result<Option<Place>, VcpuGroupError> {
+        let read =
+            |path: PathBuf| fs::read_to_string(&path).map_err(VcpuGroupError::io("read", &path));
         let mounts = read(proc.join("self/mountinfo"))?;
         let groups = read(proc.join(format!("{pid}/task/{thread}/cgroup")))?;
         Ok(in_v1(&mounts, &groups).or_else(|| in_v2(&mounts, &groups)))
@@ -39,7 +44,8 @@ impl Place {
         if self.kind == Kind::V1 {
             return true;
         }
-        let controllers = fs::read_to_string(self.directory.join("cgroup.controllers")).unwrap_or_default();
+        let controllers =
+            fs::read_to_string(self.directory.join("cgroup.controllers")).unwrap_or_default();
         controllers.split_whitespace().any(|name| name == "cpu")
     }
 }
@@ -95,7 +101,8 @@ impl<'a> Mount<'a> {
         let mut mount = mount.split(' ').skip(3);
         let (root, point) = (mount.next()?, mount.next()?);
         let mut file_system = file_system.split(' ');
-        let (kind, _source, options) = (file_system.next()?, file_system.next()?, file_system.next()?);
+        let (kind, _source, options) =
+            (file_system.next()?, file_system.next()?, file_system.next()?);
         Some(Mount { root, point, kind, options })
     }
 }
@@ -103,7 +110,9 @@ impl<'a> Mount<'a> {
 /// Spaces and their like are written as three octal digits.
 fn unescaped(field: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.into_iter().fold(field.to_owned(), |text, (code, character)| text.replace(code, character))
+    escapes
+        .into_iter()
+        .fold(field.to_owned(), |text, (code, character)| text.replace(code, character))
 }
 
 #[cfg(test)]
@@ -114,7 +123,8 @@ mod tests {
         32 31 0:29 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset\n\
         33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
         41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
-    const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const UNIFIED: &str =
+        "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     #[test]
     fn the_controller_is_found_where_it_is_mounted() {

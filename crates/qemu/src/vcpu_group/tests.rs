@@ -51,7 +51,11 @@ impl Fake {
     fn put(&self, thread: u32, group: &str) {
         let task = self.root().join(format!("proc/{PID}/task/{thread}"));
         fs::create_dir_all(&task).unwrap();
-        let line = if self.kind == Kind::V1 { format!("1:cpu:{group}\n") } else { format!("0::{group}\n") };
+        let line = if self.kind == Kind::V1 {
+            format!("1:cpu:{group}\n")
+        } else {
+            format!("0::{group}\n")
+        };
         fs::write(task.join("cgroup"), line).unwrap();
     }
 
@@ -111,7 +115,10 @@ fn threads_get_a_share_and_are_put_back_in_v2() {
     let control = || fs::read_to_string(fake.vms().join("cgroup.subtree_control")).unwrap();
     assert_eq!(control(), "+cpu");
     assert_eq!(fake.said("cgroup.threads"), "4194403");
-    assert_eq!((fake.said("cpu.max").as_str(), fake.said("cpu.weight").as_str()), ("3000 10000", "300"));
+    assert_eq!(
+        (fake.said("cpu.max").as_str(), fake.said("cpu.weight").as_str()),
+        ("3000 10000", "300")
+    );
     group.set_share(None).unwrap();
     assert_eq!(fake.said("cpu.max"), "max");
     drop(group);
@@ -183,7 +190,9 @@ fn where_no_group_can_do_it_nothing_is_left() {
     // A group that takes no thread is removed again.
     let fake = Fake::new(Kind::V1);
     let closed = Tree {
-        make: |path| fs::create_dir(path).and_then(|()| symlink("/nonexistent/x", path.join("tasks"))),
+        make: |path| {
+            fs::create_dir(path).and_then(|()| symlink("/nonexistent/x", path.join("tasks")))
+        },
         ..fake.tree()
     };
     let mut group = VcpuGroup::in_tree(closed, &VmName::new("web").unwrap(), PID, VCPUS.to_vec());

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use godwit_qemu::{
-    Accel, AccelProbe, Accelerator, ByteSize, CONSOLE_LOG, Disk, DiskFormat, Launch, MemoryBlock, OpenFiles,
-    QemuInfo, QemuProcess, ResolvedSpec, StartError, VmSpec, inspect, is_alive,
+    Accel, AccelProbe, Accelerator, ByteSize, CONSOLE_LOG, Disk, DiskFormat, Launch, MemoryBlock,
+    OpenFiles, QemuInfo, QemuProcess, ResolvedSpec, StartError, VmSpec, inspect, is_alive,
 };
 use tempfile::TempDir;
 
@@ -21,8 +21,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 ///    mov dx,0x3f8; mov al,'.'; out dx,al; jmp 1b
 /// ```
 const BOOT_SECTOR: [u8; 32] = [
-    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0xbc, 0x00, 0x7c, 0x66, 0xff, 0x06, 0x00, 0x80, 0x66, 0xf7, 0x06, 0x00,
-    0x80, 0xff, 0xff, 0x0f, 0x00, 0x75, 0xf0, 0xba, 0xf8, 0x03, 0xb0, 0x2e, 0xee, 0xeb, 0xe8,
+    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0xbc, 0x00, 0x7c, 0x66, 0xff, 0x06, 0x00, 0x80, 0x66, 0xf7, 0x06,
+    0x00, 0x80, 0xff, 0xff, 0x0f, 0x00, 0x75, 0xf0, 0xba, 0xf8, 0x03, 0xb0, 0x2e, 0xee, 0xeb, 0xe8,
 ];
 
 pub(crate) struct Bench {
@@ -48,7 +48,11 @@ impl Bench {
     /// `None`, with the reason printed, where no QEMU is installed.
     pub(crate) async fn new() -> Option<Bench> {
         match inspect("qemu-system-x86_64", None).await {
-            Ok(qemu) => Some(Bench { qemu, started: Mutex::default(), folder: tempfile::tempdir().unwrap() }),
+            Ok(qemu) => Some(Bench {
+                qemu,
+                started: Mutex::default(),
+                folder: tempfile::tempdir().unwrap(),
+            }),
             Err(error) => {
                 eprintln!("skipped: {}", error.obstacle());
                 None
@@ -60,7 +64,6 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// A bootable disk.
     pub(crate) fn disk(&self) -> PathBuf {
         let path = self.path("disk.img");
         let mut image = vec![0; 1 << 20];
@@ -74,9 +77,11 @@ impl Bench {
         let mut spec = VmSpec::new("test");
         spec.memory = vec![MemoryBlock::shared(ByteSize::from_mib(32))];
         spec.accel = Accel::Tcg;
-        spec.disks = vec![Disk { path: self.path("disk.img"), format: DiskFormat::Raw, readonly: false }];
+        spec.disks =
+            vec![Disk { path: self.path("disk.img"), format: DiskFormat::Raw, readonly: false }];
         change(&mut spec);
-        let spec = spec.resolve(&self.qemu, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+        let spec =
+            spec.resolve(&self.qemu, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
         assert_eq!(spec.accel, Accelerator::Tcg);
         spec
     }
@@ -106,7 +111,11 @@ impl Bench {
         }
     }
 
-    pub(crate) async fn start(&self, side: &str, spec: &ResolvedSpec) -> Result<QemuProcess, StartError> {
+    pub(crate) async fn start(
+        &self,
+        side: &str,
+        spec: &ResolvedSpec,
+    ) -> Result<QemuProcess, StartError> {
         self.begin(self.launch(side, spec)).await
     }
 
@@ -124,7 +133,8 @@ pub(crate) async fn written(run_dir: &Path, already: u64) -> u64 {
     let mut look = tokio::time::interval(Duration::from_millis(5));
     loop {
         look.tick().await;
-        let bytes = std::fs::metadata(run_dir.join(CONSOLE_LOG)).map_or(0, |metadata| metadata.len());
+        let bytes =
+            std::fs::metadata(run_dir.join(CONSOLE_LOG)).map_or(0, |metadata| metadata.len());
         if bytes > already {
             return bytes;
         }

@@ -3,8 +3,8 @@
 use std::fs::File;
 
 use godwit_qemu::{
-    Accelerator, Baseline, CpuFeatures, CpuModel, HostCpu, PsabiLevel, QemuInfo, Unfit, common_baseline,
-    host_cpu, inspect,
+    Accelerator, Baseline, CpuFeatures, CpuModel, HostCpu, PsabiLevel, QemuInfo, Unfit,
+    common_baseline, host_cpu, inspect,
 };
 
 use crate::bench::Bench;
@@ -28,7 +28,11 @@ async fn a_qemu_tells_its_models_and_features() {
     let Some((qemu, cpu)) = translated().await else { return };
     // TCG translates all of x86-64-v3 from 7.2 on, and no AVX-512 up to 10.x.
     assert_eq!(cpu.psabi_level(), Some(PsabiLevel::V3), "{:?}", cpu.features);
-    assert!(!cpu.features.contains("invtsc") && !cpu.features.contains("sse3"), "{:?}", cpu.features);
+    assert!(
+        !cpu.features.contains("invtsc") && !cpu.features.contains("sse3"),
+        "{:?}",
+        cpu.features
+    );
     assert!(cpu.models["Westmere-v1"].is_empty(), "{:?}", cpu.models["Westmere-v1"]);
     assert_eq!(cpu.aliases["Haswell-noTSX-IBRS"], "Haswell-v4");
     // Each model that `-cpu help` lists is known.
@@ -55,7 +59,10 @@ async fn what_it_says_is_missing_keeps_a_guest_from_starting() {
     let unfit = cpu.runs(&CpuModel::parse(model)).unwrap_err();
     let Unfit::Missing { missing, .. } = unfit else { panic!("{unfit}") };
     assert_eq!(missing, ["avx512f".to_owned()].into());
-    let error = bench.start("a", &bench.spec(|spec| spec.cpu_model = Some(model.into()))).await.unwrap_err();
+    let error = bench
+        .start("a", &bench.spec(|spec| spec.cpu_model = Some(model.into())))
+        .await
+        .unwrap_err();
     // Which ones it says before that, in the VM's log.
     assert!(error.to_string().contains("doesn't support requested features"), "{error}");
 }

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use godwit_qemu::{
-    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QemuProcess, RESUME, RunState,
-    SHUTDOWN, STOP, X_IGNORE_SHARED, wait_for_event,
+    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QemuProcess, RESUME,
+    RunState, SHUTDOWN, STOP, X_IGNORE_SHARED, wait_for_event,
 };
 
 use crate::bench::{Bench, LIMIT, written};
@@ -18,15 +18,18 @@ async fn reached(
     status: &MigrationStatus,
 ) {
     let what = status.name();
-    wait_for_event(events, &what, LIMIT, |event| MigrationStatus::of_event(event).as_ref() == Some(status))
-        .await
-        .unwrap();
+    wait_for_event(events, &what, LIMIT, |event| {
+        MigrationStatus::of_event(event).as_ref() == Some(status)
+    })
+    .await
+    .unwrap();
 }
 
 fn copy_memory(bench: &Bench, from: &str, to: &str) {
     let bytes = std::fs::read(bench.path(&format!("{from}.0.ram"))).unwrap();
     // Into the same file: the destination maps it already.
-    let file = std::fs::File::options().write(true).open(bench.path(&format!("{to}.0.ram"))).unwrap();
+    let file =
+        std::fs::File::options().write(true).open(bench.path(&format!("{to}.0.ram"))).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
 }
 
@@ -189,7 +192,9 @@ async fn a_shutdown_before_the_stop_is_told_before_the_migration_completes() {
             let line = serde_json::json!({ "command-line": line });
             source.qmp.execute("human-monitor-command", line)
         };
-        for line in ["o/w 0xcf8 0x8000f840", "o/w 0xcfc 0x601", "o/w 0xcf8 0x8000f844", "o/w 0xcfc 0x80"] {
+        for line in
+            ["o/w 0xcf8 0x8000f840", "o/w 0xcfc 0x601", "o/w 0xcf8 0x8000f844", "o/w 0xcfc 0x80"]
+        {
             monitor(line).await.unwrap();
         }
         // Both in one turn of QEMU's main loop, or nearly.

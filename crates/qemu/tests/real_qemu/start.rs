@@ -5,8 +5,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 
 use godwit_qemu::{
-    AdoptError, ByteSize, Exit, MemoryBlock, QMP_SOCKET, QemuProcess, RunState, StartError, Tracker,
-    is_alive, wait_for_event,
+    AdoptError, ByteSize, Exit, MemoryBlock, QMP_SOCKET, QemuProcess, RunState, StartError,
+    Tracker, is_alive, wait_for_event,
 };
 
 use crate::bench::{Bench, LIMIT, written};
@@ -51,7 +51,9 @@ async fn a_qemu_that_ends_at_its_start_says_why() {
     bench.disk();
     let spec = bench.spec(|spec| spec.extra_devices = vec!["no-such-device".into()]);
     let error = bench.start("a", &spec).await.unwrap_err();
-    let StartError::Exited { exit: Exit::Code(1), last_words } = &error else { panic!("{error:?}") };
+    let StartError::Exited { exit: Exit::Code(1), last_words } = &error else {
+        panic!("{error:?}")
+    };
     assert!(
         last_words.contains("no-such-device") && last_words.contains("not a valid device model"),
         "{error}"
@@ -152,7 +154,8 @@ async fn qemu_may_be_another_user_and_inherits_the_tracker() {
     let listener = UnixListener::bind(listener).unwrap();
     let number = listener.as_raw_fd();
     launch.user = Some((uid, gid));
-    launch.tracker = Some(Tracker { library: library.clone(), listener: listener.into(), peer_uid: 7 });
+    launch.tracker =
+        Some(Tracker { library: library.clone(), listener: listener.into(), peer_uid: 7 });
     let vm = bench.begin(launch).await.unwrap();
     let status = std::fs::read_to_string(format!("/proc/{}/status", vm.pid)).unwrap();
     let ids = |name: &str| -> Vec<u32> {
@@ -161,12 +164,16 @@ async fn qemu_may_be_another_user_and_inherits_the_tracker() {
     };
     assert_eq!((ids("Uid:"), ids("Gid:"), ids("Groups:")), (vec![uid; 4], vec![gid; 4], vec![]));
     let environment = std::fs::read(format!("/proc/{}/environ", vm.pid)).unwrap();
-    let variables: Vec<&str> =
-        environment.split(|&byte| byte == 0).map(|text| std::str::from_utf8(text).unwrap()).collect();
-    for expected in [format!("GODWIT_TRACKER_FD={number}"), "GODWIT_TRACKER_PEER_UID=7".to_owned()] {
+    let variables: Vec<&str> = environment
+        .split(|&byte| byte == 0)
+        .map(|text| std::str::from_utf8(text).unwrap())
+        .collect();
+    for expected in [format!("GODWIT_TRACKER_FD={number}"), "GODWIT_TRACKER_PEER_UID=7".to_owned()]
+    {
         assert!(variables.contains(&expected.as_str()), "{expected} not in {variables:?}");
     }
-    let preloaded = variables.iter().find_map(|variable| variable.strip_prefix("LD_PRELOAD=/proc/self/fd/"));
+    let preloaded =
+        variables.iter().find_map(|variable| variable.strip_prefix("LD_PRELOAD=/proc/self/fd/"));
     let preloaded = format!("/proc/{}/fd/{}", vm.pid, preloaded.unwrap());
     assert_eq!(std::fs::read_link(preloaded).unwrap(), library.canonicalize().unwrap());
     assert!(status.lines().any(|line| line == "Seccomp:\t2"), "no sandbox: {status}");

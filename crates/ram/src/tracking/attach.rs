@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::maps::{
-    BlockMappings, FileMappings, MOST_LINES, MOST_PLACES, Mapping, MapsError, WantedFile, read_mappings,
-    segments_of,
+    BlockMappings, FileMappings, MOST_LINES, MOST_PLACES, Mapping, MapsError, WantedFile,
+    read_mappings, segments_of,
 };
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::uffd::Userfaultfd;
@@ -39,7 +39,8 @@ pub(super) fn attach(
     userfaultfd.enable_tracking()?;
 
     // From here on, dropping the tracker undoes what was registered.
-    let lowest = blocks.iter().flat_map(|block| &block.mappings).map(|mapping| mapping.address).min();
+    let lowest =
+        blocks.iter().flat_map(|block| &block.mappings).map(|mapping| mapping.address).min();
     let tracker = DirtyTracker {
         pid,
         tracker_socket: tracker_socket.to_owned(),
@@ -69,7 +70,10 @@ pub(crate) fn open_pagemap(pid: i32) -> Result<Pagemap, TrackError> {
 }
 
 /// Returns where process `pid` maps each region, and how the mappings divide the region.
-pub(crate) fn find_blocks(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<BlockMappings>, TrackError> {
+pub(crate) fn find_blocks(
+    pid: i32,
+    regions: &[Arc<Region>],
+) -> Result<Vec<BlockMappings>, TrackError> {
     if let Some(region) = regions.iter().find(|region| !region.is_on_tmpfs()) {
         return Err(TrackError::NotTrackable { path: region.path().to_owned() });
     }
@@ -79,14 +83,16 @@ pub(crate) fn find_blocks(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<Block
 
 /// Reads /proc/PID/maps, within the bounds of [`read_mappings`].
 fn read_maps(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<FileMappings>, TrackError> {
-    let wanted = |region: &Arc<Region>| WantedFile { id: region.file_id(), pages: region.all_pages() };
+    let wanted =
+        |region: &Arc<Region>| WantedFile { id: region.file_id(), pages: region.all_pages() };
     let wanted: Vec<WantedFile> = regions.iter().map(wanted).collect();
     let maps = File::open(format!("/proc/{pid}/maps")).map_err(MapsError::Io);
     let found = maps.and_then(|maps| read_mappings(BufReader::new(maps), &wanted));
     found.map_err(|error| match error {
         MapsError::Empty => TrackError::ProcessGone { pid },
         MapsError::Io(source)
-            if source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ESRCH) =>
+            if source.kind() == io::ErrorKind::NotFound
+                || source.raw_os_error() == Some(libc::ESRCH) =>
         {
             TrackError::ProcessGone { pid }
         }
@@ -113,19 +119,25 @@ fn block_of(found: FileMappings, pid: i32, region: &Region) -> Result<BlockMappi
 
 fn register(tracker: &DirtyTracker, mapping: &Mapping, region: &Region) -> Result<(), TrackError> {
     let pid = tracker.pid;
-    tracker.userfaultfd.register(mapping.address, mapping.count * PAGE_SIZE).map_err(
-        |errno| match errno {
+    tracker.userfaultfd.register(mapping.address, mapping.count * PAGE_SIZE).map_err(|errno| {
+        match errno {
             Errno::BUSY => TrackError::AlreadyTracked { path: region.path().to_owned() },
             // This kind of file can be registered, so another kind of mapping is at this address in
             // the process.
             Errno::INVAL => TrackError::WrongProcess { pid },
             _ => io_or_gone("register the RAM", pid, errno),
-        },
-    )?;
+        }
+    })?;
     // The userfaultfd acts on the process that answered, and the page map shows the process that
     // was named: verify that they are one.
     let mut run = [EMPTY_RUN];
-    match tracker.pagemap.scan(Scan::Look, mapping.address, mapping.address + PAGE_SIZE, 0, &mut run) {
+    match tracker.pagemap.scan(
+        Scan::Look,
+        mapping.address,
+        mapping.address + PAGE_SIZE,
+        0,
+        &mut run,
+    ) {
         Ok(_) => Ok(()),
         Err(Errno::PERM) => Err(TrackError::WrongProcess { pid }),
         Err(errno) => Err(io_or_gone("scan the page map", pid, errno)),
@@ -141,7 +153,8 @@ mod tests {
     fn a_process_that_maps_alternate_pages_of_its_memory_is_refused() {
         const MAPPINGS: u64 = 12_000;
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let region = Region::create(&folder.path().join("ram"), 2 * MAPPINGS * PAGE_SIZE, None).unwrap();
+        let region =
+            Region::create(&folder.path().join("ram"), 2 * MAPPINGS * PAGE_SIZE, None).unwrap();
         if !region.is_on_tmpfs() {
             return eprintln!("skipped: /dev/shm is no tmpfs");
         }
@@ -160,7 +173,10 @@ mod tests {
         let mapped: Vec<_> = (0..MAPPINGS).map(map).collect();
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let refused = find_blocks(pid, &[Arc::new(region)]).unwrap_err();
-        assert!(matches!(refused, TrackError::TooManyPlaces { limit: MOST_PLACES, .. }), "{refused}");
+        assert!(
+            matches!(refused, TrackError::TooManyPlaces { limit: MOST_PLACES, .. }),
+            "{refused}"
+        );
         for at in mapped {
             // SAFETY: the mapping was made above, and nothing else knows it.
             unsafe { libc::munmap(at, page) };

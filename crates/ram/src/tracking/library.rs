@@ -70,7 +70,8 @@ pub(crate) fn drop_kept(path: &Path) -> Result<(), TrackError> {
 }
 
 fn request(path: &Path, wanted: Request) -> Result<Option<(OwnedFd, bool)>, TrackError> {
-    let missing = |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
+    let missing =
+        |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
     let connection = connect(path).map_err(missing)?;
     // If the agent may not open it either, the library tries other ways.
     let device = open_device();
@@ -119,7 +120,11 @@ fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(connection)
 }
 
-fn send_request(connection: &OwnedFd, wanted: Request, device: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+fn send_request(
+    connection: &OwnedFd,
+    wanted: Request,
+    device: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
     let request = protocol::request(wanted);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);

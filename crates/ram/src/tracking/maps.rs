@@ -53,7 +53,6 @@ pub(super) struct FileMappings {
 /// Where QEMU maps a RAM block, and how that cuts it.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockMappings {
-    /// Each mapping.
     pub(crate) mappings: Vec<Mapping>,
     /// The same, by page.
     pub(crate) segments: Vec<Segment>,
@@ -91,8 +90,11 @@ pub(super) fn read_mappings(
     let mut text = Vec::new();
     for number in 0.. {
         text.clear();
-        let length =
-            maps.by_ref().take(LONGEST_LINE_BYTES).read_until(b'\n', &mut text).map_err(MapsError::Io)?;
+        let length = maps
+            .by_ref()
+            .take(LONGEST_LINE_BYTES)
+            .read_until(b'\n', &mut text)
+            .map_err(MapsError::Io)?;
         if length == 0 {
             return if number == 0 { Err(MapsError::Empty) } else { Ok(found) };
         }
@@ -164,8 +166,10 @@ fn parse_line(line: &str) -> Option<Line> {
     let shared = fields.next()?.as_bytes().get(3) == Some(&b's');
     let offset = hex(fields.next()?)?;
     let (major, minor) = fields.next()?.split_once(':')?;
-    let device =
-        rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    let device = rustix::fs::makedev(
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
     let inode = fields.next()?.parse().ok()?;
     let (start, end) = (hex(start)?, hex(end)?);
     (end > start).then_some(Line { start, end, shared, offset, file_id: (device, inode) })
@@ -212,7 +216,8 @@ pub(super) fn segments_of(mappings: &[Mapping]) -> Vec<Segment> {
             open.insert(place, index);
         }
         if !open.is_empty() {
-            let addresses = open.iter().map(|&index| mappings[index].address_of(pages.first)).collect();
+            let addresses =
+                open.iter().map(|&index| mappings[index].address_of(pages.first)).collect();
             segments.push(Segment { pages, addresses });
         }
     }
@@ -295,8 +300,9 @@ nonsense
             {
                 let start = 0x7f00_0000_0000 + 2 * number * PAGE_SIZE;
                 let (end, offset) = (start + PAGE_SIZE, 2 * number * PAGE_SIZE);
-                self.line =
-                    io::Cursor::new(format!("{start:x}-{end:x} rw-s {offset:08x} 00:2a 1234      /ram\n"));
+                self.line = io::Cursor::new(format!(
+                    "{start:x}-{end:x} rw-s {offset:08x} 00:2a 1234      /ram\n"
+                ));
                 self.read.set(number + 1);
             }
             self.line.read(into)
@@ -305,8 +311,11 @@ nonsense
 
     fn scattered(lines: u64, inode: u64) -> (Result<Vec<FileMappings>, MapsError>, u64) {
         let read = std::rc::Rc::default();
-        let maps =
-            ScatteredMaps { lines: 0..lines, line: io::Cursor::default(), read: std::rc::Rc::clone(&read) };
+        let maps = ScatteredMaps {
+            lines: 0..lines,
+            line: io::Cursor::default(),
+            read: std::rc::Rc::clone(&read),
+        };
         let id = (rustix::fs::makedev(0, 0x2a), inode);
         let wanted = [WantedFile { id, pages: PageRange::new(0, u64::MAX / PAGE_SIZE) }];
         (read_mappings(io::BufReader::new(maps), &wanted), read.get())
@@ -336,9 +345,11 @@ nonsense
     fn as_many_mappings_as_are_allowed_have_few_addresses() {
         let most = MOST_PLACES as u64;
         // The worst: each begins and ends within all that were before.
-        let mappings: Vec<Mapping> =
-            (0..most).map(|at| Mapping { address: at << 40, first: at, count: 2 * (most - at) }).collect();
-        let addresses: usize = segments_of(&mappings).iter().map(|segment| segment.addresses.len()).sum();
+        let mappings: Vec<Mapping> = (0..most)
+            .map(|at| Mapping { address: at << 40, first: at, count: 2 * (most - at) })
+            .collect();
+        let addresses: usize =
+            segments_of(&mappings).iter().map(|segment| segment.addresses.len()).sum();
         assert!(addresses <= 2 * MOST_PLACES * MOST_PLACES, "{addresses}");
     }
 

@@ -240,7 +240,12 @@ impl DirtyTracker {
 
     /// Appends to `out` the pages of `block` within `within` that were written since they were last
     /// protected, and leaves them dirty. The ranges ascend and do not touch.
-    pub fn look(&self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+    pub fn look(
+        &self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError> {
         let floor = out.len();
         take::look(self, block, within, |dirty| {
             dirty.iter().for_each(|range| push_merged(out, floor, *range));
@@ -268,7 +273,8 @@ impl DirtyTracker {
             (None, None) => {}
             (Some(throttle), limit) => throttle.set_limit(limit),
             (absent @ None, limit) => {
-                let throttle = Throttle::new(&self.tracker_socket, self.pid, &self.vcpus, &self.blocks)?;
+                let throttle =
+                    Throttle::new(&self.tracker_socket, self.pid, &self.vcpus, &self.blocks)?;
                 absent.insert(throttle).set_limit(limit);
             }
         }
@@ -354,7 +360,10 @@ pub fn check_kernel() -> Result<(), TrackError> {
 /// Returns the error that the running kernel lacks `missing`.
 fn kernel_too_old(missing: &'static str) -> TrackError {
     let found = rustix::system::uname();
-    TrackError::KernelTooOld { found: format!("Linux {}", found.release().to_string_lossy()), missing }
+    TrackError::KernelTooOld {
+        found: format!("Linux {}", found.release().to_string_lossy()),
+        missing,
+    }
 }
 
 pub(crate) fn io_or_gone(what: &'static str, pid: i32, errno: rustix::io::Errno) -> TrackError {

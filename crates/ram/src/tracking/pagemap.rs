@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
 use linux_raw_sys::general::{
-    PAGE_IS_PRESENT, PAGE_IS_WRITTEN, PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING, page_region, pm_scan_arg,
+    PAGE_IS_PRESENT, PAGE_IS_WRITTEN, PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING, page_region,
+    pm_scan_arg,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -88,7 +89,8 @@ impl Pagemap {
         runs: &mut [page_region],
     ) -> Result<Scanned, Errno> {
         let scanned = self.ioctl(PAGE_IS_PRESENT, 0, start, end, 0, runs)?;
-        let last = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)).map_or(0, |last| last.end);
+        let last =
+            scanned.runs.checked_sub(1).and_then(|last| runs.get(last)).map_or(0, |last| last.end);
         Ok(Scanned { end: scanned.end.max(last), ..scanned })
     }
 

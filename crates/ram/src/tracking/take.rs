@@ -59,7 +59,8 @@ pub(super) fn take_dirty(
                 continue;
             }
             let growing = throttle.as_mut().filter(|throttle| throttle.grows());
-            let chunk_of = |throttle: &Throttle, page| throttle.chunk_of(block, page, tracked_block.pages);
+            let chunk_of =
+                |throttle: &Throttle, page| throttle.chunk_of(block, page, tracked_block.pages);
             // An earlier call has returned pages of this chunk that may be being read now, so it
             // does not change hands.
             let begun = growing.as_ref().map(|throttle| chunk_of(throttle, at));
@@ -91,7 +92,6 @@ pub(super) fn take_dirty(
     Ok(within.end())
 }
 
-/// Take in progress.
 struct Taking<'a> {
     pid: i32,
     pagemap: &'a Pagemap,

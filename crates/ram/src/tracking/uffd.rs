@@ -10,8 +10,8 @@ use linux_raw_sys::general::{
     uffdio_continue, uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
-    UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
-    UFFDIO_ZEROPAGE,
+    UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE,
+    UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE,
 };
 use rustix::io::Errno;
 use rustix::ioctl::Updater;
@@ -42,7 +42,8 @@ const FAULT_FEATURES: u32 = UFFD_FEATURE_WP_UNPOPULATED
 
 /// Features for page-in: an access to a page that is not mapped waits, whether the file holds the
 /// page or not. Linux 5.14. Thread IDs are included.
-const PAGE_IN_FEATURES: u32 = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID;
+const PAGE_IN_FEATURES: u32 =
+    UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID;
 
 /// `sizeof(struct uffd_msg)`. The fields of a page fault begin at offset 8: flags, address, thread.
 const MESSAGE_BYTES: usize = 32;
@@ -71,7 +72,9 @@ impl Userfaultfd {
     pub(super) fn of_this_process() -> Result<Userfaultfd, TrackError> {
         let device = open_device().and_then(|device| {
             // SAFETY: the argument is a number; the descriptor returned has no other owner.
-            let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+            let fd = unsafe {
+                libc::ioctl(device.as_raw_fd(), IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK)
+            };
             owned(fd)
         });
         let flags = UserfaultfdFlags::CLOEXEC
@@ -101,14 +104,17 @@ impl Userfaultfd {
     /// Makes every write to a protected page wait until it is answered. Replaces
     /// [`Userfaultfd::enable_tracking`].
     pub(super) fn enable_faults(&self) -> Result<(), TrackError> {
-        let mut api = uffdio_api { api: UFFD_API.into(), features: FAULT_FEATURES.into(), ioctls: 0 };
-        self.update::<UFFDIO_API, _>(&mut api).map_err(|_| kernel_too_old("userfaultfd's thread ids"))
+        let mut api =
+            uffdio_api { api: UFFD_API.into(), features: FAULT_FEATURES.into(), ioctls: 0 };
+        self.update::<UFFDIO_API, _>(&mut api)
+            .map_err(|_| kernel_too_old("userfaultfd's thread ids"))
     }
 
     /// Makes every access to a page that is not mapped wait until it is answered. Replaces
     /// [`Userfaultfd::enable_tracking`].
     pub(crate) fn enable_page_in(&self) -> Result<(), TrackError> {
-        self.enable_page_in_again().map_err(|_| kernel_too_old("userfaultfd's minor faults of shmem"))
+        self.enable_page_in_again()
+            .map_err(|_| kernel_too_old("userfaultfd's minor faults of shmem"))
     }
 
     /// Enables page-in on a userfaultfd of another agent, which may have died before it did so.
@@ -116,7 +122,8 @@ impl Userfaultfd {
     /// # Errors
     /// `EINVAL` if it is enabled already, as it should be.
     pub(crate) fn enable_page_in_again(&self) -> Result<(), Errno> {
-        let mut api = uffdio_api { api: UFFD_API.into(), features: PAGE_IN_FEATURES.into(), ioctls: 0 };
+        let mut api =
+            uffdio_api { api: UFFD_API.into(), features: PAGE_IN_FEATURES.into(), ioctls: 0 };
         self.update::<UFFDIO_API, _>(&mut api)
     }
 
@@ -129,7 +136,11 @@ impl Userfaultfd {
     /// Registers the range, so that this descriptor maps its pages. Pages that are mapped stay
     /// mapped.
     pub(crate) fn register_page_in(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
-        self.register_for(UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR, address, len_bytes)
+        self.register_for(
+            UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR,
+            address,
+            len_bytes,
+        )
     }
 
     fn register_for(&self, mode: u32, address: u64, len_bytes: u64) -> Result<(), Errno> {
@@ -154,7 +165,8 @@ impl Userfaultfd {
     /// Maps pages that the file does not hold, as [`Userfaultfd::map_held`] does: they hold zeros
     /// from then on.
     pub(crate) fn map_zeros(&self, address: u64, len_bytes: u64) -> Result<u64, Errno> {
-        let mut request = uffdio_zeropage { range: range(address, len_bytes), mode: 0, zeropage: 0 };
+        let mut request =
+            uffdio_zeropage { range: range(address, len_bytes), mode: 0, zeropage: 0 };
         let result = self.update::<UFFDIO_ZEROPAGE, _>(&mut request);
         mapped(result, request.zeropage)
     }
@@ -257,8 +269,10 @@ fn fault_of(message: &[u8]) -> Option<Fault> {
     let (event, fields) = (message.first()?, message.get(8..)?);
     let address = fields.get(8..16)?.first_chunk()?;
     let thread = fields.get(16..20)?.first_chunk()?;
-    (u32::from(*event) == UFFD_EVENT_PAGEFAULT)
-        .then(|| Fault { address: u64::from_ne_bytes(*address), thread: u32::from_ne_bytes(*thread) })
+    (u32::from(*event) == UFFD_EVENT_PAGEFAULT).then(|| Fault {
+        address: u64::from_ne_bytes(*address),
+        thread: u32::from_ne_bytes(*thread),
+    })
 }
 
 fn range(address: u64, len_bytes: u64) -> uffdio_range {

@@ -37,11 +37,13 @@ impl Bench {
         }
         // SAFETY: only this thread's view of the mounts changes; descriptors and memory stay shared
         // as before.
-        if let Err(errno) = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) } {
+        if let Err(errno) =
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
+        {
             return skip(&format!("no mount namespace: {errno}"));
         }
-        let private =
-            rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
+        let private = rustix::mount::MountPropagationFlags::PRIVATE
+            | rustix::mount::MountPropagationFlags::REC;
         rustix::mount::mount_change("/", private).expect("the namespace is ours");
         let dir = TempDir::new().expect("a directory");
         let open = std::fs::Permissions::from_mode(0o755);
@@ -87,7 +89,8 @@ impl Bench {
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
         let dir = self.dir.path().join("sockets");
         std::fs::create_dir_all(&dir).expect("a directory");
-        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700)).expect("our directory");
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))
+            .expect("our directory");
         dir.join(name)
     }
 }
@@ -150,7 +153,9 @@ pub(crate) fn preload(command: &mut Command, library: &Path, listener: &OwnedFd,
 pub(crate) fn spawn(command: &mut Command) -> Child {
     loop {
         match command.spawn() {
-            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::yield_now()
+            }
             child => return child.expect("the program starts"),
         }
     }
@@ -233,7 +238,13 @@ impl Writer {
 
     /// Returns the same bytes as [`Writer::bytes`], read by several threads, which must agree and
     /// see no half-written page.
-    pub(crate) fn crowd(&mut self, mapping: usize, first: u64, count: u64, threads: u64) -> Vec<u8> {
+    pub(crate) fn crowd(
+        &mut self,
+        mapping: usize,
+        first: u64,
+        count: u64,
+        threads: u64,
+    ) -> Vec<u8> {
         let line = self.ask(&format!("crowd {mapping} {first} {count} {threads}"));
         let byte = |word: &str| word.parse().unwrap_or_else(|_| panic!("{line}"));
         line.split_whitespace().map(byte).collect()

@@ -64,7 +64,11 @@ pub(super) struct Session {
 }
 
 impl Connection {
-    pub(super) fn new(endpoints: Vec<String>, options: ConnectOptions, first_key: String) -> Connection {
+    pub(super) fn new(
+        endpoints: Vec<String>,
+        options: ConnectOptions,
+        first_key: String,
+    ) -> Connection {
         let current = Current { endpoint: 0, client: None, turn: 0 };
         let name = endpoints.join(",");
         Connection { endpoints, name, options, first_key, current: Mutex::new(current) }
@@ -141,7 +145,6 @@ impl Connection {
         }
     }
 
-    /// Asks one member.
     pub(super) async fn ask_once<T, F>(
         &self,
         limit: Duration,
@@ -172,9 +175,10 @@ pub(super) fn judge(error: &Error) -> Failure {
     // gRPC's numbers, as etcd uses them (api/v3rpc/rpctypes/error.go).
     match i32::from(status.code()) {
         11 if said.contains("compacted") => Failure::Compacted,
-        8 if said.contains("space exceeded") => {
-            Failure::Refused { why: said, remedy: "compact and defragment etcd, then `etcdctl alarm disarm`" }
-        }
+        8 if said.contains("space exceeded") => Failure::Refused {
+            why: said,
+            remedy: "compact and defragment etcd, then `etcdctl alarm disarm`",
+        },
         // Invalid argument, permission denied, unauthenticated: among the first is a wrong password.
         3 | 7 | 16 => Failure::Refused {
             why: said,

@@ -111,8 +111,9 @@ impl ChangeSource for Follower {
             }
             let Some((_, stream)) = &mut self.stream else {
                 let begun = self.begin().await;
-                self.stream =
-                    Some(begun.map_err(|failure| failure.tell(self.connection.name(), Written::No))?);
+                self.stream = Some(
+                    begun.map_err(|failure| failure.tell(self.connection.name(), Written::No))?,
+                );
                 continue;
             };
             match stream.message().await {
@@ -124,7 +125,9 @@ impl ChangeSource for Follower {
                     return Err(self.ended(Failure::Lost(why)).await);
                 }
                 Ok(Some(message)) => self.take(&message),
-                Ok(None) => return Err(self.ended(Failure::Lost("it ended a watch".to_owned())).await),
+                Ok(None) => {
+                    return Err(self.ended(Failure::Lost("it ended a watch".to_owned())).await);
+                }
                 Err(error) => return Err(self.ended(judge(&error)).await),
             }
         }

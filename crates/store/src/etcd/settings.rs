@@ -92,7 +92,9 @@ impl EtcdSettings {
 
     fn check(&self) -> Result<(), String> {
         if self.endpoints.is_empty() {
-            return Err("no endpoints are given (name etcd's members, as https://HOST:2379)".to_owned());
+            return Err(
+                "no endpoints are given (name etcd's members, as https://HOST:2379)".to_owned()
+            );
         }
         let scheme = if self.tls.is_some() { "https://" } else { "http://" };
         if let Some(other) = self.endpoints.iter().find(|endpoint| !endpoint.starts_with(scheme)) {
@@ -107,7 +109,8 @@ impl EtcdSettings {
                 "the prefix \"{prefix}\" should be visible ASCII, {LONGEST_PREFIX} bytes at most, as /godwit"
             ));
         }
-        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) || self.lease.subsec_nanos() != 0 {
+        if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) || self.lease.subsec_nanos() != 0
+        {
             return Err(format!("a lease of {:?} should be 2 to 60 whole seconds", self.lease));
         }
         Ok(())
@@ -117,7 +120,8 @@ impl EtcdSettings {
 impl EtcdTls {
     fn load(&self) -> Result<TlsOptions, StoreError> {
         let read = |path: &Path| fs::read(path).map_err(file_error(path, "read"));
-        let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(&self.authority)?));
+        let mut tls =
+            TlsOptions::new().ca_certificate(Certificate::from_pem(read(&self.authority)?));
         if let Some((certificate, key)) = &self.identity {
             let mode = fs::metadata(key).map_err(file_error(key, "read"))?.mode();
             if mode & 0o077 != 0 {

@@ -16,7 +16,6 @@ const RENEWALS: u32 = 5;
 /// How long an answer may take that only frees the leadership earlier.
 const REVOKE: Duration = Duration::from_secs(2);
 
-/// A lease of etcd's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
     pub(super) id: i64,

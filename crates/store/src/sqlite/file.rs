@@ -45,11 +45,17 @@ pub(super) fn open(path: &Path) -> Result<OpenFile, StoreError> {
     writer.busy_timeout(BUSY).map_err(failed)?;
     check_owner(path, &writer)?;
     check_whole(path, &writer)?;
-    let mode: String = writer.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(failed)?;
+    let mode: String =
+        writer.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(failed)?;
     if mode != "wal" {
-        let source =
-            io::Error::other(format!("its journal stays in mode \"{mode}\": is it on a network's disk?"));
-        return Err(StoreError::File { path: path.to_owned(), action: "put into WAL mode", source });
+        let source = io::Error::other(format!(
+            "its journal stays in mode \"{mode}\": is it on a network's disk?"
+        ));
+        return Err(StoreError::File {
+            path: path.to_owned(),
+            action: "put into WAL mode",
+            source,
+        });
     }
     // A commit that was answered survives a loss of power, not only of the process.
     writer.execute_batch("PRAGMA synchronous = FULL;").map_err(failed)?;
@@ -74,7 +80,9 @@ fn lock(path: &Path) -> Result<File, StoreError> {
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
-        Err(TryLockError::Error(source)) => Err(StoreError::File { path: beside, action: "locked", source }),
+        Err(TryLockError::Error(source)) => {
+            Err(StoreError::File { path: beside, action: "locked", source })
+        }
     }
 }
 
@@ -88,7 +96,8 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 fn make_private(path: &Path) -> Result<(), StoreError> {
     match OpenOptions::new().create_new(true).write(true).mode(0o600).open(path) {
         Ok(_) => {
-            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let dir =
+                path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(dir).and_then(|dir| dir.sync_all()).map_err(file_error(dir, "synced"))
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -105,8 +114,9 @@ fn check_owner(path: &Path, connection: &Connection) -> Result<(), StoreError> {
     if application == APPLICATION {
         return Ok(());
     }
-    let tables: i64 =
-        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(failed)?;
+    let tables: i64 = connection
+        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+        .map_err(failed)?;
     if application != 0 || tables > 0 {
         return Err(StoreError::Foreign { path: path.to_owned() });
     }
@@ -118,11 +128,19 @@ fn check_whole(path: &Path, connection: &Connection) -> Result<(), StoreError> {
     let said: String = connection
         .query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))
         .map_err(|error| judge(path, &error))?;
-    if said == "ok" { Ok(()) } else { Err(StoreError::Damaged { path: path.to_owned(), why: said }) }
+    if said == "ok" {
+        Ok(())
+    } else {
+        Err(StoreError::Damaged { path: path.to_owned(), why: said })
+    }
 }
 
 /// Makes the steps that the file lacks, each whole or not at all.
-fn bring_up_to_date(path: &Path, connection: &mut Connection, steps: &[&str]) -> Result<(), StoreError> {
+fn bring_up_to_date(
+    path: &Path,
+    connection: &mut Connection,
+    steps: &[&str],
+) -> Result<(), StoreError> {
     let failed = |error: rusqlite::Error| judge(path, &error);
     let found = pragma(connection, "user_version").map_err(failed)?;
     let found = usize::try_from(found).unwrap_or(usize::MAX);
@@ -137,7 +155,8 @@ fn bring_up_to_date(path: &Path, connection: &mut Connection, steps: &[&str]) ->
     for (done, step) in steps.iter().enumerate().skip(found) {
         let whole = connection.transaction().map_err(failed)?;
         whole.execute_batch(step).map_err(failed)?;
-        let marks = format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {};", done + 1);
+        let marks =
+            format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {};", done + 1);
         whole.execute_batch(&marks).map_err(failed)?;
         whole.commit().map_err(failed)?;
     }
@@ -155,7 +174,9 @@ fn judge(path: &Path, error: &rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Damaged { path, why: error.to_string() }
         }
-        _ => StoreError::File { path, action: "opened", source: io::Error::other(error.to_string()) },
+        _ => {
+            StoreError::File { path, action: "opened", source: io::Error::other(error.to_string()) }
+        }
     }
 }
 
@@ -190,7 +211,6 @@ pub(super) fn back_up(from: &Path, to: &Path) -> Result<(), StoreError> {
     written
 }
 
-/// The store's revision.
 pub(super) fn revision(connection: &Connection) -> rusqlite::Result<Revision> {
     counter(connection, "revision")
 }
@@ -233,7 +253,8 @@ mod tests {
         connection.execute("INSERT INTO items VALUES ('vms/a', '{}', 1)", []).unwrap();
         bring_up_to_date(&path, &mut connection, &steps).unwrap();
         bring_up_to_date(&path, &mut connection, &steps).unwrap();
-        let note: String = connection.query_row("SELECT note FROM items", [], |row| row.get(0)).unwrap();
+        let note: String =
+            connection.query_row("SELECT note FROM items", [], |row| row.get(0)).unwrap();
         assert_eq!(note, "none");
         assert_eq!(pragma(&connection, "user_version").unwrap(), 2);
         let error = bring_up_to_date(&path, &mut connection, &steps[..1]).unwrap_err();
@@ -245,8 +266,9 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         let steps = ["CREATE TABLE a (x); CREATE TABLE b (y); nonsense;"];
         assert!(bring_up_to_date(Path::new("manager.db"), &mut connection, &steps).is_err());
-        let tables: i64 =
-            connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).unwrap();
+        let tables: i64 = connection
+            .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+            .unwrap();
         assert_eq!((tables, pragma(&connection, "user_version").unwrap()), (0, 0));
     }
 

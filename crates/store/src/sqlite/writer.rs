@@ -22,7 +22,6 @@ pub(super) enum Request {
         epoch: Revision,
         /// What to do.
         transaction: Transaction,
-        /// Gets the revision.
         answer: oneshot::Sender<Result<Option<Revision>, StoreError>>,
     },
     /// Begin a leadership.
@@ -98,7 +97,8 @@ impl Writer {
         tracing::error!(store = %self.path.display(), %why, "the store can't be written");
         if failure.in_doubt() {
             // What a disk has kept of a sync that failed can't be known, and a further one may succeed without it.
-            let why = format!("a sync failed: {why} (look after the disk, then start the manager again)");
+            let why =
+                format!("a sync failed: {why} (look after the disk, then start the manager again)");
             (self.on_failure)(why.clone());
             self.broken = Some(why);
         }
@@ -175,12 +175,18 @@ fn write_all(connection: &mut Connection, requests: &[Request]) -> Result<Vec<Ou
 }
 
 /// Looks at everything first, then writes: a transaction that is refused has written nothing.
-fn write(connection: &Connection, epoch: Revision, transaction: &Transaction) -> rusqlite::Result<Outcome> {
+fn write(
+    connection: &Connection,
+    epoch: Revision,
+    transaction: &Transaction,
+) -> rusqlite::Result<Outcome> {
     if file::epoch(connection)? != epoch {
         return Ok(Outcome::Ended);
     }
     let state = |key: &str| {
-        Ok::<_, rusqlite::Error>(revision_of(connection, key)?.map_or(KeyState::Absent, KeyState::At))
+        Ok::<_, rusqlite::Error>(
+            revision_of(connection, key)?.map_or(KeyState::Absent, KeyState::At),
+        )
     };
     if let Some(conflict) = transaction.first_conflict(state)? {
         return Ok(Outcome::Refused(conflict));
@@ -260,14 +266,18 @@ mod tests {
     fn a_full_disk_fails_what_it_hits_and_nothing_later() {
         let dir = tempfile::tempdir().unwrap();
         let (mut writer, failures) = writer(dir.path());
-        let pages: i64 = writer.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+        let pages: i64 =
+            writer.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
         let full = format!("PRAGMA max_page_count = {}", pages + 2);
         writer.connection.execute_batch(&full).unwrap();
         let large = Transaction::new().put("large", "7".repeat(100_000));
         let small = Transaction::new().put("small", "7");
         for answer in carry_out(&mut writer, vec![small.clone(), large]) {
             let error = answer.unwrap_err();
-            assert!(matches!(error, StoreError::Unavailable { written: Written::No, .. }), "{error}");
+            assert!(
+                matches!(error, StoreError::Unavailable { written: Written::No, .. }),
+                "{error}"
+            );
         }
         assert_eq!(*carry_out(&mut writer, vec![small])[0].as_ref().unwrap(), Some(Revision(1)));
         assert!(failures.lock().unwrap().is_empty());
@@ -295,7 +305,10 @@ mod tests {
         let answers = carry_out(&mut writer, vec![works.clone(), works]);
         for answer in answers {
             let error = answer.unwrap_err();
-            assert!(matches!(error, StoreError::Unavailable { written: Written::No, .. }), "{error}");
+            assert!(
+                matches!(error, StoreError::Unavailable { written: Written::No, .. }),
+                "{error}"
+            );
         }
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use etcd_client::PermissionType;
 use godwit_store::{
-    EtcdSettings, EtcdStore, EtcdTls, KeyState, Loss, Revision, Store, StoreError, Transaction, Written,
+    EtcdSettings, EtcdStore, EtcdTls, KeyState, Loss, Revision, Store, StoreError, Transaction,
+    Written,
 };
 
 use crate::etcd_prefix::raw;
@@ -32,7 +33,8 @@ fn child_leads_until_it_is_killed() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let endpoints = vec![endpoint.into_string().unwrap()];
-        let settings = EtcdSettings { endpoints, lease: Duration::from_secs(5), ..EtcdSettings::default() };
+        let settings =
+            EtcdSettings { endpoints, lease: Duration::from_secs(5), ..EtcdSettings::default() };
         let store = EtcdStore::new(&settings).unwrap();
         let leads = store.lead(&candidate("child")).await.unwrap();
         let mut out = std::io::stdout();
@@ -106,7 +108,8 @@ async fn while_etcd_is_away_writes_fail_and_the_leadership_is_given_up() {
     let store = EtcdStore::new(&server.settings("/godwit")).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
     store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
-    let brief = EtcdStore::new(&EtcdSettings { prefix: "/other".to_owned(), ..short(&server) }).unwrap();
+    let brief =
+        EtcdStore::new(&EtcdSettings { prefix: "/other".to_owned(), ..short(&server) }).unwrap();
     let runs_out = brief.lead(&candidate("m2")).await.unwrap();
     server.kill();
     // The connection was there a moment ago: the answer may have been lost.
@@ -179,7 +182,10 @@ async fn a_member_that_is_away_is_passed_over() {
     let endpoints = vec![closed, silent, server.endpoint()];
     let store = EtcdStore::new(&EtcdSettings { endpoints, ..server.settings("/godwit") }).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
-    store.commit(&leads, Transaction::new().expect("a", KeyState::Absent).put("a", "1")).await.unwrap();
+    store
+        .commit(&leads, Transaction::new().expect("a", KeyState::Absent).put("a", "1"))
+        .await
+        .unwrap();
     assert_eq!(store.read("").await.unwrap().items.len(), 1);
 }
 
@@ -217,7 +223,8 @@ async fn a_wrong_password_and_a_missing_permission_are_told() {
 fn make_certificates(dir: &Path) -> bool {
     let openssl = |arguments: &str| {
         let words = arguments.split_whitespace();
-        let ran = Command::new("openssl").args(words).current_dir(dir).stderr(Stdio::null()).status();
+        let ran =
+            Command::new("openssl").args(words).current_dir(dir).stderr(Stdio::null()).status();
         ran.is_ok_and(|status| status.success())
     };
     std::fs::write(

@@ -29,11 +29,14 @@ fn keys() -> impl Strategy<Value = String> {
 }
 
 fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
-    let guess = prop_oneof![6 => Just(Guess::Right), 1 => Just(Guess::Absent), 1 => Just(Guess::Stale)];
+    let guess =
+        prop_oneof![6 => Just(Guess::Right), 1 => Just(Guess::Absent), 1 => Just(Guess::Stale)];
     let value = prop::option::weighted(0.7, "[0-9]{1,3}");
-    let step =
-        (prop::collection::vec((keys(), guess), 0..4), prop::collection::btree_map(keys(), value, 0..4))
-            .prop_map(|(expectations, writes)| Step { expectations, writes });
+    let step = (
+        prop::collection::vec((keys(), guess), 0..4),
+        prop::collection::btree_map(keys(), value, 0..4),
+    )
+        .prop_map(|(expectations, writes)| Step { expectations, writes });
     prop::collection::vec(step, 1..most)
 }
 
@@ -72,7 +75,11 @@ impl Model {
     }
 }
 
-async fn play(store: &Arc<dyn Store>, leads: &Leadership, steps: &[Step]) -> Result<(), TestCaseError> {
+async fn play(
+    store: &Arc<dyn Store>,
+    leads: &Leadership,
+    steps: &[Step],
+) -> Result<(), TestCaseError> {
     let mut model = Model { revision: store.read("").await.unwrap().revision, ..Model::default() };
     let mut watch = store.watch("", model.revision).await.unwrap();
     for step in steps {
@@ -102,15 +109,20 @@ async fn play(store: &Arc<dyn Store>, leads: &Leadership, steps: &[Step]) -> Res
                 prop_assert_eq!(Some((key, expected, found)), conflict);
             }
             (other, conflict) => {
-                return Err(TestCaseError::fail(format!("{other:?}, where the model has {conflict:?}")));
+                return Err(TestCaseError::fail(format!(
+                    "{other:?}, where the model has {conflict:?}"
+                )));
             }
         }
     }
     for prefix in ["", "a", "a/", "b/", "~", "c"] {
         let snapshot = store.read(prefix).await.unwrap();
         prop_assert!(snapshot.revision >= model.revision);
-        let is: Vec<_> =
-            snapshot.items.into_iter().map(|item| (item.key, (item.value, item.revision))).collect();
+        let is: Vec<_> = snapshot
+            .items
+            .into_iter()
+            .map(|item| (item.key, (item.value, item.revision)))
+            .collect();
         let should: Vec<_> =
             model.items.clone().into_iter().filter(|(key, _)| key.starts_with(prefix)).collect();
         prop_assert_eq!(is, should);
@@ -120,7 +132,8 @@ async fn play(store: &Arc<dyn Store>, leads: &Leadership, steps: &[Step]) -> Res
 
 /// Plays random steps on one store after another.
 fn on_each(rig: impl Fn() -> Option<Rig>, cases: u32) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let played = TestRunner::new(config).run(&steps(25), |steps| {
         runtime.block_on(async {

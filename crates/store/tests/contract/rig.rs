@@ -11,7 +11,6 @@ use crate::etcd_prefix::Prefix;
 
 /// A store that managers can open.
 pub(crate) enum Rig {
-    /// Handles of one store.
     Memory(MemoryStore),
     /// A file; one manager at a time.
     Sqlite(TempDir),
@@ -59,7 +58,8 @@ impl Rig {
             Rig::Memory(store) => store.end_leadership_silently(),
             Rig::Sqlite(_) => {
                 let raw = rusqlite::Connection::open(self.file()).unwrap();
-                raw.execute("UPDATE counters SET value = value + 1 WHERE name = 'epoch'", []).unwrap();
+                raw.execute("UPDATE counters SET value = value + 1 WHERE name = 'epoch'", [])
+                    .unwrap();
             }
             #[cfg(feature = "etcd")]
             Rig::Etcd(prefix) => prefix.remove_leader().await,

@@ -43,9 +43,9 @@ async fn a_commit_that_was_answered_survives_kill_9_and_a_second_process_is_kept
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut committed = lines
-        .map_while(Result::ok)
-        .filter_map(|line| line.strip_prefix("committed ").and_then(|number| number.parse::<u64>().ok()));
+    let mut committed = lines.map_while(Result::ok).filter_map(|line| {
+        line.strip_prefix("committed ").and_then(|number| number.parse::<u64>().ok())
+    });
     assert_eq!(committed.by_ref().nth(19), Some(20));
     let error = SqliteStore::open(&path).unwrap_err();
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
@@ -74,7 +74,8 @@ async fn the_file_is_its_owners_alone() {
     let store = as_store(SqliteStore::open(&path).unwrap());
     let leads = lead(&store).await;
     store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
-    let files: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(files.len() >= 3, "{files:?}");
     for file in files {
         let mode = std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;

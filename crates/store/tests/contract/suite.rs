@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use godwit_store::{
-    Item, KeyState, Leadership, Loss, MOST_KEY_BYTES, MOST_KEYS, MOST_PAGE_ITEMS, MOST_TRANSACTION_BYTES,
-    MOST_VALUE_BYTES, Revision, Store, StoreError, Transaction,
+    Item, KeyState, Leadership, Loss, MOST_KEY_BYTES, MOST_KEYS, MOST_PAGE_ITEMS,
+    MOST_TRANSACTION_BYTES, MOST_VALUE_BYTES, Revision, Store, StoreError, Transaction,
 };
 
 use crate::rig::{Rig, candidate, lead};
@@ -36,7 +36,10 @@ pub(crate) async fn items_come_in_order_and_in_pages(rig: &Rig) {
     assert!(all.items.is_sorted_by(|a, b| a.key < b.key));
     assert!(all.items.iter().all(|item| item.value == "{}" && item.revision <= last));
     assert_eq!(store.read("").await.unwrap().items.len(), items + 3);
-    assert_eq!(keys(&store.read("hosts/").await.unwrap().items), ["hosts/0000", "hosts/0001", "hosts/0002"]);
+    assert_eq!(
+        keys(&store.read("hosts/").await.unwrap().items),
+        ["hosts/0000", "hosts/0001", "hosts/0002"]
+    );
     assert!(store.read("rules/").await.unwrap().items.is_empty());
 
     let mut paged = Vec::new();
@@ -91,22 +94,31 @@ pub(crate) async fn a_conflict_names_the_key_and_writes_nothing(rig: &Rig) {
         .put("c", "3");
     match store.commit(&leads, stale).await.unwrap_err() {
         StoreError::Conflict { key, expected, found } => {
-            assert_eq!((key.as_str(), expected, found), ("b", KeyState::At(first), KeyState::At(second)));
+            assert_eq!(
+                (key.as_str(), expected, found),
+                ("b", KeyState::At(first), KeyState::At(second))
+            );
         }
         other => panic!("{other}"),
     }
     let there = Transaction::new().expect("a", KeyState::Absent).put("a", "4");
     let error = store.commit(&leads, there).await.unwrap_err();
-    assert!(matches!(error, StoreError::Conflict { found: KeyState::At(at), .. } if at == first), "{error}");
+    assert!(
+        matches!(error, StoreError::Conflict { found: KeyState::At(at), .. } if at == first),
+        "{error}"
+    );
     let gone = Transaction::new().expect("c", KeyState::At(second)).put("a", "5");
     let error = store.commit(&leads, gone).await.unwrap_err();
     assert!(matches!(error, StoreError::Conflict { found: KeyState::Absent, .. }), "{error}");
     let snapshot = store.read("").await.unwrap();
-    let values: Vec<_> = snapshot.items.iter().map(|item| (item.key.as_str(), item.value.as_str())).collect();
+    let values: Vec<_> =
+        snapshot.items.iter().map(|item| (item.key.as_str(), item.value.as_str())).collect();
     assert_eq!(values, [("a", "1"), ("b", "2")]);
     assert!(snapshot.revision >= second);
-    let right =
-        Transaction::new().expect("a", KeyState::At(first)).expect("b", KeyState::At(second)).put("a", "6");
+    let right = Transaction::new()
+        .expect("a", KeyState::At(first))
+        .expect("b", KeyState::At(second))
+        .put("a", "6");
     assert!(store.commit(&leads, right).await.unwrap() > second);
 }
 
@@ -121,8 +133,9 @@ pub(crate) async fn the_largest_transaction_passes_and_a_larger_one_is_refused(r
     });
     store.commit(&leads, largest.clone()).await.unwrap();
     // A conflict's answer is the larger one.
-    let refused = (0..MOST_KEYS)
-        .fold(Transaction::new(), |all, n| all.expect(key(n), KeyState::Absent).put(key(n), value.as_str()));
+    let refused = (0..MOST_KEYS).fold(Transaction::new(), |all, n| {
+        all.expect(key(n), KeyState::Absent).put(key(n), value.as_str())
+    });
     assert!(matches!(store.commit(&leads, refused).await, Err(StoreError::Conflict { .. })));
     let one = Transaction::new().put("one", "7".repeat(MOST_VALUE_BYTES));
     store.commit(&leads, one).await.unwrap();
@@ -198,7 +211,11 @@ pub(crate) async fn a_watch_tells_every_change_in_order(rig: &Rig) {
     let mut revisions = Vec::new();
     for n in 1..=20 {
         let mut change = Transaction::new().put(format!("vms/{}", n % 3), n.to_string());
-        change = if n % 5 == 0 { change.delete("vms/old") } else { change.put("vms/old", n.to_string()) };
+        change = if n % 5 == 0 {
+            change.delete("vms/old")
+        } else {
+            change.put("vms/old", n.to_string())
+        };
         revisions.push(store.commit(&leads, change).await.unwrap());
         store.commit(&leads, Transaction::new().put("hosts/a", n.to_string())).await.unwrap();
         if n == 10 {
@@ -241,7 +258,9 @@ pub(crate) async fn what_was_committed_is_there_after_a_crash(rig: &Rig) {
     assert_eq!(store.read("").await.unwrap().items, before.items);
     let leads = lead(&store).await;
     assert!(leads.epoch() > epoch);
-    assert!(store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap() > before.revision);
+    assert!(
+        store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap() > before.revision
+    );
 }
 
 pub(crate) async fn writers_at_the_same_time_lose_nothing(rig: &Rig) {
@@ -250,8 +269,9 @@ pub(crate) async fn writers_at_the_same_time_lose_nothing(rig: &Rig) {
     let store = rig.open();
     let leads = Arc::new(lead(&store).await);
     let start = store.commit(&leads, Transaction::new().put("count", "0")).await.unwrap();
-    let writers: Vec<_> =
-        (0..WRITERS).map(|_| tokio::spawn(count_up(Arc::clone(&store), Arc::clone(&leads), EACH))).collect();
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|_| tokio::spawn(count_up(Arc::clone(&store), Arc::clone(&leads), EACH)))
+        .collect();
     for writer in writers {
         writer.await.unwrap();
     }
@@ -268,8 +288,9 @@ async fn count_up(store: Arc<dyn Store>, leads: Arc<Leadership>, times: u64) {
     while done < times {
         let now = store.read("count").await.unwrap().items.remove(0);
         let next = now.value.parse::<u64>().unwrap() + 1;
-        let change =
-            Transaction::new().expect("count", KeyState::At(now.revision)).put("count", next.to_string());
+        let change = Transaction::new()
+            .expect("count", KeyState::At(now.revision))
+            .put("count", next.to_string());
         match store.commit(&leads, change).await {
             Ok(_) => done += 1,
             Err(StoreError::Conflict { .. }) => {}

@@ -29,13 +29,18 @@ impl EtcdServer {
     }
 
     /// With arguments of its own, and what these name in that directory.
-    pub(crate) fn start_with(scheme: &'static str, dir: TempDir, more: &[String]) -> Option<EtcdServer> {
+    pub(crate) fn start_with(
+        scheme: &'static str,
+        dir: TempDir,
+        more: &[String],
+    ) -> Option<EtcdServer> {
         if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
             println!("skipped: there is no etcd here (Debian's package is etcd-server)");
             return None;
         }
         let more = more.to_vec();
-        let mut server = EtcdServer { dir, client_port: 0, peer_port: 0, more, scheme, process: None };
+        let mut server =
+            EtcdServer { dir, client_port: 0, peer_port: 0, more, scheme, process: None };
         for _ in 0..TRIES {
             let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             (server.client_port, server.peer_port) = (free(), free());

@@ -98,7 +98,8 @@ async fn measure(settings: &Settings) -> Result<Figures> {
     let mut looks = Looks::default();
 
     let began = Instant::now();
-    let planned: Drain = asker.post("/api/v1/hosts/host-0000/drain", &json!({ "plan_only": true })).await?;
+    let planned: Drain =
+        asker.post("/api/v1/hosts/host-0000/drain", &json!({ "plan_only": true })).await?;
     let plan_s = began.elapsed().as_secs_f64();
     let began = Instant::now();
     let first = first_begun(&fleet, began);
@@ -110,7 +111,9 @@ async fn measure(settings: &Settings) -> Result<Figures> {
     looks.until_over(&mut asker, LIMIT).await?;
     let drained_s = began.elapsed().as_secs_f64();
     let ended: Drain = asker.get(&format!("/api/v1/drains/{}", drain.id)).await?;
-    if ended.vms.iter().any(|vm| vm.state == DrainVmState::Stays) || !fleet.vms_of("host-0000").is_empty() {
+    if ended.vms.iter().any(|vm| vm.state == DrainVmState::Stays)
+        || !fleet.vms_of("host-0000").is_empty()
+    {
         bail!("not every VM has left: {ended:?}");
     }
 
@@ -184,7 +187,12 @@ fn promises(plan_s: f64, first_begun_s: f64, looks: &Looks, counts: &Counts) -> 
             "at once",
         ),
         Promise::new("waits that say nothing of why", 0.0, count(looks.unexplained), "moves"),
-        Promise::new("moves begun twice", 0.0, count(counts.double_begins + counts.not_there), "moves"),
+        Promise::new(
+            "moves begun twice",
+            0.0,
+            count(counts.double_begins + counts.not_there),
+            "moves",
+        ),
     ]
 }
 
@@ -211,7 +219,12 @@ fn print(figures: &Figures) {
         looks.looks,
         looks.waiting,
         looks.unexplained,
-        looks.codes.iter().map(|(code, count)| format!("{code} {count}")).collect::<Vec<_>>().join(", ")
+        looks
+            .codes
+            .iter()
+            .map(|(code, count)| format!("{code} {count}"))
+            .collect::<Vec<_>>()
+            .join(", ")
     );
     println!(
         "agents: {} completed, {} failed, at most {} out of a host, {} into one, {} in all\n",

@@ -72,7 +72,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 async fn measure(settings: &Settings) -> Result<Figures> {
     let hosts = settings.hosts as usize;
-    let plan = FleetPlan { hosts, vms: settings.vms, hosts_with_vms: hosts, ..FleetPlan::default() };
+    let plan =
+        FleetPlan { hosts, vms: settings.vms, hosts_with_vms: hosts, ..FleetPlan::default() };
     let fleet = Fleet::begin(plan.clone()).await?;
     let mut managed = Managed::new(settings.godwit.as_deref())?;
     managed.start().await?;
@@ -98,7 +99,12 @@ fn promises(lied: &Lied, grown_mib: f64) -> Vec<Promise> {
     let hidden = (lied.claims + lied.impossible).saturating_sub(lied.shown);
     vec![
         Promise::new("the manager's memory grows by", MOST_GROWTH_MIB, grown_mib, "MiB"),
-        Promise::new("changes of other hosts' VMs", 0.0, count(lied.changed.len() as u64), "changes"),
+        Promise::new(
+            "changes of other hosts' VMs",
+            0.0,
+            count(lied.changed.len() as u64),
+            "changes",
+        ),
         Promise::new("lies that are not shown", 0.0, count(hidden), "lies"),
     ]
 }

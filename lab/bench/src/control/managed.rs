@@ -52,7 +52,9 @@ impl Managed {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
-            .with_context(|| format!("starting {} (`make build` makes it)", self.godwit.display()))?;
+            .with_context(|| {
+                format!("starting {} (`make build` makes it)", self.godwit.display())
+            })?;
         self.child = Some(child);
         self.until(|_| true).await.map(drop)
     }
@@ -68,14 +70,21 @@ impl Managed {
             let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
             if ended.is_some() || began.elapsed() > LIMIT {
                 let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
-                bail!("the manager does not come so far: {}", log.lines().last().unwrap_or_default());
+                bail!(
+                    "the manager does not come so far: {}",
+                    log.lines().last().unwrap_or_default()
+                );
             }
             tokio::time::sleep(LOOK).await;
         }
     }
 
     /// Adds a fleet's hosts, several at a time. Returns the time taken.
-    pub(super) async fn add_hosts(&mut self, fleet: &Fleet, link_bits_per_s: u64) -> Result<Duration> {
+    pub(super) async fn add_hosts(
+        &mut self,
+        fleet: &Fleet,
+        link_bits_per_s: u64,
+    ) -> Result<Duration> {
         let began = Instant::now();
         let requests: Vec<Value> = fleet
             .agents()
@@ -112,8 +121,11 @@ impl Managed {
         };
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let rest = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
-        let ticks =
-            rest.split_ascii_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
+        let ticks = rest
+            .split_ascii_whitespace()
+            .skip(11)
+            .take(2)
+            .filter_map(|field| field.parse::<f64>().ok());
         let ticks_per_s = rustix::param::clock_ticks_per_second();
         #[expect(clippy::cast_precision_loss, reason = "100")]
         let cpu_s = ticks.sum::<f64>() / ticks_per_s as f64;

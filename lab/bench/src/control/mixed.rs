@@ -109,7 +109,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         ..LabOptions::default()
     };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
-    let plans: Vec<GuestPlan> = (0..settings.real_vms).map(|number| guest_plan(settings, number)).collect();
+    let plans: Vec<GuestPlan> =
+        (0..settings.real_vms).map(|number| guest_plan(settings, number)).collect();
     let mut guests = trial.guests(REAL, &plans)?;
     let (runtime, fleet) = fleet_beside_manager(settings, &trial)?;
     let figures = {
@@ -144,16 +145,23 @@ fn fleet_beside_manager(settings: &Settings, trial: &Trial) -> Result<(Runtime, 
         ..FleetPlan::default()
     };
     in_namespace(&trial.namespace(REAL), || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let fleet = runtime.block_on(Fleet::begin(plan))?;
         anyhow::Ok((runtime, fleet))
     })?
 }
 
-async fn measure(settings: &Settings, trial: &Trial, fleet: &Fleet, guests: &[&str]) -> Result<Figures> {
+async fn measure(
+    settings: &Settings,
+    trial: &Trial,
+    fleet: &Fleet,
+    guests: &[&str],
+) -> Result<Figures> {
     let mut asker = Asker::new(&trial.paths().manager_socket());
     for (name, address) in fleet.agents() {
-        let _: Value = asker.post("/api/v1/hosts", &json!({ "name": name, "address": address })).await?;
+        let _: Value =
+            asker.post("/api/v1/hosts", &json!({ "name": name, "address": address })).await?;
     }
     keep_apart(&mut asker, fleet, (guests, &trial.hosts())).await?;
     let hosts = u64::from(settings.hosts + settings.real_hosts);
@@ -190,12 +198,14 @@ async fn measure(settings: &Settings, trial: &Trial, fleet: &Fleet, guests: &[&s
 /// real host cannot run a simulated one.
 async fn keep_apart(asker: &mut Asker, fleet: &Fleet, real: (&[&str], &[String])) -> Result<()> {
     let names: Vec<String> = fleet.agents().keys().cloned().collect();
-    let stand_ins: Vec<String> = names.iter().flat_map(|host| fleet.vms_of(host)).map(|vm| vm.name).collect();
+    let stand_ins: Vec<String> =
+        names.iter().flat_map(|host| fleet.vms_of(host)).map(|vm| vm.name).collect();
     let (guests, real_hosts) = real;
     let on = |name: &str, vms: Value, hosts: Value| json!({ "name": name, "kind": "on", "vms": vms, "hosts": { "names": hosts } });
-    for rule in
-        [on("simulated", json!(stand_ins), json!(names)), on("real", json!(guests), json!(real_hosts))]
-    {
+    for rule in [
+        on("simulated", json!(stand_ins), json!(names)),
+        on("real", json!(guests), json!(real_hosts)),
+    ] {
         let _: Value = asker.post("/api/v1/rules", &rule).await?;
     }
     Ok(())
@@ -231,7 +241,9 @@ async fn until_ended(asker: &mut Asker, id: &str) -> Result<f64> {
             bail!("not every VM has left: {drain:?}");
         }
         if let Some(ended) = drain.ended_unix_ms {
-            return Ok(Duration::from_millis(ended.saturating_sub(drain.asked_unix_ms)).as_secs_f64());
+            return Ok(
+                Duration::from_millis(ended.saturating_sub(drain.asked_unix_ms)).as_secs_f64()
+            );
         }
         ensure!(began.elapsed() < LIMIT, "the drain does not end: {drain:?}");
         tokio::time::sleep(LOOK).await;
@@ -242,7 +254,9 @@ async fn until_ended(asker: &mut Asker, id: &str) -> Result<f64> {
 fn most_at_once<'a>(moves: &'a [Move], host: impl Fn(&'a Move) -> Option<&'a String>) -> u32 {
     let mut changes: BTreeMap<&String, Vec<(u64, i32)>> = BTreeMap::new();
     for one in moves {
-        if let (Some(host), Some(began), Some(ended)) = (host(one), one.started_unix_ms, one.ended_unix_ms) {
+        if let (Some(host), Some(began), Some(ended)) =
+            (host(one), one.started_unix_ms, one.ended_unix_ms)
+        {
             // In one millisecond one may end and the next begin: ends sort first.
             changes.entry(host).or_default().extend([(began, 1), (ended.max(began + 1), -1)]);
         }
@@ -263,7 +277,12 @@ fn promises(drains: &[Emptied], looks: &Looks, most: (u32, u32), twice: u64) -> 
     let count = |count: u64| count as f64;
     let of_drains = drains.iter().flat_map(|drain| {
         [
-            Promise::new(format!("the drain of {} is planned in", drain.host), 1.0, drain.plan_s, "s"),
+            Promise::new(
+                format!("the drain of {} is planned in", drain.host),
+                1.0,
+                drain.plan_s,
+                "s",
+            ),
             Promise::new(
                 format!("its first move ({}) has begun after", drain.host),
                 2.0,
@@ -312,7 +331,12 @@ fn print(figures: &Figures) {
         looks.looks,
         looks.waiting,
         looks.unexplained,
-        looks.codes.iter().map(|(code, count)| format!("{code} {count}")).collect::<Vec<_>>().join(", ")
+        looks
+            .codes
+            .iter()
+            .map(|(code, count)| format!("{code} {count}"))
+            .collect::<Vec<_>>()
+            .join(", ")
     );
     promises.iter().for_each(Promise::print);
 }

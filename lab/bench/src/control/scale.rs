@@ -115,7 +115,16 @@ async fn measure(settings: &Settings) -> Result<Figures> {
     let start_s = Spread::of(starts).context("the manager was not started")?;
     let promises = promises(start_s, busy, &answers);
     managed.stop()?;
-    Ok(Figures { added_s: added.as_secs_f64(), start_s, idle, busy, cpu_share, answers, skipped, promises })
+    Ok(Figures {
+        added_s: added.as_secs_f64(),
+        start_s,
+        idle,
+        busy,
+        cpu_share,
+        answers,
+        skipped,
+        promises,
+    })
 }
 
 fn promises(start_s: Spread, busy: Usage, answers: &[Answers]) -> Vec<Promise> {
@@ -124,7 +133,12 @@ fn promises(start_s: Spread, busy: Usage, answers: &[Answers]) -> Vec<Promise> {
         Promise::new("memory", 1024.0, busy.hwm_mib, "MiB"),
     ];
     for answer in answers {
-        promises.push(Promise::new(format!("{}, 99th percentile", answer.what), 200.0, answer.p99_ms, "ms"));
+        promises.push(Promise::new(
+            format!("{}, 99th percentile", answer.what),
+            200.0,
+            answer.p99_ms,
+            "ms",
+        ));
     }
     promises
 }
@@ -136,16 +150,22 @@ async fn ask(settings: &Settings, asker: &mut Asker) -> Result<(Vec<Answers>, Ve
     let kinds: Vec<(&str, Path)> = vec![
         (
             "VMs, a page of 100",
-            Box::new(move |turn| format!("/api/v1/vms?limit=100&cursor=vm-{:05}", turn * 7919 % vms)),
+            Box::new(move |turn| {
+                format!("/api/v1/vms?limit=100&cursor=vm-{:05}", turn * 7919 % vms)
+            }),
         ),
         (
             "VMs, a page of 1,000",
-            Box::new(move |turn| format!("/api/v1/vms?limit=1000&cursor=vm-{:05}", turn * 7919 % vms)),
+            Box::new(move |turn| {
+                format!("/api/v1/vms?limit=1000&cursor=vm-{:05}", turn * 7919 % vms)
+            }),
         ),
         ("hosts, a page of 1,000", Box::new(|_| "/api/v1/hosts?limit=1000".to_owned())),
         (
             "VMs of a host",
-            Box::new(move |turn| format!("/api/v1/vms?limit=1000&host=host-{:04}", turn * 31 % hosts)),
+            Box::new(move |turn| {
+                format!("/api/v1/vms?limit=1000&host=host-{:04}", turn * 31 % hosts)
+            }),
         ),
         ("VMs by state", Box::new(|_| "/api/v1/vms?limit=1000&state=paused".to_owned())),
         (
@@ -205,7 +225,10 @@ fn print(figures: &Figures) {
         busy.hwm_mib,
         cpu_share * 100.0
     );
-    println!("\n  {:<26} {:>6} {:>9} {:>9} {:>9} {:>9}", "answer", "n", "p50 ms", "p99 ms", "max ms", "KiB");
+    println!(
+        "\n  {:<26} {:>6} {:>9} {:>9} {:>9} {:>9}",
+        "answer", "n", "p50 ms", "p99 ms", "max ms", "KiB"
+    );
     for Answers { what, count, p50_ms, p99_ms, max_ms, bytes } in answers {
         let kib = bytes.div_ceil(1024);
         println!("  {what:<26} {count:>6} {p50_ms:>9.2} {p99_ms:>9.2} {max_ms:>9.2} {kib:>9}");

@@ -51,7 +51,10 @@ pub(crate) struct Case {
     pub(crate) engines: Vec<Engine>,
 }
 
-fn link_as_text<S: serde::Serializer>(link: &Option<BitRate>, serializer: S) -> Result<S::Ok, S::Error> {
+fn link_as_text<S: serde::Serializer>(
+    link: &Option<BitRate>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match link {
         Some(link) => as_text(link, serializer),
         None => serializer.serialize_none(),
@@ -203,13 +206,18 @@ mod tests {
         assert_eq!(labs, [3, 3, 1, 1, 1, 1]);
         assert_eq!(all[6].engines, [Engine::Godwit, Engine::GodwitPageIn, Engine::AutoConverge]);
         assert_eq!((all.len(), &all[9].engines[..]), (10, &[Engine::GodwitPageIn][..]));
-        assert!(all[6].workload(4096).ends_with("ws=4096,order=random,zero=0,compressible=0,compute=yes"));
+        assert!(
+            all[6]
+                .workload(4096)
+                .ends_with("ws=4096,order=random,zero=0,compressible=0,compute=yes")
+        );
     }
 
     #[test]
     fn a_case_that_nobody_moves_is_left_out() {
         assert_eq!(of(&["--engine", "postcopy", "--case", "computing,links,fetching"]).len(), 0);
-        let one = of(&["--engine", "godwit", "--case", "rewriting", "--link", "1gbit", "--times", "5"]);
+        let one =
+            of(&["--engine", "godwit", "--case", "rewriting", "--link", "1gbit", "--times", "5"]);
         let [case] = &one[..] else { panic!("{one:?}") };
         // 5 times 125 MB/s.
         assert!((case.pages_per_s - 152_587.9).abs() < 0.1, "{case:?}");
@@ -222,6 +230,9 @@ mod tests {
     fn both_links_have_the_same_guest() {
         let [slower, faster] = &of(&["--case", "links"])[..] else { panic!() };
         assert_eq!(slower.workload(1), faster.workload(1));
-        assert_eq!((slower.name.as_str(), faster.name.as_str()), ("links-200mbit", "links-800mbit"));
+        assert_eq!(
+            (slower.name.as_str(), faster.name.as_str()),
+            ("links-200mbit", "links-800mbit")
+        );
     }
 }

@@ -53,7 +53,6 @@ pub(crate) struct Done {
     pub(crate) took_s: f64,
     /// Number of pages written.
     pub(crate) writes: f64,
-    /// Rounds of its computation.
     pub(crate) rounds: f64,
 }
 
@@ -106,12 +105,14 @@ impl Run {
     /// Computes the losses relative to the guest's undisturbed work.
     fn judged_by(mut self, undisturbed: Done) -> Run {
         let writes_per_s = undisturbed.writes_per_s();
-        let back_after = |stopped_ms| back_after_ms(&self.series.guest, stopped_ms, writes_per_s, BACK_SHARE);
+        let back_after =
+            |stopped_ms| back_after_ms(&self.series.guest, stopped_ms, writes_per_s, BACK_SHARE);
         self.back_ms = stopped_ms(&self.report).and_then(back_after);
         self.lost_writes = self.moving.lost_writes(undisturbed);
         self.computing_share = self.moving.computing_share(undisturbed);
-        let share =
-            |rate: Option<f64>| self.computing_share.and(rate).map(|rate| rate / undisturbed.rounds_per_s());
+        let share = |rate: Option<f64>| {
+            self.computing_share.and(rate).map(|rate| rate / undisturbed.rounds_per_s())
+        };
         let while_slowed = share(self.series.rounds_per_s_while_slowed(&self.report));
         let before_slowed = share(self.series.rounds_per_s_before_slowed(&self.report));
         (self.computing_share_while_slowed, self.computing_share_before_slowed) =
@@ -126,7 +127,8 @@ impl Run {
 /// difference from this rate.
 pub(crate) fn judged(runs: Vec<Vec<Option<Run>>>) -> Vec<Vec<Option<Run>>> {
     let all = || runs.iter().flatten().flatten().map(|run| run.undisturbed);
-    let median = |of: fn(Done) -> f64| Spread::of(all().map(of)).map_or(0.0, |spread| spread.median);
+    let median =
+        |of: fn(Done) -> f64| Spread::of(all().map(of)).map_or(0.0, |spread| spread.median);
     let (writes, rounds) = (median(Done::writes_per_s), median(Done::rounds_per_s));
     let usual = Done { took_s: 1.0, writes, rounds };
     let each = |run: Option<Run>| run.map(|run| run.judged_by(usual));
@@ -134,7 +136,11 @@ pub(crate) fn judged(runs: Vec<Vec<Option<Run>>>) -> Vec<Vec<Option<Run>>> {
 }
 
 /// Moves the guest once with one engine. Returns `None` if the guest was lost.
-pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration) -> Result<Option<Run>> {
+pub(crate) fn measure(
+    subject: &mut Subject<'_>,
+    engine: Engine,
+    limit: Duration,
+) -> Result<Option<Run>> {
     // Its client probes it during the move, which is work for it as well.
     subject.guest.watch()?;
     let before = Work::of(&subject.guest)?;
@@ -145,7 +151,9 @@ pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration
     let begun = Work::of(&subject.guest)?;
     let sampler = subject.guest.sample(ASKED_EVERY)?;
     let mut progress = Vec::new();
-    let Some(watched) = subject.move_followed_by(engine, limit, |told| progress.push(told.clone()))? else {
+    let Some(watched) =
+        subject.move_followed_by(engine, limit, |told| progress.push(told.clone()))?
+    else {
         return Ok(None);
     };
     let moving = Work::of(&subject.guest)?.since(begun);

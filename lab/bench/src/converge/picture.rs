@@ -15,7 +15,6 @@ const RIGHT_MARGIN: f64 = 20.0;
 const COLUMNS: f64 = 778.0;
 const NARROWEST: f64 = 250.0;
 const BETWEEN_COLUMNS: f64 = 18.0;
-/// The strip of phases.
 const STRIP_TOP: f64 = 58.0;
 const STRIP_HEIGHT: f64 = 9.0;
 /// The diagrams, one below the other, each with its name above it.
@@ -44,7 +43,6 @@ pub(crate) struct Column<'a> {
     pub(crate) series: &'a Series,
 }
 
-/// Content of a diagram.
 struct Diagram {
     name: &'static str,
     colour: &'static str,
@@ -81,7 +79,8 @@ impl Line {
             Line::Steps(steps) => {
                 let mut last_ms = f64::NAN;
                 for Step { from_ms, to_ms, value } in steps {
-                    let (from, to, at) = (frame.x(from_ms / 1e3), frame.x(to_ms / 1e3), frame.y(*value));
+                    let (from, to, at) =
+                        (frame.x(from_ms / 1e3), frame.x(to_ms / 1e3), frame.y(*value));
                     #[expect(
                         clippy::float_cmp,
                         reason = "a step begins at the very value that the one before ends at"
@@ -111,8 +110,12 @@ pub(crate) fn render(title: &str, link_mb_per_s: Option<f64>, columns: &[Column<
     let diagrams = diagrams(link_mb_per_s, columns);
     let mut left = LEFT;
     for (place, column) in columns.iter().enumerate() {
-        let across =
-            Across { left, right: left + width, bottom, most_s: (column.series.end_ms() / 1e3).max(0.1) };
+        let across = Across {
+            left,
+            right: left + width,
+            bottom,
+            most_s: (column.series.end_ms() / 1e3).max(0.1),
+        };
         svg.text(left, 40.0, "start", &column.name);
         phases(&mut svg, &across, column.series);
         rounds(&mut svg, &across, column.series);
@@ -182,7 +185,11 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
             let points: Vec<&Progress> = column.series.progress.iter().filter(has_begun).collect();
             let each = points.len().div_ceil(MOST_POINTS).max(1);
             Line::Slopes(
-                points.iter().step_by(each).map(|told| (told.elapsed_ms / 1e3, value(told))).collect(),
+                points
+                    .iter()
+                    .step_by(each)
+                    .map(|told| (told.elapsed_ms / 1e3, value(told)))
+                    .collect(),
             )
         };
         columns.iter().map(of).collect()
@@ -277,7 +284,11 @@ fn rounds(svg: &mut Svg, across: &Across, series: &Series) {
             continue;
         }
         last = at;
-        svg.stroke(&format!("M{at:.1} {STRIP_TOP}V{:.1}", across.bottom), NEUTRAL, "stroke-opacity=\"0.3\"");
+        svg.stroke(
+            &format!("M{at:.1} {STRIP_TOP}V{:.1}", across.bottom),
+            NEUTRAL,
+            "stroke-opacity=\"0.3\"",
+        );
         if at - last_number >= NUMBERS_APART {
             last_number = at;
             svg.text(at, STRIP_TOP - 3.0, "middle", &round.to_string());
@@ -322,7 +333,8 @@ mod tests {
     fn a_picture_has_its_diagrams_phases_and_rounds() {
         let series = series();
         let column = |name: &str| Column { name: name.to_owned(), series: &series };
-        let svg = render("5 times", Some(125.0), &[column("godwit: 0.9 s"), column("postcopy: 0.9 s")]);
+        let svg =
+            render("5 times", Some(125.0), &[column("godwit: 0.9 s"), column("postcopy: 0.9 s")]);
         for wanted in [
             "memory still to look at or send, MiB",
             "what the guest dirties, MB/s; dashed: the link",
@@ -336,23 +348,32 @@ mod tests {
         ] {
             assert!(svg.contains(wanted), "{wanted}: {svg}");
         }
-        assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains(">page-in<"), "{svg}");
+        assert!(
+            !svg.contains("NaN") && !svg.contains("inf") && !svg.contains(">page-in<"),
+            "{svg}"
+        );
         assert!(svg.contains("viewBox=\"0 0 860 "), "{svg}");
     }
 
     #[test]
     fn nothing_known_is_an_empty_picture() {
         let nothing = Series::default();
-        let svg = render("nothing", None, &[Column { name: "godwit".to_owned(), series: &nothing }]);
+        let svg =
+            render("nothing", None, &[Column { name: "godwit".to_owned(), series: &nothing }]);
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         assert!(render("nobody", None, &[]).ends_with("</svg>\n"));
     }
 
     #[test]
     fn steps_that_do_not_follow_each_other_leave_a_gap() {
-        let frame = Frame { left: 0.0, top: 0.0, right: 100.0, bottom: 10.0, most_x: 1.0, most_y: 10.0 };
+        let frame =
+            Frame { left: 0.0, top: 0.0, right: 100.0, bottom: 10.0, most_x: 1.0, most_y: 10.0 };
         let step = |from_ms, to_ms, value| Step { from_ms, to_ms, value };
-        let line = Line::Steps(vec![step(0.0, 100.0, 1.0), step(100.0, 200.0, 2.0), step(500.0, 600.0, 3.0)]);
+        let line = Line::Steps(vec![
+            step(0.0, 100.0, 1.0),
+            step(100.0, 200.0, 2.0),
+            step(500.0, 600.0, 3.0),
+        ]);
         assert_eq!(line.path(&frame), "M0.0 9.0H10.0V8.0H20.0M50.0 7.0H60.0");
     }
 }

@@ -12,9 +12,7 @@ const LEAST_STEP_MS: f64 = 190.0;
 /// Everything known about one move. Times are since its request.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Series {
-    /// The engine's progress.
     pub(crate) progress: Vec<Progress>,
-    /// The guest's work.
     pub(crate) guest: Vec<Seen>,
     /// Phases, in order of time.
     pub(crate) spans: Vec<Span>,
@@ -48,10 +46,19 @@ pub(crate) struct Step {
 
 impl Series {
     /// Creates the series of a move that was requested at `begun_ns` by the samples' clock.
-    pub(crate) fn new(progress: Vec<Progress>, samples: &[Sample], begun_ns: u64, report: &Report) -> Series {
-        #[expect(clippy::cast_precision_loss, reason = "less than the 104 days that f64 holds exactly")]
+    pub(crate) fn new(
+        progress: Vec<Progress>,
+        samples: &[Sample],
+        begun_ns: u64,
+        report: &Report,
+    ) -> Series {
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "less than the 104 days that f64 holds exactly"
+        )]
         let ms = |at_ns: u64| at_ns.wrapping_sub(begun_ns).cast_signed() as f64 / 1e6;
-        let guest = samples.iter().map(|sample| Seen { ms: ms(sample.at_ns), done: sample.done }).collect();
+        let guest =
+            samples.iter().map(|sample| Seen { ms: ms(sample.at_ns), done: sample.done }).collect();
         let spans = spans(&progress, report);
         Series { progress, guest, spans, undisturbed_writes_per_s: 0.0 }
     }
@@ -77,8 +84,10 @@ impl Series {
 
     /// Returns the bytes sent over time.
     pub(crate) fn sent(&self) -> Vec<BandwidthPoint> {
-        let sent =
-            |progress: &Progress| BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes };
+        let sent = |progress: &Progress| BandwidthPoint {
+            ms: progress.elapsed_ms,
+            bytes: progress.sent_bytes,
+        };
         self.progress.iter().map(sent).collect()
     }
 
@@ -154,10 +163,12 @@ fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
     let mut spans = follow(0.0, report, is_before);
     let prepared_ms = spans.last().map_or(0.0, |span| span.to_ms);
     let mut turns: Vec<Span> = Vec::new();
-    for told in progress.iter().filter(|told| told.elapsed_ms >= prepared_ms && !is_before(told.phase)) {
-        if stopped_ms
-            .is_some_and(|stopped_ms| told.phase >= Phase::Switchover || told.elapsed_ms >= stopped_ms)
-        {
+    for told in
+        progress.iter().filter(|told| told.elapsed_ms >= prepared_ms && !is_before(told.phase))
+    {
+        if stopped_ms.is_some_and(|stopped_ms| {
+            told.phase >= Phase::Switchover || told.elapsed_ms >= stopped_ms
+        }) {
             break;
         }
         let to_ms = told.elapsed_ms;
@@ -218,7 +229,11 @@ pub(crate) mod tests {
         let mut all = vec![Seen { ms: 0.0, done: Some(Done { writes: 0, rounds: 0 }) }];
         for (number, rate) in rates.iter().enumerate() {
             writes += rate * 200.0;
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test's own")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a test's own"
+            )]
             let done = Some(Done { writes: writes as u64, rounds: 0 });
             #[expect(clippy::cast_precision_loss, reason = "a test's own")]
             all.push(Seen { ms: (number + 1) as f64 * 200.0, done });
@@ -275,7 +290,13 @@ pub(crate) mod tests {
     fn the_slowed_time_is_from_the_first_slowed_round_to_the_stop() {
         let seen = |ms: f64, rounds| Seen { ms, done: Some(Done { writes: 0, rounds }) };
         let series = Series {
-            guest: vec![seen(0.0, 0), seen(450.0, 9), seen(650.0, 10), seen(850.0, 14), seen(1050.0, 30)],
+            guest: vec![
+                seen(0.0, 0),
+                seen(450.0, 9),
+                seen(650.0, 10),
+                seen(850.0, 14),
+                seen(1050.0, 30),
+            ],
             ..Series::default()
         };
         let mut report =
@@ -313,8 +334,12 @@ pub(crate) mod tests {
     #[test]
     fn times_are_those_since_the_request() {
         let sample = |at_ns| Sample { at_ns, done: None };
-        let series =
-            Series::new(Vec::new(), &[sample(4_000_000), sample(7_500_000)], 5_000_000, &report(&[]));
+        let series = Series::new(
+            Vec::new(),
+            &[sample(4_000_000), sample(7_500_000)],
+            5_000_000,
+            &report(&[]),
+        );
         let at: Vec<f64> = series.guest.iter().map(|seen| seen.ms).collect();
         assert_eq!((at, series.end_ms()), (vec![-1.0, 2.5], 2.5));
     }

@@ -70,10 +70,12 @@ impl Row {
         let runs: Vec<Run> = moves.into_iter().flatten().collect();
         let completed = || runs.iter().filter(|run| run.completed);
         let with = |outcome| runs.iter().filter(|run| run.report.outcome == outcome).count();
-        let spread = |figure: &dyn Fn(&Run) -> Option<f64>| Spread::of(completed().filter_map(figure));
+        let spread =
+            |figure: &dyn Fn(&Run) -> Option<f64>| Spread::of(completed().filter_map(figure));
         let fetch = |run: &Run| {
             // A guest that accessed no missing page did not wait for any.
-            let page_in = run.report.page_in.as_ref().filter(|page_in| page_in.demanded_pages > 0)?;
+            let page_in =
+                run.report.page_in.as_ref().filter(|page_in| page_in.demanded_pages > 0)?;
             Some(page_in.fetch_ms.median - run.report.round_trip_ms?)
         };
         #[expect(clippy::cast_precision_loss, reason = "pages far below 2^53")]
@@ -88,11 +90,19 @@ impl Row {
             migration_times_once: spread(&|run| Some(run.report.migration_time_ms / once_ms?)),
             switchover_ms: spread(&|run| run.report.switchover_ms),
             blackout_ms: spread(&|run| run.report.blackout_ms),
-            undisturbed_writes_per_s: Spread::of(runs.iter().map(|run| run.undisturbed.writes_per_s())),
+            undisturbed_writes_per_s: Spread::of(
+                runs.iter().map(|run| run.undisturbed.writes_per_s()),
+            ),
             lost_writes: Spread::of(runs.iter().map(|run| run.lost_writes)),
-            computing_percent: Spread::of(runs.iter().filter_map(|run| Some(100.0 * run.computing_share?))),
-            computing_while_slowed_percent: spread(&|run| Some(100.0 * run.computing_share_while_slowed?)),
-            computing_before_slowed_percent: spread(&|run| Some(100.0 * run.computing_share_before_slowed?)),
+            computing_percent: Spread::of(
+                runs.iter().filter_map(|run| Some(100.0 * run.computing_share?)),
+            ),
+            computing_while_slowed_percent: spread(&|run| {
+                Some(100.0 * run.computing_share_while_slowed?)
+            }),
+            computing_before_slowed_percent: spread(&|run| {
+                Some(100.0 * run.computing_share_before_slowed?)
+            }),
             back_ms: spread(&|run| run.back_ms),
             demanded_pages: spread(&demanded),
             fetch_beyond_round_trip_ms: spread(&fetch),
@@ -109,8 +119,9 @@ impl Row {
     /// Returns the representative move: the completed one with the median time, or else the first.
     pub(crate) fn median_run(&self) -> Option<&Run> {
         let mut completed: Vec<&Run> = self.runs.iter().filter(|run| run.completed).collect();
-        completed
-            .sort_by(|one, other| one.report.migration_time_ms.total_cmp(&other.report.migration_time_ms));
+        completed.sort_by(|one, other| {
+            one.report.migration_time_ms.total_cmp(&other.report.migration_time_ms)
+        });
         completed.get(completed.len() / 2).copied().or(self.runs.first())
     }
 
@@ -136,7 +147,9 @@ impl Row {
 pub(crate) fn cell(spread: Option<Spread>, digits: usize) -> String {
     spread.map_or_else(
         || "-".to_owned(),
-        |Spread { median, min, max, .. }| format!("{median:.digits$} ({min:.digits$}–{max:.digits$})"),
+        |Spread { median, min, max, .. }| {
+            format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
+        },
     )
 }
 
@@ -260,7 +273,10 @@ pub(crate) mod tests {
         assert_eq!(all[0].lost_by_auto_converge("godwit"), Some(20.0 / 60.0));
         assert_eq!(all[0].lost_by_auto_converge("postcopy"), None);
         let text = render(&all, 180);
-        assert!(text.contains("9000 (9000–9000), 1 of 3 not within 180 s, 1 of 3 guest lost"), "{text}");
+        assert!(
+            text.contains("9000 (9000–9000), 1 of 3 not within 180 s, 1 of 3 guest lost"),
+            "{text}"
+        );
         assert!(text.contains(" 0.33 "), "{text}");
         let lengths: Vec<usize> = text.lines().skip(4).map(|line| line.chars().count()).collect();
         assert!(lengths.iter().all(|length| *length == lengths[0]), "{text}");
@@ -271,7 +287,12 @@ pub(crate) mod tests {
         let row = Row::new(
             Engine::Godwit,
             None,
-            vec![run(false, 9.0, 0.0), run(true, 300.0, 0.0), run(true, 100.0, 0.0), run(true, 200.0, 0.0)],
+            vec![
+                run(false, 9.0, 0.0),
+                run(true, 300.0, 0.0),
+                run(true, 100.0, 0.0),
+                run(true, 200.0, 0.0),
+            ],
         );
         assert_eq!(row.median_run().unwrap().report.migration_time_ms, 200.0);
         assert_eq!(row.migration_times_once, None);

@@ -66,7 +66,8 @@ fn goals_of(figures: &CaseFigures) -> Vec<Goal> {
         let met = row.all_moved() && measured.is_some_and(|measured| bound.holds(measured));
         goals.push(Goal { case: figures.case.name.clone(), what, bound, unit, measured, met });
     };
-    let (ours, paging) = (figures.row(Engine::Godwit.name()), figures.row(Engine::GodwitPageIn.name()));
+    let (ours, paging) =
+        (figures.row(Engine::Godwit.name()), figures.row(Engine::GodwitPageIn.name()));
     match figures.case.kind {
         Kind::Rewriting => {
             if let Some(ours) = ours {
@@ -163,7 +164,8 @@ mod tests {
     use crate::converge::table::tests::{case, figures, run};
 
     fn row(engine: Engine, moves: &[(bool, f64, f64)]) -> Row {
-        let moves = moves.iter().map(|&(completed, took_ms, lost)| run(completed, took_ms, lost)).collect();
+        let moves =
+            moves.iter().map(|&(completed, took_ms, lost)| run(completed, took_ms, lost)).collect();
         Row::new(engine, Some(1000.0), moves)
     }
 
@@ -172,11 +174,18 @@ mod tests {
         let ours = row(Engine::Godwit, &[(true, 1400.0, 10.0)]);
         let theirs = row(Engine::AutoConverge, &[(false, 180e3, 15.0)]);
         let goals = goals(&[figures(Kind::Rewriting, vec![ours, theirs])]);
-        let told: Vec<(Option<f64>, bool)> = goals.iter().map(|goal| (goal.measured, goal.met)).collect();
+        let told: Vec<(Option<f64>, bool)> =
+            goals.iter().map(|goal| (goal.measured, goal.met)).collect();
         assert_eq!(told, [(Some(1.4), true), (Some(10.0 / 15.0), false), (Some(20.0), true)]);
         let text = render(&goals, Some(4.5));
-        assert!(text.contains("≤ 1.50         1.40  met") && text.contains("0.67  MISSED"), "{text}");
-        assert!(text.contains("4.50 times as fast") && text.contains("5.5 times with Windows"), "{text}");
+        assert!(
+            text.contains("≤ 1.50         1.40  met") && text.contains("0.67  MISSED"),
+            "{text}"
+        );
+        assert!(
+            text.contains("4.50 times as fast") && text.contains("5.5 times with Windows"),
+            "{text}"
+        );
         assert_eq!(render(&[], None), "");
     }
 

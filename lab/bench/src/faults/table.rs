@@ -56,8 +56,10 @@ pub(crate) fn render(found: &Found) -> String {
     row(&mut text, &["fault", "at", "the guest is at", "told"]);
     row(&mut text, &["---"; 4]);
     for report in cells.iter().filter(|report| !Fault::MATRIX.contains(&report.cell.fault)) {
-        let told =
-            report.skipped.clone().map_or_else(|| report.told.join("; "), |why| format!("skipped: {why}"));
+        let told = report
+            .skipped
+            .clone()
+            .map_or_else(|| report.told.join("; "), |why| format!("skipped: {why}"));
         let at = report.cell.moment.name();
         row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&told)]);
     }
@@ -115,8 +117,14 @@ mod tests {
             lies: Vec::new(),
         };
         let text = render(&found);
-        assert!(text.starts_with(&format!("{0} of {0} passed, 0 skipped.", found.cells.len())), "{text}");
-        assert_eq!(text.lines().filter(|line| line.starts_with('|')).count(), 2 + 11 + 2 + singles().len());
+        assert!(
+            text.starts_with(&format!("{0} of {0} passed, 0 skipped.", found.cells.len())),
+            "{text}"
+        );
+        assert_eq!(
+            text.lines().filter(|line| line.starts_with('|')).count(),
+            2 + 11 + 2 + singles().len()
+        );
         assert!(
             !text.contains("not tried") && !text.contains("failed") && text.contains("why \\| so"),
             "{text}"

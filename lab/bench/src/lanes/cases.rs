@@ -51,7 +51,6 @@ impl std::fmt::Display for Links {
     }
 }
 
-/// One case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -116,11 +115,20 @@ pub(crate) fn all() -> Vec<Case> {
     };
     let mut cases = Vec::new();
     for (links, name, with_streams) in [
-        (&one, BASE, ["one-gbit-1-stream", "one-gbit-2-streams", "one-gbit-4-streams", "one-gbit-8-streams"]),
+        (
+            &one,
+            BASE,
+            ["one-gbit-1-stream", "one-gbit-2-streams", "one-gbit-4-streams", "one-gbit-8-streams"],
+        ),
         (
             &five,
             "five-gbit",
-            ["five-gbit-1-stream", "five-gbit-2-streams", "five-gbit-4-streams", "five-gbit-8-streams"],
+            [
+                "five-gbit-1-stream",
+                "five-gbit-2-streams",
+                "five-gbit-4-streams",
+                "five-gbit-8-streams",
+            ],
         ),
     ] {
         let plain = case(name, links, Promise::Carried(0.97));
@@ -128,7 +136,11 @@ pub(crate) fn all() -> Vec<Case> {
         cases.push(plain.clone());
         cases.extend(with_streams.map(|(name, count)| streams(name, count, &plain)));
     }
-    cases.push(case("ipv6", &Links { family: Family::Ipv6, ..one.clone() }, Promise::ShareOfBase(0.99)));
+    cases.push(case(
+        "ipv6",
+        &Links { family: Family::Ipv6, ..one.clone() },
+        Promise::ShareOfBase(0.99),
+    ));
     cases.push(case("four-lanes", &four_lanes, Promise::TimesBase { times: 4.0, share: 0.95 }));
     cases.push(case("two-rates", &two_rates, Promise::Carried(0.93)));
     // Filling the link takes more flows than one or two streams have.
@@ -165,9 +177,10 @@ pub(crate) struct Goal {
 /// Checks the case's promise; `base`: the figures of the base.
 pub(crate) fn goal(figures: &CaseFigures, base: Option<&CaseFigures>) -> Goal {
     let (what, found) = match figures.case.promise {
-        Promise::Carried(share) => {
-            (format!("at least {} of what the links carry", percent(share)), at_least(figures.share(), share))
-        }
+        Promise::Carried(share) => (
+            format!("at least {} of what the links carry", percent(share)),
+            at_least(figures.share(), share),
+        ),
         Promise::ShareOfBase(share) => {
             let of_base = base.and_then(CaseFigures::share_on_paper);
             let ratio = figures.share_on_paper().zip(of_base).map(|(ours, of_base)| ours / of_base);
@@ -196,14 +209,17 @@ fn at_least(ratio: Option<f64>, wanted: f64) -> Found {
 
 fn time(figures: &CaseFigures, base: Option<&CaseFigures>, factor: f64) -> (String, Found) {
     let rtt_ms = figures.case.links.rtt.duration().as_secs_f64() * 1e3;
-    let most_ms =
-        base.and_then(|base| base.migration_ms).map(|base| factor * (base.median + ROUND_TRIPS * rtt_ms));
-    let found = figures
-        .migration_ms
-        .zip(most_ms)
-        .map(|(ours, most_ms)| (format!("{:.0} ms of {most_ms:.0} ms", ours.median), ours.median <= most_ms));
+    let most_ms = base
+        .and_then(|base| base.migration_ms)
+        .map(|base| factor * (base.median + ROUND_TRIPS * rtt_ms));
+    let found = figures.migration_ms.zip(most_ms).map(|(ours, most_ms)| {
+        (format!("{:.0} ms of {most_ms:.0} ms", ours.median), ours.median <= most_ms)
+    });
     (
-        format!("migration time within {} of {BASE}'s plus {ROUND_TRIPS} round trips", percent(factor - 1.0)),
+        format!(
+            "migration time within {} of {BASE}'s plus {ROUND_TRIPS} round trips",
+            percent(factor - 1.0)
+        ),
         found,
     )
 }
@@ -265,7 +281,9 @@ mod tests {
         let base = figures(BASE, 0.98, 8000.0);
         let is_met = |name: &str, gbit, ms| goal(&figures(name, gbit, ms), Some(&base)).met;
         assert!(goal(&base, Some(&base)).met);
-        assert!(is_met("one-gbit-8-streams", 0.97, 0.0) && !is_met("one-gbit-8-streams", 0.969, 0.0));
+        assert!(
+            is_met("one-gbit-8-streams", 0.97, 0.0) && !is_met("one-gbit-8-streams", 0.969, 0.0)
+        );
         assert!(is_met("ipv6", 0.971, 0.0) && !is_met("ipv6", 0.95, 0.0));
         assert!(is_met("four-lanes", 3.73, 0.0) && !is_met("four-lanes", 3.72, 0.0));
         assert!(is_met("rtt-40ms", 0.5, 8820.0) && !is_met("rtt-40ms", 0.5, 8821.0));

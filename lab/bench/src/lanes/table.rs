@@ -82,6 +82,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().skip(2).take(1 + figures.len()).collect();
         assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
         assert!(lines[1].contains("0.910 (0.900-0.920)") && lines[1].contains("95.7 %"), "{text}");
-        assert!(text.contains("FAIL  one-gbit: at least 97 % of what the links carry: 95.7 %"), "{text}");
+        assert!(
+            text.contains("FAIL  one-gbit: at least 97 % of what the links carry: 95.7 %"),
+            "{text}"
+        );
     }
 }

@@ -72,14 +72,17 @@ async fn echo(
 }
 
 /// `GET /v1/vms/{name}/log`.
-pub(super) async fn log(State(agent): State<Agent>, Path(name): Path<String>) -> Result<String, Refusal> {
+pub(super) async fn log(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+) -> Result<String, Refusal> {
     let world = agent.shared.world();
     let host = world.host(agent.at).ok_or_else(no_host)?;
     if !host.vms.contains_key(&name) {
         let message = format!("VM \"{name}\" has no log on host {}", host.info.name);
         return Err(ApiError::new(ErrorCode::NotFound, message, "").into());
     }
-    let lines =
-        (1..=100).map(|line| format!("[{line:4}.000000] {name} at {}: line {line}\n", host.info.name));
+    let lines = (1..=100)
+        .map(|line| format!("[{line:4}.000000] {name} at {}: line {line}\n", host.info.name));
     Ok(lines.collect())
 }

@@ -1,7 +1,8 @@
 //! Migrations: they share their links, and take as long as these carry the memory.
 
 use godwit_api::{
-    ApiError, ErrorCode, HostEvent, MigrationAccepted, MigrationRequest, MigrationStatus, VmInfo, VmState,
+    ApiError, ErrorCode, HostEvent, MigrationAccepted, MigrationRequest, MigrationStatus, VmInfo,
+    VmState,
 };
 use godwit_migration::{
     DryRun, FailureReport, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report,
@@ -44,7 +45,11 @@ fn refuse<T>(code: ErrorCode, message: impl Into<String>, remedy: &str) -> Resul
 }
 
 fn failure(code: &str, message: String) -> FailureReport {
-    FailureReport { code: code.to_owned(), message, remedy: "a fault of the simulated fleet".to_owned() }
+    FailureReport {
+        code: code.to_owned(),
+        message,
+        remedy: "a fault of the simulated fleet".to_owned(),
+    }
 }
 
 impl World {
@@ -64,13 +69,20 @@ impl World {
                 self.counts.repeated += 1;
                 return Ok(MigrationAccepted { id: id.clone() });
             }
-            let message = format!("migration {id} is that of VM \"{}\" to host {}", known.vm, known.to);
+            let message =
+                format!("migration {id} is that of VM \"{}\" to host {}", known.vm, known.to);
             return refuse(ErrorCode::AlreadyExists, message, "take another id");
         }
         let was = self.may_leave(at, vm, request)?;
         let target = self.target(at, &request.to)?;
-        if let Some(Fault::Refuse(code)) = self.take_fault(vm, |fault| matches!(fault, Fault::Refuse(_))) {
-            return refuse(code, format!("VM \"{vm}\" is to be refused"), "a fault of the simulated fleet");
+        if let Some(Fault::Refuse(code)) =
+            self.take_fault(vm, |fault| matches!(fault, Fault::Refuse(_)))
+        {
+            return refuse(
+                code,
+                format!("VM \"{vm}\" is to be refused"),
+                "a fault of the simulated fleet",
+            );
         }
         let count: u64 = self.counts.begun.values().sum();
         let id = request.id.clone().unwrap_or_else(|| format!("m{unix_ms:x}-{count}"));
@@ -109,7 +121,12 @@ impl World {
     }
 
     /// The state in which a VM may leave.
-    fn may_leave(&mut self, at: usize, vm: &str, request: &MigrationRequest) -> Result<VmState, ApiError> {
+    fn may_leave(
+        &mut self,
+        at: usize,
+        vm: &str,
+        request: &MigrationRequest,
+    ) -> Result<VmState, ApiError> {
         let host = &self.hosts[at];
         let Some(found) = host.vms.get(vm) else {
             self.counts.not_there += 1;
@@ -128,7 +145,8 @@ impl World {
                 refuse(ErrorCode::Busy, message, "ask the host that runs it")
             }
             state => {
-                let message = format!("VM \"{vm}\" is {state}: it can't move to host {}", request.to);
+                let message =
+                    format!("VM \"{vm}\" is {state}: it can't move to host {}", request.to);
                 refuse(ErrorCode::WrongState, message, "start it")
             }
         }
@@ -161,10 +179,16 @@ impl World {
         let host = &self.hosts[target];
         let name = host.info.name.clone();
         if host.silent {
-            return Some((failure("peer-unreachable", format!("host {name} does not answer")), 0.0));
+            return Some((
+                failure("peer-unreachable", format!("host {name} does not answer")),
+                0.0,
+            ));
         }
         if host.info.memory_available_bytes < total_bytes {
-            return Some((failure("insufficient-memory", format!("host {name} has too little memory")), 0.0));
+            return Some((
+                failure("insufficient-memory", format!("host {name} has too little memory")),
+                0.0,
+            ));
         }
         self.take_fault(vm, |fault| fault == Fault::FailHalfWay)?;
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
@@ -219,9 +243,14 @@ impl World {
         let known = self.migration(at, id)?;
         if known.report.is_some() {
             let message = format!("migration {id} is over already");
-            return refuse(ErrorCode::WrongState, message, "see its report with `godwit migration show`");
+            return refuse(
+                ErrorCode::WrongState,
+                message,
+                "see its report with `godwit migration show`",
+            );
         }
-        if let Some(running) = self.running.iter_mut().find(|one| one.id == id && one.source == at) {
+        if let Some(running) = self.running.iter_mut().find(|one| one.id == id && one.source == at)
+        {
             running.cancelled = true;
         }
         Ok(())
@@ -318,7 +347,8 @@ impl World {
         let passed_ms = passed_ms as f64 * self.plan.speed;
         #[expect(clippy::cast_precision_loss, reason = "rates below 2^53")]
         let link_bytes_per_s = self.plan.link_bits_per_s as f64 / 8.0;
-        let (mut out, mut arriving) = (vec![0.0_f64; self.hosts.len()], vec![0.0_f64; self.hosts.len()]);
+        let (mut out, mut arriving) =
+            (vec![0.0_f64; self.hosts.len()], vec![0.0_f64; self.hosts.len()]);
         for one in &self.running {
             out[one.source] += 1.0;
             arriving[one.target] += 1.0;
@@ -370,7 +400,9 @@ impl World {
             }
         }
         for (source, id, progress) in told {
-            if let Some(status) = self.hosts[source].migrations.iter_mut().find(|status| status.id == id) {
+            if let Some(status) =
+                self.hosts[source].migrations.iter_mut().find(|status| status.id == id)
+            {
                 status.progress = progress;
             }
             self.tell_migration(source, &id);
@@ -429,7 +461,8 @@ impl Running {
     fn progress(&self, now_ms: u64, phase: Phase) -> Progress {
         let remaining_bytes = self.total_bytes - self.sent();
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
-        let eta_ms = (self.bytes_per_s > 0.0).then(|| remaining_bytes as f64 * 1000.0 / self.bytes_per_s);
+        let eta_ms =
+            (self.bytes_per_s > 0.0).then(|| remaining_bytes as f64 * 1000.0 / self.bytes_per_s);
         Progress {
             phase,
             remaining_bytes,

@@ -4,9 +4,11 @@ use godwit_migration::Outcome;
 
 fn world() -> World {
     let mut world =
-        World::new(FleetPlan { hosts: 3, vms: 6, hosts_with_vms: 2, ..FleetPlan::default() }).unwrap();
-    let peers: BTreeMap<_, _> =
-        (0..3).map(|number| (world.plan.host_name(number), format!("http://127.0.0.1:{number}"))).collect();
+        World::new(FleetPlan { hosts: 3, vms: 6, hosts_with_vms: 2, ..FleetPlan::default() })
+            .unwrap();
+    let peers: BTreeMap<_, _> = (0..3)
+        .map(|number| (world.plan.host_name(number), format!("http://127.0.0.1:{number}")))
+        .collect();
     for at in 0..3 {
         world.set_peers(at, SetPeers { peers: peers.clone() });
     }
@@ -45,7 +47,9 @@ fn a_vm_moves_in_the_time_that_its_link_needs() {
     assert_eq!((vm.state, vm.epoch, vm.host.as_str()), (VmState::Running, 2, "host-0002"));
     assert_eq!(vm.incarnation, incarnation, "a move keeps it");
     let told: Vec<_> = std::iter::from_fn(|| watcher.try_recv().ok()).collect();
-    assert!(told.contains(&HostEvent::Known) && told.contains(&HostEvent::VmGone("vm-00000".into())));
+    assert!(
+        told.contains(&HostEvent::Known) && told.contains(&HostEvent::VmGone("vm-00000".into()))
+    );
     let ended = world.migration(0, "m1").unwrap().report.unwrap();
     assert_eq!((ended.outcome, ended.wire_bytes), (Outcome::Completed, 256 << 20));
 }
@@ -70,10 +74,16 @@ fn a_name_begins_one_migration_and_a_second_one_is_noticed() {
     let mut world = world();
     world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap();
     assert_eq!(world.migrate(0, "vm-00000", &to(2, "m1"), 1, 1).unwrap().id, "m1");
-    assert_eq!(world.migrate(0, "vm-00002", &to(2, "m1"), 1, 1).unwrap_err().code, ErrorCode::AlreadyExists);
+    assert_eq!(
+        world.migrate(0, "vm-00002", &to(2, "m1"), 1, 1).unwrap_err().code,
+        ErrorCode::AlreadyExists
+    );
     assert_eq!(world.migrate(0, "vm-00000", &to(1, "m2"), 1, 1).unwrap_err().code, ErrorCode::Busy);
     until_still(&mut world);
-    assert_eq!(world.migrate(0, "vm-00000", &to(1, "m3"), 1, 1).unwrap_err().code, ErrorCode::NotFound);
+    assert_eq!(
+        world.migrate(0, "vm-00000", &to(1, "m3"), 1, 1).unwrap_err().code,
+        ErrorCode::NotFound
+    );
     let Counts { repeated, double_begins, not_there, .. } = world.counts;
     assert_eq!((repeated, double_begins, not_there), (1, 1, 1));
     assert_eq!(world.counts.begun["vm-00000"], 1);
@@ -83,7 +93,10 @@ fn a_name_begins_one_migration_and_a_second_one_is_noticed() {
 fn faults_come_as_often_as_they_were_asked_for() {
     let mut world = world();
     world.fault("vm-00000", Fault::Refuse(ErrorCode::Preflight), 1);
-    assert_eq!(world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap_err().code, ErrorCode::Preflight);
+    assert_eq!(
+        world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap_err().code,
+        ErrorCode::Preflight
+    );
     world.fault("vm-00000", Fault::FailHalfWay, 1);
     world.migrate(0, "vm-00000", &to(2, "m2"), 0, 0).unwrap();
     until_still(&mut world);

@@ -27,7 +27,12 @@ pub(crate) fn serve_v4(_: &Arc<Guest>) -> anyhow::Result<()> {
 
 /// Answers IPv6 forever.
 pub(crate) fn serve_v6(_: &Arc<Guest>) -> anyhow::Result<()> {
-    let made = rustix::net::socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let made = rustix::net::socket_with(
+        AddressFamily::INET6,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
     let Ok(socket) = made else {
         // A kernel without IPv6 has no peers to answer.
         loop {

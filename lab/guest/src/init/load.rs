@@ -120,7 +120,8 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn new(guest: &'a Guest, memory: &'a Memory, dirty: Dirty, draw: &'a mut u64) -> Writer<'a> {
-        let wanted_pages = dirty.working_set_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_BYTES as u64);
+        let wanted_pages =
+            dirty.working_set_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_BYTES as u64);
         let working_set_pages = wanted_pages.clamp(1, memory.pages());
         Writer { guest, memory, dirty, working_set_pages, next: 0, draw }
     }
@@ -147,7 +148,8 @@ impl<'a> Writer<'a> {
             last = now;
             let due = (owed_pages as u64).min(BATCH_PAGES);
             self.write(due);
-            owed_pages = (owed_pages - due as f64).min(LARGEST_DEBT.as_secs_f64() * rate_pages_per_s as f64);
+            owed_pages =
+                (owed_pages - due as f64).min(LARGEST_DEBT.as_secs_f64() * rate_pages_per_s as f64);
             if owed_pages < 1.0 {
                 self.guest.wait_for_workload(epoch, SLICE);
             }

@@ -31,7 +31,9 @@ fn main() {
     let is_init = std::process::id() == 1;
     let is_service = std::env::args_os().nth(1).is_some_and(|word| word == user_space::SERVICE);
     if !is_init && !is_service {
-        eprintln!("godwit-guest is the init of the lab's guest: it runs as process 1 of a virtual machine");
+        eprintln!(
+            "godwit-guest is the init of the lab's guest: it runs as process 1 of a virtual machine"
+        );
         std::process::exit(2);
     }
     let guest = Arc::new(Guest::new());

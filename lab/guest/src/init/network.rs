@@ -5,7 +5,8 @@ use std::{fs, net::IpAddr};
 use anyhow::{Context, bail};
 use godwit_guest::options::Options;
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
 };
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -74,7 +75,8 @@ fn address_message(index: u32, address: IpAddr, prefix_bits: u8) -> AddressMessa
     let mut message = AddressMessage::default();
     message.header.index = index;
     message.header.prefix_len = prefix_bits;
-    message.header.family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    message.header.family =
+        if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     message.attributes.push(AddressAttribute::Local(address));
     message.attributes.push(AddressAttribute::Address(address));
     if address.is_ipv6() {

@@ -65,7 +65,10 @@ pub(crate) fn serve(guest: &Arc<Guest>) -> anyhow::Result<()> {
                 guest.report(&format!("control: panic: {}", panic_text(&*panic)));
             }
         };
-        thread::Builder::new().name("control".to_owned()).spawn(talk).context("a thread for a connection")?;
+        thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(talk)
+            .context("a thread for a connection")?;
     }
 }
 
@@ -105,7 +108,9 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
         }
         Request::Verify {} => return verify(guest),
         Request::Kernels { millis } => return compute(guest, millis),
-        Request::Poweroff {} => rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?,
+        Request::Poweroff {} => {
+            rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?
+        }
     }
     Ok(guest.status())
 }
@@ -134,7 +139,11 @@ fn compute(guest: &Guest, millis: u64) -> anyhow::Result<Answer> {
     let rates = kernels::measure(Duration::from_millis(millis));
     set_niceness(PROMPT);
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
-    Ok(Answer { kernels: Some(rates?), extensions: kernels::extensions(&cpuinfo), ..guest.status() })
+    Ok(Answer {
+        kernels: Some(rates?),
+        extensions: kernels::extensions(&cpuinfo),
+        ..guest.status()
+    })
 }
 
 fn verify(guest: &Guest) -> anyhow::Result<Answer> {

@@ -91,7 +91,9 @@ pub(crate) fn heartbeat(guest: &Arc<Guest>) -> anyhow::Result<()> {
         ticks.next()?;
         let now = counts();
         let seconds = (now.2 - before.2).as_secs_f64().max(f64::MIN_POSITIVE);
-        let rate = |count: u64, earlier: u64| (count.saturating_sub(earlier) as f64 / seconds).round() as u64;
+        let rate = |count: u64, earlier: u64| {
+            (count.saturating_sub(earlier) as f64 / seconds).round() as u64
+        };
         guest.writes_per_s.store(rate(now.0, before.0), Ordering::Relaxed);
         guest.iterations_per_s.store(rate(now.1, before.1), Ordering::Relaxed);
         before = now;

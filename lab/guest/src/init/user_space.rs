@@ -70,7 +70,8 @@ fn enter(disk: &str) -> anyhow::Result<Infallible> {
         fs::create_dir_all(folder).with_context(|| format!("making {folder}"))?;
     }
     let none = MountFlags::empty();
-    mount(disk, DISK, "ext4", MountFlags::RDONLY | MountFlags::NOATIME, None).context("mounting the disk")?;
+    mount(disk, DISK, "ext4", MountFlags::RDONLY | MountFlags::NOATIME, None)
+        .context("mounting the disk")?;
     mount("tmpfs", WRITTEN, "tmpfs", none, None).context("mounting a tmpfs for what is written")?;
     for folder in ["files", "work"] {
         fs::create_dir(Path::new(WRITTEN).join(folder))?;
@@ -78,8 +79,14 @@ fn enter(disk: &str) -> anyhow::Result<Infallible> {
     let layers = c"lowerdir=/disk,upperdir=/written/files,workdir=/written/work";
     mount("overlay", ROOT, "overlay", none, Some(layers)).context("mounting both as one")?;
     let root = Path::new(ROOT);
-    mount("tmpfs", root.join("run"), "tmpfs", MountFlags::NODEV | MountFlags::NOSUID, Some(c"mode=755"))
-        .context("mounting /run")?;
+    mount(
+        "tmpfs",
+        root.join("run"),
+        "tmpfs",
+        MountFlags::NODEV | MountFlags::NOSUID,
+        Some(c"mode=755"),
+    )
+    .context("mounting /run")?;
     write_service(root)?;
     for folder in ["dev", "proc", "sys"] {
         mount_move(Path::new("/").join(folder), root.join(folder))
@@ -102,7 +109,8 @@ fn write_service(root: &Path) -> anyhow::Result<()> {
     for folder in [program.parent(), Some(wants.as_path())].into_iter().flatten() {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
-    fs::copy("/proc/self/exe", &program).with_context(|| format!("writing {}", program.display()))?;
+    fs::copy("/proc/self/exe", &program)
+        .with_context(|| format!("writing {}", program.display()))?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     fs::write(units.join(UNIT), UNIT_TEXT)?;
     symlink(Path::new("..").join(UNIT), wants.join(UNIT))?;
@@ -121,7 +129,8 @@ pub(crate) fn wait_booted(guest: &Guest) {
 /// Reads all files of the folder's file system, in order of their names, until most of the memory
 /// is in use.
 pub(crate) fn read_files(guest: &Guest, folder: &Path) -> anyhow::Result<()> {
-    let device = fs::metadata(folder).with_context(|| format!("reading {}", folder.display()))?.dev();
+    let device =
+        fs::metadata(folder).with_context(|| format!("reading {}", folder.display()))?.dev();
     let mut reading =
         Reading { device, piece: vec![0; PIECE_BYTES], unlooked_bytes: 0, read_bytes: 0, files: 0 };
     let full = reading.folder(folder);

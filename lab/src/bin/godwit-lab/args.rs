@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use godwit_lab::{BitRate, DEFAULT_PREFIX, DEFAULT_STATE_DIR, DaemonKind, Family, LabName, Loss, Rtt};
+use godwit_lab::{
+    BitRate, DEFAULT_PREFIX, DEFAULT_STATE_DIR, DaemonKind, Family, LabName, Loss, Rtt,
+};
 
 /// Makes hosts, networks and a client on this machine, to try Godwit with.
 #[derive(Debug, Parser)]
@@ -226,7 +228,8 @@ mod tests {
                 name.split(' ').all(|word| typed.any(|found| found == word))
             };
             let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples: Vec<&str> = footer.lines().filter_map(|line| line.strip_prefix("  ")).collect();
+            let examples: Vec<&str> =
+                footer.lines().filter_map(|line| line.strip_prefix("  ")).collect();
             assert!(examples.iter().any(is_of_it), "{name} --help has no example");
             for line in examples {
                 assert!(parse(line).is_ok(), "{line} of {name} --help");
@@ -240,8 +243,11 @@ mod tests {
         let help = |mut command: clap::Command| format!("{}\n\n", command.render_long_help());
         let text: String = commands().into_iter().map(help).collect();
         if std::env::var_os("GODWIT_RECORD").is_some() {
-            std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin/godwit-lab/help.txt"), &text)
-                .unwrap();
+            std::fs::write(
+                concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin/godwit-lab/help.txt"),
+                &text,
+            )
+            .unwrap();
             return;
         }
         assert!(

@@ -27,7 +27,9 @@ pub(crate) fn run(
         GuestCommand::Workload { spec } => Request::Workload { spec },
     };
     ask_guest(&client.namespace, address, &request).map_err(|error| {
-        anyhow!("{error:#}; check that VM {vm} has booted and is the lab's guest: `godwit vm logs {vm}`")
+        anyhow!(
+            "{error:#}; check that VM {vm} has booted and is the lab's guest: `godwit vm logs {vm}`"
+        )
     })
 }
 
@@ -41,7 +43,9 @@ fn find_address(lab: &LabStatus, vm: &str) -> Result<IpAddr> {
         match runtime.block_on(Client::new(endpoint).vm(vm)) {
             Ok(found) => {
                 return found.addresses.first().copied().with_context(|| {
-                    format!("VM {vm} has no known address; give one with --address, or at its creation")
+                    format!(
+                        "VM {vm} has no known address; give one with --address, or at its creation"
+                    )
                 });
             }
             Err(error) if error.code() == Some(ErrorCode::NotFound) => {}
@@ -59,7 +63,8 @@ pub(crate) fn describe(answer: &Answer) -> String {
     let value = serde_json::to_value(answer).unwrap_or_default();
     let fields = value.as_object().into_iter().flatten();
     let width = fields.clone().map(|(key, _)| key.len()).max().unwrap_or(0) + 1;
-    let plain = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let plain =
+        |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     fields.map(|(key, value)| format!("{:<width$} {}\n", format!("{key}:"), plain(value))).collect()
 }
 
@@ -69,7 +74,8 @@ mod tests {
 
     #[test]
     fn an_answer_is_shown_a_field_a_line() {
-        let answer = Answer { ok: true, workload: "idle".to_owned(), pages: 7, ..Answer::default() };
+        let answer =
+            Answer { ok: true, workload: "idle".to_owned(), pages: 7, ..Answer::default() };
         let text = describe(&answer);
         for line in ["ok:               true", "pages:            7", "workload:         idle"] {
             assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");

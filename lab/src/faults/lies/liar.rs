@@ -60,7 +60,8 @@ impl Session {
     fn connect(to: SocketAddr, identity: &Identity, host: &str) -> Result<Session> {
         let socket = TcpStream::connect_timeout(&to, SILENCE)?;
         limit_silence(&socket)?;
-        let connection = ClientConnection::new(Arc::clone(identity.client()), Identity::server_name(host)?)?;
+        let connection =
+            ClientConnection::new(Arc::clone(identity.client()), Identity::server_name(host)?)?;
         Ok(Session(Box::new(StreamOwned::new(connection, socket))))
     }
 
@@ -86,7 +87,10 @@ impl Session {
         let mut header = [0; HEADER_LEN];
         self.0.read_exact(&mut header)?;
         let header = FrameHeader::parse(&header)?;
-        ensure!(!matches!(header.kind, Kind::Pages | Kind::CompressedPages), "pages before all else");
+        ensure!(
+            !matches!(header.kind, Kind::Pages | Kind::CompressedPages),
+            "pages before all else"
+        );
         let mut payload = vec![0; header.length as usize];
         self.0.read_exact(&mut payload)?;
         Ok(Message::decode(header, &payload)?)
@@ -107,7 +111,9 @@ impl Session {
     /// were.
     fn lie(&mut self, random: &mut Random) -> u64 {
         let lies = 1 + random.next() % LIES;
-        (0..lies).take_while(|_| self.say_bytes(&anything(random)).is_ok()).fold(0, |said, _| said + 1)
+        (0..lies)
+            .take_while(|_| self.say_bytes(&anything(random)).is_ok())
+            .fold(0, |said, _| said + 1)
     }
 
     /// Ends it so that all that was said is heard, and reads what the other end still says to its end.
@@ -261,7 +267,8 @@ mod tests {
 
     fn identity(authority: &Authority, name: &str) -> Identity {
         let address = IpAddr::from(Ipv4Addr::LOCALHOST);
-        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: vec![address], days: 1 };
+        let grant =
+            Grant { name: name.to_owned(), role: Role::Host, addresses: vec![address], days: 1 };
         let issued = authority.issue(&grant).unwrap();
         Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
     }
@@ -291,7 +298,10 @@ mod tests {
                 std::thread::spawn(move || {
                     let mut receiver = stream.receiver();
                     if welcomed.number == CONTROL_STREAM {
-                        assert!(matches!(receiver.receive(), Ok(Incoming::Message(Message::Begin(_)))));
+                        assert!(matches!(
+                            receiver.receive(),
+                            Ok(Incoming::Message(Message::Begin(_)))
+                        ));
                         stream.sender().send(&Message::Ready).unwrap();
                     }
                     hear_all(&mut receiver);
@@ -299,8 +309,13 @@ mod tests {
                 });
             }
         });
-        let source =
-            LyingSource { identity: &liar, destination: "b", to, migration: MIGRATION, begin: &begin() };
+        let source = LyingSource {
+            identity: &liar,
+            destination: "b",
+            to,
+            migration: MIGRATION,
+            begin: &begin(),
+        };
         for seed in 0..6 {
             assert!(source.run(seed).unwrap() > 0);
         }
@@ -312,8 +327,13 @@ mod tests {
         let authority = Authority::create(dir.path(), "test", 1).unwrap();
         let (liar, host) = (identity(&authority, "liar"), identity(&authority, "a"));
         let address = IpAddr::from(Ipv4Addr::LOCALHOST);
-        let liar =
-            Arc::new(LyingDestination { identity: liar, address, port: 0, seed: 1, lied: AtomicU64::new(0) });
+        let liar = Arc::new(LyingDestination {
+            identity: liar,
+            address,
+            port: 0,
+            seed: 1,
+            lied: AtomicU64::new(0),
+        });
         let lane = TcpListener::bind((address, 0)).unwrap();
         let to = lane.local_addr().unwrap();
         let answering = Arc::clone(&liar);

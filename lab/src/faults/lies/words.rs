@@ -1,9 +1,9 @@
 //! What a liar says: frames that are right in themselves, checksums and all, with whatever a seed draws in them.
 
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_PAGES_PER_FRAME,
-    Message, MigrationId, PAGE_SIZE, PageRun, PagedIn, PagesEnd, PagesHeader, Place, References, Running,
-    SUPPORTED, WAIT_CLASSES, Zeros, checksum,
+    Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind,
+    MAX_PAGES_PER_FRAME, Message, MigrationId, PAGE_SIZE, PageRun, PagedIn, PagesEnd, PagesHeader,
+    Place, References, Running, SUPPORTED, WAIT_CLASSES, Zeros, checksum,
 };
 
 use crate::random::Random;
@@ -149,8 +149,11 @@ fn pages(random: &mut Random) -> Vec<u8> {
 
 /// Random bytes as a frame's payload, of a length that its kind may have.
 fn fuzz(random: &mut Random) -> Vec<u8> {
-    let kinds: Vec<Kind> =
-        Kind::ALL.iter().copied().filter(|kind| !matches!(kind, Kind::Refused | Kind::Abort)).collect();
+    let kinds: Vec<Kind> = Kind::ALL
+        .iter()
+        .copied()
+        .filter(|kind| !matches!(kind, Kind::Refused | Kind::Abort))
+        .collect();
     let kind = kinds[random.below(kinds.len())];
     let (least, most) = kind.bounds();
     let most = most.min(MOST_FUZZ_BYTES.max(least));

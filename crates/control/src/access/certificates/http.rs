@@ -23,7 +23,9 @@ where
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn list(State(certificates): State<Certificates>) -> Result<Json<Vec<CertificateInfo>>, Refusal> {
+async fn list(
+    State(certificates): State<Certificates>,
+) -> Result<Json<Vec<CertificateInfo>>, Refusal> {
     Ok(Json(certificates.list().await?))
 }
 

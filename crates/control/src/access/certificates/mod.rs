@@ -88,11 +88,12 @@ impl Planned<Certificates> for SavedRevocations {
     fn set(certificates: &Certificates, _: &str, record: Option<SavedRevocations>) {
         // A list that has gone from the store still counts for what it named.
         let Some(saved) = record else { return };
-        let read =
-            certificates.authorities.authority().map_err(|problem| problem.detail).and_then(|signing| {
+        let read = certificates.authorities.authority().map_err(|problem| problem.detail).and_then(
+            |signing| {
                 let certificate = signing.authority.certificate();
                 RevocationList::read(&saved.list, &certificate).map_err(|error| error.to_string())
-            });
+            },
+        );
         match read {
             Ok(list) => certificates.know(list),
             Err(why) => tracing::error!(why, "cannot use the kept list of revoked certificates"),
@@ -129,7 +130,8 @@ impl Certificates {
         if let Err(error) = revocations.accept(list) {
             tracing::warn!(%error, "an older list of revoked certificates is left out");
         }
-        let holders: BTreeSet<String> = new.iter().filter_map(|serial| revocations.holder(serial)).collect();
+        let holders: BTreeSet<String> =
+            new.iter().filter_map(|serial| revocations.holder(serial)).collect();
         for host in holders {
             self.fleet.follow_anew(&host);
         }
@@ -146,12 +148,15 @@ impl Certificates {
             ends_unix_ms: noted.as_ref().and_then(|noted| ms(noted.ends_unix_s)),
             revoked_unix_ms: None,
         };
-        let mut all: BTreeMap<String, CertificateInfo> =
-            noted.into_iter().map(|(serial, noted)| (serial.clone(), info(serial, Some(noted)))).collect();
+        let mut all: BTreeMap<String, CertificateInfo> = noted
+            .into_iter()
+            .map(|(serial, noted)| (serial.clone(), info(serial, Some(noted))))
+            .collect();
         let list = self.hosts.revocations.newest();
         for (serial, unix_s) in list.iter().flat_map(RevocationList::revoked) {
             let serial = serial.to_string();
-            all.entry(serial.clone()).or_insert_with(|| info(serial, None)).revoked_unix_ms = ms(*unix_s);
+            all.entry(serial.clone()).or_insert_with(|| info(serial, None)).revoked_unix_ms =
+                ms(*unix_s);
         }
         Ok(all.into_values().collect())
     }
@@ -166,7 +171,9 @@ impl Certificates {
 
     /// Revokes a certificate by its serial number.
     pub(crate) async fn revoke(&self, serial: &str) -> Result<RevokedCertificates, Problem> {
-        let wrong = |detail: String, remedy: &str| Problem::new(ProblemCode::InvalidRequest, detail, remedy);
+        let wrong = |detail: String, remedy: &str| {
+            Problem::new(ProblemCode::InvalidRequest, detail, remedy)
+        };
         let remedy = "see `godwit control certificate list`, or `godwit pki show FILE`";
         let serial: Serial = serial.parse().map_err(|why: String| wrong(why, remedy))?;
         if self.hosts.identity().is_some_and(|own| *own.serial() == serial) {
@@ -216,7 +223,8 @@ impl Certificates {
         let newest = self.hosts.revocations.newest();
         let before = || newest.iter().chain(&own);
         let number = before().map(RevocationList::number).max().unwrap_or(0);
-        let mut revoked: BTreeMap<Serial, i64> = before().flat_map(|list| list.revoked().clone()).collect();
+        let mut revoked: BTreeMap<Serial, i64> =
+            before().flat_map(|list| list.revoked().clone()).collect();
         for serial in serials {
             revoked.entry(serial).or_insert(now_s);
         }
@@ -226,7 +234,8 @@ impl Certificates {
                 revoked.remove(&serial);
             }
         }
-        let list = authority.list(next_list_number(number), revoked).map_err(|error| failed(&error))?;
+        let list =
+            authority.list(next_list_number(number), revoked).map_err(|error| failed(&error))?;
         let saved = SavedRevocations { list: list.pem().to_owned() };
         keeper.write(keeper.put_over(Writes::default(), REVOCATIONS, LIST, &saved).await?).await?;
         self.know(list);

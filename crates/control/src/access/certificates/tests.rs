@@ -8,7 +8,9 @@ use godwit_api::control::{
     CertificateInfo, JoinRequest, JoinToken, Joined, ProblemCode, RevokedCertificates, Role,
 };
 use godwit_fleet::{Fleet, FleetPlan};
-use godwit_pki::{Authority, Grant, Identity, RevocationList, Revocations, Role as CertificateRole};
+use godwit_pki::{
+    Authority, Grant, Identity, RevocationList, Revocations, Role as CertificateRole,
+};
 use godwit_store::{MemoryStore, Store};
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -30,7 +32,8 @@ fn authorities(dir: &Path) -> Authorities {
 
 async fn join(managed: &Managed, dir: &Path, host: &str, address: &str) -> Joined {
     let grant = json!({ "host": host, "address": address });
-    let made: JoinToken = managed.root(Method::POST, "/api/v1/join-tokens", Some(grant)).await.read();
+    let made: JoinToken =
+        managed.root(Method::POST, "/api/v1/join-tokens", Some(grant)).await.read();
     let request = JoinRequest {
         token: made.token,
         host: host.to_owned(),
@@ -66,9 +69,15 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
     let ((gone, gone_at), (stays, stays_at)) = (&agents[0], &agents[1]);
     join(&managed, dir.path(), gone, gone_at).await;
     let host = json!({ "name": stays, "address": stays_at });
-    assert_eq!(managed.root(Method::POST, "/api/v1/hosts", Some(host)).await.status, StatusCode::CREATED);
+    assert_eq!(
+        managed.root(Method::POST, "/api/v1/hosts", Some(host)).await.status,
+        StatusCode::CREATED
+    );
     let noted = certificates(&managed).await;
-    assert_eq!((noted.len(), noted[0].holder.as_ref(), noted[0].revoked_unix_ms), (1, Some(gone), None));
+    assert_eq!(
+        (noted.len(), noted[0].holder.as_ref(), noted[0].revoked_unix_ms),
+        (1, Some(gone), None)
+    );
     assert_eq!(managed.root(Method::GET, REVOCATIONS, None).await.problem(), ProblemCode::NotFound);
 
     let path = format!("/api/v1/hosts/{gone}?force=true");
@@ -105,7 +114,10 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
     // The next manager has it, and an agent that comes back gets it.
     drop(managed);
     let managed = Managed::with_authorities(store, authorities(dir.path())).await;
-    assert_eq!(managed.root(Method::GET, REVOCATIONS, None).await.read::<RevokedCertificates>(), next);
+    assert_eq!(
+        managed.root(Method::GET, REVOCATIONS, None).await.read::<RevokedCertificates>(),
+        next
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +130,8 @@ async fn a_manager_that_does_not_lead_has_the_list_too() {
     let (follower, _standby) = rig::follower(&store);
     follower.authorities.set(authorities(dir.path()));
     let list = leader.certificates.revoke("41").await.unwrap();
-    until(|| follower.hosts.revocations.newest().is_some_and(|known| known.pem() == list.list)).await;
+    until(|| follower.hosts.revocations.newest().is_some_and(|known| known.pem() == list.list))
+        .await;
     // Without an authority none is signed, and a host can be forgotten still.
     let without = Managed::begin().await;
     let refused = without.root(Method::PUT, &format!("{REVOCATIONS}/41"), None).await;
@@ -132,7 +145,8 @@ async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
     let load = |name: &str, role, revocations: &Revocations| {
         let grant = Grant { name: name.to_owned(), role, addresses: vec![], days: 30 };
         let issued = authority.issue(&grant).unwrap();
-        Identity::load_with(&authority.certificate(), &issued.certificate, &issued.key, revocations).unwrap()
+        Identity::load_with(&authority.certificate(), &issued.certificate, &issued.key, revocations)
+            .unwrap()
     };
     let own = load("m1", CertificateRole::Operator, &Revocations::watching());
     let host = load("a", CertificateRole::Host, &Revocations::default());

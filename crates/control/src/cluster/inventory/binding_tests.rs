@@ -56,18 +56,22 @@ fn of(host: &str, conflicts: &[&str]) -> (String, Vec<String>) {
 
 #[test]
 fn a_claim_that_nothing_explains_is_a_conflict_and_changes_nothing() {
-    for state in [VmState::Running, VmState::Stopped, VmState::Failed, VmState::Starting, VmState::Paused] {
+    for state in
+        [VmState::Running, VmState::Stopped, VmState::Failed, VmState::Starting, VmState::Paused]
+    {
         for guest in [GUEST, OTHER] {
             let mut inventory = heard(&["a", "liar"]);
             inventory.heard("a", told(VmState::Running, 3, GUEST), 1);
             let before = inventory.vm("web").unwrap().info;
             let changes = inventory.heard("liar", told(state, 1 << 47, guest), 2);
-            let shown = |change: &Change| matches!(change, Change::NameConflict(told) if told.vm == "web");
+            let shown =
+                |change: &Change| matches!(change, Change::NameConflict(told) if told.vm == "web");
             assert!(changes.iter().any(shown), "{state} {changes:?}");
             assert_eq!(seen(&inventory), of("a", &["liar"]), "{state}");
             assert_eq!(inventory.vm("web").unwrap().info, before);
             let all = Cursor { behind: None, limit: 10 };
-            let NameConflict { holder, claims, .. } = inventory.name_conflicts(&all).items.remove(0);
+            let NameConflict { holder, claims, .. } =
+                inventory.name_conflicts(&all).items.remove(0);
             assert_eq!((holder.host.as_str(), claims[0].host.as_str()), ("a", "liar"));
             assert_eq!(inventory.tally().name_conflicts, 1);
             let changes = inventory.heard("liar", gone(), 3);

@@ -29,7 +29,6 @@ use super::{Host, Inventory, Vm, standing};
 pub struct Binding {
     /// Its uuid; none: its host reports none.
     pub uuid: Option<Uuid>,
-    /// Its incarnation.
     pub incarnation: Incarnation,
     /// The host that holds it.
     pub host: String,
@@ -42,7 +41,8 @@ impl Binding {
 
     /// Returns whether a host reports the same guest. Agents of older versions report no incarnation.
     fn is_of(&self, info: &VmInfo) -> bool {
-        let same_uuid = self.uuid.is_none() || info.spec.uuid.is_none() || self.uuid == info.spec.uuid;
+        let same_uuid =
+            self.uuid.is_none() || info.spec.uuid.is_none() || self.uuid == info.spec.uuid;
         let unrecorded = self.incarnation.is_unrecorded() || info.incarnation.is_unrecorded();
         same_uuid && (unrecorded || self.incarnation == info.incarnation)
     }
@@ -128,7 +128,8 @@ impl Bound {
             of_holder.is_none_or(|info| info.migration.as_ref().is_none_or(|now| now == migration))
         };
         let handed = self.handed.as_ref().filter(|(migration, _)| is_current(migration));
-        let keeps = of_holder.is_some_and(|info| !lets_go(info.state)) && claims.is_heard(&binding.host);
+        let keeps =
+            of_holder.is_some_and(|info| !lets_go(info.state)) && claims.is_heard(&binding.host);
         let targets = handed.map(|(_, to)| to.as_str()).into_iter().chain(claims.move_target);
         let mut taken = targets.filter(|to| *to != binding.host).filter_map(|to| claims.at.get(to));
         taken.find(|info| {
@@ -168,7 +169,8 @@ impl Bound {
         if !binding.is_of(info) {
             return false;
         }
-        let is_left_over = lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
+        let is_left_over =
+            lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
         let arrives = of_holder.is_some_and(|holder| {
             holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
         });
@@ -214,7 +216,8 @@ impl Vm {
     /// Returns whether it is not known which host may run it.
     pub(crate) fn in_doubt(&self) -> bool {
         let target = self.move_target.as_deref();
-        let counts = |host: &str| self.bound.binding.is_none() || self.bound.takes_part(host, target);
+        let counts =
+            |host: &str| self.bound.binding.is_none() || self.bound.takes_part(host, target);
         self.at.iter().any(|(host, info)| info.in_doubt && counts(host))
     }
 
@@ -236,7 +239,8 @@ impl Vm {
 
 fn claim(host: &str, info: Option<&Arc<VmInfo>>, binding: Option<&Binding>) -> NameClaim {
     let uuid = info.map_or_else(|| binding.and_then(|binding| binding.uuid), |info| info.spec.uuid);
-    let incarnation = info.map(|info| info.incarnation).or(binding.map(|binding| binding.incarnation));
+    let incarnation =
+        info.map(|info| info.incarnation).or(binding.map(|binding| binding.incarnation));
     NameClaim {
         host: host.to_owned(),
         uuid: uuid.map(|uuid| uuid.to_string()),
@@ -250,11 +254,13 @@ impl Inventory {
     /// Brings a name's binding up to date; a change where its conflicts are others than before.
     pub(crate) fn settle(&mut self, name: &str) -> Option<Change> {
         let vm = self.vms.get_mut(name)?;
-        let claims = Claims { at: &vm.at, move_target: vm.move_target.as_deref(), hosts: &self.hosts };
+        let claims =
+            Claims { at: &vm.at, move_target: vm.move_target.as_deref(), hosts: &self.hosts };
         vm.bound.settle(&claims);
         self.note_unstored(name);
         let vm = self.vms.get_mut(name)?;
-        let hosts: Vec<String> = vm.conflicting(&self.hosts).map(|(host, _)| host.clone()).collect();
+        let hosts: Vec<String> =
+            vm.conflicting(&self.hosts).map(|(host, _)| host.clone()).collect();
         if hosts == vm.shown_conflicts {
             return None;
         }
@@ -270,7 +276,8 @@ impl Inventory {
     pub(crate) fn note_handing(&mut self, host: &str, status: &MigrationStatus) -> Vec<Change> {
         let Some(vm) = self.vms.get_mut(&status.vm) else { return Vec::new() };
         let handed = Some((status.id.clone(), status.to.clone()));
-        let failed = status.report.as_ref().is_some_and(|report| report.outcome != Outcome::Completed);
+        let failed =
+            status.report.as_ref().is_some_and(|report| report.outcome != Outcome::Completed);
         if failed
             || vm.bound.holder() != Some(host)
             || vm.bound.handed == handed
@@ -310,7 +317,9 @@ impl Inventory {
     /// Returns whether a host claims a VM's name, and nothing explains it.
     #[must_use]
     pub fn is_conflict(&self, host: &str, vm: &str) -> bool {
-        self.vms.get(vm).is_some_and(|vm| vm.conflicting(&self.hosts).any(|(other, _)| other == host))
+        self.vms
+            .get(vm)
+            .is_some_and(|vm| vm.conflicting(&self.hosts).any(|(other, _)| other == host))
     }
 
     /// Reserves a name for a host on which the manager makes a VM; none: no longer.
@@ -340,7 +349,10 @@ impl Inventory {
     /// The host reports no VM of that name that it has.
     pub fn claim_of(&self, vm: &str, host: &str) -> Result<Binding, NoClaim> {
         let found = self.vms.get(vm).and_then(|vm| vm.at.get(host));
-        found.filter(|info| info.state != VmState::MigratingIn).map(|info| Binding::of(info)).ok_or(NoClaim)
+        found
+            .filter(|info| info.state != VmState::MigratingIn)
+            .map(|info| Binding::of(info))
+            .ok_or(NoClaim)
     }
 
     /// Takes over what the store has of a binding; none: it has none any more.
@@ -349,7 +361,11 @@ impl Inventory {
         let Some(binding) = stored else { return Vec::new() };
         let bound = &mut self.vms.entry(vm.to_owned()).or_default().bound;
         if bound.holder() != Some(&binding.host) {
-            *bound = Bound { binding: Some(binding), expected: bound.expected.take(), ..Bound::default() };
+            *bound = Bound {
+                binding: Some(binding),
+                expected: bound.expected.take(),
+                ..Bound::default()
+            };
         }
         self.vm_changed(vm)
     }
@@ -374,7 +390,8 @@ impl Inventory {
 
     /// Releases what hosts hold that are not known any more.
     pub fn release_forgotten(&mut self) -> Vec<Change> {
-        let is_lost = |vm: &Vm| vm.bound.holder().is_some_and(|host| !self.hosts.contains_key(host));
+        let is_lost =
+            |vm: &Vm| vm.bound.holder().is_some_and(|host| !self.hosts.contains_key(host));
         let lost: Vec<String> =
             self.vms.iter().filter(|(_, vm)| is_lost(vm)).map(|(name, _)| name.clone()).collect();
         let release = |name: &String| {
@@ -412,7 +429,11 @@ impl Inventory {
     pub fn name_conflicts(&self, cursor: &Cursor) -> Page<NameConflict> {
         let found = self.vms.iter().filter(|(_, vm)| !vm.shown_conflicts.is_empty());
         let page = page(found, cursor, |name, _| self.name_conflict(name));
-        Page { items: page.items.into_iter().flatten().collect(), total: page.total, next: page.next }
+        Page {
+            items: page.items.into_iter().flatten().collect(),
+            total: page.total,
+            next: page.next,
+        }
     }
 
     /// How many names are in conflict.

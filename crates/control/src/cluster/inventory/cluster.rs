@@ -13,7 +13,6 @@ use crate::cluster::rule_state::told;
 /// VMs by which a rule is broken that a list names.
 const LISTED_BREAKERS: usize = 16;
 
-/// Which rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RuleFilter {
     /// A VM that they name.
@@ -33,12 +32,10 @@ pub struct BaselinePlan {
     pub without: Vec<String>,
     /// When it was set.
     pub set_unix_ms: u64,
-    /// Who set it.
     pub set_by: String,
 }
 
 impl BaselinePlan {
-    /// As it is told.
     pub(crate) fn told(&self) -> CpuBaseline {
         CpuBaseline {
             cpu_model: self.baseline.cpu_model.clone(),
@@ -139,7 +136,8 @@ impl Inventory {
         match rule {
             Some(rule) => {
                 let before = self.cluster.rules.insert(name.to_owned(), rule);
-                let rule = self.cluster.rules.get(name).filter(|rule| before.as_ref() != Some(rule))?;
+                let rule =
+                    self.cluster.rules.get(name).filter(|rule| before.as_ref() != Some(rule))?;
                 Some(Change::Rule(Box::new(told(rule, self, LISTED_BREAKERS))))
             }
             None => self.cluster.rules.remove(name).map(|_| Change::RuleGone(name.to_owned())),
@@ -164,7 +162,9 @@ mod tests {
         assert_eq!(inventory.lacks_of_baseline("b"), Some(CpuFeatures::new()));
         let changes = inventory.plan_baseline(Some(baseline("Nehalem-v1,+aes", &["aes"])));
         // Of the hosts only the one is told that is no longer as it was.
-        let [Change::CpuBaseline(set), Change::Host(short)] = &changes[..] else { panic!("{changes:?}") };
+        let [Change::CpuBaseline(set), Change::Host(short)] = &changes[..] else {
+            panic!("{changes:?}")
+        };
         assert_eq!((set.cpu_model.as_str(), short.name.as_str()), ("Nehalem-v1,+aes", "b"));
         assert_eq!(inventory.guest_cpu_model(), Some("Nehalem-v1,+aes"));
         assert_eq!(inventory.lacks_of_baseline("a"), Some(CpuFeatures::new()));
@@ -177,7 +177,10 @@ mod tests {
         inventory.heard("b", HostEvent::Host(Box::new(host("b", Some(&cpu(&["aes"]))))), 2);
         assert!(inventory.host_summary("b").unwrap().lacks_of_baseline.is_empty());
         inventory.heard("silent", HostEvent::Host(Box::new(host("silent", Some(&cpu(&[]))))), 2);
-        assert_eq!(inventory.host_summary("silent").unwrap().lacks_of_baseline, ["aes".to_owned()].into());
+        assert_eq!(
+            inventory.host_summary("silent").unwrap().lacks_of_baseline,
+            ["aes".to_owned()].into()
+        );
         let cleared = inventory.plan_baseline(None);
         assert_eq!((&cleared[0], cleared.len()), (&Change::CpuBaselineGone, 2));
     }

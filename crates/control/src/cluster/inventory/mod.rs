@@ -18,7 +18,9 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm, PlannedPower, VmSummary};
+use godwit_api::control::{
+    Change, HostState, HostSummary, ManagedHost, ManagedVm, PlannedPower, VmSummary,
+};
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_qemu::{Baseline, CpuFeatures};
 
@@ -37,7 +39,6 @@ pub use tally::Tally;
 /// What is planned of a host: what the store keeps of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPlan {
-    /// Its agent's address.
     pub address: String,
     /// What rules may name it by.
     pub labels: BTreeMap<String, String>,
@@ -136,7 +137,8 @@ impl Host {
     /// Counts a VM of so many bytes, where it has room for it.
     fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Fault> {
         let others = self.vms.iter().filter(|(name, _)| name.as_str() != vm);
-        let (count, sum) = others.fold((1, bytes), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
+        let (count, sum) =
+            others.fold((1, bytes), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
         if count > MOST_VMS {
             return Err(Fault::new(format!("it reports more than {MOST_VMS} VMs")));
         }
@@ -178,7 +180,8 @@ impl Host {
     /// Compares what it gives to guests with the cluster's baseline; whether that came out otherwise than before.
     fn compare(&mut self, baseline: Option<&Baseline>) -> bool {
         let cpu = self.info.as_ref().and_then(|info| info.cpu.as_ref());
-        let lacks = cpu.zip(baseline).map(|(cpu, baseline)| cpu.lacks_of(baseline)).unwrap_or_default();
+        let lacks =
+            cpu.zip(baseline).map(|(cpu, baseline)| cpu.lacks_of(baseline)).unwrap_or_default();
         let is_news = self.lacks != lacks;
         self.lacks = lacks;
         is_news
@@ -199,7 +202,8 @@ fn standing(info: &VmInfo) -> u8 {
 impl Inventory {
     /// Takes a host in, or changes what is planned of it.
     pub fn plan_host(&mut self, name: &str, plan: HostPlan) -> Change {
-        let host = self.hosts.entry(name.to_owned()).or_insert_with(|| Host::new(HostPlan::default()));
+        let host =
+            self.hosts.entry(name.to_owned()).or_insert_with(|| Host::new(HostPlan::default()));
         if host.plan.address != plan.address {
             // It may be another agent.
             host.state = HostState::Unknown;
@@ -211,7 +215,8 @@ impl Inventory {
     /// Forgets a host and what it told.
     pub fn forget_host(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.remove(name) else { return Vec::new() };
-        let mut changes: Vec<Change> = host.vms.keys().flat_map(|vm| self.vm_gone(name, vm)).collect();
+        let mut changes: Vec<Change> =
+            host.vms.keys().flat_map(|vm| self.vm_gone(name, vm)).collect();
         for vm in self.held_unreported(name) {
             changes.extend(self.vm_gone(name, &vm));
         }
@@ -230,7 +235,12 @@ impl Inventory {
     }
 
     /// The move that has a VM, or waits for its turn; `target`: where it goes, once it has begun.
-    pub fn plan_move(&mut self, vm: &str, planned: Option<String>, target: Option<String>) -> Vec<Change> {
+    pub fn plan_move(
+        &mut self,
+        vm: &str,
+        planned: Option<String>,
+        target: Option<String>,
+    ) -> Vec<Change> {
         if planned.is_none() && !self.vms.contains_key(vm) {
             return Vec::new();
         }
@@ -291,7 +301,12 @@ impl Inventory {
     ///
     /// # Errors
     /// [`Fault`]: it is not, or more than the manager takes. Nothing of it is kept.
-    pub fn take(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Result<Vec<Change>, Fault> {
+    pub fn take(
+        &mut self,
+        name: &str,
+        event: HostEvent,
+        unix_ms: u64,
+    ) -> Result<Vec<Change>, Fault> {
         let Some(host) = self.hosts.get_mut(name) else { return Ok(Vec::new()) };
         host.heard_unix_ms = Some(unix_ms);
         Ok(match event {
@@ -316,7 +331,9 @@ impl Inventory {
                 let vm = info.name.clone();
                 let entry = self.vms.entry(vm.clone()).or_default();
                 // Who tells it is known by its connection, not by what it says.
-                entry.at.insert(name.to_owned(), Arc::new(VmInfo { host: name.to_owned(), ..*info }));
+                entry
+                    .at
+                    .insert(name.to_owned(), Arc::new(VmInfo { host: name.to_owned(), ..*info }));
                 self.vm_changed(&vm)
             }
             HostEvent::VmGone(vm) => {

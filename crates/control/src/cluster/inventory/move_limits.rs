@@ -22,15 +22,11 @@ const STEPS_BITS_PER_S: [u64; 8] = [
 /// What was set while managers run; none, or not named: as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitsPlan {
-    /// Out of a host.
     pub out_of_host: Option<u32>,
-    /// Into a host.
     pub into_host: Option<u32>,
     /// Of VMs with disks on a datastore.
     pub per_datastore: Option<u32>,
-    /// In all.
     pub in_all: Option<u32>,
-    /// On single datastores.
     pub datastores: BTreeMap<String, u32>,
 }
 
@@ -80,7 +76,9 @@ impl Inventory {
         let mut limits = self.limits_of_all();
         for (name, plan) in self.plans() {
             if let Some(most) = plan.most_moves {
-                limits.hosts.insert(name.to_owned(), HostLimit { out: Some(most), into: Some(most) });
+                limits
+                    .hosts
+                    .insert(name.to_owned(), HostLimit { out: Some(most), into: Some(most) });
             }
         }
         limits
@@ -103,10 +101,14 @@ impl Inventory {
     /// The same for people.
     #[must_use]
     pub fn move_limits(&self) -> MoveLimits {
-        let Limits { total, per_datastore, datastores, hosts, out_of_host, into_host } = self.limits();
-        let hosts = hosts.into_iter().map(|(name, HostLimit { out, into })| (name, HostMoves { out, into }));
+        let Limits { total, per_datastore, datastores, hosts, out_of_host, into_host } =
+            self.limits();
+        let hosts = hosts
+            .into_iter()
+            .map(|(name, HostLimit { out, into })| (name, HostMoves { out, into }));
         let steps = std::iter::once(None).chain(STEPS_BITS_PER_S.into_iter().map(Some));
-        let by_link = steps.map(|bits_per_s| LinkMoves { bits_per_s, moves: moves_at_once(bits_per_s) });
+        let by_link =
+            steps.map(|bits_per_s| LinkMoves { bits_per_s, moves: moves_at_once(bits_per_s) });
         MoveLimits {
             out_of_host,
             into_host,
@@ -127,19 +129,34 @@ mod tests {
     #[test]
     fn what_was_set_holds_over_the_configuration_and_hosts_own_over_both() {
         let mut inventory = Inventory::default();
-        let own =
-            |most_moves| HostPlan { most_moves, link_bits_per_s: Some(1_000_000_000), ..HostPlan::default() };
+        let own = |most_moves| HostPlan {
+            most_moves,
+            link_bits_per_s: Some(1_000_000_000),
+            ..HostPlan::default()
+        };
         inventory.plan_host("a", own(Some(7)));
         inventory.plan_host("b", own(None));
         inventory.plan_host("c", own(None));
-        let configured = r#"{ "total": 9, "datastores": { "/slow": 3 }, "hosts": { "b": { "out": 1 } } }"#;
+        let configured =
+            r#"{ "total": 9, "datastores": { "/slow": 3 }, "hosts": { "b": { "out": 1 } } }"#;
         inventory.configure_limits(serde_json::from_str(configured).unwrap());
-        assert_eq!(["a", "b", "c"].map(|host| inventory.moves_at_once(host)), [(7, 7), (1, 4), (4, 4)]);
+        assert_eq!(
+            ["a", "b", "c"].map(|host| inventory.moves_at_once(host)),
+            [(7, 7), (1, 4), (4, 4)]
+        );
         let datastores = BTreeMap::from([("/fast".to_owned(), 50)]);
-        let plan = LimitsPlan { out_of_host: Some(2), in_all: Some(0), datastores, ..LimitsPlan::default() };
+        let plan = LimitsPlan {
+            out_of_host: Some(2),
+            in_all: Some(0),
+            datastores,
+            ..LimitsPlan::default()
+        };
         assert!(matches!(inventory.plan_limits(Some(plan.clone())), Some(Change::Limits(_))));
         assert_eq!(inventory.plan_limits(Some(plan)), None);
-        assert_eq!(["a", "b", "c"].map(|host| inventory.moves_at_once(host)), [(7, 7), (1, 4), (2, 4)]);
+        assert_eq!(
+            ["a", "b", "c"].map(|host| inventory.moves_at_once(host)),
+            [(7, 7), (1, 4), (2, 4)]
+        );
         let limits = inventory.limits();
         for host in ["a", "b", "c"] {
             let link = inventory.host_plan(host).unwrap().link_bits_per_s;
@@ -151,7 +168,10 @@ mod tests {
         assert_eq!((told.datastores["/slow"], told.datastores["/fast"]), (3, 50));
         assert_eq!(told.hosts["a"], HostMoves { out: Some(7), into: Some(7) });
         inventory.plan_limits(None);
-        assert_eq!((inventory.limits().total, inventory.move_limits().out_of_host), (Some(9), None));
+        assert_eq!(
+            (inventory.limits().total, inventory.move_limits().out_of_host),
+            (Some(9), None)
+        );
     }
 
     #[test]

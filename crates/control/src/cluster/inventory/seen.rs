@@ -8,7 +8,6 @@ use godwit_api::{HostInfo, VmInfo};
 
 use super::{Host, HostPlan, Inventory};
 
-/// A host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeenHost<'a> {
     pub(crate) name: &'a str,
@@ -24,7 +23,6 @@ pub(crate) struct SeenHost<'a> {
     pub(crate) moves_in: u64,
 }
 
-/// A VM.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeenVm<'a> {
     /// As the host tells it that holds its name.

@@ -15,10 +15,8 @@ pub struct Cursor {
     pub limit: usize,
 }
 
-/// Which hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFilter {
-    /// Their state.
     pub state: Option<HostState>,
     /// In maintenance, or not.
     pub maintenance: Option<bool>,
@@ -31,9 +29,7 @@ pub struct HostFilter {
 /// Which VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmFilter {
-    /// Their host.
     pub host: Option<String>,
-    /// Their state.
     pub state: Option<VmState>,
     /// Part of their name.
     pub search: Option<String>,
@@ -46,19 +42,20 @@ pub struct VmFilter {
 }
 
 impl Inventory {
-    /// Hosts by name.
     #[must_use]
     pub fn hosts(&self, filter: &HostFilter, cursor: &Cursor) -> Page<HostSummary> {
         let found = self.hosts.iter().filter(|(name, host)| {
             filter.state.is_none_or(|state| host.state == state)
                 && filter.maintenance.is_none_or(|wanted| host.plan.maintenance == wanted)
                 && filter.search.as_ref().is_none_or(|part| name.contains(part))
-                && filter.label.as_ref().is_none_or(|(key, value)| host.plan.labels.get(key) == Some(value))
+                && filter
+                    .label
+                    .as_ref()
+                    .is_none_or(|(key, value)| host.plan.labels.get(key) == Some(value))
         });
         page(found, cursor, |name, host| host.summary(name))
     }
 
-    /// VMs by name.
     #[must_use]
     pub fn vms(&self, filter: &VmFilter, cursor: &Cursor) -> Page<VmSummary> {
         let lets_through = |name: &str, vm: &Vm| {
@@ -70,12 +67,19 @@ impl Inventory {
                     vm.plan.as_ref().and_then(|plan| plan.labels.get(key)) == Some(value)
                 })
                 && filter.network.as_ref().is_none_or(|network| is_in_network(info, network))
-                && filter.datastore.as_ref().is_none_or(|datastore| is_on_datastore(info, datastore))
+                && filter
+                    .datastore
+                    .as_ref()
+                    .is_none_or(|datastore| is_on_datastore(info, datastore))
         };
         let found = self.vms.iter().filter(|(name, vm)| lets_through(name, vm));
         let page = page(found, cursor, |name, vm| self.vm_summary(name, vm));
         // Whoever was let through has a host.
-        Page { items: page.items.into_iter().flatten().collect(), total: page.total, next: page.next }
+        Page {
+            items: page.items.into_iter().flatten().collect(),
+            total: page.total,
+            next: page.next,
+        }
     }
 }
 

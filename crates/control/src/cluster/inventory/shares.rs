@@ -15,7 +15,8 @@ impl Inventory {
     #[must_use]
     pub fn networks(&self, cursor: &Cursor) -> Page<ManagedNetwork> {
         let mut all = BTreeMap::<String, ManagedNetwork>::new();
-        let empty = |name: &str| ManagedNetwork { name: name.to_owned(), hosts: Vec::new(), vms: 0 };
+        let empty =
+            |name: &str| ManagedNetwork { name: name.to_owned(), hosts: Vec::new(), vms: 0 };
         for (host, info) in self.infos() {
             for (name, network) in &info.networks {
                 let bridge = network.bridge.clone();
@@ -39,7 +40,8 @@ impl Inventory {
         for (host, info) in self.infos() {
             // What is not there it does not tell of, if it tells at all.
             let told = !info.datastores.is_empty();
-            let dirs = info.vm_dirs.iter().filter(|dir| !told || info.datastores.contains_key(*dir));
+            let dirs =
+                info.vm_dirs.iter().filter(|dir| !told || info.datastores.contains_key(*dir));
             for dir in dirs {
                 hosts.entry(dir.display().to_string()).or_default().insert(host);
             }
@@ -104,7 +106,8 @@ mod tests {
         for name in ["a", "b"] {
             let mut info = rig::host(name, None);
             info.networks =
-                serde_json::from_value(json!({ "prod": { "bridge": format!("br-{name}") } })).unwrap();
+                serde_json::from_value(json!({ "prod": { "bridge": format!("br-{name}") } }))
+                    .unwrap();
             info.vm_dirs = vec!["/srv".into(), "/mnt".into()];
             if name == "a" {
                 let room = json!({ "/srv": { "total_bytes": 100, "free_bytes": 40 } });
@@ -112,14 +115,16 @@ mod tests {
             }
             let mut vm = rig::vm(&format!("web-{name}"), name, None);
             vm.spec.nics =
-                serde_json::from_value(json!([{ "network": "prod" }, { "network": "prod" }])).unwrap();
+                serde_json::from_value(json!([{ "network": "prod" }, { "network": "prod" }]))
+                    .unwrap();
             let disk = json!([
                 { "path": "/srv/images/a.raw", "format": "raw" }, { "path": "/srv/images/b.raw", "format": "raw" }
             ]);
             vm.spec.disks = serde_json::from_value(disk).unwrap();
             if name == "b" {
                 vm.spec.nics.extend(
-                    serde_json::from_value::<Vec<godwit_qemu::Nic>>(json!([{ "network": "gone" }])).unwrap(),
+                    serde_json::from_value::<Vec<godwit_qemu::Nic>>(json!([{ "network": "gone" }]))
+                        .unwrap(),
                 );
             }
             rig::put_host(&mut inventory, info, &[], vec![vm]);
@@ -141,7 +146,10 @@ mod tests {
             .map(|network| (network.name.as_str(), network.hosts.len(), network.vms))
             .collect();
         assert_eq!((told, page.total), (vec![("gone", 0, 1), ("prod", 2, 2)], 2));
-        assert_eq!(page.items[1].hosts[1], NetworkAtHost { host: "b".into(), bridge: "br-b".into() });
+        assert_eq!(
+            page.items[1].hosts[1],
+            NetworkAtHost { host: "b".into(), bridge: "br-b".into() }
+        );
         let filter = VmFilter { network: Some("gone".into()), ..VmFilter::default() };
         let vms = inventory.vms(&filter, &all(10));
         assert_eq!((vms.total, vms.items[0].name.as_str()), (1, "web-b"));
@@ -153,11 +161,18 @@ mod tests {
         let first = inventory.datastores(&all(2));
         assert_eq!((first.items.len(), first.total, first.next.as_deref()), (2, 3, Some("/srv")));
         // A tells which of its directories are there, B does not.
-        assert_eq!((first.items[0].name.as_str(), first.items[0].hosts[0].host.as_str()), ("/mnt", "b"));
-        let at: Vec<_> = first.items[1].hosts.iter().map(|at| (at.host.as_str(), at.free_bytes)).collect();
+        assert_eq!(
+            (first.items[0].name.as_str(), first.items[0].hosts[0].host.as_str()),
+            ("/mnt", "b")
+        );
+        let at: Vec<_> =
+            first.items[1].hosts.iter().map(|at| (at.host.as_str(), at.free_bytes)).collect();
         assert_eq!(at, [("a", Some(40)), ("b", None)]);
         let rest = inventory.datastores(&Cursor { behind: first.next, limit: 2 });
-        assert_eq!((rest.items[0].name.as_str(), rest.items[0].vms, rest.next), ("/srv/images", 2, None));
+        assert_eq!(
+            (rest.items[0].name.as_str(), rest.items[0].vms, rest.next),
+            ("/srv/images", 2, None)
+        );
         let filter = VmFilter { datastore: Some("/srv/images".into()), ..VmFilter::default() };
         assert_eq!(inventory.vms(&filter, &all(10)).total, 2);
         let filter = VmFilter { datastore: Some("/srv".into()), ..VmFilter::default() };

@@ -10,13 +10,11 @@ use super::{Inventory, Vm};
 /// How many there are of what.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Hosts by their state.
     pub hosts: HashMap<HostState, u64>,
     /// Hosts that take no VMs.
     pub hosts_in_maintenance: u64,
     /// Hosts that report what no agent reports.
     pub hosts_faulty: u64,
-    /// VMs by their state.
     pub vms: HashMap<VmState, u64>,
     /// VMs of which it is not known which host may run them.
     pub vms_in_doubt: u64,

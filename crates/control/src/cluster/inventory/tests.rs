@@ -3,7 +3,8 @@ use godwit_qemu::VmSpec;
 use super::*;
 
 fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
-    let spec: VmSpec = serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
+    let spec: VmSpec =
+        serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
     HostEvent::Vm(Box::new(VmInfo {
         name: name.into(),
         // What it says of itself does not count.
@@ -28,8 +29,10 @@ fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
 fn with_hosts(names: &[&str]) -> Inventory {
     let mut inventory = Inventory::default();
     for name in names {
-        inventory
-            .plan_host(name, HostPlan { address: format!("https://{name}:7700"), ..HostPlan::default() });
+        inventory.plan_host(
+            name,
+            HostPlan { address: format!("https://{name}:7700"), ..HostPlan::default() },
+        );
         inventory.reached(name);
     }
     inventory
@@ -51,7 +54,10 @@ fn a_host_is_up_once_it_has_told_everything() {
     assert!(!inventory.vm("web").unwrap().summary.is_current);
     inventory.heard("a", HostEvent::Known, 6);
     let host = inventory.host("a").unwrap();
-    assert_eq!((host.summary.state, host.summary.vms, host.heard_unix_ms), (HostState::Up, 1, Some(6)));
+    assert_eq!(
+        (host.summary.state, host.summary.vms, host.heard_unix_ms),
+        (HostState::Up, 1, Some(6))
+    );
     let web = inventory.vm("web").unwrap();
     assert_eq!((web.summary.host.as_str(), web.summary.is_current), ("a", true));
 }
@@ -82,9 +88,13 @@ fn two_running_guests_of_one_name_are_told_as_such() {
     inventory.heard("a", HostEvent::Known, 1);
     inventory.heard("b", HostEvent::Known, 1);
     // Paused: as a source of page-in, which keeps pages that the guest lacks.
-    for other in
-        [VmState::MigratingOut, VmState::Paused, VmState::Stopped, VmState::Failed, VmState::Stopping]
-    {
+    for other in [
+        VmState::MigratingOut,
+        VmState::Paused,
+        VmState::Stopped,
+        VmState::Failed,
+        VmState::Stopping,
+    ] {
         inventory.heard("a", vm("web", other, 0), 1);
         assert_eq!(twice(&inventory), Vec::<String>::new(), "{other}");
     }
@@ -211,13 +221,16 @@ fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
 fn the_vms_of_a_host_take_so_many_bytes_together() {
     let mut inventory = with_hosts(&["a"]);
     let large = |number: usize| {
-        let HostEvent::Vm(mut info) = vm(&format!("vm{number}"), VmState::Running, 1) else { unreachable!() };
+        let HostEvent::Vm(mut info) = vm(&format!("vm{number}"), VmState::Running, 1) else {
+            unreachable!()
+        };
         let path = format!("/{}", "d".repeat(7 << 10));
         let disk = serde_json::json!({ "path": path, "format": "raw" });
         info.spec.disks = vec![serde_json::from_value(disk).unwrap(); 7];
         HostEvent::Vm(info)
     };
-    let taken = (0..MOST_VMS).take_while(|number| inventory.take("a", large(*number), 1).is_ok()).count();
+    let taken =
+        (0..MOST_VMS).take_while(|number| inventory.take("a", large(*number), 1).is_ok()).count();
     assert!((300..400).contains(&taken), "{taken}");
     // A VM that is reported again takes its room once.
     assert!((0..10).all(|_| inventory.take("a", large(0), 1).is_ok()));

@@ -30,7 +30,9 @@ where
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn list_join_tokens(State(hosts): State<HostRequests>) -> Result<Json<Vec<JoinTokenInfo>>, Refusal> {
+async fn list_join_tokens(
+    State(hosts): State<HostRequests>,
+) -> Result<Json<Vec<JoinTokenInfo>>, Refusal> {
     Ok(Json(hosts.join_tokens().await?))
 }
 

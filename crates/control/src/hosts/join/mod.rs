@@ -111,15 +111,26 @@ impl HostRequests {
     fn certificate_addresses(&self, token: &JoinTokenRecord) -> Vec<IpAddr> {
         let named = |address: &str| host_of(address)?.parse::<IpAddr>().ok();
         let own = self.agents.identity().map_or(&[][..], Identity::addresses);
-        let is_own =
-            |address: &IpAddr| own.contains(address) || named(&self.candidate.address) == Some(*address);
-        token.address.as_deref().and_then(named).filter(|address| !is_own(address)).into_iter().collect()
+        let is_own = |address: &IpAddr| {
+            own.contains(address) || named(&self.candidate.address) == Some(*address)
+        };
+        token
+            .address
+            .as_deref()
+            .and_then(named)
+            .filter(|address| !is_own(address))
+            .into_iter()
+            .collect()
     }
 
     async fn let_in(&self, keeper: &Keeper, request: JoinRequest) -> Result<Joined, Problem> {
         let signing = self.authorities.authority()?;
         if request.addresses.len() > MOST_ADDRESSES {
-            return Err(Problem::new(ProblemCode::InvalidRequest, "too many addresses", "64 at most"));
+            return Err(Problem::new(
+                ProblemCode::InvalidRequest,
+                "too many addresses",
+                "64 at most",
+            ));
         }
         let text: JoinTokenText = request.token.parse().map_err(|_| unknown_join_token())?;
         let secret = Secret::parse(&text.secret).ok_or_else(unknown_join_token)?;
@@ -137,7 +148,8 @@ impl HostRequests {
             addresses: self.certificate_addresses(&token),
             days: CERTIFICATE_DAYS,
         };
-        let signed = signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
+        let signed =
+            signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
         token.used.get_or_insert(JoinUse { unix_ms: now, key: key.hex() });
         let before = self.state.inventory().host_plan(&request.host).cloned();
         let plan = HostPlan { address: address.clone(), ..before.unwrap_or_else(empty_plan) };

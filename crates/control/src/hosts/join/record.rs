@@ -53,7 +53,8 @@ impl From<&JoinTokenRecord> for SavedJoinToken {
 
 impl From<SavedJoinToken> for JoinTokenRecord {
     fn from(saved: SavedJoinToken) -> JoinTokenRecord {
-        let SavedJoinToken { host, address, made_unix_ms, expires_unix_ms, made_by, digest, used } = saved;
+        let SavedJoinToken { host, address, made_unix_ms, expires_unix_ms, made_by, digest, used } =
+            saved;
         let used = used.map(|SavedJoinUse { unix_ms, key }| JoinUse { unix_ms, key });
         JoinTokenRecord { host, address, made_unix_ms, expires_unix_ms, made_by, digest, used }
     }

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use godwit_api::control::{HostSummary, JoinRequest, JoinToken, JoinTokenInfo, Joined, Page, ProblemCode};
+use godwit_api::control::{
+    HostSummary, JoinRequest, JoinToken, JoinTokenInfo, Joined, Page, ProblemCode,
+};
 use godwit_pki::{Authority, Fingerprint, Identity, Role as CertificateRole, describe};
 use godwit_store::MemoryStore;
 use http::{Method, StatusCode};
@@ -78,7 +80,11 @@ async fn a_host_joins_once_with_a_key_that_it_keeps() {
 }
 
 /// Signs a host in and reads what its certificate says.
-async fn certificate_of(managed: &Managed, dir: &Path, request: &JoinRequest) -> godwit_pki::Description {
+async fn certificate_of(
+    managed: &Managed,
+    dir: &Path,
+    request: &JoinRequest,
+) -> godwit_pki::Description {
     let answer = join(managed, request).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
     let file = dir.join("joined.pem");
@@ -93,14 +99,23 @@ async fn a_certificate_has_what_the_token_grants_whatever_the_host_asks_for() {
     // The addresses of the manager and of another host, asked for by a host that would pass for them.
     let addresses = vec!["10.0.0.5".parse().unwrap(), "10.0.0.11".parse().unwrap()];
     let made = token(&managed, "c").await;
-    let asked =
-        JoinRequest { addresses: addresses.clone(), ..asks(&made.token, "c", &dir.path().join("c.key")) };
+    let asked = JoinRequest {
+        addresses: addresses.clone(),
+        ..asks(&made.token, "c", &dir.path().join("c.key"))
+    };
     let said = certificate_of(&managed, dir.path(), &asked).await;
-    assert_eq!((said.name.as_str(), said.role, said.addresses), ("c", CertificateRole::Host, vec![]));
+    assert_eq!(
+        (said.name.as_str(), said.role, said.addresses),
+        ("c", CertificateRole::Host, vec![])
+    );
     // The agent's address, where an admin has named it.
     let grant = json!({ "host": "d", "address": "http://10.0.0.7:7700" });
     let made: JoinToken = managed.root(Method::POST, TOKENS, Some(grant)).await.read();
-    let asked = JoinRequest { addresses, address: None, ..asks(&made.token, "d", &dir.path().join("d.key")) };
+    let asked = JoinRequest {
+        addresses,
+        address: None,
+        ..asks(&made.token, "d", &dir.path().join("d.key"))
+    };
     let said = certificate_of(&managed, dir.path(), &asked).await;
     assert_eq!(said.addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
     // No host gets the manager's name.
@@ -124,7 +139,10 @@ async fn who_is_refused_leaves_no_host_and_the_token_as_it_was() {
         (JoinRequest { token: String::new(), ..good.clone() }, ProblemCode::Unauthenticated),
         (JoinRequest { request: "nothing".into(), ..good.clone() }, ProblemCode::InvalidRequest),
         (JoinRequest { address: None, ..good.clone() }, ProblemCode::InvalidRequest),
-        (JoinRequest { address: Some("nowhere".into()), ..good.clone() }, ProblemCode::InvalidRequest),
+        (
+            JoinRequest { address: Some("nowhere".into()), ..good.clone() },
+            ProblemCode::InvalidRequest,
+        ),
         (
             JoinRequest { addresses: vec!["10.0.0.7".parse().unwrap(); 65], ..good.clone() },
             ProblemCode::InvalidRequest,
@@ -153,7 +171,10 @@ async fn a_revoked_token_lets_nobody_in_and_one_of_nobody_is_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let managed = signing(dir.path()).await;
     let made = token(&managed, "c").await;
-    assert!(made.token.contains(&Fingerprint::of_certificate(&dir.path().join("ca.pem")).unwrap().hex()));
+    assert!(
+        made.token
+            .contains(&Fingerprint::of_certificate(&dir.path().join("ca.pem")).unwrap().hex())
+    );
     let path = format!("{TOKENS}/{}", made.info.id);
     assert_eq!(managed.root(Method::DELETE, &path, None).await.status, StatusCode::NO_CONTENT);
     assert_eq!(managed.root(Method::DELETE, &path, None).await.problem(), ProblemCode::NotFound);

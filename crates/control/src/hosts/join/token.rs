@@ -16,7 +16,6 @@ pub(crate) struct JoinTokenRecord {
     pub(crate) made_unix_ms: u64,
     /// Until when it is good.
     pub(crate) expires_unix_ms: u64,
-    /// Who made it.
     pub(crate) made_by: String,
     /// Of its secret.
     pub(crate) digest: blake3::Hash,
@@ -72,23 +71,34 @@ impl JoinTokenRecord {
             return Err(unknown_join_token());
         }
         let refused = |code: ProblemCode, detail: String| {
-            Err(Problem::new(code, detail, "make a new one with `godwit control join-token create HOST`"))
+            Err(Problem::new(
+                code,
+                detail,
+                "make a new one with `godwit control join-token create HOST`",
+            ))
         };
         let id = secret.id();
         if self.expires_unix_ms <= now_unix_ms {
-            return refused(ProblemCode::Unauthenticated, format!("the join token {id} has expired"));
+            return refused(
+                ProblemCode::Unauthenticated,
+                format!("the join token {id} has expired"),
+            );
         }
         if self.used.as_ref().is_some_and(|used| used.key != key.hex()) {
             let detail = format!("the join token {id} has been used");
             return refused(ProblemCode::Unauthenticated, detail);
         }
         if self.host != request.host {
-            return refused(ProblemCode::Forbidden, format!("the join token {id} is for another host"));
+            return refused(
+                ProblemCode::Forbidden,
+                format!("the join token {id} is for another host"),
+            );
         }
         match (&self.address, &request.address) {
-            (Some(fixed), Some(said)) if fixed != said => {
-                refused(ProblemCode::Forbidden, format!("the join token {id} is for another address"))
-            }
+            (Some(fixed), Some(said)) if fixed != said => refused(
+                ProblemCode::Forbidden,
+                format!("the join token {id} is for another address"),
+            ),
             (Some(address), _) | (None, Some(address)) => Ok(address.clone()),
             (None, None) => {
                 let remedy = "name the agent's address: --address https://IP:7700";
@@ -134,7 +144,8 @@ mod tests {
         let (key, other_key) = (Fingerprint::of(b"key"), Fingerprint::of(b"other"));
         let fresh = record(&secret);
         assert_eq!(fresh.admit(&secret, &request(), key, 1999).unwrap(), "https://10.0.0.1:7700");
-        let used = JoinTokenRecord { used: Some(JoinUse { unix_ms: 1500, key: key.hex() }), ..fresh };
+        let used =
+            JoinTokenRecord { used: Some(JoinUse { unix_ms: 1500, key: key.hex() }), ..fresh };
         assert!(used.admit(&secret, &request(), key, 1999).is_ok(), "it has lost the answer");
         let refused = used.admit(&secret, &request(), other_key, 1999).unwrap_err();
         assert_eq!(refused.code, ProblemCode::Unauthenticated);
@@ -145,11 +156,15 @@ mod tests {
     fn another_secret_time_host_or_address_is_refused() {
         let secret = Secret::draw().unwrap();
         let key = Fingerprint::of(b"key");
-        let fixed = JoinTokenRecord { address: Some("https://10.0.0.9:7700".into()), ..record(&secret) };
+        let fixed =
+            JoinTokenRecord { address: Some("https://10.0.0.9:7700".into()), ..record(&secret) };
         let code = |record: &JoinTokenRecord, request: &JoinRequest, now| {
             record.admit(&secret, request, key, now).unwrap_err().code
         };
-        assert_eq!(code(&record(&Secret::draw().unwrap()), &request(), 1500), ProblemCode::Unauthenticated);
+        assert_eq!(
+            code(&record(&Secret::draw().unwrap()), &request(), 1500),
+            ProblemCode::Unauthenticated
+        );
         assert_eq!(code(&record(&secret), &request(), 2000), ProblemCode::Unauthenticated);
         let other = JoinRequest { host: "b".into(), ..request() };
         assert_eq!(code(&record(&secret), &other, 1500), ProblemCode::Forbidden);

@@ -79,11 +79,14 @@ pub(crate) struct LimitsOfMoves {
 }
 
 impl LimitsOfMoves {
-    pub(crate) fn new(state: Arc<State>, moves: Arc<Term<Moves>>, planning: Planning) -> LimitsOfMoves {
+    pub(crate) fn new(
+        state: Arc<State>,
+        moves: Arc<Term<Moves>>,
+        planning: Planning,
+    ) -> LimitsOfMoves {
         LimitsOfMoves { state, moves, planning }
     }
 
-    /// The limits that hold.
     pub(crate) fn show(&self) -> MoveLimits {
         self.state.inventory().move_limits()
     }
@@ -96,7 +99,11 @@ impl LimitsOfMoves {
                 let before = limits.state.inventory().limits_plan().clone();
                 let plan = changed(before, request)?;
                 keeper
-                    .write(keeper.put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan)).await?)
+                    .write(
+                        keeper
+                            .put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan))
+                            .await?,
+                    )
                     .await?;
                 limits.state.change(|inventory| inventory.plan_limits(Some(plan)));
                 if let Ok(moves) = limits.moves.get() {
@@ -110,11 +117,18 @@ impl LimitsOfMoves {
 
 /// What holds after a change, where it makes sense.
 fn changed(before: LimitsPlan, request: UpdateLimits) -> Result<LimitsPlan, Problem> {
-    let wrong = |detail: String, remedy: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
+    let wrong = |detail: String, remedy: &str| {
+        Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
+    };
     let UpdateLimits { out_of_host, into_host, per_datastore, in_all, datastores } = request;
     let numbers = [out_of_host, into_host, per_datastore, in_all].into_iter().flatten();
-    if let Some(most) = numbers.chain(datastores.values().copied()).flatten().find(|most| *most > MOST) {
-        return wrong(format!("a limit of {most} moves is none"), "give 1,000,000 at most, or null");
+    if let Some(most) =
+        numbers.chain(datastores.values().copied()).flatten().find(|most| *most > MOST)
+    {
+        return wrong(
+            format!("a limit of {most} moves is none"),
+            "give 1,000,000 at most, or null",
+        );
     }
     let is_path = |path: &&String| Path::new(path).is_absolute() && path.len() <= LONGEST_PATH;
     if let Some(path) = datastores.keys().find(|path| !is_path(path)) {
@@ -159,7 +173,8 @@ mod tests {
     async fn limits_are_set_told_taken_back_and_outlive_the_manager() {
         let managed = Managed::begin().await;
         let mut news = managed.manager.state.events().listen(None);
-        let change = json!({ "in_all": 3, "out_of_host": 2, "datastores": { "/srv": 1, "/mnt": 4 } });
+        let change =
+            json!({ "in_all": 3, "out_of_host": 2, "datastores": { "/srv": 1, "/mnt": 4 } });
         let set: MoveLimits = managed.root(Method::PATCH, LIMITS, Some(change)).await.read();
         assert_eq!(
             (set.in_all, set.out_of_host, set.into_host, set.per_datastore),

@@ -11,7 +11,9 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use godwit_api::LogSource;
 use godwit_api::control::{Problem, ProblemCode};
-use http::header::{CONTENT_TYPE, HOST, ORIGIN, SEC_WEBSOCKET_PROTOCOL, UPGRADE, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    CONTENT_TYPE, HOST, ORIGIN, SEC_WEBSOCKET_PROTOCOL, UPGRADE, X_CONTENT_TYPE_OPTIONS,
+};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
@@ -53,8 +55,11 @@ pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
 
 /// The token that a browser shows, as other programs show it.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<HeaderValue> {
-    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
-    let shown = offered.flat_map(|value| value.split(',')).find_map(|one| one.trim().strip_prefix(BEARER))?;
+    let offered =
+        headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let shown = offered
+        .flat_map(|value| value.split(','))
+        .find_map(|one| one.trim().strip_prefix(BEARER))?;
     let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(shown).ok()?).ok()?;
     let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
     value.set_sensitive(true);
@@ -66,7 +71,8 @@ pub(crate) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
     let Some(origin) = headers.get(ORIGIN) else { return Ok(()) };
     let asked = headers.get(HOST).and_then(|host| host.to_str().ok());
     let asked = asked.or_else(|| uri.authority().map(http::uri::Authority::as_str));
-    let from = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, from)| from);
+    let from =
+        origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, from)| from);
     if from.is_some() && from == asked {
         return Ok(());
     }
@@ -92,7 +98,11 @@ async fn open(
     runs_at(vms.state(), &vm)?;
     let upgrade = upgrade.map_err(|rejection| {
         let detail = format!("a console is a WebSocket: {}", rejection.body_text());
-        Problem::new(ProblemCode::InvalidRequest, detail, "open it as one, in the console or by a program")
+        Problem::new(
+            ProblemCode::InvalidRequest,
+            detail,
+            "open it as one, in the console or by a program",
+        )
     })?;
     let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MOST_MESSAGE_BYTES);
     let mut response = upgrade.on_upgrade(move |reader| carry(vms, caller, vm, reader));
@@ -141,7 +151,9 @@ async fn log(
     let tail = query.tail.unwrap_or(DEFAULT_TAIL_BYTES);
     if !(1..=MOST_TAIL_BYTES).contains(&tail) {
         let detail = format!("tail={tail} is not possible: 1 to {MOST_TAIL_BYTES}");
-        return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give the number of bytes").into());
+        return Err(
+            Problem::new(ProblemCode::InvalidRequest, detail, "give the number of bytes").into()
+        );
     }
     let source = match query.source {
         Log::Console => LogSource::Console,
@@ -150,7 +162,9 @@ async fn log(
     let text = vms.vm_log(&vm, source, tail).await?;
     let text = String::from_utf8_lossy(&text).into_owned();
     let mut response = text.into_response();
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     Ok(response)
 }

@@ -45,13 +45,11 @@ const CANNOT_GO_ON: u16 = 4000;
 /// Why bytes are not passed on any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
-    /// The reader has gone.
     ByReader,
     /// The host has closed it, or the VM runs elsewhere.
     AtHost,
 }
 
-/// One console.
 struct Console {
     state: Arc<State>,
     hosts: Arc<Hosts>,
@@ -88,7 +86,8 @@ pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocke
     };
     if let Err(problem) = ended {
         let mut reason = problem.detail;
-        let end = (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+        let end =
+            (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
         reason.truncate(end.min(reason.len()));
         let close = CloseFrame { code: CANNOT_GO_ON, reason: reason.into() };
         // Whoever has gone does not hear it.
@@ -142,7 +141,8 @@ impl Console {
             if Instant::now() >= until {
                 return Err(problem);
             }
-            let host = runs_at(&self.state, &self.vm).map(|info| info.host.clone()).unwrap_or_default();
+            let host =
+                runs_at(&self.state, &self.vm).map(|info| info.host.clone()).unwrap_or_default();
             // At once where it is told to run elsewhere.
             let _ = timeout_at(Instant::now() + RETRY, self.leaves(&host)).await;
         }
@@ -159,7 +159,10 @@ impl Console {
 }
 
 /// What the reader types.
-async fn pass_in(from_reader: &mut SplitStream<WebSocket>, to_guest: &mut WriteHalf<ConsoleStream>) -> Cut {
+async fn pass_in(
+    from_reader: &mut SplitStream<WebSocket>,
+    to_guest: &mut WriteHalf<ConsoleStream>,
+) -> Cut {
     // It answers pings; one that has gone without a word says nothing more.
     while let Ok(Some(Ok(message))) = timeout(SILENCE_LIMIT, from_reader.next()).await {
         let typed = match message {
@@ -198,7 +201,12 @@ async fn pass_out(
 
 impl Vms {
     /// The end of a VM's log at its host, so many bytes at most, from the beginning of a line on.
-    pub(crate) async fn vm_log(&self, vm: &str, source: LogSource, tail: u64) -> Result<Vec<u8>, Problem> {
+    pub(crate) async fn vm_log(
+        &self,
+        vm: &str,
+        source: LogSource,
+        tail: u64,
+    ) -> Result<Vec<u8>, Problem> {
         let host = self.state.inventory().vm_info(vm).map(|info| info.host.clone());
         let client = self.agents.client_of(&host.ok_or_else(|| no_vm(vm))?)?;
         let away = |error| Refusal::from(error).0;
@@ -219,5 +227,9 @@ impl Vms {
 }
 
 fn no_vm(vm: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no host has a VM \"{vm}\""), "see `godwit vm list`")
+    Problem::new(
+        ProblemCode::NotFound,
+        format!("no host has a VM \"{vm}\""),
+        "see `godwit vm list`",
+    )
 }

@@ -47,7 +47,8 @@ impl Served {
     /// As a browser opens it from a page of that origin.
     async fn open(&self, origin: &str, role: Role) -> Result<(Console, Response), StatusCode> {
         let token = BASE64_URL_SAFE_NO_PAD.encode(self.cluster.managed.token(role).await.token);
-        let mut request = format!("ws://{}{}", self.at, self.path("console")).into_client_request().unwrap();
+        let mut request =
+            format!("ws://{}{}", self.at, self.path("console")).into_client_request().unwrap();
         let offered = format!("godwit.console.v1, godwit.bearer.{token}");
         request.headers_mut().insert("sec-websocket-protocol", offered.parse().unwrap());
         request.headers_mut().insert("origin", origin.parse().unwrap());
@@ -59,7 +60,8 @@ impl Served {
     }
 
     async fn open_own(&self) -> Console {
-        let (console, response) = self.open(&format!("http://{}", self.at), Role::Operator).await.unwrap();
+        let (console, response) =
+            self.open(&format!("http://{}", self.at), Role::Operator).await.unwrap();
         assert_eq!(response.headers()["sec-websocket-protocol"], "godwit.console.v1");
         console
     }
@@ -71,7 +73,9 @@ async fn until(console: &mut Console, text: &str) -> String {
     while !came.contains(text) {
         match console.next().await.unwrap().unwrap() {
             Message::Binary(bytes) => came.push_str(std::str::from_utf8(&bytes).unwrap()),
-            Message::Close(Some(close)) => return format!("{}: {}", u16::from(close.code), close.reason),
+            Message::Close(Some(close)) => {
+                return format!("{}: {}", u16::from(close.code), close.reason);
+            }
             Message::Ping(_) => {}
             other => panic!("{other}"),
         }
@@ -104,14 +108,17 @@ async fn a_console_follows_its_vm_and_ends_with_it() {
         tokio::task::yield_now().await;
     }
 
-    let stopped =
-        served.cluster.root(Method::POST, &served.path("stop"), Some(json!({ "force": true }))).await;
+    let stopped = served
+        .cluster
+        .root(Method::POST, &served.path("stop"), Some(json!({ "force": true })))
+        .await;
     assert_eq!(stopped.status, StatusCode::OK, "{}", stopped.body);
     let reason = until(&mut console, "never").await;
     assert!(reason.starts_with("4000: ") && reason.contains("stopped"), "{reason}");
     // It is written behind the answers.
     let opened = loop {
-        let log: Page<AuditEntry> = served.cluster.root(Method::GET, "/api/v1/audit", None).await.read();
+        let log: Page<AuditEntry> =
+            served.cluster.root(Method::GET, "/api/v1/audit", None).await.read();
         if let Some(entry) = log.items.into_iter().find(|entry| entry.what.ends_with("/console")) {
             break entry;
         }
@@ -126,10 +133,15 @@ async fn only_who_works_with_vms_and_only_the_managers_own_pages_open_a_console(
     let own = format!("http://{}", served.at);
     assert_eq!(served.open(&own, Role::Viewer).await.err(), Some(StatusCode::FORBIDDEN));
     for other in ["http://elsewhere.example", "null", "http://127.0.0.1:1"] {
-        assert_eq!(served.open(other, Role::Admin).await.err(), Some(StatusCode::FORBIDDEN), "{other}");
+        assert_eq!(
+            served.open(other, Role::Admin).await.err(),
+            Some(StatusCode::FORBIDDEN),
+            "{other}"
+        );
     }
     let viewer = served.cluster.managed.token(Role::Viewer).await.token;
-    let log = served.cluster.managed.ask(Method::GET, &served.path("log"), Some(&viewer), None).await;
+    let log =
+        served.cluster.managed.ask(Method::GET, &served.path("log"), Some(&viewer), None).await;
     assert_eq!(log.problem(), ProblemCode::Forbidden);
     let plain = served.cluster.root(Method::GET, &served.path("console"), None).await;
     assert_eq!(plain.problem(), ProblemCode::InvalidRequest);
@@ -154,7 +166,8 @@ async fn the_end_of_a_log_begins_with_a_line() {
     let served = Served::begin().await;
     let manager = &served.cluster.managed.manager;
     let read = async |tail| {
-        let log = manager.vms.vm_log(&served.vm, godwit_api::LogSource::Console, tail).await.unwrap();
+        let log =
+            manager.vms.vm_log(&served.vm, godwit_api::LogSource::Console, tail).await.unwrap();
         String::from_utf8(log).unwrap()
     };
     let all = read(1 << 20).await;
@@ -174,7 +187,8 @@ async fn a_console_ends_with_the_token_that_it_was_opened_with() {
     let served = Served::begin().await;
     let mut console = served.open_own().await;
     until(&mut console, &served.vm).await;
-    let tokens: Vec<TokenInfo> = served.cluster.root(Method::GET, "/api/v1/tokens", None).await.read();
+    let tokens: Vec<TokenInfo> =
+        served.cluster.root(Method::GET, "/api/v1/tokens", None).await.read();
     for token in tokens {
         served.cluster.root(Method::DELETE, &format!("/api/v1/tokens/{}", token.id), None).await;
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use godwit_api::{ErrorCode, IncomingAccepted, QemuEngineOptions};
 use godwit_migration::{FailureReport, Report};
 use godwit_qemu::{
-    Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, QemuInfo, Qmp, QmpError, QmpEvent,
-    ResolvedSpec, X_IGNORE_SHARED,
+    Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, QemuInfo, Qmp, QmpError,
+    QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
 };
 use serde_json::json;
 use tokio::sync::broadcast;
@@ -57,7 +57,8 @@ async fn set_up(qmp: &Qmp, options: &QemuEngineOptions, side: Side) -> Result<()
     .await?;
     let mut parameters = bandwidth(None);
     if options.multifd_channels.is_some() || options.compression.is_some() {
-        parameters["multifd-channels"] = options.multifd_channels.unwrap_or(DEFAULT_CHANNELS).into();
+        parameters["multifd-channels"] =
+            options.multifd_channels.unwrap_or(DEFAULT_CHANNELS).into();
         parameters["multifd-compression"] = options.compression.as_deref().unwrap_or("none").into();
     }
     if let Side::Source { downtime_ms } = side {
@@ -133,9 +134,9 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, FailureReport>
     let qemu = outgoing.agent.qemu(vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
     check_tracking(&vm.spec, &qemu)?;
     let side = Side::Source { downtime_ms: outgoing.request.switchover_budget_ms };
-    set_up(&vm.process.qmp, &outgoing.request.qemu, side)
-        .await
-        .map_err(|error| qemu_failure(&outgoing.agent.config().name, "prepare", &error).to_report())?;
+    set_up(&vm.process.qmp, &outgoing.request.qemu, side).await.map_err(|error| {
+        qemu_failure(&outgoing.agent.config().name, "prepare", &error).to_report()
+    })?;
     outgoing.ask_destination(&qemu).await
 }
 
@@ -160,15 +161,21 @@ mod tests {
     use godwit_qemu::{Accel, AccelProbe, ByteSize, MachineType, MemoryBlock, VmSpec};
 
     fn qemu(version: (u32, u32, u32)) -> QemuInfo {
-        let machine = MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: true };
+        let machine =
+            MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: true };
         let cpu_models = vec!["Westmere-v1".into(), "host".into()];
         QemuInfo { path: "/q".into(), version, machines: vec![machine], cpu_models }
     }
 
     fn vm(accel: Accel, block_bytes: &[u64]) -> ResolvedSpec {
-        let memory = block_bytes.iter().map(|&bytes| MemoryBlock::shared(ByteSize::from_bytes(bytes)));
-        let spec =
-            VmSpec { accel, memory: memory.collect(), kernel: Some("/k".into()), ..VmSpec::new("web") };
+        let memory =
+            block_bytes.iter().map(|&bytes| MemoryBlock::shared(ByteSize::from_bytes(bytes)));
+        let spec = VmSpec {
+            accel,
+            memory: memory.collect(),
+            kernel: Some("/k".into()),
+            ..VmSpec::new("web")
+        };
         spec.resolve(&qemu((7, 2, 22)), &AccelProbe { kvm: true, reason: String::new() }).unwrap()
     }
 
@@ -178,7 +185,10 @@ mod tests {
         let (debian_12, fixed) = (qemu((7, 2, 22)), qemu((9, 0, 0)));
         let refused = check_tracking(&vm(Accel::Tcg, &[GIB]), &debian_12).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Preflight.to_string());
-        assert!(refused.message.contains("7.2.22") && refused.remedy.contains("64 KiB"), "{refused:?}");
+        assert!(
+            refused.message.contains("7.2.22") && refused.remedy.contains("64 KiB"),
+            "{refused:?}"
+        );
         // One block of two is one too many.
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000, GIB]), &debian_12).is_err());
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000]), &debian_12).is_ok());

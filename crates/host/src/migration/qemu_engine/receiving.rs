@@ -60,7 +60,11 @@ pub(in crate::migration) async fn begin_incoming(
     let port = info["socket-address"][0]["port"].as_str().and_then(|port| port.parse().ok());
     let Some(port) = port else {
         let message = format!("QEMU on host {} does not say where it listens", agent.config().name);
-        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use a QEMU of 7.2 or later"));
+        return Err(ApiError::new(
+            ErrorCode::HypervisorFailed,
+            message,
+            "use a QEMU of 7.2 or later",
+        ));
     };
     let accepted = IncomingAccepted {
         id: entry.id().to_string(),
@@ -105,7 +109,11 @@ enum End {
 }
 
 impl Receiving {
-    async fn run(mut self, mut cancel: mpsc::Receiver<()>, mut events: broadcast::Receiver<QmpEvent>) {
+    async fn run(
+        mut self,
+        mut cancel: mpsc::Receiver<()>,
+        mut events: broadcast::Receiver<QmpEvent>,
+    ) {
         match self.follow(&mut cancel, &mut events).await {
             End::Runs => {
                 // An answer comes after the events before it; a guest that was paused at the source stays so.
@@ -204,9 +212,14 @@ impl Receiving {
             return Some(Failure::new(FailureCode::Cancelled, "cancelled by the source"));
         }
         if !self.connected && self.begun.elapsed() > CONNECT_LIMIT {
-            return Some(Failure::new(FailureCode::LaneLost, "the source's QEMU did not connect in time"));
+            return Some(Failure::new(
+                FailureCode::LaneLost,
+                "the source's QEMU did not connect in time",
+            ));
         }
         let silent = self.loaded.is_some_and(|since| since.elapsed() > WORD_LIMIT);
-        silent.then(|| Failure::new(FailureCode::LaneLost, "the source did not say that the guest may run"))
+        silent.then(|| {
+            Failure::new(FailureCode::LaneLost, "the source did not say that the guest may run")
+        })
     }
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
 use godwit_migration::{
-    Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
+    Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report,
+    RoundReport, millis,
 };
 use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
 
@@ -48,7 +49,6 @@ struct Sending<'a> {
     /// Whether the guest ran when the migration began.
     runs: bool,
     prepared: Instant,
-    /// The vCPUs stopped.
     stopped: Option<Instant>,
     rounds: Vec<RoundReport>,
     round_begun: Instant,
@@ -95,7 +95,8 @@ impl<'a> Sending<'a> {
             Ok(End::Completed) => self.arrive().await,
             Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
             Err(failure) => {
-                let outcome = if self.end_migration().await { Outcome::Failed } else { Outcome::InDoubt };
+                let outcome =
+                    if self.end_migration().await { Outcome::Failed } else { Outcome::InDoubt };
                 self.stay(outcome, failure.to_report()).await
             }
         }
@@ -135,9 +136,11 @@ impl<'a> Sending<'a> {
 
     /// It came to nothing: the guest goes on here, unless the destination's QEMU may run it.
     async fn stay(self, outcome: Outcome, mut failure: FailureReport) -> Report {
-        let there = verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
+        let there =
+            verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
         let complete_there = self.stopped.is_some() && self.outgoing.request.qemu.runs_by_itself();
-        if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused)) {
+        if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused))
+        {
             let doubt = FailureCode::InDoubt;
             let failure = FailureReport {
                 code: doubt.name().to_owned(),
@@ -150,8 +153,10 @@ impl<'a> Sending<'a> {
             // QEMU resumes by itself where it can; a second time does no harm.
             if let Err(error) = self.qmp().resume().await {
                 tracing::error!(vm = self.outgoing.vm.name.as_str(), %error, "the guest can't be let run on here");
-                failure.message =
-                    format!("{}; then the guest could not be resumed here: {error}", failure.message);
+                failure.message = format!(
+                    "{}; then the guest could not be resumed here: {error}",
+                    failure.message
+                );
             }
         }
         Report { error: Some(failure), ..self.report(outcome, None) }
@@ -160,15 +165,21 @@ impl<'a> Sending<'a> {
     async fn follow(&mut self, control: &MigrationControl) -> Result<End, Failure> {
         let host = &self.outgoing.agent.config().name;
         let Some(&address) = self.accepted.addresses.first() else {
-            return Err(Failure::new(FailureCode::ProtocolBroken, "the destination named no address"));
+            return Err(Failure::new(
+                FailureCode::ProtocolBroken,
+                "the destination named no address",
+            ));
         };
         if let Some(near) = near_address(address) {
             control.pace.uses(near);
         }
-        self.keep_limit(control).await.map_err(|error| qemu_failure(host, "take a limit", &error))?;
+        self.keep_limit(control)
+            .await
+            .map_err(|error| qemu_failure(host, "take a limit", &error))?;
         let agent = &self.outgoing.agent;
-        let marked =
-            agent.mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs).await;
+        let marked = agent
+            .mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs)
+            .await;
         marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let mut events = self.qmp().events();
         self.round_begun = Instant::now();
@@ -292,11 +303,16 @@ impl<'a> Sending<'a> {
             }
             MigrationStatus::Cancelled => {
                 let code = FailureCode::Cancelled;
-                Some(End::Not(Outcome::Cancelled, failed(code.name(), "cancelled".into(), code.remedy())))
+                Some(End::Not(
+                    Outcome::Cancelled,
+                    failed(code.name(), "cancelled".into(), code.remedy()),
+                ))
             }
             MigrationStatus::Failed => {
-                let why = self.last.error_desc.clone().unwrap_or_else(|| "it does not say why".into());
-                let code = if cancelled { FailureCode::Cancelled } else { FailureCode::HypervisorFailed };
+                let why =
+                    self.last.error_desc.clone().unwrap_or_else(|| "it does not say why".into());
+                let code =
+                    if cancelled { FailureCode::Cancelled } else { FailureCode::HypervisorFailed };
                 let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Failed };
                 Some(End::Not(
                     outcome,
@@ -304,11 +320,14 @@ impl<'a> Sending<'a> {
                 ))
             }
             MigrationStatus::PostcopyPaused => {
-                let message =
-                    "the link broke during QEMU's post-copy: the guest is paused at the destination";
+                let message = "the link broke during QEMU's post-copy: the guest is paused at the destination";
                 Some(End::Not(
                     Outcome::InDoubt,
-                    failed(FailureCode::InDoubt.name(), message.into(), FailureCode::InDoubt.remedy()),
+                    failed(
+                        FailureCode::InDoubt.name(),
+                        message.into(),
+                        FailureCode::InDoubt.remedy(),
+                    ),
                 ))
             }
             _ => None,
@@ -339,7 +358,8 @@ impl<'a> Sending<'a> {
             match self.hand_over(&mut clock).await {
                 Answer::Runs(status) => {
                     let running = status.and_then(|status| clock.to_local(status.running_ns?));
-                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm, false).await {
+                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm, false).await
+                    {
                         tracing::error!(%error, "the moved VM's remains could not be removed");
                     }
                     return self.report(Outcome::Completed, running);
@@ -347,16 +367,23 @@ impl<'a> Sending<'a> {
                 Answer::Refused(why) => {
                     // The guest stands still here and does not run there.
                     let resumed = if self.runs { self.qmp().resume().await } else { Ok(()) };
-                    let failure =
-                        Failure::new(FailureCode::HypervisorFailed, format!("the destination failed: {why}"));
+                    let failure = Failure::new(
+                        FailureCode::HypervisorFailed,
+                        format!("the destination failed: {why}"),
+                    );
                     let outcome = if resumed.is_ok() { Outcome::Failed } else { Outcome::InDoubt };
-                    return Report { error: Some(failure.to_report()), ..self.report(outcome, None) };
+                    return Report {
+                        error: Some(failure.to_report()),
+                        ..self.report(outcome, None)
+                    };
                 }
                 Answer::Open => {}
             }
         }
-        let failure =
-            Failure::new(FailureCode::InDoubt, "QEMU says that it is done; the destination does not answer");
+        let failure = Failure::new(
+            FailureCode::InDoubt,
+            "QEMU says that it is done; the destination does not answer",
+        );
         Report { error: Some(failure.to_report()), ..self.report(Outcome::InDoubt, None) }
     }
 
@@ -364,7 +391,8 @@ impl<'a> Sending<'a> {
     async fn hand_over(&self, clock: &mut ShortestAnswer) -> Answer {
         let Outgoing { peer, request, vm, .. } = self.outgoing;
         let offered = vm.ownership().offered();
-        let hand_over = HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec.uuid, offered };
+        let hand_over =
+            HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec.uuid, offered };
         let path = format!("/v1/incoming/{}", self.accepted.id);
         let asked = Instant::now();
         let status = if request.qemu.runs_by_itself() {
@@ -397,13 +425,21 @@ impl<'a> Sending<'a> {
             PhaseReport { phase: Phase::PreCopy, duration_ms: span(self.prepared, stopped) },
         ];
         if let Some(running) = running {
-            phases.push(PhaseReport { phase: Phase::Switchover, duration_ms: span(stopped, running) });
-            let announce = if self.postcopy_since.is_some() { Phase::PageIn } else { Phase::Announce };
-            phases.push(PhaseReport { phase: announce, duration_ms: span(running, Instant::now()) });
+            phases.push(PhaseReport {
+                phase: Phase::Switchover,
+                duration_ms: span(stopped, running),
+            });
+            let announce =
+                if self.postcopy_since.is_some() { Phase::PageIn } else { Phase::Announce };
+            phases
+                .push(PhaseReport { phase: announce, duration_ms: span(running, Instant::now()) });
         }
         let ram = self.last.ram.unwrap_or_default();
         Report {
-            switchover_ms: self.stopped.zip(running).map(|(stopped, running)| span(stopped, running)),
+            switchover_ms: self
+                .stopped
+                .zip(running)
+                .map(|(stopped, running)| span(stopped, running)),
             wire_bytes: ram.transferred,
             rounds: self.rounds,
             phases,
@@ -414,7 +450,8 @@ impl<'a> Sending<'a> {
 
 /// The address of this host from which the kernel reaches another: no packet is sent to learn it.
 fn near_address(to: SocketAddr) -> Option<IpAddr> {
-    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr =
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(to).ok()?;
     socket.local_addr().ok().map(|near| near.ip())

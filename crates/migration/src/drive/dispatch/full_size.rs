@@ -46,9 +46,15 @@ impl Dispatch {
             let line = &mut state.lines[number];
             let socket = line.stream.as_ref();
             line.vanishing_mtu = socket.and_then(|socket| socket.path_mtu().ok());
-            let way = socket.and_then(|socket| Some((socket.local().ok()?.ip(), socket.peer().ip())));
-            let why = what_vanishes(way.map(|(from, to)| format!("{from} → {to}")), line.vanishing_mtu);
-            tracing::warn!(stream = number, why, "a data stream is replaced by one with small packets");
+            let way =
+                socket.and_then(|socket| Some((socket.local().ok()?.ip(), socket.peer().ip())));
+            let why =
+                what_vanishes(way.map(|(from, to)| format!("{from} → {to}")), line.vanishing_mtu);
+            tracing::warn!(
+                stream = number,
+                why,
+                "a data stream is replaced by one with small packets"
+            );
             state.break_off(number, &why);
         }
         drop(state);

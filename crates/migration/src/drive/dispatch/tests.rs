@@ -29,7 +29,11 @@ fn open(dispatch: &Dispatch, stream: &Stream) -> usize {
 fn one_of_two_busy(busy: &Stream, idle: &Stream) -> Dispatch {
     let dispatch = Dispatch::default();
     let (busy, _) = (open(&dispatch, busy), open(&dispatch, idle));
-    dispatch.push(Unit { block: 0, pages: vec![PageRange { first: 0, count: 1 }], zeros: Vec::new() });
+    dispatch.push(Unit {
+        block: 0,
+        pages: vec![PageRange { first: 0, count: 1 }],
+        zeros: Vec::new(),
+    });
     assert!(matches!(dispatch.take(busy), Work::Unit(_)));
     assert_eq!(dispatch.break_stalled(Duration::ZERO), [0; 0], "the first look only remembers");
     dispatch

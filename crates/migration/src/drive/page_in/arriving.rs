@@ -121,7 +121,8 @@ impl PagingIn {
     ) -> Result<Arc<PagingIn>, Failure> {
         let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
         fail_writes::check("missing").map_err(|error| memory_failure(&error))?;
-        let missing = MissingPages::create(path, &block_pages).map_err(|error| memory_failure(&error))?;
+        let missing =
+            MissingPages::create(path, &block_pages).map_err(|error| memory_failure(&error))?;
         Ok(Arc::new(PagingIn::new(faults, regions, missing, false)))
     }
 
@@ -223,7 +224,10 @@ impl PagingIn {
         for (block, region) in self.regions.iter().enumerate() {
             // Chunk by chunk, because every other page of a large guest makes a long list.
             for chunk in region.all_pages().chunks(CHUNK_PAGES) {
-                remaining.runs(block, chunk).into_iter().for_each(|run| self.missing.insert(block, run));
+                remaining
+                    .runs(block, chunk)
+                    .into_iter()
+                    .for_each(|run| self.missing.insert(block, run));
             }
         }
         self.count_unshown();
@@ -231,7 +235,8 @@ impl PagingIn {
         let mut early = Vec::new();
         for (block, chunk) in self.chunks_with_missing() {
             self.faults.watch(block, chunk).map_err(|error| memory_failure(&error))?;
-            let mapped = self.faults.mapped(block, chunk).map_err(|error| memory_failure(&error))?;
+            let mapped =
+                self.faults.mapped(block, chunk).map_err(|error| memory_failure(&error))?;
             let nobody_waits = mapped.into_iter().flat_map(|run| self.missing.runs(block, run));
             early.extend(nobody_waits.map(|run| (block, run)));
         }
@@ -246,7 +251,8 @@ impl PagingIn {
     }
 
     fn fetch_before_it_runs(&self, early: &[(usize, PageRange)]) -> Result<(), Failure> {
-        let runs: Vec<BlockRun> = early.iter().map(|(block, run)| block_run(*block, *run)).collect();
+        let runs: Vec<BlockRun> =
+            early.iter().map(|(block, run)| block_run(*block, *run)).collect();
         let limit = Instant::now() + MAPPED_LIMIT;
         let mut asked = false;
         let mut state = self.lock();
@@ -262,10 +268,15 @@ impl PagingIn {
             let left = limit.saturating_duration_since(Instant::now());
             if left.is_zero() || state.over || state.session.broken {
                 let why = if left.is_zero() { "in time" } else { "as the link was cut" };
-                let detail = format!("pages that must be there before the guest runs did not come {why}");
-                return Err(state.failure.clone().unwrap_or(Failure::new(FailureCode::LaneLost, detail)));
+                let detail =
+                    format!("pages that must be there before the guest runs did not come {why}");
+                return Err(state
+                    .failure
+                    .clone()
+                    .unwrap_or(Failure::new(FailureCode::LaneLost, detail)));
             }
-            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
         state.early = false;
         Ok(())
@@ -286,7 +297,8 @@ impl PagingIn {
 
     fn count_unshown(&self) {
         for (block, unshown) in self.unshown.iter().enumerate() {
-            for (chunk, unshown) in self.regions[block].all_pages().chunks(CHUNK_PAGES).zip(unshown) {
+            for (chunk, unshown) in self.regions[block].all_pages().chunks(CHUNK_PAGES).zip(unshown)
+            {
                 let count = u32::try_from(self.missing.count_in(block, chunk)).unwrap_or(u32::MAX);
                 unshown.store(count, Ordering::SeqCst);
             }
@@ -297,7 +309,10 @@ impl PagingIn {
     fn claim_nothing(&self) {
         for (block, region) in self.regions.iter().enumerate() {
             for chunk in region.all_pages().chunks(CHUNK_PAGES) {
-                self.missing.runs(block, chunk).into_iter().for_each(|run| self.unclaimed.insert(block, run));
+                self.missing
+                    .runs(block, chunk)
+                    .into_iter()
+                    .for_each(|run| self.unclaimed.insert(block, run));
             }
         }
     }
@@ -356,7 +371,9 @@ impl PagingIn {
                 pinged = Instant::now();
                 self.ping();
             }
-            self.faults.accesses(LOOK_INTERVAL, &mut accesses).map_err(|error| memory_failure(&error))?;
+            self.faults
+                .accesses(LOOK_INTERVAL, &mut accesses)
+                .map_err(|error| memory_failure(&error))?;
             let now = Instant::now();
             let mut wanted = Vec::new();
             for Access { block, page, .. } in accesses.drain(..) {
@@ -387,8 +404,8 @@ impl PagingIn {
     /// Shows all present pages of an accessed chunk at once.
     fn show_present(&self, block: usize, page: u64) -> Result<(), Failure> {
         let Some(region) = self.regions.get(block) else { return Ok(()) };
-        let chunk =
-            PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES).intersect(region.all_pages());
+        let chunk = PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES)
+            .intersect(region.all_pages());
         // The accessed page comes first, so that its wait ends at once.
         let there = godwit_ram::gaps(chunk, &self.missing.runs(block, chunk));
         for pages in std::iter::once(PageRange::new(page, 1)).chain(there) {
@@ -497,8 +514,9 @@ impl PagingIn {
         self.changed.notify_all();
         let paging_in = Arc::clone(self);
         let reader = Reader { paging_in, session, receiver, is_asked };
-        let spawned =
-            std::thread::Builder::new().name("page-in-stream".to_owned()).spawn(move || reader.run());
+        let spawned = std::thread::Builder::new()
+            .name("page-in-stream".to_owned())
+            .spawn(move || reader.run());
         if let Err(error) = spawned {
             tracing::error!(%error, "no thread can be started for a page-in stream");
             self.stream_ended(session, false);
@@ -526,10 +544,13 @@ impl PagingIn {
             return Ok(());
         }
         state.session.limit_silence();
-        let waiting = state.waiting.keys().map(|(block, page)| block_run(*block, PageRange::new(*page, 1)));
+        let waiting =
+            state.waiting.keys().map(|(block, page)| block_run(*block, PageRange::new(*page, 1)));
         let waiting: Vec<BlockRun> = waiting.collect();
         drop(state);
-        waiting.chunks(RUNS_A_FETCH).try_for_each(|runs| sender.send(&Message::Fetch { runs: runs.to_vec() }))
+        waiting
+            .chunks(RUNS_A_FETCH)
+            .try_for_each(|runs| sender.send(&Message::Fetch { runs: runs.to_vec() }))
     }
 
     fn tell_what_remains(&self, sender: &mut StreamSender) -> Result<(), LaneError> {
@@ -634,8 +655,11 @@ impl PagingIn {
         let now = Instant::now();
         {
             let mut state = self.lock();
-            let waited: Vec<_> =
-                state.waiting.range((block, pages.first)..(block, pages.end())).map(|(at, _)| *at).collect();
+            let waited: Vec<_> = state
+                .waiting
+                .range((block, pages.first)..(block, pages.end()))
+                .map(|(at, _)| *at)
+                .collect();
             for at in waited {
                 if let Some(since) = state.waiting.remove(&at) {
                     state.waits.add(now.saturating_duration_since(since));
@@ -662,7 +686,11 @@ impl PagingIn {
 }
 
 fn block_run(block: usize, pages: PageRange) -> BlockRun {
-    BlockRun { block: u16::try_from(block).unwrap_or(u16::MAX), first: pages.first, count: pages.count }
+    BlockRun {
+        block: u16::try_from(block).unwrap_or(u16::MAX),
+        first: pages.first,
+        count: pages.count,
+    }
 }
 
 /// Thread of one stream.
@@ -713,7 +741,9 @@ impl Reader {
                         self.paging_in.arrived(usize::from(run.block), pages)?;
                     }
                 }
-                Incoming::Message(Message::UnitEnd | Message::Padding { .. } | Message::Pong { .. }) => {}
+                Incoming::Message(
+                    Message::UnitEnd | Message::Padding { .. } | Message::Pong { .. },
+                ) => {}
                 Incoming::Message(Message::RemainingEnd { .. }) if !self.is_asked => return Ok(()),
                 Incoming::Message(other) => {
                     let detail = format!(
@@ -740,10 +770,12 @@ impl Reader {
     /// that they belong to the guest.
     fn claim(&self, block: u16, first: u64, count: u64) -> Result<PageRange, Failure> {
         let pages = PageRange { first, count };
-        let known = self.paging_in.regions.get(usize::from(block)).map_or(0, |region| region.pages());
+        let known =
+            self.paging_in.regions.get(usize::from(block)).map_or(0, |region| region.pages());
         let claimed = first.checked_add(count).filter(|end| *end <= known).map_or(0, |end| {
-            (first..end).take_while(|page| self.paging_in.unclaimed.remove(usize::from(block), *page)).count()
-                as u64
+            (first..end)
+                .take_while(|page| self.paging_in.unclaimed.remove(usize::from(block), *page))
+                .count() as u64
         });
         if claimed < count {
             self.give_back(block, PageRange { first, count: claimed });

@@ -6,7 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{
-    Carries, Incoming, Interrupt, LaneError, Packing, Stream, StreamReceiver, StreamSender, UnitPages,
+    Carries, Incoming, Interrupt, LaneError, Packing, Stream, StreamReceiver, StreamSender,
+    UnitPages,
 };
 use godwit_ram::pages::push_merged;
 use godwit_ram::{MissingPages, PAGE_SIZE, PageRange, Region};
@@ -108,7 +109,8 @@ impl Window {
             return FIRST_WINDOW_BYTES;
         }
         let time = self.round_trip + QUEUE_TIME;
-        whole(self.carried_bytes_per_s * time.as_secs_f64()).clamp(LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES)
+        whole(self.carried_bytes_per_s * time.as_secs_f64())
+            .clamp(LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES)
     }
 }
 
@@ -129,7 +131,6 @@ enum Ended {
 
 /// Answer of the destination to a request for another session.
 pub enum Again {
-    /// The session's streams.
     Session(Vec<SessionStream>),
     /// All pages have arrived.
     Complete,
@@ -147,7 +148,6 @@ pub struct SessionStream {
 }
 
 impl SessionStream {
-    /// Sends a keep-alive.
     pub(crate) fn keep_alive(&mut self) -> Result<(), LaneError> {
         self.sender.pad(1)
     }
@@ -297,8 +297,10 @@ impl KeptPages {
         let State { abandoned, sent_bytes, cursor, window, all_may_go, hot_may_go, .. } = *state;
         let hot = std::mem::take(&mut state.hot);
         let connected_in = streams.iter().filter_map(|one| one.stream.connected_in()).min();
-        let round_trip =
-            connected_in.into_iter().chain(Some(window.round_trip).filter(|known| !known.is_zero())).min();
+        let round_trip = connected_in
+            .into_iter()
+            .chain(Some(window.round_trip).filter(|known| !known.is_zero()))
+            .min();
         *state = State {
             listed: list.is_some(),
             // After a cut the guest already runs; and the message that it runs may come before this
@@ -380,7 +382,9 @@ impl KeptPages {
         let pages = self.regions.get(usize::from(run.block)).map_or(0, |region| region.pages());
         match run.first.checked_add(run.count) {
             Some(end) if end <= pages => Ok(PageRange::new(run.first, run.count)),
-            _ => Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: run.count }),
+            _ => {
+                Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: run.count })
+            }
         }
     }
 
@@ -505,8 +509,10 @@ impl KeptPages {
         }
         let (mut block, mut page) = state.cursor;
         while self.left.count() > 0 {
-            let Some(region) = self.regions.get(block).filter(|region| page < region.pages()) else {
-                (block, page) = if block + 1 < self.regions.len() { (block + 1, 0) } else { (0, 0) };
+            let Some(region) = self.regions.get(block).filter(|region| page < region.pages())
+            else {
+                (block, page) =
+                    if block + 1 < self.regions.len() { (block + 1, 0) } else { (0, 0) };
                 continue;
             };
             let end = ((page / CHUNK_PAGES + 1) * CHUNK_PAGES).min(region.pages());
@@ -545,7 +551,12 @@ impl KeptPages {
         Some((of_block?, claimed))
     }
 
-    fn send(&self, sender: &mut StreamSender, block: usize, pages: &[PageRange]) -> Result<u64, LaneError> {
+    fn send(
+        &self,
+        sender: &mut StreamSender,
+        block: usize,
+        pages: &[PageRange],
+    ) -> Result<u64, LaneError> {
         let none = || LaneError::Memory(format!("there is no RAM block {block}"));
         let region = self.regions.get(block).ok_or_else(none)?;
         let (mut full, mut zeros) = (Vec::with_capacity(pages.len()), Vec::new());
@@ -561,7 +572,11 @@ impl KeptPages {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few pages, never negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a few pages, never negative"
+)]
 fn whole(pages: f64) -> u64 {
     pages as u64
 }
@@ -593,7 +608,8 @@ pub fn serve(
             None => {}
         }
         if kept.lock().abandoned {
-            let failure = Failure::new(FailureCode::Cancelled, "the guest's pages are needed no more");
+            let failure =
+                Failure::new(FailureCode::Cancelled, "the guest's pages are needed no more");
             return Err(NotServed::Lost(failure));
         }
         ended = match again(&|| kept.lock().abandoned) {
@@ -618,8 +634,9 @@ mod tests {
     #[test]
     fn what_was_just_written_goes_first() {
         let dir = tempfile::tempdir().unwrap();
-        let region =
-            |name: &str| Arc::new(Region::create(&dir.path().join(name), 64 * PAGE_SIZE, None).unwrap());
+        let region = |name: &str| {
+            Arc::new(Region::create(&dir.path().join(name), 64 * PAGE_SIZE, None).unwrap())
+        };
         let kept = KeptPages::new(vec![region("a.ram"), region("b.ram")]);
         let run = |block, first, count| BlockRun { block, first, count };
         kept.set_hot(vec![run(0, 40, 20), run(1, 3, 2)]);

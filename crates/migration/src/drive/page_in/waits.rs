@@ -65,8 +65,14 @@ mod tests {
 
     #[test]
     fn classes_double() {
-        let bounds =
-            [(0, 0), (16_383, 0), (16_384, 1), (32_767, 1), (32_768, 2), (u64::MAX, WAIT_CLASSES - 1)];
+        let bounds = [
+            (0, 0),
+            (16_383, 0),
+            (16_384, 1),
+            (32_767, 1),
+            (32_768, 2),
+            (u64::MAX, WAIT_CLASSES - 1),
+        ];
         for (wait_ns, class) in bounds {
             assert_eq!(class_of(wait_ns), class, "{wait_ns}");
         }
@@ -97,6 +103,9 @@ mod tests {
         }
         let figures = waits.figures(0, 0);
         assert_eq!((waits.kept_ns.len(), figures.demanded), (KEPT, 2 * KEPT as u64));
-        assert!(figures.median_ns >= KEPT as u64, "the later half took the place of the earlier one");
+        assert!(
+            figures.median_ns >= KEPT as u64,
+            "the later half took the place of the earlier one"
+        );
     }
 }

@@ -69,7 +69,10 @@ pub(super) fn throttle_report(tracking: &impl Tracking) -> Option<ThrottleReport
 
 /// Returns the parts of the pause. The pings' clock comparison converts the destination's times to
 /// this host's clock.
-pub(super) fn switchover_report(times: &SwitchoverTimes, clock: &PeerClock) -> Option<SwitchoverReport> {
+pub(super) fn switchover_report(
+    times: &SwitchoverTimes,
+    clock: &PeerClock,
+) -> Option<SwitchoverReport> {
     let destination = &times.destination;
     let arrived = Duration::from_nanos(clock.to_local_ns(destination.commit_ns)?);
     let since_commit = |ns: u64| Duration::from_nanos(ns.saturating_sub(destination.commit_ns));

@@ -55,7 +55,10 @@ fn add_encoding(encodings: &mut Vec<EncodingReport>, more: EncodingReport) {
     }
 }
 
-fn add_throttle(earlier: Option<ThrottleReport>, later: Option<ThrottleReport>) -> Option<ThrottleReport> {
+fn add_throttle(
+    earlier: Option<ThrottleReport>,
+    later: Option<ThrottleReport>,
+) -> Option<ThrottleReport> {
     let (Some(earlier), Some(later)) = (&earlier, &later) else { return later.or(earlier) };
     let least = [earlier.least_cpu_percent, later.least_cpu_percent].into_iter().flatten();
     Some(ThrottleReport {

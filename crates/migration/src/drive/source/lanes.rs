@@ -44,7 +44,6 @@ struct Carried {
     last: Option<(Duration, u64)>,
     /// Highest rate between two looks, bytes per second.
     best_bytes_per_s: f64,
-    /// Number of its streams.
     streams: usize,
 }
 
@@ -128,7 +127,8 @@ impl<'a> Lanes<'a> {
         control: &mut StreamSender,
     ) -> Result<(), LaneError> {
         for lane in 0..self.count {
-            let beside = self.narrowness[lane].trial().map_or(Beside::Broken, |trial| self.beside(trial));
+            let beside =
+                self.narrowness[lane].trial().map_or(Beside::Broken, |trial| self.beside(trial));
             let streams = self.dispatch.full_size(lane);
             match self.narrowness[lane].look(now, round_trip, &streams, beside) {
                 Step::Nothing => {}
@@ -189,7 +189,11 @@ impl<'a> Lanes<'a> {
         }
         let Some(scaler) = &mut self.scaler else { return Ok(()) };
         for opening in scaler.look(now, round_trip, &samples, is_busy) {
-            tracing::debug!(lane = opening.lane, more = opening.streams, "a lane gets more streams");
+            tracing::debug!(
+                lane = opening.lane,
+                more = opening.streams,
+                "a lane gets more streams"
+            );
             (0..opening.streams).for_each(|_| self.open_stream(opening.lane));
         }
         Ok(())
@@ -231,7 +235,9 @@ mod tests {
         let (mut slow, ms) = (Carried::default(), Duration::from_millis);
         assert_eq!(slow.pace(Duration::ZERO), None);
         // 12.5 MB/s with two streams, with a pause.
-        for (at, bytes) in [(0, 0), (100, 1_250_000), (200, 1_250_000), (210, 1_500_000), (300, 2_500_000)] {
+        for (at, bytes) in
+            [(0, 0), (100, 1_250_000), (200, 1_250_000), (210, 1_500_000), (300, 2_500_000)]
+        {
             slow.look(ms(at), LaneSample { bytes, streams: 2, connecting: false });
         }
         let pace = slow.pace(Duration::ZERO).unwrap();

@@ -100,7 +100,9 @@ impl Narrowness {
     ) -> Step {
         let suspicious = |stream: &FullSize| stream.timeouts >= SUSPICIOUS_TIMEOUTS;
         match &mut self.stage {
-            Stage::Usual if self.tries < MOST_TRIES && streams.iter().any(suspicious) => return Step::Try,
+            Stage::Usual if self.tries < MOST_TRIES && streams.iter().any(suspicious) => {
+                return Step::Try;
+            }
             Stage::Usual | Stage::Narrow => {}
             Stage::Trying(_) => match beside {
                 Beside::Connecting => {}
@@ -116,7 +118,10 @@ impl Narrowness {
                     self.stage = Stage::Usual;
                     return Step::Nothing;
                 }
-                if !streams.iter().any(|stream| others.iter().any(|then| stream.sent_anew_since(then))) {
+                if !streams
+                    .iter()
+                    .any(|stream| others.iter().any(|then| stream.sent_anew_since(then)))
+                {
                     return Step::Nothing;
                 }
                 let since = *since.get_or_insert(now);

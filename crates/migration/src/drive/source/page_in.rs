@@ -24,7 +24,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// unable. The policy requests page-in once.
 pub(super) const MOST_ORDERS: usize = 4;
 
-/// Order to the thread.
 pub(super) enum Order {
     /// Open the streams, with the given purpose for those of unrequested pages.
     Prepare(Carries),
@@ -68,7 +67,8 @@ impl<'a> PageInDesk<'a> {
 
     pub(super) fn report(&self) -> Option<PageInReport> {
         let figures = self.figures.unwrap_or(PagedIn { pages: self.pages, ..PagedIn::default() });
-        self.since.map(|since| PageInReport::new(&figures, millis(self.took.unwrap_or(since.elapsed()))))
+        self.since
+            .map(|since| PageInReport::new(&figures, millis(self.took.unwrap_or(since.elapsed()))))
     }
 }
 
@@ -90,7 +90,8 @@ impl Server<'_> {
         loop {
             match orders.recv_timeout(KEEP_ALIVE) {
                 Ok(Order::Prepare(rest)) => {
-                    let opened = open_session(self.connect, self.lanes, self.interrupt, self.hello, rest);
+                    let opened =
+                        open_session(self.connect, self.lanes, self.interrupt, self.hello, rest);
                     if let Err(failure) = &opened {
                         tracing::warn!(%failure, "no streams for page-in");
                     }
@@ -213,7 +214,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.job.tracker.let_grow(false);
         for (number, region) in self.job.regions.iter().enumerate() {
             let all = region.all_pages();
-            let block = u16::try_from(number).map_err(|_| memory_failure(&"too many RAM blocks"))?;
+            let block =
+                u16::try_from(number).map_err(|_| memory_failure(&"too many RAM blocks"))?;
             let (mut found, mut at) = (Vec::new(), 0);
             while at < all.end() {
                 let rest = PageRange::between(at, all.end());

@@ -62,8 +62,10 @@ impl Shared<'_> {
                 tracing::warn!(stream = number, %failure, "a data stream can't be opened");
                 // Nothing was sent on it, so nothing has to be given back.
                 dispatch.broken(number, &failure.detail);
-                let is_last =
-                    matches!(dispatch.closed(board_place(number), 0), Ok(Closing::GivenBack { live: 0 }));
+                let is_last = matches!(
+                    dispatch.closed(board_place(number), 0),
+                    Ok(Closing::GivenBack { live: 0 })
+                );
                 // A destination that refuses the guest sends the reason on the control stream, and
                 // accepts no further streams.
                 if is_last && !dispatch.ends_within(WORD_LIMIT) {
@@ -107,13 +109,13 @@ pub(super) fn read_control(
     loop {
         let told = match receiver.receive() {
             // Through the driver these would wait for the end of a sweep, which may wait for them.
-            Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => {
-                board_number(stream).and_then(|number| count(dispatch.applied(number, units))).map(|all| {
+            Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => board_number(stream)
+                .and_then(|number| count(dispatch.applied(number, units)))
+                .map(|all| {
                     if all {
                         inbox.moved();
                     }
-                })
-            }
+                }),
             Ok(Incoming::Message(Message::StreamClosed { stream, units })) => {
                 referring.forget_sent();
                 stream_closed(stream, units, inbox, dispatch)
@@ -139,7 +141,10 @@ pub(super) fn read_control(
                     inbox.put_now(Input::Lane(message));
                     Ok(())
                 } else {
-                    let detail = format!("the destination sent a {:?} that nobody asked for", message.kind());
+                    let detail = format!(
+                        "the destination sent a {:?} that nobody asked for",
+                        message.kind()
+                    );
                     Err(Failure::new(FailureCode::ProtocolBroken, detail))
                 }
             }
@@ -154,7 +159,12 @@ pub(super) fn read_control(
     }
 }
 
-fn stream_closed(stream: u16, units: u64, inbox: &Inbox, dispatch: &Dispatch) -> Result<(), Failure> {
+fn stream_closed(
+    stream: u16,
+    units: u64,
+    inbox: &Inbox,
+    dispatch: &Dispatch,
+) -> Result<(), Failure> {
     match count(dispatch.closed(board_number(stream)?, units))? {
         Closing::GivenBack { live } => {
             tracing::warn!(stream, live, "a data stream is closed: the others do its work");

@@ -75,7 +75,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         let (dispatch, referring) = (self.dispatch, self.referring);
         // Round 0 is over when all memory has been examined, and later ones when so many pages have
         // been sent.
-        let round = (scope != Scope::Untouched).then_some((self.remaining_pages, self.counted.pages));
+        let round =
+            (scope != Scope::Untouched).then_some((self.remaining_pages, self.counted.pages));
         let Driver {
             job,
             sender,
@@ -183,7 +184,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         if self.round_trip() < LONG_ROUND_TRIP {
             return Ok(());
         }
-        let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
+        let last_pages =
+            (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
         self.dispatch.pad(last_pages.min(self.limited_window()));
         // The control stream never waits for a limit, so that it can always send; the data streams
         // wait for its bytes.
@@ -216,7 +218,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             u64::try_from(bytes).unwrap_or(u64::MAX)
         };
         let limited = self.job.pace.data_bytes_per_s().map_or(u64::MAX, |limit| within(2, limit));
-        let carried = self.lanes.carried_bytes_per_s().map_or(u64::MAX, |carried| within(4, carried));
+        let carried =
+            self.lanes.carried_bytes_per_s().map_or(u64::MAX, |carried| within(4, carried));
         limited.min(carried)
     }
 }
@@ -298,14 +301,22 @@ impl Beside<'_, '_> {
             }
             None => self.total_pages - looked_at,
         };
-        let told =
-            progress_of(self.machine, self.total_pages, remaining, sent, self.dispatch.lanes(), self.begun);
+        let told = progress_of(
+            self.machine,
+            self.total_pages,
+            remaining,
+            sent,
+            self.dispatch.lanes(),
+            self.begun,
+        );
         (self.progress)(Progress { bandwidth_limit: self.pace.holding(), ..told });
     }
 }
 
 pub(super) fn overdue_failure() -> Failure {
-    let detail =
-        format!("the guest stood still for {} s and its last pages had not gone", STOPPED_LIMIT.as_secs());
+    let detail = format!(
+        "the guest stood still for {} s and its last pages had not gone",
+        STOPPED_LIMIT.as_secs()
+    );
     Failure::new(FailureCode::NotConverging, detail)
 }

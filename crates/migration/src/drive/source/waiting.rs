@@ -46,13 +46,19 @@ fn interrupts(input: &Input) -> bool {
         Input::Machine(event) => {
             matches!(
                 event,
-                Event::CancelRequested | Event::LaneLost(_) | Event::Failed(_) | Event::PeerRefused(_)
+                Event::CancelRequested
+                    | Event::LaneLost(_)
+                    | Event::Failed(_)
+                    | Event::PeerRefused(_)
             )
         }
         Input::Hypervisor(event) => matches!(event, HypervisorEvent::Failed(_)),
         Input::Lane(message) => !matches!(
             message,
-            Message::Pong { .. } | Message::Ready | Message::PageInReady { .. } | Message::Running(_)
+            Message::Pong { .. }
+                | Message::Ready
+                | Message::PageInReady { .. }
+                | Message::Running(_)
         ),
         Input::DeviceState
         | Input::Moved

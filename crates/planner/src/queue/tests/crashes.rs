@@ -151,7 +151,11 @@ impl World {
         match action {
             Action::Save => self.stored = self.state.clone(),
             Action::Begin { migration, .. } => {
-                assert_eq!(self.stored.migration(), Some(migration.as_str()), "begun before it was saved");
+                assert_eq!(
+                    self.stored.migration(),
+                    Some(migration.as_str()),
+                    "begun before it was saved"
+                );
                 self.sent.push(migration.clone());
                 let answer = self.begin(&migration);
                 self.tell(if heard { answer } else { JobEvent::Unanswered { migration } });

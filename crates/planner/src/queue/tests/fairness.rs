@@ -44,8 +44,12 @@ fn a_drain_of_many_hosts_does_not_use_up_the_limit_in_all() {
         given.hosts.push(host(&format!("h{n}")));
         given.waiting.push(WaitingJob { source: format!("h{n}"), ..job(&format!("vm{n}")) });
     }
-    let single =
-        WaitingJob { group: "alice".into(), submitted_ms: NOW + 1000, source: "c".into(), ..job("x") };
+    let single = WaitingJob {
+        group: "alice".into(),
+        submitted_ms: NOW + 1000,
+        source: "c".into(),
+        ..job("x")
+    };
     given.waiting.push(single);
     assert!(started(&given.schedule()).contains(&"x"));
 }
@@ -92,8 +96,11 @@ fn a_low_move_starts_however_many_high_ones_keep_coming() {
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
     for n in 0.. {
         assert!(n < 24 * 60, "it has waited for a day");
-        let high =
-            WaitingJob { priority: Priority::High, submitted_ms: given.now_ms, ..job(&format!("h{n}")) };
+        let high = WaitingJob {
+            priority: Priority::High,
+            submitted_ms: given.now_ms,
+            ..job(&format!("h{n}"))
+        };
         given.waiting.push(high);
         if given.start().iter().any(|start| start.job == "low") {
             break;
@@ -120,8 +127,11 @@ fn a_long_move_starts_however_many_short_ones_of_its_group_keep_coming() {
 
 #[test]
 fn a_large_vm_is_not_passed_by_small_ones_for_ever() {
-    let mut given =
-        Given::new(vec![WaitingJob { memory_bytes: 16 * GIB, group: "bob".into(), ..job("large") }]);
+    let mut given = Given::new(vec![WaitingJob {
+        memory_bytes: 16 * GIB,
+        group: "bob".into(),
+        ..job("large")
+    }]);
     given.host("b").memory_free_bytes = 16 * GIB;
     given.host("b").memory_promised_bytes = 16 * GIB;
     let before = ["x1", "x2", "x3", "x4"].map(|id| WaitingJob { source: "c".into(), ..job(id) });
@@ -132,12 +142,17 @@ fn a_large_vm_is_not_passed_by_small_ones_for_ever() {
         // Two small ones come a minute, and one that has arrived is stopped there.
         for small in 0..2 {
             let id = format!("s{n}-{small}");
-            given.waiting.push(WaitingJob { source: "c".into(), submitted_ms: given.now_ms, ..job(&id) });
+            given.waiting.push(WaitingJob {
+                source: "c".into(),
+                submitted_ms: given.now_ms,
+                ..job(&id)
+            });
         }
         if given.start().iter().any(|start| start.job == "large") {
             break;
         }
-        kept |= given.schedule().waits.iter().any(|wait| wait.text.contains("is kept for job large"));
+        kept |=
+            given.schedule().waits.iter().any(|wait| wait.text.contains("is kept for job large"));
         end_one(&mut given);
         given.host("b").memory_promised_bytes = given.running.len() as u64 * 4 * GIB;
     }
@@ -180,9 +195,15 @@ fn stream() -> impl Strategy<Value = Vec<Comes>> {
     prop::collection::vec((0..3u8, 0..4u8, 1..30u64, prop::bool::weighted(0.3), 0..4u8), 1..12)
 }
 
-fn comes(id: &str, (group, priority, minutes, other, datastores): Comes, now_ms: u64) -> WaitingJob {
-    const PRIORITIES: [Priority; 4] = [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
-    let on = ["ceph", "nfs"].into_iter().enumerate().filter(|(bit, _)| datastores & (1 << bit) != 0);
+fn comes(
+    id: &str,
+    (group, priority, minutes, other, datastores): Comes,
+    now_ms: u64,
+) -> WaitingJob {
+    const PRIORITIES: [Priority; 4] =
+        [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
+    let on =
+        ["ceph", "nfs"].into_iter().enumerate().filter(|(bit, _)| datastores & (1 << bit) != 0);
     WaitingJob {
         source: if other { "c" } else { "a" }.into(),
         group: format!("g{group}"),
@@ -195,11 +216,13 @@ fn comes(id: &str, (group, priority, minutes, other, datastores): Comes, now_ms:
 }
 
 fn tight_limits() -> impl Strategy<Value = Limits> {
-    (1..3u32, 1..3u32, 1..3u32, prop::option::of(1..3u32)).prop_map(|(out, into, per_datastore, total)| {
-        let at = |host: &str, out, into| (host.to_owned(), HostLimit { out, into });
-        let hosts = [at("a", Some(out), None), at("b", None, Some(into))].into();
-        Limits { total, per_datastore, hosts, ..Limits::default() }
-    })
+    (1..3u32, 1..3u32, 1..3u32, prop::option::of(1..3u32)).prop_map(
+        |(out, into, per_datastore, total)| {
+            let at = |host: &str, out, into| (host.to_owned(), HostLimit { out, into });
+            let hosts = [at("a", Some(out), None), at("b", None, Some(into))].into();
+            Limits { total, per_datastore, hosts, ..Limits::default() }
+        },
+    )
 }
 
 proptest! {

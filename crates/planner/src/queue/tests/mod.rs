@@ -96,7 +96,8 @@ impl Given {
     }
 
     pub(crate) fn served(&mut self, source: &str, group: &str) {
-        self.served.retain(|served| (served.source.as_str(), served.group.as_str()) != (source, group));
+        self.served
+            .retain(|served| (served.source.as_str(), served.group.as_str()) != (source, group));
         self.served.push(Served { source: source.into(), group: group.into(), at_ms: self.now_ms });
     }
 }

@@ -11,7 +11,8 @@ const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
 const DATASTORES: [&str; 2] = ["ceph", "nfs"];
 const GROUPS: [&str; 3] = ["drain", "alice", "bob"];
 const CODES: [&str; 4] = ["lane-lost", "busy", "insufficient-memory", "in-doubt"];
-const PRIORITIES: [Priority; 4] = [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
+const PRIORITIES: [Priority; 4] =
+    [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -34,8 +35,15 @@ enum Op {
 }
 
 fn ops() -> impl Strategy<Value = Op> {
-    let submit =
-        (0..16u8, prop::collection::vec(0..4u8, 1..4), 0..4u8, 0..3u8, 1..40u64, 0..4u8, any::<bool>());
+    let submit = (
+        0..16u8,
+        prop::collection::vec(0..4u8, 1..4),
+        0..4u8,
+        0..3u8,
+        1..40u64,
+        0..4u8,
+        any::<bool>(),
+    );
     prop_oneof![
         4 => submit.prop_map(|(vm, targets, priority, group, minutes, datastores, clone)| Op::Submit {
             vm, targets, priority, group, minutes, datastores, clone
@@ -78,11 +86,15 @@ impl World {
                 let vm = format!("vm{vm}");
                 let (source, memory_bytes) = self.vms[&vm].clone();
                 self.submitted += 1;
-                let on = DATASTORES.iter().enumerate().filter(|(bit, _)| datastores & (1 << bit) != 0);
+                let on =
+                    DATASTORES.iter().enumerate().filter(|(bit, _)| datastores & (1 << bit) != 0);
                 self.given.waiting.push(WaitingJob {
                     id: format!("j{}", self.submitted),
                     source,
-                    targets: targets.iter().map(|host| HOSTS[usize::from(*host)].to_owned()).collect(),
+                    targets: targets
+                        .iter()
+                        .map(|host| HOSTS[usize::from(*host)].to_owned())
+                        .collect(),
                     priority: PRIORITIES[usize::from(priority)],
                     group: GROUPS[usize::from(group)].into(),
                     memory_bytes,
@@ -135,7 +147,12 @@ impl World {
             RetryPolicy::default().after(code, failed_attempts, self.given.now_ms)
         {
             let (not_before_ms, last_failure) = (Some(at_ms), Some(code.to_owned()));
-            self.given.waiting.push(WaitingJob { failed_attempts, not_before_ms, last_failure, ..job });
+            self.given.waiting.push(WaitingJob {
+                failed_attempts,
+                not_before_ms,
+                last_failure,
+                ..job
+            });
         }
     }
 
@@ -169,8 +186,14 @@ impl World {
         let Given { now_ms, waiting, running, hosts, limits, served } = &self.given;
         let waiting: Vec<_> = waiting.iter().rev().cloned().collect();
         let hosts: Vec<_> = hosts.iter().rev().cloned().collect();
-        let situation =
-            Situation { now_ms: *now_ms, waiting: &waiting, running, hosts: &hosts, limits, served };
+        let situation = Situation {
+            now_ms: *now_ms,
+            waiting: &waiting,
+            running,
+            hosts: &hosts,
+            limits,
+            served,
+        };
         prop_assert_eq!(&super::schedule(&situation), schedule);
         Ok(())
     }
@@ -183,8 +206,12 @@ impl World {
         let limits = &self.given.limits;
         for host in &self.given.hosts {
             let (name, speed) = (&host.name, host.link_bits_per_s);
-            prop_assert!(self.count(|running| &running.source == name) <= limits.out_of(name, speed));
-            prop_assert!(self.count(|running| &running.target == name) <= limits.into_host(name, speed));
+            prop_assert!(
+                self.count(|running| &running.source == name) <= limits.out_of(name, speed)
+            );
+            prop_assert!(
+                self.count(|running| &running.target == name) <= limits.into_host(name, speed)
+            );
             prop_assert!(host.memory_promised_bytes <= host.memory_free_bytes, "memory of {name}");
         }
         for datastore in DATASTORES {
@@ -206,13 +233,20 @@ impl World {
                     prop_assert_eq!(self.count(|running| &running.source == name), line.limit);
                 }
                 WaitReason::DatastoreLimit { datastore, line } => {
-                    prop_assert_eq!(self.count(|running| running.datastores.contains(datastore)), line.limit);
+                    prop_assert_eq!(
+                        self.count(|running| running.datastores.contains(datastore)),
+                        line.limit
+                    );
                 }
-                WaitReason::TotalLimit { line } => prop_assert_eq!(self.count(|_| true), line.limit),
+                WaitReason::TotalLimit { line } => {
+                    prop_assert_eq!(self.count(|_| true), line.limit)
+                }
                 WaitReason::Target { obstacle: TargetObstacle::Limit { host: name, line } } => {
                     prop_assert_eq!(self.count(|running| &running.target == name), line.limit);
                 }
-                WaitReason::Target { obstacle: TargetObstacle::Memory { host: name, needed_bytes, .. } } => {
+                WaitReason::Target {
+                    obstacle: TargetObstacle::Memory { host: name, needed_bytes, .. },
+                } => {
                     prop_assert!(host(name).memory_left_bytes() < *needed_bytes);
                 }
                 WaitReason::VmBusy { migration, .. } => {
@@ -246,10 +280,18 @@ impl World {
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (1..4u32, 1..4u32, 1..4u32, prop::option::of(1..6u32)).prop_map(|(out, into, per_datastore, total)| {
-        let of = |host: &&str| ((*host).to_owned(), HostLimit { out: Some(out), into: Some(into) });
-        Limits { total, per_datastore, hosts: HOSTS.iter().map(of).collect(), ..Limits::default() }
-    })
+    (1..4u32, 1..4u32, 1..4u32, prop::option::of(1..6u32)).prop_map(
+        |(out, into, per_datastore, total)| {
+            let of =
+                |host: &&str| ((*host).to_owned(), HostLimit { out: Some(out), into: Some(into) });
+            Limits {
+                total,
+                per_datastore,
+                hosts: HOSTS.iter().map(of).collect(),
+                ..Limits::default()
+            }
+        },
+    )
 }
 
 proptest! {

@@ -7,7 +7,9 @@ fn as_many_leave_as_the_link_allows_and_the_others_are_told_who_is_before_them()
     let given = Given::new((0..10).map(|n| job(&format!("vm{n}"))).collect());
     let schedule = given.schedule();
     assert_eq!(schedule.starts.len(), 8);
-    let WaitReason::SourceLimit { host, line } = &wait_of(&schedule, "vm9").reason else { panic!() };
+    let WaitReason::SourceLimit { host, line } = &wait_of(&schedule, "vm9").reason else {
+        panic!()
+    };
     assert_eq!((host.as_str(), line.limit, line.running, line.place), ("a", 8, 8, 2));
     assert_eq!(wait_of(&schedule, "vm9").position, Some(2));
     assert_eq!(
@@ -18,29 +20,40 @@ fn as_many_leave_as_the_link_allows_and_the_others_are_told_who_is_before_them()
 
 #[test]
 fn a_job_in_the_way_of_nobody_else_is_passed() {
-    let mut given = Given::new(vec![job("first"), WaitingJob { source: "c".into(), ..job("other") }]);
+    let mut given =
+        Given::new(vec![job("first"), WaitingJob { source: "c".into(), ..job("other") }]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(0), into: None });
     given.waiting[0].priority = Priority::Urgent;
     let schedule = given.schedule();
     assert_eq!(started(&schedule), ["other"]);
-    assert_eq!(wait_of(&schedule, "first").text, "moves out of a: the limit is 0 (place 1 in line)");
+    assert_eq!(
+        wait_of(&schedule, "first").text,
+        "moves out of a: the limit is 0 (place 1 in line)"
+    );
 }
 
 #[test]
 fn each_limit_is_named_as_itself() {
     let mut given = Given::new(vec![job("x")]);
-    let by_hand = RunningMove { group: None, ..running(&WaitingJob { source: "c".into(), ..job("y") }, "b") };
+    let by_hand =
+        RunningMove { group: None, ..running(&WaitingJob { source: "c".into(), ..job("y") }, "b") };
     given.running.push(by_hand);
     given.limits.hosts.insert("b".into(), HostLimit { out: None, into: Some(1) });
     let text = |given: &Given| given.schedule().waits[0].text.clone();
-    assert_eq!(text(&given), "moves into target b: 1 of 1 at once (y), 1 begun at an agent; place 1 in line");
+    assert_eq!(
+        text(&given),
+        "moves into target b: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
+    );
     given.limits.datastores.insert("ceph".into(), 1);
     assert_eq!(
         text(&given),
         "moves on datastore ceph: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
     );
     given.limits.total = Some(1);
-    assert_eq!(text(&given), "moves in all: 1 of 1 at once (y), 1 begun at an agent; place 1 in line");
+    assert_eq!(
+        text(&given),
+        "moves in all: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
+    );
 }
 
 #[test]
@@ -97,7 +110,12 @@ fn of_several_targets_the_first_that_can_be_had_is_taken() {
 
 #[test]
 fn a_vm_is_moved_by_one_at_a_time_and_in_the_order_of_submission() {
-    let later = WaitingJob { id: "x2".into(), submitted_ms: NOW + 1, priority: Priority::Urgent, ..job("x") };
+    let later = WaitingJob {
+        id: "x2".into(),
+        submitted_ms: NOW + 1,
+        priority: Priority::Urgent,
+        ..job("x")
+    };
     let mut given = Given::new(vec![later, job("x")]);
     let schedule = given.schedule();
     assert_eq!(started(&schedule), ["x"]);

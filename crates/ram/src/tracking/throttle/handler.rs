@@ -19,7 +19,6 @@ const FAILED_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum threads whose kind is remembered.
 const MOST_THREADS: usize = 1024;
 
-/// Statistics of a throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleFigures {
     /// Writes that were answered.
@@ -57,7 +56,11 @@ struct Shared {
 impl Handler {
     /// Answers the faults of process `pid`, without a limit at first. `vcpus`: the threads that a
     /// limit holds; if empty, all threads.
-    pub(super) fn start(userfaultfd: Userfaultfd, pid: i32, vcpus: &[u32]) -> Result<Handler, Errno> {
+    pub(super) fn start(
+        userfaultfd: Userfaultfd,
+        pid: i32,
+        vcpus: &[u32],
+    ) -> Result<Handler, Errno> {
         let shared = Arc::new(Shared {
             userfaultfd,
             nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -70,7 +73,8 @@ impl Handler {
             held_ns: AtomicU64::new(0),
             answering_ns: AtomicU64::new(0),
         });
-        let threads = Threads { pid, vcpus: vcpus.iter().copied().collect(), known: HashMap::new() };
+        let threads =
+            Threads { pid, vcpus: vcpus.iter().copied().collect(), known: HashMap::new() };
         let thread = std::thread::Builder::new()
             .name("godwit-throttle".to_owned())
             .spawn({
@@ -185,7 +189,10 @@ fn run(shared: &Shared, mut threads: Threads) {
             // answered as far as possible.
             shared.failed.store(true, Ordering::Relaxed);
             shared.lock().set_limit(shared.begun.elapsed(), None);
-            let _ = poll(&mut [PollFd::new(&shared.nudge, PollFlags::IN)], Some(&timespec(FAILED_PAUSE)));
+            let _ = poll(
+                &mut [PollFd::new(&shared.nudge, PollFlags::IN)],
+                Some(&timespec(FAILED_PAUSE)),
+            );
         }
         let now = shared.begun.elapsed();
         for fault in faults.drain(..) {

@@ -227,15 +227,16 @@ impl Throttle {
         let region = &tracked.block.region;
         let unreadable = |_| TrackError::OutOfBounds { block, range: piece };
         region.copy_out(piece.offset_bytes(), &mut self.before).map_err(unreadable)?;
-        let written =
-            written_in(tracked, piece).map_err(|errno| io_or_gone("scan the page map", self.pid, errno))?;
+        let written = written_in(tracked, piece)
+            .map_err(|errno| io_or_gone("scan the page map", self.pid, errno))?;
         change_hands(tracked, self.handler.userfaultfd(), piece, &written)
             .map_err(|errno| io_or_gone("throttle the RAM", self.pid, errno))?;
         region.copy_out(piece.offset_bytes(), &mut self.after).map_err(unreadable)?;
         let changed = changed_pages(piece, &self.before, &self.after);
         for page in changed.filter(|page| !written.iter().any(|run| run.contains(*page))) {
             let page = PageRange::new(page, 1);
-            let segments = tracked.block.segments.iter().filter(|segment| segment.pages.contains(page.first));
+            let segments =
+                tracked.block.segments.iter().filter(|segment| segment.pages.contains(page.first));
             for address in segments.flat_map(|segment| segment.addresses_of(page)) {
                 self.handler
                     .userfaultfd()
@@ -327,7 +328,10 @@ fn change_hands(
             tracked.userfaultfd.unregister(address, pages.len_bytes())?;
             throttle.register(address, pages.len_bytes())?;
             for run in &clean {
-                throttle.write_protect(address + (run.first - pages.first) * PAGE_SIZE, run.len_bytes())?;
+                throttle.write_protect(
+                    address + (run.first - pages.first) * PAGE_SIZE,
+                    run.len_bytes(),
+                )?;
             }
         }
     }
@@ -335,11 +339,18 @@ fn change_hands(
 }
 
 /// Returns the pages whose bytes have changed.
-fn changed_pages<'a>(chunk: PageRange, before: &'a [u8], after: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
+fn changed_pages<'a>(
+    chunk: PageRange,
+    before: &'a [u8],
+    after: &'a [u8],
+) -> impl Iterator<Item = u64> + 'a {
     const PAGE_BYTES: usize = 4096;
     const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
     let both = before.chunks(PAGE_BYTES).zip(after.chunks(PAGE_BYTES));
-    (chunk.first..chunk.end()).zip(both).filter(|(_, (before, after))| before != after).map(|(page, _)| page)
+    (chunk.first..chunk.end())
+        .zip(both)
+        .filter(|(_, (before, after))| before != after)
+        .map(|(page, _)| page)
 }
 
 #[cfg(test)]

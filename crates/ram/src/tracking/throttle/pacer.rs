@@ -95,11 +95,17 @@ impl Pacer {
     /// Adds a write that begins to wait.
     pub(super) fn add(&mut self, now: Duration, fault: Fault) {
         if self.shares.len() > MOST_WRITERS {
-            let waiting: Vec<u32> = self.waiting.iter().map(|waiting| waiting.fault.thread).collect();
+            let waiting: Vec<u32> =
+                self.waiting.iter().map(|waiting| waiting.fault.thread).collect();
             self.shares.retain(|thread, _| waiting.contains(thread));
         }
         let share = self.shares.entry(fault.thread).or_insert(0.0);
-        self.waiting.push(Waiting { fault, since: now, start: share.max(self.virtual_time), share: *share });
+        self.waiting.push(Waiting {
+            fault,
+            since: now,
+            start: share.max(self.virtual_time),
+            share: *share,
+        });
     }
 
     /// Counts pages that were released outside the queue: the others wait for them.
