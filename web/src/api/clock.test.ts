@@ -1,7 +1,10 @@
 import { describe, expect, it } from 'vitest';
 import { RemoteClock } from './clock';
 
-/** An answer of a manager whose clock is ahead by so much: asked at `sentMs`, said 20 ms later, there 20 ms after that. */
+/**
+ * An answer of a manager whose clock is ahead: sent at `sentMs`, written 20 ms later, received 20
+ * ms after that.
+ */
 function answer(clock: RemoteClock, aheadMs: number, sentMs: number): void {
   clock.learn(new Date(sentMs + 20 + aheadMs).toUTCString(), sentMs, sentMs + 40);
 }

@@ -1,4 +1,4 @@
-/** Something asked of the manager for one page, again when its question changes. */
+/** Data that a page loads from the manager, again when the question changes. */
 import { useEffect, useState } from 'preact/hooks';
 import { problemOf, type ShownProblem } from '../api/http';
 
@@ -9,9 +9,19 @@ export interface Asked<T> {
   again: () => void;
 }
 
-/** `question` tells one from another; null asks nothing. What is known stays shown while the same is asked again. */
-export function useAsked<T>(question: string | null, ask: (signal: AbortSignal) => Promise<T>): Asked<T> {
-  const [answer, setAnswer] = useState<{ of: string | null; value?: T; problem: ShownProblem | null }>({
+/**
+ * `question` identifies the request; null sends none. The last answer stays visible during a
+ * reload.
+ */
+export function useAsked<T>(
+  question: string | null,
+  ask: (signal: AbortSignal) => Promise<T>,
+): Asked<T> {
+  const [answer, setAnswer] = useState<{
+    of: string | null;
+    value?: T;
+    problem: ShownProblem | null;
+  }>({
     of: null,
     problem: null,
   });

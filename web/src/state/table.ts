@@ -1,4 +1,4 @@
-/** Rows by their names. Changes are taken in at once and told to who looks with the next frame. */
+/** Rows by name. Changes apply at once; views are notified with the next frame. */
 import { type Signal, signal } from '@preact/signals';
 import { onFrame } from './frames';
 
@@ -24,7 +24,7 @@ export class Table<T> {
     onFrame(this.tell);
   }
 
-  /** These and no others. */
+  /** Replaces all rows. */
   replace(rows: Iterable<[string, T]>): void {
     this.rows.clear();
     for (const [name, row] of rows) this.rows.set(name, row);
@@ -32,7 +32,7 @@ export class Table<T> {
     onFrame(this.tell);
   }
 
-  /** Without listening: for who changes it. */
+  /** Returns a row without subscribing to changes. */
   peek(name: string): T | undefined {
     return this.rows.get(name);
   }
@@ -47,7 +47,7 @@ export class Table<T> {
     return this.rows.size;
   }
 
-  /** All rows by name; the order is worked out anew only where a row came or went. */
+  /** All rows by name. The order is computed again only when a row was added or removed. */
   sorted(): T[] {
     this.changed.value;
     this.names ??= [...this.rows.keys()].sort(BY_NAME.compare);
