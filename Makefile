@@ -63,7 +63,7 @@ schemathesis: programs ## Check every answer of the manager's API against its Op
 console: ## Build the console's files anew (web/dist, which is committed); needs Node
 	scripts/console.sh --write
 
-console-test: programs ## Check the console's sources and use it in a browser, against simulated hosts; needs Node and Chromium
+console-test: programs ## Check the console's sources, use it in a browser with simulated and real hosts; needs npm, Chromium, root
 	scripts/test.sh console
 
 console-speed: build ## How fast the console is at 1,000 VMs, and whether its memory grows (MINUTES=30); needs Node and Chromium

@@ -31,7 +31,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Measures Godwit against QEMU's own migration on this machine. Needs root, and `make build` before it.
+/// Measures Godwit against QEMU's own migration on this machine. Needs root and the programs of
+/// `make programs`, or of `make build` for a release build.
 #[derive(Debug, Parser)]
 #[command(name = "godwit-bench", version, max_term_width = 110)]
 enum Scenario {
