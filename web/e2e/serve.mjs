@@ -24,14 +24,14 @@ const server = createServer((asked, answer) => {
   const path = new URL(asked.url, 'http://localhost').pathname;
   if (path.startsWith('/api/')) {
     const { method, headers } = asked;
-    const passed = request(manager + asked.url, { method, headers }, (told) => {
-      answer.writeHead(told.statusCode, told.headers);
+    const passed = request(manager + asked.url, { method, headers }, (upstream) => {
+      answer.writeHead(upstream.statusCode, upstream.headers);
       // An event stream may begin without data: send the headers at once.
       answer.flushHeaders();
       // If the manager dies meanwhile, the browser must see a broken connection: an incomplete
       // answer
       // is destroyed.
-      pipeline(told, answer, () => undefined);
+      pipeline(upstream, answer, () => undefined);
     });
     passed.on('error', () => answer.destroy());
     answer.on('close', () => passed.destroy());

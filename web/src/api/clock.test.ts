@@ -26,7 +26,7 @@ describe("the manager's clock", () => {
     expect(Math.abs(clock.offsetMs() - aheadMs)).toBeLessThan(60);
   });
 
-  it('is learned anew where it was set', () => {
+  it('is learned again after a clock was set', () => {
     const clock = new RemoteClock();
     for (let at = 0; at < 20; at += 1) answer(clock, 0, 1_000_000_300 + at * 1230);
     answer(clock, 3_600_000, 1_000_100_000);

@@ -3,10 +3,10 @@ import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { all, part, post } from '../api/http';
 import type { CreateManagedVm, ManagedNetwork, VmSpec } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { useName } from '../parts/id';
+import { useLoaded } from '../parts/loaded';
 import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
@@ -249,7 +249,7 @@ function Disks({ draft: { disks }, change }: PartProps) {
 }
 
 function Interfaces({ draft: { nics }, change }: PartProps) {
-  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  const networks = useLoaded('networks', (signal) => all<ManagedNetwork>('/networks', signal));
   return (
     <Many
       label="Networks"

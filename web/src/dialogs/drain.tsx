@@ -3,10 +3,10 @@ import { useState } from 'preact/hooks';
 import { managerNow } from '../api/clock';
 import { part, post } from '../api/http';
 import type { Drain, MovePriority } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Act, Figure, ProblemBox, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { drainLook, Status } from '../parts/status';
 import { go } from '../state/route';
 import { clock, countdown } from '../text/units';
@@ -18,10 +18,10 @@ export const openDrain = (host: string) =>
 function DrainDialog({ host, close }: { host: string; close: () => void }) {
   const [priority, setPriority] = useState<MovePriority>('normal');
   const path = `/hosts/${part(host)}/drain`;
-  const asked = useAsked(`${host} ${priority}`, () =>
+  const loaded = useLoaded(`${host} ${priority}`, () =>
     post<Drain>(path, { plan_only: true, priority }),
   );
-  const plan = asked.value;
+  const plan = loaded.value;
   const task = useTask();
   const begin = () =>
     task.run(async () => {
@@ -56,12 +56,12 @@ function DrainDialog({ host, close }: { host: string; close: () => void }) {
       }
     >
       {task.problem && <ProblemBox problem={task.problem} />}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
       <p class="muted">
         {host} enters maintenance, and its VMs move to other hosts. This is the plan; nothing has
         been moved yet.
       </p>
-      {plan ? <Plan drain={plan} /> : !asked.problem && <Waiting lines={10} />}
+      {plan ? <Plan drain={plan} /> : !loaded.problem && <Waiting lines={10} />}
     </Dialog>
   );
 }

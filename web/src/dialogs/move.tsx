@@ -11,10 +11,10 @@ import type {
   PreflightRanking,
   PreflightReport,
 } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Act, Figure, ProblemBox, sentence, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { Mark, Status, verdictLook } from '../parts/status';
 import { go } from '../state/route';
 import { bytes, bytesPerSecond, duration } from '../text/units';
@@ -37,24 +37,24 @@ const PAGE_IN = [
 export const openMove = (vm: string) => open((close) => <MoveDialog vm={vm} close={close} />);
 
 function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
-  const asked = useAsked(`ranking ${vm}`, (signal) =>
+  const loaded = useLoaded(`ranking ${vm}`, (signal) =>
     get<Preflight>(`/vms/${part(vm)}/preflight`, signal),
   );
-  const ranking = asked.value?.kind === 'ranking' ? asked.value : null;
+  const ranking = loaded.value?.kind === 'ranking' ? loaded.value : null;
   const [picked, setPicked] = useState<string | null>(null);
   const [priority, setPriority] = useState<MovePriority>('normal');
   const [policy, setPolicy] = useState<string>('auto');
   const [pageIn, setPageIn] = useState<NonNullable<CreateMove['page_in']>>('allowed');
   const [isForced, setForced] = useState(false);
   const to = picked ?? ranking?.fits[0]?.host ?? null;
-  const checked = useAsked(to ? `report ${vm} ${to}` : null, (signal) =>
+  const checked = useLoaded(to ? `report ${vm} ${to}` : null, (signal) =>
     get<Preflight>(`/vms/${part(vm)}/preflight?to=${part(to ?? '')}&predict=true`, signal),
   );
   const report = checked.value?.kind === 'report' ? checked.value : null;
   const task = useTask();
   const blocked = !to
     ? 'No suitable host.'
-    : checked.isAsking
+    : checked.isLoading
       ? 'The checks are running.'
       : report?.verdict === 'fail' && !isForced
         ? `Preflight failed for host ${to}.`
@@ -94,17 +94,17 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
       }
     >
       {task.problem && <ProblemBox problem={task.problem} />}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
       <div class="move-panes">
         <div class="move-hosts">
           <h3>Hosts, best first</h3>
           {ranking ? (
             <Hosts ranking={ranking} to={to} onPick={setPicked} />
           ) : (
-            !asked.problem && <Waiting lines={6} />
+            !loaded.problem && <Waiting lines={6} />
           )}
         </div>
-        <div class="move-report" aria-live="polite" aria-busy={checked.isAsking}>
+        <div class="move-report" aria-live="polite" aria-busy={checked.isLoading}>
           <h3>{to ? `Preflight to ${to}` : 'Preflight'}</h3>
           {checked.problem && <ProblemBox problem={checked.problem} />}
           {report && <Predicted report={report} />}

@@ -5,10 +5,10 @@ import { get, part, post, remove } from '../api/http';
 import type { AuditEntry, CreatedToken, Page, Role, TokenInfo } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { Field } from '../dialogs/create-vm';
-import { useAsked } from '../parts/asked';
 import { Act, Empty, PageHead, ProblemBox, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { Status } from '../parts/status';
 import { whyNot } from '../state/session';
 import { actionText } from '../text/audit';
@@ -22,7 +22,7 @@ const ROLES = [
 
 export function TokensPage() {
   const refused = whyNot('admin');
-  const asked = useAsked(refused ? null : 'tokens', (signal) =>
+  const loaded = useLoaded(refused ? null : 'tokens', (signal) =>
     get<TokenInfo[]>('/tokens', signal),
   );
   const now = managerNow();
@@ -34,7 +34,7 @@ export function TokensPage() {
           <Act
             kind="primary"
             needs="admin"
-            onClick={() => open((close) => <CreateToken close={close} made={asked.again} />)}
+            onClick={() => open((close) => <CreateToken close={close} made={loaded.reload} />)}
           >
             Create token
           </Act>
@@ -45,9 +45,9 @@ export function TokensPage() {
         </span>
       </PageHead>
       {refused && <p class="notice">{refused}</p>}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {!asked.value && !asked.problem && !refused && <Waiting lines={5} />}
-      {asked.value && (
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {!loaded.value && !loaded.problem && !refused && <Waiting lines={5} />}
+      {loaded.value && (
         <div class="scroll-x panel">
           <table class="plain">
             <thead>
@@ -63,7 +63,7 @@ export function TokensPage() {
               </tr>
             </thead>
             <tbody>
-              {asked.value.map((token) => (
+              {loaded.value.map((token) => (
                 <tr key={token.id}>
                   <th scope="row">{token.name}</th>
                   <td>{token.role}</td>
@@ -81,7 +81,7 @@ export function TokensPage() {
                       kind="quiet"
                       needs="admin"
                       name={`Revoke token ${token.name}`}
-                      onClick={() => askRevoke(token, asked.again)}
+                      onClick={() => askRevoke(token, loaded.reload)}
                     >
                       Revoke
                     </Act>
@@ -90,21 +90,21 @@ export function TokensPage() {
               ))}
             </tbody>
           </table>
-          {asked.value.length === 0 && <Empty>No tokens.</Empty>}
+          {loaded.value.length === 0 && <Empty>No tokens.</Empty>}
         </div>
       )}
     </>
   );
 }
 
-function askRevoke(token: TokenInfo, again: () => void): void {
+function askRevoke(token: TokenInfo, reload: () => void): void {
   confirm({
     title: `Revoke token ${token.name}`,
     text: 'The token stops working at once. Sessions that use it are logged out.',
     verb: 'Revoke',
     run: async () => {
       await remove(`/tokens/${part(token.id)}`);
-      again();
+      reload();
     },
   });
 }
@@ -163,11 +163,11 @@ function CreateToken({ close, made }: { close: () => void; made: () => void }) {
 export function AuditPage() {
   const refused = whyNot('admin');
   const [pages, setPages] = useState<Page<AuditEntry>[]>([]);
-  const asked = useAsked(refused ? null : 'audit', (signal) =>
+  const loaded = useLoaded(refused ? null : 'audit', (signal) =>
     get<Page<AuditEntry>>('/audit?limit=200', signal),
   );
   const task = useTask();
-  const known = asked.value ? [asked.value, ...pages] : [];
+  const known = loaded.value ? [loaded.value, ...pages] : [];
   const next = known.at(-1)?.next;
   return (
     <>
@@ -176,10 +176,10 @@ export function AuditPage() {
         side={
           <Act
             needs="admin"
-            busy={asked.isAsking && !refused}
+            busy={loaded.isLoading && !refused}
             onClick={() => {
               setPages([]);
-              asked.again();
+              loaded.reload();
             }}
           >
             Refresh
@@ -189,9 +189,9 @@ export function AuditPage() {
         <span class="muted">Changes and refused requests, newest first.</span>
       </PageHead>
       {refused && <p class="notice">{refused}</p>}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
       {task.problem && <ProblemBox problem={task.problem} />}
-      {!asked.value && !asked.problem && !refused && <Waiting lines={10} />}
+      {!loaded.value && !loaded.problem && !refused && <Waiting lines={10} />}
       {known.length > 0 && (
         <div class="scroll-x panel">
           <table class="plain">

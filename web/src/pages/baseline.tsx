@@ -1,8 +1,8 @@
 /** The CPU baseline: the CPU model with which every VM can move to every host. */
 import { get } from '../api/http';
 import type { CpuBaselineInfo } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Facts, HostLink, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { type Look, Status } from '../parts/status';
 import { baselineNews } from '../state/cluster';
 import { count, dateTime } from '../text/units';
@@ -15,17 +15,17 @@ const FITS: Record<string, Look> = {
 
 export function BaselinePage() {
   const news = baselineNews.value;
-  const asked = useAsked(`baseline ${news?.set_unix_ms ?? ''}`, (signal) =>
+  const loaded = useLoaded(`baseline ${news?.set_unix_ms ?? ''}`, (signal) =>
     get<CpuBaselineInfo>('/cpu-baseline', signal),
   );
-  const info = asked.value;
+  const info = loaded.value;
   return (
     <>
       <PageHead title="CPU baseline">
         <span class="muted">The CPU model of VMs that do not name one.</span>
       </PageHead>
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {!info && !asked.problem && <Waiting lines={8} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {!info && !loaded.problem && <Waiting lines={8} />}
       {info && (
         <>
           <div class="columns-even">

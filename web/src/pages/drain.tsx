@@ -3,8 +3,8 @@ import { get, part, post, remove } from '../api/http';
 import type { Drain } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { Plan } from '../dialogs/drain';
-import { useAsked } from '../parts/asked';
 import { Act, HostLink, Link, Meter, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { drainLook, Status } from '../parts/status';
 import { drains, moves } from '../state/cluster';
 import { dateTime } from '../text/units';
@@ -12,11 +12,12 @@ import { MoveRow } from './overview';
 
 export function DrainPage({ id }: { id: string }) {
   const live = drains.get(id);
-  const asked = useAsked(live ? null : `drain ${id}`, (signal) =>
+  const loaded = useLoaded(live ? null : `drain ${id}`, (signal) =>
     get<Drain>(`/drains/${part(id)}`, signal),
   );
-  const drain = live ?? asked.value;
-  if (!drain) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={8} />;
+  const drain = live ?? loaded.value;
+  if (!drain)
+    return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={8} />;
   const gone = drain.vms.filter((vm) => vm.state === 'gone').length;
   const all = drain.vms.filter((vm) => vm.state !== 'stays').length;
   const running = [...moves.values()].filter(

@@ -3,11 +3,11 @@ import { Link, PageHead } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid } from '../parts/grid';
 import { parseFilter, passes } from '../state/filters';
-import { type Happening, happenings } from '../state/journal';
+import { type JournalEntry, journalEntries } from '../state/journal';
 import { route } from '../state/route';
 import { clock } from '../text/units';
 
-const COLUMNS: Column<Happening>[] = [
+const COLUMNS: Column<JournalEntry>[] = [
   {
     id: 'number',
     title: 'Number',
@@ -43,7 +43,7 @@ const COLUMNS: Column<Happening>[] = [
 ];
 
 export function EventsPage() {
-  const all = happenings();
+  const all = journalEntries();
   const terms = parseFilter(route.value.query.get('filter') ?? '');
   const shown = terms.length === 0 ? all : all.filter((one) => passes(terms, fieldsOf(one)));
   return (
@@ -70,7 +70,7 @@ export function EventsPage() {
   );
 }
 
-const fieldsOf = (one: Happening) => ({
+const fieldsOf = (one: JournalEntry) => ({
   type: one.kind,
   name: one.name.toLowerCase(),
   event: one.text.toLowerCase(),

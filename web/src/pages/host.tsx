@@ -3,7 +3,6 @@ import { get, part, patch } from '../api/http';
 import type { HostInfo, ManagedHost } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openDrain } from '../dialogs/drain';
-import { useAsked } from '../parts/asked';
 import {
   Act,
   Facts,
@@ -16,6 +15,7 @@ import {
   Waiting,
 } from '../parts/basics';
 import { Grid } from '../parts/grid';
+import { useLoaded } from '../parts/loaded';
 import { drainLook, hostLook, Status } from '../parts/status';
 import { drains, hosts, vms } from '../state/cluster';
 import { bitsPerSecond, bytes, dateTime, percent } from '../text/units';
@@ -26,13 +26,13 @@ const COLUMNS = VM_COLUMNS.filter((column) => column.id !== 'host');
 
 export function HostPage({ name }: { name: string }) {
   const host = hosts.get(name);
-  const asked = useAsked(`host ${name} ${host?.state} ${host?.maintenance}`, (signal) =>
+  const loaded = useLoaded(`host ${name} ${host?.state} ${host?.maintenance}`, (signal) =>
     get<ManagedHost>(`/hosts/${part(name)}`, signal),
   );
   if (!host) {
-    return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+    return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   }
-  const info = asked.value?.info;
+  const info = loaded.value?.info;
   const total = host.memory_total_bytes || info?.memory_total_bytes;
   const here = vms.sorted().filter((vm) => vm.host === name);
   const drain = [...drains.values()].find(
@@ -108,8 +108,8 @@ export function HostPage({ name }: { name: string }) {
           mostRows={14}
         />
       </Panel>
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {asked.value ? <About host={asked.value} info={info ?? {}} /> : <Waiting lines={4} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {loaded.value ? <About host={loaded.value} info={info ?? {}} /> : <Waiting lines={4} />}
     </>
   );
 }

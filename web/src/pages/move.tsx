@@ -2,7 +2,6 @@
 import { useEffect } from 'preact/hooks';
 import { get, getIfThere, part, remove } from '../api/http';
 import type { Move, MoveSamples } from '../api/types';
-import { useAsked } from '../parts/asked';
 import {
   Act,
   Figure,
@@ -14,6 +13,7 @@ import {
   VmLink,
   Waiting,
 } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { etaMs, PhaseRail } from '../parts/phases';
 import { moveLook, Status } from '../parts/status';
 import { isOver, moves } from '../state/cluster';
@@ -26,10 +26,10 @@ import { ReportView } from './report';
 export function MovePage({ id }: { id: string }) {
   const live = moves.get(id);
   // Only the request for a single move returns the report. It is repeated when the move ends.
-  const asked = useAsked(`${id} ${live ? isOver(live) : ''}`, (signal) =>
+  const loaded = useLoaded(`${id} ${live ? isOver(live) : ''}`, (signal) =>
     get<Move>(`/moves/${part(id)}`, signal),
   );
-  const move = merged(live, asked.value);
+  const move = merged(live, loaded.value);
   const task = useTask();
   useEffect(() => {
     void getIfThere<MoveSamples>(`/moves/${part(id)}/samples`)
@@ -38,7 +38,8 @@ export function MovePage({ id }: { id: string }) {
       })
       .catch(() => undefined);
   }, [id]);
-  if (!move) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+  if (!move)
+    return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   const samples = samplesOf(id);
   const report = move.report;
   return (
@@ -115,11 +116,11 @@ export function MovePage({ id }: { id: string }) {
   );
 }
 
-function merged(live: Move | undefined, asked: Move | undefined): Move | undefined {
-  if (!live || !asked) return live ?? asked;
-  return isOver(asked) && !isOver(live)
-    ? asked
-    : { ...asked, ...live, report: live.report ?? asked.report ?? null };
+function merged(live: Move | undefined, loaded: Move | undefined): Move | undefined {
+  if (!live || !loaded) return live ?? loaded;
+  return isOver(loaded) && !isOver(live)
+    ? loaded
+    : { ...loaded, ...live, report: live.report ?? loaded.report ?? null };
 }
 
 function Figures({ move }: { move: Move }) {

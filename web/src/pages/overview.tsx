@@ -16,7 +16,7 @@ import {
 import { etaMs } from '../parts/phases';
 import { hostLook, Mark, moveLook, Status } from '../parts/status';
 import { cluster, hosts, isOver, moves, rules, vms } from '../state/cluster';
-import { happenings } from '../state/journal';
+import { journalEntries } from '../state/journal';
 import { bytes, clock, count, countdown, counted, percent } from '../text/units';
 import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
 
@@ -303,7 +303,7 @@ function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[
 }
 
 function RecentEvents() {
-  const latest = happenings().slice(0, 14);
+  const latest = journalEntries().slice(0, 14);
   return (
     <Panel
       title="Recent events"

@@ -1,13 +1,13 @@
 /** Networks and datastores, as the agents report them. */
 import { all } from '../api/http';
 import type { ManagedDatastore, ManagedNetwork } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Empty, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { bytes } from '../text/units';
 
 export function StoragePage() {
-  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
-  const datastores = useAsked('datastores', (signal) =>
+  const networks = useLoaded('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  const datastores = useLoaded('datastores', (signal) =>
     all<ManagedDatastore>('/datastores', signal),
   );
   return (

@@ -1,9 +1,9 @@
 /** The end of a VM's log, from its serial console or from QEMU. */
 import { useState } from 'preact/hooks';
 import { API, authorization, part, Refusal, refusal } from '../api/http';
-import { useAsked } from '../parts/asked';
 import { Act, Empty, ProblemBox, Waiting } from '../parts/basics';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { whyNot } from '../state/session';
 
 type Source = 'console' | 'qemu';
@@ -22,7 +22,7 @@ export function VmLog({ vm }: { vm: string }) {
   const [source, setSource] = useState<Source>('console');
   const [tail, setTail] = useState<string>('65536');
   const refused = whyNot('operator');
-  const asked = useAsked(refused ? null : `${vm} ${source} ${tail}`, (signal) =>
+  const loaded = useLoaded(refused ? null : `${vm} ${source} ${tail}`, (signal) =>
     readLog(vm, source, tail, signal),
   );
   if (refused) return <p class="notice">{refused}</p>;
@@ -31,22 +31,22 @@ export function VmLog({ vm }: { vm: string }) {
       <div class="term-bar">
         <Choice label="Log" value={source} values={SOURCES} onChange={setSource} />
         <Choice label="Last" value={tail} values={TAILS} onChange={setTail} />
-        <Act onClick={asked.again} busy={asked.isAsking}>
+        <Act onClick={loaded.reload} busy={loaded.isLoading}>
           Refresh
         </Act>
       </div>
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {asked.value === null && (
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {loaded.value === null && (
         <Empty>This manager does not serve logs. Run `godwit vm logs` on the host.</Empty>
       )}
-      {asked.value === '' && <Empty>The log is empty.</Empty>}
-      {asked.value && (
+      {loaded.value === '' && <Empty>The log is empty.</Empty>}
+      {loaded.value && (
         // biome-ignore lint/a11y/noNoninteractiveTabindex: keys scroll it
         <pre class="log" tabIndex={0} aria-label={`Log of ${vm}`}>
-          {asked.value}
+          {loaded.value}
         </pre>
       )}
-      {asked.value === undefined && !asked.problem && <Waiting lines={10} />}
+      {loaded.value === undefined && !loaded.problem && <Waiting lines={10} />}
     </div>
   );
 }

@@ -3,7 +3,6 @@ import { get, part, post, remove } from '../api/http';
 import type { ManagedVm, Move, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openMove } from '../dialogs/move';
-import { useAsked } from '../parts/asked';
 import {
   Act,
   Facts,
@@ -17,6 +16,7 @@ import {
   Waiting,
 } from '../parts/basics';
 import { lazy } from '../parts/lazy';
+import { useLoaded } from '../parts/loaded';
 import { moveLook, Status, vmLook } from '../parts/status';
 import { isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
@@ -34,12 +34,12 @@ const TABS = [
 
 export function VmPage({ name }: { name: string }) {
   const vm = vms.get(name);
-  const asked = useAsked(`vm ${name} ${vm?.host} ${vm?.state}`, (signal) =>
+  const loaded = useLoaded(`vm ${name} ${vm?.host} ${vm?.state}`, (signal) =>
     get<ManagedVm>(`/vms/${part(name)}`, signal),
   );
   const task = useTask();
   const tab = route.value.query.get('tab') ?? 'summary';
-  if (!vm) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+  if (!vm) return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   return (
     <div class={tab === 'console' || tab === 'log' ? 'page-fill' : ''}>
       <PageHead
@@ -80,10 +80,10 @@ export function VmPage({ name }: { name: string }) {
         <VmLog vm={name} />
       ) : tab === 'moves' ? (
         <MovesOf vm={name} />
-      ) : asked.value ? (
-        <Summary vm={asked.value} />
-      ) : asked.problem ? (
-        <ProblemBox problem={asked.problem} />
+      ) : loaded.value ? (
+        <Summary vm={loaded.value} />
+      ) : loaded.problem ? (
+        <ProblemBox problem={loaded.problem} />
       ) : (
         <Waiting lines={8} />
       )}

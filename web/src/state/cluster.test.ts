@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import type { ClusterEvent, HostSummary, Move, VmSummary } from '../api/types';
 import { apply, hosts, moves, rules, vms } from './cluster';
-import { forget, happenings } from './journal';
+import { forget, journalEntries } from './journal';
 
 let number = 0;
 function receive(change: object): void {
@@ -23,7 +23,7 @@ const host = (more: Partial<HostSummary> = {}) =>
   ({ name: 'a', state: 'up', maintenance: false, ...more }) as HostSummary;
 const move = (more: Partial<Move> = {}) =>
   ({ id: 'm1', vm: 'web', from: 'a', to: 'b', state: 'waiting', asked_by: 'ana', ...more }) as Move;
-const texts = () => happenings().map((one) => `${one.name} ${one.text}`);
+const texts = () => journalEntries().map((one) => `${one.name} ${one.text}`);
 
 beforeEach(() => {
   for (const table of [vms, hosts, moves, rules]) table.replace([]);

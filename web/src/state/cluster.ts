@@ -12,7 +12,7 @@ import type {
   RuleInfo,
   VmSummary,
 } from '../api/types';
-import { inWords, note } from './journal';
+import { note, toEntry } from './journal';
 import { samplesOf } from './samples';
 import { Table } from './table';
 
@@ -33,7 +33,7 @@ export const isLoaded = signal(false);
 const MOST_ENDED = 2000;
 const MOST_DRAINS = 200;
 /** Wait before rules are evaluated again, so that VMs that move together count once. */
-const JUDGE_AFTER_MS = 2000;
+const RELOAD_RULES_AFTER_MS = 2000;
 
 export const isOver = (move: Move) =>
   move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
@@ -67,8 +67,8 @@ function newest(list: Move[]): Move[] {
 
 /** Applies one change. */
 export function apply(event: ClusterEvent): void {
-  const happening = inWords(event, before(event));
-  if (happening) note(happening);
+  const entry = toEntry(event, before(event));
+  if (entry) note(entry);
   switch (event.kind) {
     case 'host':
       hosts.put(event.data.name, event.data);
@@ -77,12 +77,12 @@ export function apply(event: ClusterEvent): void {
       hosts.drop(event.data);
       break;
     case 'vm':
-      if (vms.peek(event.data.name)?.host !== event.data.host) judgeRulesAgain();
+      if (vms.peek(event.data.name)?.host !== event.data.host) reloadRules();
       vms.put(event.data.name, event.data);
       break;
     case 'vm-gone':
       vms.drop(event.data);
-      judgeRulesAgain();
+      reloadRules();
       break;
     case 'move':
       takeMove(event.data);
@@ -108,20 +108,20 @@ export function apply(event: ClusterEvent): void {
   }
 }
 
-let judging: ReturnType<typeof setTimeout> | null = null;
+let reloading: ReturnType<typeof setTimeout> | null = null;
 
 /**
  * Loads the rules again. Their state depends on where VMs run, and events report only changed
  * rules.
  */
-function judgeRulesAgain(): void {
-  if (judging !== null || rules.size === 0) return;
-  judging = setTimeout(async () => {
-    judging = null;
+function reloadRules(): void {
+  if (reloading !== null || rules.size === 0) return;
+  reloading = setTimeout(async () => {
+    reloading = null;
     // After a failure, the next VM that moves or the next full load brings the rules up to date.
     const current = await all<RuleInfo>('/rules', AbortSignal.timeout(10_000)).catch(() => null);
     if (current) rules.replace(current.map((rule) => [rule.name, rule]));
-  }, JUDGE_AFTER_MS);
+  }, RELOAD_RULES_AFTER_MS);
 }
 
 function before(event: ClusterEvent) {

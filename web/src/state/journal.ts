@@ -3,7 +3,7 @@ import { type Signal, signal } from '@preact/signals';
 import type { ClusterEvent, Drain, HostSummary, Move, RuleInfo, VmSummary } from '../api/types';
 import { onFrame } from './frames';
 
-export interface Happening {
+export interface JournalEntry {
   number: number;
   unixMs: number;
   kind: 'host' | 'vm' | 'move' | 'drain' | 'rule' | 'cluster';
@@ -16,27 +16,27 @@ export interface Happening {
 }
 
 const MOST_KEPT = 500;
-let kept: Happening[] = [];
+let kept: JournalEntry[] = [];
 const changed: Signal<number> = signal(0);
-const tell = () => {
+const notify = () => {
   changed.value += 1;
 };
 
-export function note(happening: Happening): void {
-  kept.push(happening);
+export function note(entry: JournalEntry): void {
+  kept.push(entry);
   if (kept.length > MOST_KEPT * 2) kept = kept.slice(-MOST_KEPT);
-  onFrame(tell);
+  onFrame(notify);
 }
 
 /** The newest first. */
-export function happenings(): Happening[] {
+export function journalEntries(): JournalEntry[] {
   changed.value;
   return kept.slice(-MOST_KEPT).reverse();
 }
 
 export function forget(): void {
   kept = [];
-  onFrame(tell);
+  onFrame(notify);
 }
 
 /** The object's state before the change. */
@@ -49,14 +49,14 @@ export interface Before {
 }
 
 /** The change in words; null if only figures changed. */
-export function inWords(event: ClusterEvent, before: Before): Happening | null {
+export function toEntry(event: ClusterEvent, before: Before): JournalEntry | null {
   const of = (
-    kind: Happening['kind'],
+    kind: JournalEntry['kind'],
     name: string,
     text: string | null,
     path: string | null,
     isTrouble = false,
-  ): Happening | null =>
+  ): JournalEntry | null =>
     text === null
       ? null
       : { number: event.number, unixMs: event.unix_ms, kind, name, text, isTrouble, path };

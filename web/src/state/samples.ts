@@ -17,7 +17,7 @@ export class Samples {
   points: Progress[] = [];
   marks: PhaseMark[] = [];
   readonly version: Signal<number> = signal(0);
-  private readonly tell = () => {
+  private readonly notify = () => {
     this.version.value += 1;
   };
 
@@ -34,7 +34,7 @@ export class Samples {
       this.points = this.points.filter((_, at) => at >= half || at % 2 === 0);
     }
     if (this.marks.length > MOST_SAMPLES) this.marks.splice(1, 2);
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
   /** Adds the manager's samples from before the page was opened. */

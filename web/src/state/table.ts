@@ -8,20 +8,20 @@ export class Table<T> {
   private readonly rows = new Map<string, T>();
   private readonly changed: Signal<number> = signal(0);
   private names: string[] | null = null;
-  private readonly tell = () => {
+  private readonly notify = () => {
     this.changed.value += 1;
   };
 
   put(name: string, row: T): void {
     if (!this.rows.has(name)) this.names = null;
     this.rows.set(name, row);
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
   drop(name: string): void {
     if (!this.rows.delete(name)) return;
     this.names = null;
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
   /** Replaces all rows. */
@@ -29,7 +29,7 @@ export class Table<T> {
     this.rows.clear();
     for (const [name, row] of rows) this.rows.set(name, row);
     this.names = null;
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
   /** Returns a row without subscribing to changes. */

@@ -102,7 +102,7 @@ class ConsoleLine {
 
   constructor(
     private readonly vm: string,
-    private readonly tell: (link: Link) => void,
+    private readonly report: (link: Link) => void,
     private readonly take: (bytes: Uint8Array) => void,
   ) {}
 
@@ -115,11 +115,11 @@ class ConsoleLine {
     ]);
     socket.binaryType = 'arraybuffer';
     this.socket = socket;
-    this.tell({ state: 'opening' });
+    this.report({ state: 'opening' });
     socket.onopen = () => {
       this.wasOpen = true;
       this.retries.succeeded();
-      this.tell({ state: 'open' });
+      this.report({ state: 'open' });
     };
     socket.onmessage = ({ data }) => {
       this.take(
@@ -143,13 +143,13 @@ class ConsoleLine {
     if (this.isEnded) return;
     const tries = this.retries.failed();
     if (code === CANNOT_GO_ON || (!this.wasOpen && tries >= NEVER_OPEN_TRIES)) {
-      this.tell({
+      this.report({
         state: 'closed',
         why: reason || 'The manager refused the console or does not support text consoles.',
       });
       return;
     }
-    this.tell({ state: 'opening', why: reason || 'Connection lost, reconnecting.' });
+    this.report({ state: 'opening', why: reason || 'Connection lost, reconnecting.' });
     this.timer = window.setTimeout(() => this.open(), this.retries.waitMs(Math.random()));
   }
 }

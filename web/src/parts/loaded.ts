@@ -2,21 +2,21 @@
 import { useEffect, useState } from 'preact/hooks';
 import { problemOf, type ShownProblem } from '../api/http';
 
-export interface Asked<T> {
+export interface Loaded<T> {
   value: T | undefined;
   problem: ShownProblem | null;
-  isAsking: boolean;
-  again: () => void;
+  isLoading: boolean;
+  reload: () => void;
 }
 
 /**
  * `question` identifies the request; null sends none. The last answer stays visible during a
  * reload.
  */
-export function useAsked<T>(
+export function useLoaded<T>(
   question: string | null,
-  ask: (signal: AbortSignal) => Promise<T>,
-): Asked<T> {
+  load: (signal: AbortSignal) => Promise<T>,
+): Loaded<T> {
   const [answer, setAnswer] = useState<{
     of: string | null;
     value?: T;
@@ -26,24 +26,24 @@ export function useAsked<T>(
     problem: null,
   });
   const [turn, setTurn] = useState(0);
-  const [asking, setAsking] = useState(question !== null);
+  const [loading, setLoading] = useState(question !== null);
   useEffect(() => {
     if (question === null) return;
     const ended = new AbortController();
-    setAsking(true);
-    ask(ended.signal)
+    setLoading(true);
+    load(ended.signal)
       .then(
         (value) => !ended.signal.aborted && setAnswer({ of: question, value, problem: null }),
         (error) => !ended.signal.aborted && setAnswer({ of: question, problem: problemOf(error) }),
       )
-      .finally(() => !ended.signal.aborted && setAsking(false));
+      .finally(() => !ended.signal.aborted && setLoading(false));
     return () => ended.abort();
   }, [question, turn]);
   const isOfThis = answer.of === question;
   return {
     value: isOfThis ? answer.value : undefined,
     problem: isOfThis ? answer.problem : null,
-    isAsking: asking || (question !== null && !isOfThis),
-    again: () => setTurn((before) => before + 1),
+    isLoading: loading || (question !== null && !isOfThis),
+    reload: () => setTurn((before) => before + 1),
   };
 }
