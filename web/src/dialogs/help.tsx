@@ -29,7 +29,7 @@ const SHAPES: Look[] = [
   { tone: 'warn', shape: 'triangle', text: 'warning; red: in doubt' },
   { tone: 'bad', shape: 'cross', text: 'failed, not responding' },
   { tone: 'idle', shape: 'ring', text: 'stopped, waiting' },
-  { tone: 'idle', shape: 'slash', text: 'cancelled, excluded' },
+  { tone: 'idle', shape: 'slash', text: 'cancelled, ruled out' },
   { tone: 'idle', shape: 'query', text: 'unknown' },
 ];
 

@@ -181,7 +181,7 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
       </div>
       {out.length > 0 && (
         <>
-          <h4>Excluded hosts</h4>
+          <h4>Ruled out</h4>
           <ul class="ruled-out">
             {out.map((host) => (
               <li key={host.host}>
