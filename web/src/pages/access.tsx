@@ -233,13 +233,16 @@ export function AuditPage() {
 
 function AuditRow({ entry }: { entry: AuditEntry }) {
   const isDone = entry.outcome === 'done';
+  const action = actionText(entry.what, entry.made);
+  // The phrase of a creation names the object already.
+  const created = entry.made && !action.startsWith('Create ') ? `created ${entry.made}` : '';
   return (
     <tr>
       <td class="digits">{dateTime(entry.unix_ms)}</td>
       <td>{entry.who}</td>
       <td>{entry.role ?? '–'}</td>
       <td>{entry.from ?? 'local socket'}</td>
-      <td title={entry.what}>{actionText(entry.what, entry.made)}</td>
+      <td title={entry.what}>{action}</td>
       <td>
         <Status
           look={
@@ -249,7 +252,7 @@ function AuditRow({ entry }: { entry: AuditEntry }) {
           }
         />
       </td>
-      <td>{entry.reason ?? (entry.made ? `created ${entry.made}` : '')}</td>
+      <td>{entry.reason ?? created}</td>
     </tr>
   );
 }

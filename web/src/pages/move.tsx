@@ -126,6 +126,7 @@ function merged(live: Move | undefined, loaded: Move | undefined): Move | undefi
 function Figures({ move }: { move: Move }) {
   const { progress, report } = move;
   const predicted = report?.predicted;
+  const rate = bytesPerSecond(progress?.bandwidth_bytes_per_s);
   const pending = isOver(move) ? 'not measured' : 'pending';
   return (
     <dl class="figures figures-big">
@@ -184,11 +185,7 @@ function Figures({ move }: { move: Move }) {
             size="big"
             label="Remaining"
             value={bytes(progress?.remaining_bytes)}
-            note={
-              progress
-                ? `of ${bytes(progress.total_bytes)}, ${bytesPerSecond(progress.bandwidth_bytes_per_s)}`
-                : ''
-            }
+            note={progress ? `of ${bytes(progress.total_bytes)}, ${rate}` : ''}
           />
         </>
       )}
