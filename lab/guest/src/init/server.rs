@@ -24,7 +24,7 @@ use rustix::system::RebootCommand;
 use crate::{
     BACKGROUND, PROMPT,
     guest::Guest,
-    tasks::{panic_text, set_niceness},
+    tasks::{network, panic_text, set_niceness},
 };
 
 /// Maximum simultaneous connections; more are closed at once.
@@ -109,6 +109,8 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
         Request::Verify {} => return verify(guest),
         Request::Kernels { millis } => return compute(guest, millis),
         Request::Poweroff {} => {
+            // A guest without a NIC powers off, too.
+            network::take_down().ok();
             rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?
         }
     }
