@@ -61,12 +61,11 @@ pub enum WriteError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FailingWrite {
     pub write: Write,
-    /// How.
     pub error: WriteError,
 }
 
 impl Write {
-    /// All of them, in the order in which a migration comes to them at either host.
+    /// All writes, in the order of a migration at either host.
     pub const ALL: [Write; 15] = [
         Write::OwnerMigrating,
         Write::HandingOver,
@@ -106,7 +105,7 @@ impl Write {
         }
     }
 
-    /// In words.
+    /// Returns the title in a table.
     fn title(self) -> &'static str {
         match self {
             Write::OwnerMigrating => "source: `owner`, with another host",
@@ -178,7 +177,7 @@ impl Write {
 }
 
 impl WriteError {
-    /// Both.
+    /// Both errors.
     pub const ALL: [WriteError; 2] = [WriteError::Io, WriteError::NoSpace];
 
     #[must_use]
@@ -218,7 +217,7 @@ impl FailingWrite {
         format!("{}-{}", self.write.name(), self.error.name().to_lowercase())
     }
 
-    /// In a table.
+    /// Returns the title in a table.
     #[must_use]
     pub fn title(self) -> String {
         format!("a write fails ({}), {}", self.error.name(), self.write.title())
