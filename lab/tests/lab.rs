@@ -291,10 +291,7 @@ fn down_works_without_its_state(name: &LabName) -> Result<()> {
     let wanted = LabOptions { rtt: "10ms".parse()?, force_emulator: true, ..options(name) };
     up(&wanted, &programs())?;
     std::fs::remove_file(LabPaths::new(&name.state_dir).state_file())?;
-    let refused = up(&wanted, &programs()).err().context(
-        "a lab was started over the remains of \
-        another",
-    )?;
+    let refused = up(&wanted, &programs()).err().context("a lab was started over another")?;
     ensure!(format!("{refused:#}").contains("godwit-lab down"), "{refused:#}");
     down(name)?;
     leaves_nothing(name)
