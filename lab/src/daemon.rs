@@ -65,7 +65,7 @@ pub(crate) fn command(lab: &Path, kind: DaemonKind, config: &Path) -> Command {
 
 fn read<T: DeserializeOwned>(config: &Path) -> Result<T> {
     let text = std::fs::read_to_string(config)
-        .with_context(|| format!("can't read {}", config.display()))?;
+        .with_context(|| format!("cannot read {}", config.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is not readable", config.display()))
 }
 

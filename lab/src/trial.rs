@@ -1,10 +1,10 @@
 //! A lab for one trial: what the end-to-end tests and the benchmarks share.
 //!
-//! A [`Trial`] brings a lab up under a prefix and a directory of its own, so that it never meets a lab that
-//! somebody uses; boots guests and talks to them from the client's namespace; moves them through the agents' API
-//! and has the client's prober tell the blackout; and says what is left over when all is taken away. Everything
-//! blocks until it is so or a deadline is past. Trials of one machine wait for each other, unless `turn` lets
-//! some of them run at the same time.
+//! A [`Trial`] starts a lab with its own prefix and directory, so that it never meets a lab that
+//! somebody uses. It boots guests and talks to them from the client's namespace, moves them through
+//! the agents' API, measures the blackout with the client's prober, and reports what is left over
+//! after the lab's removal. Everything blocks until it is done or a deadline has passed. Trials on
+//! one machine wait for each other, unless `turn` lets some of them run at the same time.
 
 mod agents;
 mod guest;
@@ -45,8 +45,8 @@ pub use wait::{LIMIT, until};
 
 use turn::Turn;
 
-/// A lab of its own with everything to try migrations in it. Taken down when dropped; [`Trial::finish`] also says
-/// whether anything was left.
+/// Separate lab with everything that a trial of migrations needs. Removed when dropped.
+/// [`Trial::finish`] also reports whether anything was left.
 #[derive(Debug)]
 pub struct Trial {
     name: String,
@@ -60,22 +60,23 @@ pub struct Trial {
     _turn: Turn,
 }
 
-/// What the `godwit` command said.
+/// Output of the `godwit` command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CliOutput {
-    /// Its exit code; none where a signal ended it.
+    /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// Its standard output.
+    /// Standard output.
     pub stdout: String,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Trial {
-    /// A lab of two hosts on an unshaped link; `None`, with the reason printed, where this machine can't have one.
+    /// Starts a lab of two hosts on an unshaped link. Prints the reason and returns `None` if this
+    /// machine cannot run one.
     ///
     /// # Errors
-    /// The lab does not come up.
+    /// The lab cannot be started.
     pub fn begin(name: &str) -> Result<Option<Trial>> {
         Trial::begin_with(name, LabOptions::default())
     }
@@ -117,7 +118,8 @@ impl Trial {
         let lab = up(&self.options, &self.programs)?;
         ensure!(lab.up, "{lab}");
         for host in self.hosts() {
-            // The QEMUs that are asked for KVM and for their CPUs are none of the VMs whose traces are looked for.
+            // The QEMUs that report KVM and their CPUs are not VMs, and their traces would disturb
+            // the checks.
             until(&format!("the agent of host {host} knows its QEMU"), LIMIT, || {
                 let info = self.ask(self.agent(&host).host())?;
                 let is_known =
@@ -226,11 +228,11 @@ impl Trial {
     /// Runs the `godwit` command with the lab's hosts file.
     ///
     /// # Errors
-    /// It can't be started.
+    /// It cannot be started.
     pub fn godwit(&self, arguments: &[&str]) -> Result<CliOutput> {
         let output = self.godwit_command(arguments).output();
         let output =
-            output.with_context(|| format!("can't run {}", self.programs.godwit.display()))?;
+            output.with_context(|| format!("cannot run {}", self.programs.godwit.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(CliOutput {
             code: output.status.code(),
@@ -268,7 +270,7 @@ impl Trial {
     /// Keeps the logs of a trial that did not come to its end, in a folder of this name.
     ///
     /// # Errors
-    /// They can't be copied.
+    /// They cannot be copied.
     pub fn keep_logs(&self, name: &str) -> Result<PathBuf> {
         let keep = needs::source_tree().join("out/trial").join(name);
         if keep.exists() {

@@ -280,12 +280,12 @@ fn render(cases: &[Figures]) -> String {
     )];
     for row in cases {
         let referring = || row.runs.iter().flat_map(|run| &run.referring);
-        let pages = |only_told: bool| -> u64 {
+        let pages = |only_referenced: bool| -> u64 {
             let encodings = referring().flat_map(|report| &report.encodings);
             let counted = encodings.filter(|encoding| match encoding.name {
                 EncodingName::Zero => false,
                 EncodingName::Reference => true,
-                _ => !only_told,
+                _ => !only_referenced,
             });
             counted.map(|encoding| encoding.pages).sum()
         };

@@ -44,7 +44,10 @@ impl World {
             Choice::Cut(attempt, to_destination, to_source) => {
                 limits.cuts -= 1;
                 self.cut.insert(attempt);
-                let receives = |host: HostId| matches!(&self.hosts[host].work, Work::Receiving(receiving) if receiving.attempt == attempt);
+                let receives = |host: HostId| match &self.hosts[host].work {
+                    Work::Receiving(receiving) => receiving.attempt == attempt,
+                    _ => false,
+                };
                 let receivers: Vec<bool> = (0..self.hosts.len()).map(receives).collect();
                 self.letters.retain(|letter| {
                     let is_lost = if receivers[letter.to] { to_destination } else { to_source };

@@ -194,7 +194,8 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
         .collect();
     // As another release would write it: the agent fills in the missing fields.
     let request = serde_json::json!({
-        "spec": spec, "epoch": 2, "from": "a", "qemu_version": "7.2.0", "engine": EngineKind::Godwit,
+        "spec": spec, "epoch": 2, "from": "a", "qemu_version": "7.2.0",
+        "engine": EngineKind::Godwit,
     });
     let accepted: IncomingAccepted = trial.ask(trial.agent("b").post("/v1/incoming", &request))?;
     let migration: MigrationId = accepted.id.parse().ok().context(

@@ -1,6 +1,6 @@
-//! Failing writes of the hosts' state during a migration: each kind of write of either host, with each
-//! of two errors. The agents inject them (`godwit_migration::fail_writes`), so that exactly one kind
-//! of write fails. A full disk would fail them all.
+//! Failing writes of the hosts' state during a migration: each kind of write of either host, with
+//! each of two errors. The agents inject them (`godwit_migration::fail_writes`), so that exactly
+//! one kind of write fails. A full disk would fail them all.
 
 use std::path::PathBuf;
 
@@ -126,7 +126,8 @@ impl Write {
         }
     }
 
-    /// Returns where the guest must be afterwards: no host acts on a record that it could not write.
+    /// Returns where the guest must be afterwards: no host acts on a record that it could not
+    /// write.
     pub(super) fn allowed(self) -> &'static [Place] {
         match self {
             Write::OwnerMigrating
@@ -153,7 +154,8 @@ impl Write {
         matches!(self, Write::Missing | Write::MissingFrom)
     }
 
-    /// Returns the kinds to fail, by the agents' names, with their hosts. The last is the one tested.
+    /// Returns the kinds to fail, by the agents' names, with their hosts. The last is the one
+    /// tested.
     fn kinds(self) -> &'static [(Side, &'static str)] {
         use Side::{Destination, Source};
         match self {

@@ -48,7 +48,7 @@ impl Trial {
     pub fn cut_lanes(&self, host: &str, is_cut: bool) -> Result<()> {
         let topology = self.topology();
         let engine = choose_engine(&topology, &self.options);
-        ensure!(engine != LinkEngine::Emulator, "the emulator's ports can't be taken away");
+        ensure!(engine != LinkEngine::Emulator, "the emulator's ports cannot be taken away");
         let host =
             topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
         let mut batch = Batch::ip_in(&topology.link_namespace);
@@ -136,7 +136,8 @@ mod tests {
     #[test]
     fn what_a_nic_has_sent() {
         let table = "Inter-|   Receive                        |  Transmit\n \
-                     face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets\n \
+                     face |bytes    packets errs drop fifo frame compressed multicast|bytes    \
+                     packets\n \
                      mig10: 1 2 3 4 5 6 7 8 90 10 11 12 13 14 15 16\n  \
                      mig1:  1 2 3 4 5 6 7 8  9 10 11 12 13 14 15 16\n";
         assert_eq!(sent_bytes(table, "mig1"), Some(9));

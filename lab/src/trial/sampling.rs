@@ -1,4 +1,4 @@
-//! What a guest gets done over time, as told by itself over the network while it moves.
+//! Work of a guest over time, sampled over the network while it moves.
 
 use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -69,7 +69,8 @@ impl Sampler {
 
 fn samples(guest: &Guest, every: Duration, stopped: &Receiver<()>) -> Vec<Sample> {
     let mut samples = Vec::new();
-    // One connection for all: it moves with the guest, and none has to be made while the guest stands still.
+    // One connection for all samples: it moves with the guest, and none has to be opened while the
+    // guest is paused.
     let mut connection = None;
     loop {
         let due = Instant::now() + every;
@@ -82,7 +83,8 @@ fn samples(guest: &Guest, every: Duration, stopped: &Receiver<()>) -> Vec<Sample
     }
 }
 
-/// An answer that comes too late would be taken for that to the next question: its connection is given up.
+/// Takes a sample. Drops the connection on a timeout, because a late answer would be taken for that
+/// to the next request.
 fn take(guest: &Guest, connection: &mut Option<TcpStream>) -> Result<Done> {
     let mut stream = match connection.take() {
         Some(stream) => stream,

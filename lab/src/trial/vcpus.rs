@@ -55,7 +55,7 @@ impl Trial {
             .collect();
         let (stop, stopped) = mpsc::sync_channel(1);
         let seen = Arc::<Mutex<Seen>>::default();
-        let told = Arc::clone(&seen);
+        let shared = Arc::clone(&seen);
         let looking = std::thread::spawn(move || {
             let mut in_a_row = 0;
             while stopped.recv_timeout(PACE) == Err(RecvTimeoutError::Timeout) {
@@ -65,7 +65,7 @@ impl Trial {
                     .filter_map(|host| host.has_run().then_some(host.host.as_str()))
                     .collect();
                 in_a_row = if ran.len() > 1 { in_a_row + 1 } else { 0 };
-                lock(&told).add(&ran, in_a_row);
+                lock(&shared).add(&ran, in_a_row);
             }
         });
         VcpuWatch { stop, looking, seen }

@@ -223,7 +223,10 @@ async fn keep_apart(asker: &mut Asker, fleet: &Fleet, real: (&[&str], &[String])
     let stand_ins: Vec<String> =
         names.iter().flat_map(|host| fleet.vms_of(host)).map(|vm| vm.name).collect();
     let (guests, real_hosts) = real;
-    let on = |name: &str, vms: Value, hosts: Value| json!({ "name": name, "kind": "on", "vms": vms, "hosts": { "names": hosts } });
+    let on = |name: &str, vms: Value, hosts: Value| {
+        let hosts = json!({ "names": hosts });
+        json!({ "name": name, "kind": "on", "vms": vms, "hosts": hosts })
+    };
     for rule in [
         on("simulated", json!(stand_ins), json!(names)),
         on("real", json!(guests), json!(real_hosts)),
