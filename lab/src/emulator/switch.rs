@@ -487,8 +487,8 @@ mod tests {
         ) {
             let [rate, cap] = [mbit, cap_mbit].map(|mbit| BitRate::new(mbit * 1_000_000).unwrap());
             let rtt = Rtt::from(Duration::from_micros(rtt_us));
-            let (rate, flow_cap) = (Some(rate), Some(cap));
-            let link = LinkModel { rate, rtt, loss: Loss::default(), flow_cap };
+            let flow_cap = Some(cap);
+            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default(), flow_cap };
             let mut switch = two_hosts(link);
             let (mut now, mut sent, mut out) = (0, Vec::new(), Vec::new());
             for (index, (pause, flow, bytes)) in frames.iter().enumerate() {

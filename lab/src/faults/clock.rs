@@ -28,10 +28,8 @@ pub fn build_clock(out_dir: &Path) -> Result<PathBuf> {
         .args(["-shared", "-fPIC", "-O2", "-o"])
         .args([&library, &source])
         .output();
-    let compiled = compiled.context(
-        "cannot compile the library for stepped clocks; remedy: apt-get install \
-            gcc",
-    )?;
+    let compiled = compiled
+        .context("cannot compile the library for stepped clocks; remedy: apt-get install gcc")?;
     ensure!(compiled.status.success(), "cc: {}", String::from_utf8_lossy(&compiled.stderr));
     Ok(library)
 }

@@ -167,12 +167,7 @@ fn one_destination(
     let (agent, lied) = (trial.agent_process("a")?, destination.lied.load(Ordering::SeqCst));
     let report =
         trial.begin_migration("web", "a", &request_to(LIAR, EngineKind::Godwit))?.report()?;
-    let error = report.error.as_ref().with_context(|| {
-        format!(
-            "the source accepted a lie: \
-        {report:#?}"
-        )
-    })?;
+    let error = report.error.as_ref().with_context(|| format!("lie accepted: {report:#?}"))?;
     ensure!(report.outcome == Outcome::Failed && !error.message.is_empty(), "{report:#?}");
     ensure!(destination.lied.load(Ordering::SeqCst) > lied, "no lie was sent: {error:?}");
     *codes.entry(error.code.clone()).or_default() += 1;
@@ -211,7 +206,7 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
         let status: IncomingStatus = trial.ask(trial.agent("b").get(&path))?;
         Ok((status.state != IncomingState::Receiving).then_some(status))
     })?;
-    ensure!(status.state == IncomingState::Refused, "the destination accepted a lie: {status:#?}");
+    ensure!(status.state == IncomingState::Refused, "lie accepted: {status:#?}");
     *codes.entry(status.failure.context("the refusal has no reason")?.code).or_default() += 1;
     ensure!(agent.is_alive(), "the destination's agent died");
     Ok(())

@@ -97,8 +97,8 @@ impl Moment {
                 "the guest runs at the destination, and some of its pages are at the source"
             }
             Moment::Release => {
-                "the source knows that the guest runs at the destination, and is about to release \
-                    it"
+                "the source knows that the guest runs at the destination, and is about to \
+                 release it"
             }
         }
     }

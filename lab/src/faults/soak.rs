@@ -86,7 +86,7 @@ impl fmt::Display for SoakReport {
         write!(
             f,
             "{moves} moves, {undone} undone, {ended} ended with a QEMU that was killed; 0 lost, 0 \
-                doubled, 0 wrong pages; faults: {}",
+             doubled, 0 wrong pages; faults: {}",
             if faults.is_empty() { "none".to_owned() } else { faults.join(", ") }
         )
     }

@@ -163,10 +163,7 @@ impl Stage {
         ensure!(cell.stage() == self.plan, "{} needs another lab", cell.fault_name());
         let mut scene = match self.scene.take() {
             Some(scene) => scene,
-            None => Scene::begin(&self.name, self.plan)?.context(
-                "this machine can no longer run \
-                a lab",
-            )?,
+            None => Scene::begin(&self.name, self.plan)?.context("cannot start a lab")?,
         };
         let tried = scene.try_cell(cell, findings);
         let root = format!("{}/", scene.trial.paths().root().display());
