@@ -111,7 +111,8 @@ pub(crate) struct Figures {
     migration_ms: Option<Spread>,
     /// Memory in use divided by the duration of the migration, relative to the link's rate.
     in_use_of_link: Option<Spread>,
-    /// The same ratio for all memory, zero pages included.
+    /// Total memory, zero pages included, divided by the duration of the migration, relative to the
+    /// link's rate.
     all_of_link: Option<Spread>,
     /// CPU time of both hosts, without that of the idle guest.
     cpu_s: Option<Spread>,

@@ -19,7 +19,7 @@ impl World {
                 limits.host_crashes -= 1;
                 self.crash_agent(host, written);
                 self.kill(host, true);
-                self.hosts[host].told = None;
+                self.hosts[host].was_started = None;
             }
             Choice::CrashQemu(host) => {
                 limits.qemu_crashes -= 1;
@@ -71,7 +71,7 @@ impl World {
                 } else {
                     letter.to
                 };
-                self.is_unheard(asker);
+                self.question_lost(asker);
             }
             Choice::Double(place) => {
                 limits.losses -= 1;
@@ -125,7 +125,7 @@ impl World {
         here.fates.clear();
         here.unsaved = None;
         // A question of another host dies with the connection that carried it.
-        let unheard: Vec<HostId> = (0..self.hosts.len())
+        let asking: Vec<HostId> = (0..self.hosts.len())
             .filter(|&other| {
                 self.letters.iter().any(|letter| {
                     (letter.from, letter.to) == (other, host) && !letter.word.is_of_lane()
@@ -133,7 +133,7 @@ impl World {
             })
             .collect();
         self.letters.retain(|letter| letter.to != host || letter.word.is_of_lane());
-        unheard.into_iter().for_each(|other| self.is_unheard(other));
+        asking.into_iter().for_each(|other| self.question_lost(other));
     }
 
     pub(crate) fn notice(&mut self, host: HostId) {

@@ -193,10 +193,7 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
         "engine": EngineKind::Godwit,
     });
     let accepted: IncomingAccepted = trial.ask(trial.agent("b").post("/v1/incoming", &request))?;
-    let migration: MigrationId = accepted.id.parse().ok().context(
-        "the response has no migration \
-        ID",
-    )?;
+    let migration: MigrationId = accepted.id.parse().ok().context("invalid migration ID")?;
     let to: SocketAddr = *accepted.addresses.first().context("the response has no address")?;
     let begin = Message::Begin(Begin { epoch: 2, incarnation: 0, run: true, block_pages });
     let liar = LyingSource { identity, destination: "b", to, migration, begin: &begin };

@@ -54,15 +54,15 @@ pub(crate) fn render(found: &Found) -> String {
         row(&mut text, &cells);
     }
     text.push('\n');
-    row(&mut text, &["fault", "at", "the guest is at", "told"]);
+    row(&mut text, &["fault", "at", "the guest is at", "reported"]);
     row(&mut text, &["---"; 4]);
     for report in cells.iter().filter(|report| !Fault::MATRIX.contains(&report.cell.fault)) {
-        let told = report
+        let reported = report
             .skipped
             .clone()
             .map_or_else(|| report.told.join("; "), |why| format!("skipped: {why}"));
         let at = report.cell.moment.name();
-        row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&told)]);
+        row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&reported)]);
     }
     for lie in lies {
         let found = if lie.error.is_none() { Place::Source.name() } else { "**failed**" };
