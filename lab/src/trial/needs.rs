@@ -57,7 +57,7 @@ pub fn missing(needs: &Needs) -> Option<String> {
     if needs.kvm
         && let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm")
     {
-        return Some(format!("/dev/kvm cannot be opened: {error}"));
+        return Some(format!("cannot open /dev/kvm: {error}"));
     }
     None
 }

@@ -12,19 +12,19 @@ use serde::Serialize;
 
 use crate::trial::Guest;
 
-/// How long it may take over an answer before that counts as a gap.
+/// Longest time for an answer before it counts as a gap.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// What it had done by a moment.
+/// Work that the guest had done by a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sample {
-    /// When the answer came, or none did; `CLOCK_MONOTONIC` nanoseconds.
+    /// Time of the answer, or of its absence; `CLOCK_MONOTONIC` nanoseconds.
     pub at_ns: u64,
-    /// None: it did not answer.
+    /// `None` if the guest did not answer.
     pub done: Option<Done>,
 }
 
-/// Counts since the guest has booted.
+/// Counts since the guest's boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Done {
     /// Pages written.
@@ -32,7 +32,7 @@ pub struct Done {
     pub rounds: u64,
 }
 
-/// Asks a guest at an even pace, on a thread of its own that ends with this.
+/// Samples a guest at an even pace, on a separate thread that ends with this value.
 #[derive(Debug)]
 pub struct Sampler {
     stop: SyncSender<()>,
@@ -40,28 +40,28 @@ pub struct Sampler {
 }
 
 impl Guest {
-    /// Has it asked from now on.
+    /// Starts to sample the guest.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The thread cannot be started.
     pub fn sample(&self, every: Duration) -> Result<Sampler> {
         let (stop, stopped) = sync_channel(1);
         let guest = self.clone();
         let thread = std::thread::Builder::new().name("sampler".to_owned());
         let thread = thread
             .spawn(move || samples(&guest, every, &stopped))
-            .context("no thread to sample")?;
+            .context("cannot start a thread for samples")?;
         Ok(Sampler { stop, thread })
     }
 }
 
 impl Sampler {
-    /// Ends it and gives what it has seen, in order of time.
+    /// Ends the sampling and returns the samples, in order of time.
     ///
     /// # Errors
-    /// Its thread has panicked.
+    /// The thread has panicked.
     pub fn end(self) -> Result<Vec<Sample>> {
-        // One that has ended already needs no word.
+        // A thread that has ended needs no signal.
         let _ = self.stop.send(());
         self.thread.join().map_err(|_| anyhow!("the thread that samples the guest panicked"))
     }
