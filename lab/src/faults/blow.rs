@@ -258,8 +258,8 @@ impl<'a> Blow<'a> {
         };
         Traces {
             changed_bytes: count(&paths.emulator_log(), "is changed"),
-            wrong_checksums: of_agents("the checksum of"),
-            unsaved: of_agents("could not be saved"),
+            wrong_checksums: of_agents("checksum of"),
+            unsaved: of_agents("could not be saved") + of_agents("cannot save"),
         }
     }
 

@@ -205,7 +205,8 @@ fn a_guest_does_not_run_without_its_pages() -> Result<()> {
     ensure!(
         matches!(
             &refused,
-            Err(ClientError::Refused(error)) if error.message.contains("still at host a")
+            Err(ClientError::Refused(error))
+                if error.message.contains("still") && error.message.contains("host a")
         ),
         "{refused:?}"
     );
