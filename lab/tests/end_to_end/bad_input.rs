@@ -104,12 +104,7 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
         FAILURE,
         &["no luck today"],
     )?;
-    expect_error(
-        &trial,
-        &create("x", kernel, &["--qemu", text(&others)]),
-        USAGE,
-        &["than root"],
-    )?;
+    expect_error(&trial, &create("x", kernel, &["--qemu", text(&others)]), USAGE, &["than root"])?;
     expect_error(&trial, &create("x", kernel, &["--qemu", text(&no_qemu)]), FAILURE, &["no-qemu"])?;
     expect_error(&trial, &create("x", kernel, &["--nic", "network=wan"]), NOT_FOUND, &["wan"])?;
     expect_error(
