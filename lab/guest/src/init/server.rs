@@ -24,7 +24,8 @@ use rustix::system::RebootCommand;
 use crate::{
     BACKGROUND, PROMPT,
     guest::Guest,
-    tasks::{network, panic_text, set_niceness},
+    network,
+    tasks::{panic_text, set_niceness},
 };
 
 /// Maximum simultaneous connections; more are closed at once.
