@@ -633,7 +633,7 @@ mod tests {
                 "policies.auto.throttle_to: 2 is out of range",
             ),
             ("name = \"a\"\n[policies.quick]\nthrottle_to = 0.1", "unknown field `quick`"),
-            ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is no size"),
+            ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is not a size"),
             (&long, "too long for the sockets"),
         ];
         for (text, expected) in cases {

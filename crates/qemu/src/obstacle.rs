@@ -1,15 +1,15 @@
-//! What stands in the way, in the one shape in which the project tells it: code, message, remedy.
+//! An error for operators, in the project's common form: code, message, remedy.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Something that can't be done: a stable code for programs, what failed and why, and what to do about it.
+/// An error with a stable code for programs, a message (what failed and why) and a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Obstacle {
-    /// Stable, kebab-case, for programs.
+    /// Stable code in kebab case, for programs.
     pub code: String,
-    /// What can't be done and why.
+    /// What failed and why.
     pub message: String,
     /// What the operator can do about it.
     #[serde(alias = "mend")]
@@ -17,7 +17,7 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// An obstacle of these three parts.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn new(code: &str, message: impl Into<String>, remedy: impl Into<String>) -> Obstacle {
         Obstacle { code: code.to_owned(), message: message.into(), remedy: remedy.into() }
