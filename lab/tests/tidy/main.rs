@@ -1,6 +1,8 @@
 //! Conventions of the source tree that no lint checks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod text;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
