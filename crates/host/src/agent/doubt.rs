@@ -139,7 +139,7 @@ impl Agent {
                     );
                     let undone = SavedVm { other: None, ..record.clone() };
                     if let Err(error) = agent.save_over(Some(&record), &undone).await {
-                        tracing::warn!(vm = name.as_str(), %error, "cannot save the undone migration");
+                        tracing::warn!(vm = name.as_str(), %error, "cannot save the undo");
                     }
                     return;
                 }

@@ -180,7 +180,7 @@ impl Agent {
         ApiError::new(
             ErrorCode::AlreadyExists,
             format!("VM \"{name}\" already exists on host {}", self.config.name),
-            known.mend_of_name(),
+            known.remedy_for_name(),
         )
     }
 

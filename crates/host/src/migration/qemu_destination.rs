@@ -165,7 +165,7 @@ impl DestinationHypervisor for QemuDestination {
         if !run {
             return Ok(());
         }
-        self.vm.files.note_told().map_err(|error| {
+        self.vm.files.note_run_permitted().map_err(|error| {
             Failure::new(
                 FailureCode::Internal,
                 format!("that the guest is told to run can't be noted: {error}"),

@@ -197,7 +197,7 @@ impl Receiving {
         if let Err(error) = self.agent.note_take_over(&self.vm).await {
             return End::Not(Failure::new(FailureCode::Internal, error.message));
         }
-        if let Err(error) = self.vm.files.note_told() {
+        if let Err(error) = self.vm.files.note_run_permitted() {
             let detail = format!("that the guest is told to run can't be noted: {error}");
             return End::Not(Failure::new(FailureCode::Internal, detail));
         }
