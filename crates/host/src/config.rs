@@ -592,7 +592,7 @@ mod tests {
             ("name = \"a\"\nlisten = [\"10.0.0.1\"]", "agent.toml:2:"),
             ("name = \"a\"\n\nstate-dir = \"/x\"", "agent.toml:3: unknown field `state-dir`"),
             ("name = \"a b\"", "name: \"a b\" is not a valid host name"),
-            ("name = \"a\"\nqemu_users = \"all\"", "agent.toml:2: \"all\" is no range of users"),
+            ("name = \"a\"\nqemu_users = \"all\"", "agent.toml:2: \"all\" is not a range of users"),
             (
                 "name = \"a\"\nqemu_user = \"u\"\nqemu_users = \"300000-365535\"",
                 "qemu_user: qemu_user sets one user",

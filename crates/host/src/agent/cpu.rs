@@ -38,9 +38,9 @@ impl Agent {
         {
             return Ok(Arc::clone(cpu));
         }
-        let user = self.places.users.of_question_by(accel);
+        let user = self.places.users.for_query_with(accel);
         let asked = godwit_qemu::host_cpu(qemu, accel, Some((user.uid, user.gid))).await;
-        self.places.users.end_question(&self.places.run_dir.join("vms"), user);
+        self.places.users.end_query(&self.places.run_dir.join("vms"), user);
         known.problem = asked.as_ref().err().map(ToString::to_string);
         let cpu = Arc::new(asked?);
         let level = cpu.psabi_level().map(PsabiLevel::name);

@@ -81,7 +81,7 @@ impl Agent {
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
             vm_dirs: self.config.vm_dirs.clone(),
-            datastores: self.datastores.told(self.directories()),
+            datastores: self.datastores.infos(self.directories()),
             peers: self.peers.all(),
             vms: self.table().len(),
         })
@@ -143,7 +143,7 @@ impl Agent {
         {
             return Ok(info);
         }
-        let user = self.places.users.of_question();
+        let user = self.places.users.for_query();
         let info = godwit_qemu::inspect(program, Some((user.uid, user.gid)))
             .await
             .map_err(|error| qemu_unusable(&error))?;

@@ -18,7 +18,7 @@ use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
-use crate::guest_trip::{Asked, Asking};
+use crate::guest_trip::{GuestProber, GuestTarget};
 use crate::hold::hold;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
@@ -207,9 +207,9 @@ impl Agent {
 
     /// Measures the guest's response time until the result is dropped; `None` if the guest has no
     /// address to probe.
-    fn ask_guest(&self, vm: &Vm, control: &MigrationControl) -> Option<Asking> {
+    fn ask_guest(&self, vm: &Vm, control: &MigrationControl) -> Option<GuestProber> {
         let mut nics = vm.spec.nics.iter();
-        let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), Asked::by(nic)?)))?;
+        let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), GuestTarget::by(nic)?)))?;
         let network = self.config.networks.get(&nic.network)?.clone();
         let (host, vm) = (self.config.name.clone(), vm.name.to_string());
         let tap = async move {

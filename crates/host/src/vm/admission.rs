@@ -3,8 +3,8 @@
 //! migrate and delete.
 //!
 //! An operation that cannot begin is refused at once with the reason; nothing queues. An operation
-//! in progress is a condition of its own (`Starting`, `Stopping`, …), so two operations never work
-//! on one VM.
+//! in progress is a condition of its own (`Starting`, `Stopping` and others), so two operations
+//! never work on one VM.
 
 use godwit_api::{ApiError, ErrorCode, VmState};
 

@@ -230,7 +230,7 @@ impl VmFiles {
         fail_writes::check("qemu-user")?;
         let user = self.places.users.claim(&self.places.run_dir.join("vms"), &self.name)?;
         let is_its_own = matches!(*self.places.users, QemuUsers::Each(..));
-        Ok(if is_its_own && accel == Accelerator::Kvm { kvm::let_in(user) } else { user })
+        Ok(if is_its_own && accel == Accelerator::Kvm { kvm::allow(user) } else { user })
     }
 
     /// Limits the host memory that the VM's QEMU, just started, may take. If the cgroup refuses,
@@ -261,7 +261,7 @@ impl VmFiles {
     /// Releases the VM's user, if it has one. Its QEMU has ended.
     fn release_user(&self) {
         if let Some(uid) = user::noted(&self.dir) {
-            kvm::keep_out(|gone| gone == uid);
+            kvm::revoke(|gone| gone == uid);
             log_failure(&self.dir, remove_if_there(user::forget(&self.dir)));
         }
     }
