@@ -255,7 +255,7 @@ impl<'a> Blow<'a> {
         Traces {
             changed_bytes: count(&paths.emulator_log(), "is changed"),
             wrong_checksums: of_agents("the checksum of"),
-            unsaved: of_agents("could not be saved"),
+            unsaved: of_agents("cannot save"),
         }
     }
 

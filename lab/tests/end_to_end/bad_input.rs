@@ -107,7 +107,7 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
         &trial,
         &create("x", kernel, &["--qemu", text(&others)]),
         USAGE,
-        &["others than root"],
+        &["other than root"],
     )?;
     expect_error(&trial, &create("x", kernel, &["--qemu", text(&no_qemu)]), FAILURE, &["no-qemu"])?;
     expect_error(&trial, &create("x", kernel, &["--nic", "network=wan"]), NOT_FOUND, &["wan"])?;
@@ -209,10 +209,10 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
     ensure!(said.code.is_some_and(|code| code > 0), "{said:?}");
     ensure!(
         said.stderr.contains("10.77.0.11:7700")
-            && said.stderr.contains("another program has that port"),
+            && said.stderr.contains("another program uses that port"),
         "{said:?}"
     );
-    ensure!(said.stderr.matches("can't listen").count() == 1, "{said:?}");
+    ensure!(said.stderr.matches("cannot listen").count() == 1, "{said:?}");
     eprintln!("  told: {}", said.stderr.trim());
     ensure!(
         !folder.path().join("agent.sock").exists() && !folder.path().join("run").exists(),

@@ -91,7 +91,7 @@ fn a_cut_link_costs_time_and_no_page() -> Result<()> {
     );
     let late = trial.ask(trial.agent("a").cancel_migration(&migration.id));
     ensure!(
-        matches!(&late, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy && error.remedy.contains("gone for good")),
+        matches!(&late, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy && error.remedy.contains("permanently lost")),
         "{late:?}"
     );
     set_link(&trial, "up")?;
@@ -191,7 +191,7 @@ fn a_guest_does_not_run_without_its_pages() -> Result<()> {
     })?;
     let refused = start(&trial);
     ensure!(
-        matches!(&refused, Err(ClientError::Refused(error)) if error.message.contains("still at host a")),
+        matches!(&refused, Err(ClientError::Refused(error)) if error.message.contains("still on host a")),
         "{refused:?}"
     );
     // As it says: the reason is mended, and the agent started anew.
