@@ -124,7 +124,7 @@ impl GuestTarget {
     }
 
     fn question(&self) -> [u8; FRAME_BYTES] {
-        let nobody = Ipv4Addr::UNSPECIFIED.octets();
+        let no_address = Ipv4Addr::UNSPECIFIED.octets();
         let parts: [&[u8]; 9] = [
             &self.guest_mac,
             &self.own_mac,
@@ -132,7 +132,7 @@ impl GuestTarget {
             &ETHERNET_AND_IPV4,
             &REQUEST,
             &self.own_mac,
-            &nobody,
+            &no_address,
             &[0; 6],
             &self.guest.octets(),
         ];

@@ -61,7 +61,7 @@ pub(crate) fn revoke(is_gone: impl Fn(u32) -> bool) {
     }
     let take_back = |list: &mut Vec<Entry>| {
         list.retain(|entry| !goes(entry));
-        drop_mask_of_nobody(list);
+        drop_unused_mask(list);
     };
     if let Err(error) = change(device, take_back) {
         tracing::warn!(%error, "cannot revoke access to {DEVICE} from users of deleted VMs");
@@ -109,7 +109,7 @@ fn grant(list: &mut Vec<Entry>, uid: u32) {
 
 /// Removes the mask of a list without named users and groups. Such a list is a mode, and its mask
 /// would pass for the group's rights.
-fn drop_mask_of_nobody(list: &mut Vec<Entry>) {
+fn drop_unused_mask(list: &mut Vec<Entry>) {
     if !list.iter().any(|entry| matches!(entry.kind, NAMED_USER | NAMED_GROUP)) {
         list.retain(|entry| entry.kind != MASK);
     }
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(mode(), 0o660, "the mode shows the mask");
         let take_back = |list: &mut Vec<Entry>| {
             list.retain(|entry| entry.id != 4711);
-            drop_mask_of_nobody(list);
+            drop_unused_mask(list);
         };
         change(file.path(), take_back).unwrap();
         assert_eq!((read(file.path()).unwrap(), mode()), (None, 0o600));

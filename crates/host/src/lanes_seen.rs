@@ -120,7 +120,7 @@ impl LanesSeen {
             return;
         }
         let telling =
-            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
+            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| is_telling(round));
         let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
         let bytes_per_s = rate_of(round.bytes, round.duration_ms);
         let raw_bytes = round.pages.saturating_sub(round.zero_pages) * PAGE_SIZE;
@@ -166,7 +166,7 @@ fn rate_of(bytes: u64, ms: f64) -> f64 {
 }
 
 /// Whether the link, and not reading zeros, determined the round's duration.
-fn tells(round: &RoundReport) -> bool {
+fn is_telling(round: &RoundReport) -> bool {
     let sent = round.pages.saturating_sub(round.zero_pages);
     round.bytes >= TELLING_BYTES && round.duration_ms > 0.0 && round.zero_pages <= 8 * sent
 }

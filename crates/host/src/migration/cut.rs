@@ -42,13 +42,8 @@ impl Outgoing {
     ) -> Result<Again, Failure> {
         let (cut_at, noticed) = (Instant::now(), self.begun.elapsed());
         let limit = Duration::from_millis(self.request.cut_limit_ms);
-        tracing::warn!(
-            vm = self.vm.name.as_str(),
-            to = self.request.to,
-            %why,
-            unsent_pages,
-            "link cut: waiting for it"
-        );
+        let vm = self.vm.name.as_str();
+        tracing::warn!(vm, to = self.request.to, %why, unsent_pages, "link cut: waiting for it");
         let path = format!("/v1/incoming/{id}/resume");
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         let request = IncomingResume { incarnation, epoch };
@@ -89,7 +84,6 @@ impl Outgoing {
                     return Err(Failure::new(FailureCode::LaneLost, detail));
                 }
                 Ok(Err(error)) => {
-                    let vm = self.vm.name.as_str();
                     tracing::debug!(vm, %error, "no lane from the destination yet");
                     continue;
                 }
@@ -109,16 +103,12 @@ impl Outgoing {
                         unsent_pages,
                         why: why.detail.clone(),
                     };
-                    tracing::info!(
-                        vm = self.vm.name.as_str(),
-                        lasted_ms = cut.lasted_ms,
-                        "link restored"
-                    );
+                    tracing::info!(vm, lasted_ms = cut.lasted_ms, "link restored");
                     return Ok(Again { stream, paths, left_out, migration, cut });
                 }
                 Err(failure) if failure.code == FailureCode::Cancelled => return Err(failure),
                 Err(failure) => {
-                    tracing::debug!(vm = self.vm.name.as_str(), %failure, "no lane yet")
+                    tracing::debug!(vm, %failure, "no lane yet")
                 }
             }
         }

@@ -354,7 +354,7 @@ mod tests {
         come_in(&taken, newest.unwrap(), 0);
         drop(resumed);
         let refused =
-            next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("nobody takes it") });
+            next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("the receiver is gone") });
         assert!(refused.unwrap().is_none());
     }
 

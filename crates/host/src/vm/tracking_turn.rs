@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    fn a_dry_run_gives_way_to_a_migration_but_not_to_another_dry_run() {
+    async fn a_dry_run_gives_way_to_a_migration_but_not_to_another_dry_run() {
         let turns = TrackingTurn::default();
         let turn = turns.try_take().unwrap();
         assert!(turns.try_take().is_none());
