@@ -686,8 +686,8 @@ fn let_vcpus_go(vm: &str, pid: i32) {
     }
 }
 
-/// Describes a QEMU that lives and does not respond, so that no operator ends a healthy guest because of
-/// it.
+/// Describes a QEMU that lives and does not respond, so that no operator ends a healthy guest
+/// because of it.
 fn what_lives(pid: i32) -> String {
     let mounts = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
     let place = match (mounts("self"), mounts(&pid.to_string())) {
