@@ -259,7 +259,7 @@ impl<'a> Blow<'a> {
         Traces {
             changed_bytes: count(&paths.emulator_log(), "is changed"),
             wrong_checksums: of_agents("checksum of"),
-            unsaved: of_agents("could not be saved") + of_agents("cannot save"),
+            unsaved: of_agents("cannot save"),
         }
     }
 

@@ -190,7 +190,7 @@ impl Cell {
                 &["peer-unreachable", "lane-lost"]
             }
             Fault::CutForGood if matches!(self.moment, Moment::PreCopy | Moment::Round) => {
-                &["did not come back"]
+                &["was not restored"]
             }
             Fault::CutForGood => &["lane-lost", "in-doubt"],
             Fault::SilentSource => &["lane-lost", "not-converging"],

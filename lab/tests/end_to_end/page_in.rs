@@ -100,7 +100,7 @@ fn a_cut_link_costs_time_and_no_page() -> Result<()> {
         matches!(
             &late,
             Err(ClientError::Refused(error))
-                if error.code == ErrorCode::Busy && error.remedy.contains("gone for good")
+                if error.code == ErrorCode::Busy && error.remedy.contains("permanently lost")
         ),
         "{late:?}"
     );
