@@ -42,7 +42,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
 /// continue from (`Last-Event-ID`). An event `missed` means that changes were missed that are no
 /// longer retained: read all state again. The stream ends when the caller's token is revoked or
 /// expires.
-#[utoipa::path(get, path = "/api/v1/events", operation_id = "follow_events", tag = "cluster", params(
+#[utoipa::path(get, path = "/api/v1/events", operation_id = "follow_events",
+    tag = "cluster", params(
     LastEvent
 ), responses(
     (status = 200, description = "Changes", body = StreamedEvent,

@@ -1,6 +1,5 @@
-//! Examples in the OpenAPI document. Every request and response shows the example of its type,
-//! which is defined at the type (`#[schema(example = …)]`). So a new operation needs no example of
-//! its own.
+//! Examples in the OpenAPI document. Every request and response shows the example of its type. The
+//! type defines it (`#[schema(example = …)]`), so a new operation needs no example of its own.
 
 use std::collections::BTreeMap;
 

@@ -161,7 +161,7 @@ impl Work {
     /// is refused, and nothing happens twice.
     fn written(&self, outcome: Result<(), Problem>) {
         if let Err(problem) = outcome {
-            tracing::warn!(%problem, "cannot store the response to a request with an idempotency key");
+            tracing::warn!(%problem, "cannot store the response to a keyed request");
         }
     }
 }
@@ -179,8 +179,9 @@ pub(crate) fn describe(document: &mut OpenApi) {
         .parameter_in(ParameterIn::Header)
         .required(Required::False)
         .description(Some(
-            "A new key for each request, such as a UUID. A repetition with the same key within 24 h \
-            is not carried out again: it gets the first response, with `Idempotency-Replayed: true`.",
+            "A new key for each request, such as a UUID. A repetition with the same \
+            key within 24 h is not carried out again: it gets the first response, with 
+            `Idempotency-Replayed: true`.",
         ))
         .schema(Some(key))
         .build();

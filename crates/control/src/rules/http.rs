@@ -42,7 +42,8 @@ struct ListRules {
 /// Rules by name, each with whether it is kept at present and the first of the VMs by which it is broken.
 #[utoipa::path(get, path = "/api/v1/rules", operation_id = "list_rules", tag = "rules", params(ListRules), responses(
     (status = 200, description = "A page of rules", body = Page<RuleInfo>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(rules): State<Rules>,
@@ -55,8 +56,10 @@ async fn list(
 /// Makes a rule. VMs and hosts that it names may come later. No VM is moved by it: it holds for what is moved from now on.
 #[utoipa::path(post, path = "/api/v1/rules", operation_id = "create_rule", tag = "rules", request_body = CreateRule, responses(
     (status = 201, description = "The rule, and whether it is kept", body = RuleInfo),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn create(
     State(rules): State<Rules>,
@@ -69,7 +72,8 @@ async fn create(
 /// One rule, with every VM by which it is broken.
 #[utoipa::path(get, path = "/api/v1/rules/{rule}", operation_id = "show_rule", tag = "rules", params(("rule" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The rule", body = RuleInfo),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show(
     State(rules): State<Rules>,
@@ -81,8 +85,10 @@ async fn show(
 /// Removes a rule. No VM is moved by that.
 #[utoipa::path(delete, path = "/api/v1/rules/{rule}", operation_id = "delete_rule", tag = "rules", params(("rule" = String, Path, description = "Its name")), responses(
     (status = 204, description = "It is no more"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn delete(
     State(rules): State<Rules>,

@@ -62,7 +62,8 @@ struct ListVms {
 /// VMs by name.
 #[utoipa::path(get, path = "/api/v1/vms", operation_id = "list_vms", tag = "vms", params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<VmSummary>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(vms): State<Vms>,
@@ -82,7 +83,8 @@ async fn list(
 /// One VM: what is planned, and what its host tells.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}", operation_id = "show_vm", tag = "vms", params(("vm" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The VM", body = ManagedVm),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<ManagedVm>, Refusal> {
     let found = vms.state().inventory().vm(&vm);
@@ -97,8 +99,10 @@ async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<Man
 /// remains of it. A VM that names no CPU model gets the cluster's baseline; one whose model is more than that is refused.
 #[utoipa::path(post, path = "/api/v1/vms", operation_id = "create_vm", tag = "vms", request_body = CreateManagedVm, responses(
     (status = 201, description = "It is made, and runs if that was asked for", body = HostedVm),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn create(
     State(vms): State<Vms>,
@@ -113,8 +117,10 @@ async fn create(
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/start", operation_id = "start_vm", tag = "vms", params(("vm" = String, Path, description = "Its name")),
     request_body = StartManagedVm, responses(
     (status = 200, description = "The VM as its host tells it", body = HostedVm),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn start(
     State(vms): State<Vms>,
@@ -129,8 +135,10 @@ async fn start(
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/stop", operation_id = "stop_vm", tag = "vms", params(("vm" = String, Path, description = "Its name")),
     request_body = StopManagedVm, responses(
     (status = 200, description = "The VM as its host tells it", body = HostedVm),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn stop(
     State(vms): State<Vms>,
@@ -154,8 +162,10 @@ struct DeleteVm {
 #[utoipa::path(delete, path = "/api/v1/vms/{vm}", operation_id = "delete_vm", tag = "vms",
     params(("vm" = String, Path, description = "Its name"), DeleteVm), responses(
     (status = 204, description = "It is deleted"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn delete(
     State(vms): State<Vms>,
@@ -183,7 +193,8 @@ struct ListConflicts {
 #[utoipa::path(get, path = "/api/v1/name-conflicts", operation_id = "list_name_conflicts", tag = "vms",
     params(ListConflicts), responses(
     (status = 200, description = "A page of conflicts", body = Page<NameConflict>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list_conflicts(
     State(vms): State<Vms>,
@@ -197,8 +208,10 @@ async fn list_conflicts(
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/binding", operation_id = "bind_vm", tag = "vms",
     params(("vm" = String, Path, description = "Its name")), request_body = BindVm, responses(
     (status = 200, description = "The VM that has the name now", body = ManagedVm),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn bind(
     State(vms): State<Vms>,

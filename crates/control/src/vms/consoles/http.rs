@@ -86,8 +86,10 @@ pub(crate) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
 /// or has expired. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/console", operation_id = "open_vm_console", tag = "vms", params(("vm" = String, Path, description = "Its name")), responses(
     (status = 101, description = "From here on it is a WebSocket"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn open(
     State(vms): State<Vms>,
@@ -140,8 +142,10 @@ struct ReadLog {
 /// The end of a VM's log at the host that runs it: where a VM has moved, what was written before is left at the other host.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/log", operation_id = "show_vm_log", tag = "vms", params(("vm" = String, Path, description = "Its name"), ReadLog), responses(
     (status = 200, description = "The log; what is no UTF-8 is replaced", body = String, content_type = "text/plain", example = "login: "),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn log(
     State(vms): State<Vms>,
