@@ -40,7 +40,7 @@ fn state(subject: &Subject<'_>) -> Found {
             return Found::fail(evidence, "wait until all pages have arrived");
         }
         let evidence = format!(
-            "{missing} of its pages are still on the host that it left, and that host is not connected"
+            "{missing} of its pages are still on the host that it left, which is not connected"
         );
         let remedy = "restore that host's agent or the link to it; \
             if that host is gone for good, the guest is lost";
