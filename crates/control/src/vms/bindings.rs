@@ -130,9 +130,8 @@ impl Vms {
             .change(move |keeper| async move {
                 vms.state.inventory().host(&host).ok_or_else(|| no_host(&host))?;
                 let no_claim = |_| {
-                    let detail = format!(
-                        "cannot bind VM \"{vm}\": host {host} does not report that it has it"
-                    );
+                    let detail =
+                        format!("cannot bind VM \"{vm}\": host {host} does not report having it");
                     Problem::new(ProblemCode::WrongState, detail, "see `godwit control conflicts`")
                 };
                 let binding = vms.state.inventory().claim_of(&vm, &host).map_err(no_claim)?;
