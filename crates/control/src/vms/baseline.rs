@@ -85,7 +85,7 @@ impl Excess {
     pub(super) fn of_stopped(self, vm: &str) -> Problem {
         let remedy = "delete it and create it again without a model (disks are kept), raise the \
             baseline, or start it with \
-            skip_preflight (`--skip-preflight`): it can't move to every host then";
+            skip_preflight (`--skip-preflight`); then it cannot move to every host";
         self.problem(vm, remedy)
     }
 
