@@ -63,7 +63,7 @@ fn target(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn machine_type(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let Some(info) = to.info else { return untold(to.name) };
+    let Some(info) = to.info else { return unreported(to.name) };
     let (wanted, spec) = (&subject.vm.info.machine, &subject.vm.info.spec);
     if let Some(program) = &spec.qemu {
         let evidence = format!(
@@ -88,7 +88,7 @@ fn machine_type(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn qemu_version(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return untold(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
     if let Some(problem) = &there.qemu_problem {
         let evidence = format!("host {} has no usable QEMU: {problem}", to.name);
         return Found::fail(evidence, "fix that, or choose another host");
@@ -118,7 +118,7 @@ fn release(version: &str) -> (u32, u32) {
 }
 
 fn memory(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let Some(info) = to.info else { return untold(to.name) };
+    let Some(info) = to.info else { return unreported(to.name) };
     let (needed, left) = (subject.vm.info.memory_bytes, info.memory_available_bytes);
     let evidence = format!("it needs {}, host {} has {} left", Bytes(needed), to.name, Bytes(left));
     match needed <= left {
@@ -128,7 +128,7 @@ fn memory(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn huge_pages(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return untold(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
     match (from.huge_pages, there.huge_pages) {
         (true, false) => Found::warn(
             format!(
@@ -149,7 +149,7 @@ fn disks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     if paths.is_empty() {
         return Found::pass("it has no disks");
     }
-    let Some(info) = to.info else { return untold(to.name) };
+    let Some(info) = to.info else { return unreported(to.name) };
     let written = spec.disks.iter().filter(|disk| !disk.readonly).map(|disk| disk.path.as_path());
     let outside: Vec<String> = written
         .filter(|path| !info.vm_dirs.iter().any(|dir| path.starts_with(dir)))
@@ -177,7 +177,7 @@ fn networks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     if nics.is_empty() {
         return Found::pass("it has no network interface");
     }
-    let Some(info) = to.info else { return untold(to.name) };
+    let Some(info) = to.info else { return unreported(to.name) };
     let mut wanted: Vec<&str> = nics.iter().map(|nic| nic.network.as_str()).collect();
     wanted.sort_unstable();
     wanted.dedup();
@@ -193,7 +193,7 @@ fn networks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn lanes(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return untold(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
     let addresses = &there.migration_addresses;
     if addresses.is_empty() {
         let evidence = format!("host {} has no address for migrations", to.name);
@@ -215,7 +215,7 @@ fn lanes(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn protocol(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return untold(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
     if from.version == there.version {
         return Found::pass(format!("both agents have version {}", there.version));
     }
