@@ -151,7 +151,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_survive(codec in codec(), words in prop::collection::vec(any::<u16>(), 1..40), count in 1usize..=64) {
+        fn pages_survive(
+            codec in codec(),
+            words in prop::collection::vec(any::<u16>(), 1..40),
+            count in 1usize..=64,
+        ) {
             let (mut compressor, mut unpacker) = (Compressor::default(), Unpacker::default());
             // Twice: what one piece leaves behind does not affect the next.
             for raw in [pages(&words, count), pages(&words, 65 - count)] {
@@ -162,7 +166,11 @@ mod tests {
         }
 
         #[test]
-        fn another_number_of_pages_is_refused(codec in codec(), count in 1usize..64, claimed in 1usize..=64) {
+        fn another_number_of_pages_is_refused(
+            codec in codec(),
+            count in 1usize..64,
+            claimed in 1usize..=64,
+        ) {
             prop_assume!(count != claimed);
             let mut compressor = Compressor::default();
             let packed = compressor.pack(codec, &pages(&[7, 8], count)).expect("it pays");
@@ -185,7 +193,11 @@ mod tests {
         }
 
         #[test]
-        fn damaged_pieces_never_panic(codec in codec(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
+        fn damaged_pieces_never_panic(
+            codec in codec(),
+            at in any::<prop::sample::Index>(),
+            value in any::<u8>(),
+        ) {
             let raw = pages(&[1, 500, 77], 8);
             let mut packed = Compressor::default().pack(codec, &raw).expect("it pays").to_vec();
             let at = at.index(packed.len());

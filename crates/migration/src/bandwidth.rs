@@ -92,7 +92,9 @@ mod tests {
             }
             let points = bandwidth.end(at(ms + 1.0, bytes));
             prop_assert!(points.len() <= MOST_POINTS);
-            prop_assert!(points.is_sorted_by(|one, next| one.ms < next.ms && one.bytes <= next.bytes));
+            prop_assert!(
+                points.is_sorted_by(|one, next| one.ms < next.ms && one.bytes <= next.bytes)
+            );
             // At most half of the points are dropped at once.
             prop_assert!(ms < 20_000.0 || points.len() > MOST_POINTS / 8);
         }

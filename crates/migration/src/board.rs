@@ -58,7 +58,8 @@ impl Unit {
 /// Error in the destination's report about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} before"
+    "the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} \
+    before"
 )]
 pub struct Misaccounted {
     stream: u16,

@@ -707,7 +707,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_always_ends(remaining in prop::collection::vec(0u64..1 << 30, 40), mb in 0.0f64..10_000.0, rtt in 0u64..500) {
+        fn it_always_ends(
+            remaining in prop::collection::vec(0u64..1 << 30, 40),
+            mb in 0.0f64..10_000.0,
+            rtt in 0u64..500,
+        ) {
             let mut convergence = Convergence::new(Policy::default());
             // Then the remainder no longer decreases.
             let rest = std::iter::repeat_n(remaining.last().unwrap_or(&0), 40);
@@ -718,7 +722,10 @@ mod tests {
         }
 
         #[test]
-        fn far_means_no_switchover(pages in prop::collection::vec(0u64..1 << 22, 1..40), mb in 0.1f64..10_000.0) {
+        fn far_means_no_switchover(
+            pages in prop::collection::vec(0u64..1 << 22, 1..40),
+            mb in 0.1f64..10_000.0,
+        ) {
             let mut convergence = Convergence::new(Policy::default());
             for pages in pages {
                 let now = measured(pages, 0.0, mb, 1);

@@ -660,14 +660,25 @@ mod tests {
             data_pages in 0u64..1 << 28, mb in 0.0f64..20_000.0, rtt in 0u64..500
         ) {
             let curve = DirtyCurve::new(samples.into_iter().map(|(at, pages)| (ms(at), pages)));
-            let all = Conditions { data_pages, round_trip: ms(rtt), tracked: ms(rtt / 2), ..conditions(curve, mb) };
+            let all = Conditions {
+                data_pages,
+                round_trip: ms(rtt),
+                tracked: ms(rtt / 2),
+                ..conditions(curve, mb)
+            };
             let prediction = predict(&all);
             prop_assert!(prediction.rounds >= 1 && prediction.wire_bytes >= 0.0);
-            prop_assert!(prediction.to_report().migration_time_ms >= prediction.to_report().switchover_ms || prediction.means == Means::None);
+            prop_assert!(
+                prediction.to_report().migration_time_ms >= prediction.to_report().switchover_ms
+                    || prediction.means == Means::None
+            );
         }
 
         #[test]
-        fn more_bandwidth_never_takes_longer_for_an_idle_guest(mb in 1.0f64..5000.0, more in 1.0f64..10.0) {
+        fn more_bandwidth_never_takes_longer_for_an_idle_guest(
+            mb in 1.0f64..5000.0,
+            more in 1.0f64..10.0,
+        ) {
             let took = |mb| predict(&conditions(DirtyCurve::default(), mb)).migration;
             prop_assert!(took(mb * more) <= took(mb));
         }

@@ -638,7 +638,8 @@ impl Source {
             }
             Decision::GiveUp => {
                 let detail = format!(
-                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {} pages remain after {} rounds",
+                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {} pages \
+                    remain after {} rounds",
                     self.ledger.rates().dirty_bytes_per_s / 1e6,
                     self.ledger.rates().carried_bytes_per_s / 1e6,
                     measured.remaining_pages,

@@ -716,9 +716,10 @@ fn a_message_out_of_order_discards_the_shadow() {
     let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
     let actions = destination.on(DestinationEvent::Commit { ownership: OWNERSHIP });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
-    assert!(
-        matches!(&actions[1], DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken)
-    );
+    assert!(matches!(
+        &actions[1],
+        DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken
+    ));
 }
 
 #[test]

@@ -51,7 +51,11 @@ proptest! {
             match step {
                 Step::Insert(block, pages) => {
                     missing.insert(block, pages);
-                    model.extend((pages.first..pages.end()).filter(|page| inside(block, *page)).map(|page| (block, page)));
+                    model.extend(
+                        (pages.first..pages.end())
+                            .filter(|page| inside(block, *page))
+                            .map(|page| (block, page)),
+                    );
                 }
                 Step::Remove(block, page) => {
                     prop_assert_eq!(missing.remove(block, page), model.remove(&(block, page)));
@@ -66,8 +70,9 @@ proptest! {
             let runs = missing.runs(block, within);
             prop_assert!(runs.windows(2).all(|pair| pair[0].end() < pair[1].first));
             let found: Vec<u64> = runs.iter().flat_map(|run| run.first..run.end()).collect();
-            let expected: Vec<u64> =
-                (within.first..within.end()).filter(|page| model.contains(&(block, *page))).collect();
+            let expected: Vec<u64> = (within.first..within.end())
+                .filter(|page| model.contains(&(block, *page)))
+                .collect();
             prop_assert_eq!(missing.count_in(block, within), expected.len() as u64);
             prop_assert_eq!(found, expected);
             for page in 0..220 {
@@ -89,7 +94,8 @@ proptest! {
         std::fs::write(&path, &bytes).unwrap();
         if let Ok(missing) = MissingPages::open(&path) {
             let all = PageRange::new(0, u64::MAX);
-            let runs: u64 = (0..SIZES.len()).map(|block| page_count(&missing.runs(block, all))).sum();
+            let runs: u64 =
+                (0..SIZES.len()).map(|block| page_count(&missing.runs(block, all))).sum();
             prop_assert_eq!(missing.count(), runs);
         }
         if cut != len as u64 {

@@ -161,7 +161,10 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_payloads_never_panic(code in 0u8..40, payload in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_payloads_never_panic(
+        code in 0u8..40,
+        payload in prop::collection::vec(any::<u8>(), 0..300),
+    ) {
         if let Some(kind) = Kind::from_code(code) {
             let length = u32::try_from(payload.len()).unwrap();
             let header = FrameHeader { kind, length, sum: checksum(&payload) };
@@ -172,7 +175,11 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_is_noticed(message in message(), at in any::<prop::sample::Index>(), bits in 1u8..) {
+    fn a_changed_byte_is_noticed(
+        message in message(),
+        at in any::<prop::sample::Index>(),
+        bits in 1u8..,
+    ) {
         let mut frame = Vec::new();
         message.encode(&mut frame);
         let at = at.index(frame.len());
@@ -207,12 +214,23 @@ proptest! {
         // Byte strings end where the frame ends, so a shorter one is another valid one.
         let open_ended = matches!(
             header.kind,
-            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Missing | Kind::Ready | Kind::UnitEnd
-                | Kind::PreparePageIn | Kind::Remaining | Kind::Fetch
+            Kind::DeviceState
+                | Kind::Refused
+                | Kind::Abort
+                | Kind::Padding
+                | Kind::Zeros
+                | Kind::Missing
+                | Kind::Ready
+                | Kind::UnitEnd
+                | Kind::PreparePageIn
+                | Kind::Remaining
+                | Kind::Fetch
         );
         if !open_ended {
             let payload = &frame[HEADER_LEN..];
-            let decode = |payload: &[u8]| Message::decode(FrameHeader { sum: checksum(payload), ..header }, payload);
+            let decode = |payload: &[u8]| {
+                Message::decode(FrameHeader { sum: checksum(payload), ..header }, payload)
+            };
             prop_assert!(decode(&payload[..payload.len().saturating_sub(cut)]).is_err());
             let longer = [payload, &[0u8; 1]].concat();
             prop_assert!(decode(&longer).is_err());

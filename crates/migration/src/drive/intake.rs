@@ -127,7 +127,8 @@ impl Intake {
     /// Gives up a stream for which no thread could be started, as if it had broken at once. Its
     /// reader is already gone.
     pub(super) fn not_read(&self, number: u16, why: &std::io::Error) {
-        tracing::error!(stream = number, error = %why, "no thread can be started for a data stream");
+        tracing::error!(stream = number, error = %why, "no thread can be started for a data \
+            stream");
         self.say(&Message::StreamClosed { stream: number, units: 0 });
     }
 

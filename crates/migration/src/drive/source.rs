@@ -494,7 +494,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     .is_some_and(|(_, sent)| sent.elapsed() > self.window_limit()) =>
             {
                 tracing::debug!(
-                    "the control stream's window is not known to be open: the switchover goes without"
+                    "the control stream's window is not known to be open: the switchover goes \
+                    without"
                 );
                 self.window_ping = None;
                 self.look_at_the_streams(Instant::now());

@@ -114,7 +114,8 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
                     return Ok(());
                 }
                 Err(error) => {
-                    tracing::info!(?means, %error, "a means to slow the guest's writers can't be had");
+                    tracing::info!(?means, %error, "a means to slow the guest's writers can't be \
+                        had");
                     match means {
                         ThrottleMeans::Faults => self.no_faults = true,
                         ThrottleMeans::Quota => self.no_quota = true,

@@ -482,19 +482,28 @@ proptest! {
         stream.run(&links[0], 256);
         stream.run(&links[1], 1280);
         let rate = stream.run(&links[1], 512);
-        prop_assert!(rate >= 0.85 * links[1].best(), "{} of {}: {:?}", rate, links[1].best(), stream);
+        prop_assert!(
+            rate >= 0.85 * links[1].best(),
+            "{} of {}: {:?}",
+            rate,
+            links[1].best(),
+            stream
+        );
     }
 
     #[test]
     fn no_figures_confuse_it(
-        bytes in prop::collection::vec((any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()), 1..200),
+        bytes in prop::collection::vec(
+            (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()), 1..200,
+        ),
     ) {
         let mut chooser = Chooser::new(Compression::Auto);
         for (pages, wire, queued, ns) in bytes {
             let packing = chooser.packing(u64::from(pages), false);
             let tally = Tally { pages: u64::from(pages), wire_bytes: u64::from(wire) };
             let time = Duration::from_nanos(u64::from(ns));
-            let effort = Effort { raw_bytes: u64::from(wire), packed_bytes: u64::from(pages), time };
+            let effort =
+                Effort { raw_bytes: u64::from(wire), packed_bytes: u64::from(pages), time };
             let sent = UnitSent {
                 wire_bytes: u64::from(wire),
                 raw: tally,
@@ -504,7 +513,9 @@ proptest! {
                 ..UnitSent::default()
             };
             chooser.sent(packing, &sent, time);
-            prop_assert!(chooser.wire_bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= 0.0));
+            prop_assert!(
+                chooser.wire_bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= 0.0)
+            );
         }
     }
 }

@@ -143,7 +143,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_figures_make_nonsense(rates in prop::array::uniform4(0.0..1e12_f64), bytes in any::<u64>()) {
+        fn no_figures_make_nonsense(
+            rates in prop::array::uniform4(0.0..1e12_f64),
+            bytes in any::<u64>(),
+        ) {
             let runs = runs(rates);
             prop_assert!(limit_of(&runs).is_some());
             if let Some(told) = estimate(bytes, 2, &runs) {

@@ -70,7 +70,8 @@ fn a_small_vm_has_this_command_line() {
         -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,\
         vmport=off,hpet=off,smbus=off,graphics=off,sata=off,memory-backend=ram0 \
         -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
-        -smp 1 -m 1073741824B -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\
+        -smp 1 -m 1073741824B \
+        -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\
         \"mem-path\":\"/proc/self/fd/20\",\"merge\":false,\"prealloc\":false,\
         \"qom-type\":\"memory-backend-file\",\"share\":true,\"size\":1073741824} \
         -add-fd fd=12,set=1,opaque=/run/a,,b/web/console.log \

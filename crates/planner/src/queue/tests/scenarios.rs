@@ -104,8 +104,8 @@ fn the_first_available_target_is_taken() {
     let schedule = given.schedule();
     assert_eq!(
         schedule.waits[0].text,
-        "no target is available (1 without enough memory, 1 away, 1 in maintenance); \
-         best: memory at target c: it needs 4 GiB, 1 GiB are left"
+        "no target is available (1 without enough memory, 1 away, 1 in maintenance); best: memory \
+        at target c: it needs 4 GiB, 1 GiB are left"
     );
 }
 
@@ -136,8 +136,8 @@ fn a_failed_job_waits_for_its_time() {
     }]);
     assert_eq!(
         given.schedule().waits[0].text,
-        "retry in 1 min 30 s: 2 attempts failed, the last with lane-lost \
-         (the migration network between the two hosts was cut)"
+        "retry in 1 min 30 s: 2 attempts failed, the last with lane-lost (the migration network \
+        between the two hosts was cut)"
     );
     given.now_ms += 90_000;
     assert_eq!(started(&given.schedule()), ["x"]);

@@ -313,7 +313,8 @@ mod tests {
             pauses.resize(pauses.len().max(4), Duration::ZERO);
             let time = Duration::from_millis(500);
             let released = run(&mut pacer, &pauses, time);
-            let pages: u64 = (0..).take(pauses.len()).map(|thread| pages_of(&released, thread)).sum();
+            let pages: u64 =
+                (0..).take(pauses.len()).map(|thread| pages_of(&released, thread)).sum();
             let due = limit * time.as_secs_f64();
             let pages = f64::from(u32::try_from(pages).unwrap());
             let window = f64::from(pacer.window_pages());
