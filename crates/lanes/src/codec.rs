@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_codec_makes_smaller_is_left_alone() {
+    fn incompressible_content_is_sent_raw() {
         let mut state = 1u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_tells_what_would_be_sent() {
+    fn a_trial_reports_what_would_be_sent() {
         let (ratios, shrinks) = try_codec(Codec::Zstd, &[pages(&[1, 2], 64), pages(&[3], 8)]);
         assert_eq!(shrinks.raw_bytes, 72 * PAGE as u64);
         assert!(shrinks.packed_bytes < shrinks.raw_bytes / 2, "{shrinks:?}");

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_soon_is_left_out_and_the_end_is_not() {
+    fn early_samples_are_dropped_but_not_the_last() {
         let mut bandwidth = Bandwidth::default();
         for point in [at(10.0, 0), at(20.0, 5), at(30.0, 6), at(90.0, 9)] {
             bandwidth.take(point);

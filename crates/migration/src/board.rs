@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_cut_finer_only_when_nothing_is_on_its_way() {
+    fn chunks_are_split_only_when_nothing_is_in_flight() {
         let mut board = Board::default();
         let (a, b) = (board.open(), board.open());
         board.push(unit(0));

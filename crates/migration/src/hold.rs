@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_point_is_told_and_held_until_its_file_is_gone() {
+    fn a_point_is_reported_and_held_until_its_file_is_gone() {
         let directory = tempfile::tempdir().unwrap();
         for folder in ["hold", "reached"] {
             std::fs::create_dir(directory.path().join(folder)).unwrap();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_otherwise_holds_and_nonsense_is_named() {
+    fn valid_settings_apply_and_invalid_ones_are_named() {
         let set = |json: &str| serde_json::from_str::<PolicySettings>(json).unwrap();
         let settings = set(r#"{"throttle_to": 0.1, "longest_pause_ms": 50, "most_rounds": 12}"#);
         let policy =
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_told_with_what_there_is() {
+    fn a_refused_policy_lists_the_valid_ones() {
         for text in [
             "",
             "fast",

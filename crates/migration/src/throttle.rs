@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_answers_take_is_measured() {
+    fn the_cost_of_answers_is_measured() {
         assert_eq!(means_for(40_000.0, figures(5000, 5), 8, None), ThrottleMeans::Faults);
         assert_eq!(means_for(40_000.0, figures(5000, 25), 8, None), ThrottleMeans::Quota);
         assert_eq!(means_for(20_000.0, figures(5000, 100), 8, None), ThrottleMeans::Quota);
@@ -265,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_seen_it_keeps_its_bounds(
+        fn the_share_stays_within_its_limits(
             seen in prop::collection::vec((0.0..1e9f64, 0.0..1e9f64), 1..200),
         ) {
             let mut control = QuotaLoop::default();

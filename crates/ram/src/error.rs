@@ -125,8 +125,8 @@ pub enum TrackError {
     },
     /// No userfaultfd is available.
     #[error(
-        "no userfaultfd to be had: {reason}; run the agent as root, and see that /dev/userfaultfd \
-        is there (CONFIG_USERFAULTFD) and not barred by a container's device rules"
+        "no userfaultfd available: {reason}; run the agent as root, and check that \
+        /dev/userfaultfd is there (CONFIG_USERFAULTFD) and not barred by a container's device rules"
     )]
     NoUserfaultfd {
         /// What refused it, and why.

@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_in_a_file_is_refused_or_read(at in 0..4160usize, value: u8, cut in 0..5000u64) {
+    fn any_file_is_refused_or_read(at in 0..4160usize, value: u8, cut in 0..5000u64) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing");
         drop(MissingPages::create(&path, &SIZES).unwrap());
@@ -106,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn it_outlives_who_made_it_and_is_nobody_elses() {
+fn it_outlives_its_creator_and_is_private() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("missing");
     std::fs::write(&path, "a leftover").unwrap();
@@ -130,7 +130,7 @@ fn it_outlives_who_made_it_and_is_nobody_elses() {
 }
 
 #[test]
-fn what_is_no_such_file_is_refused() {
+fn an_invalid_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("missing");
     let refused = |what: &str| {
@@ -156,7 +156,7 @@ fn what_is_no_such_file_is_refused() {
 }
 
 #[test]
-fn of_many_who_fetch_a_page_one_is_told_that_it_was_missing() {
+fn one_of_many_fetches_reports_the_page_as_missing() {
     let missing = MissingPages::in_memory(&[10_000, 300]);
     missing.insert(0, PageRange::new(0, u64::MAX));
     missing.insert(1, PageRange::new(7, 100));

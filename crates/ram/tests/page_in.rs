@@ -117,7 +117,7 @@ fn while_fetching<T: Send>(
 }
 
 #[test]
-fn what_is_missing_is_waited_for_and_never_seen_stale() {
+fn the_guest_waits_for_missing_pages_and_never_sees_stale_ones() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -157,7 +157,7 @@ fn writes_of_the_process_and_of_the_kernel_wait_too() {
 }
 
 #[test]
-fn what_is_shown_beforehand_is_not_waited_for() {
+fn pages_shown_beforehand_are_not_waited_for() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -181,7 +181,7 @@ fn what_is_shown_beforehand_is_not_waited_for() {
 }
 
 #[test]
-fn what_the_process_has_mapped_is_told() {
+fn the_mappings_of_the_process_are_reported() {
     let Some(mut shadow) = shadow() else { return };
     let before = shadow.writer.bytes(0, 700, 1);
     assert_eq!(before, [STALE]);
@@ -205,7 +205,7 @@ fn what_the_process_has_mapped_is_told() {
 }
 
 #[test]
-fn the_end_lets_everybody_go_on() {
+fn the_end_releases_all_waiters() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -262,7 +262,7 @@ fn only_what_is_watched_is_waited_for() {
 }
 
 #[test]
-fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
+fn file_content_is_invisible_until_it_is_shown() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -292,7 +292,7 @@ fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
 }
 
 #[test]
-fn an_agent_that_dies_lets_nobody_go_on() {
+fn the_death_of_an_agent_releases_no_waiter() {
     let Some(shadow) = shadow() else { return };
     let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
     let page_in = watch_all(&shadow);
@@ -344,7 +344,7 @@ fn an_agent_that_dies_lets_nobody_go_on() {
 }
 
 #[test]
-fn who_comes_while_memory_is_released_gets_it() {
+fn a_requester_during_a_release_gets_the_memory() {
     let Some(shadow) = shadow() else { return };
     let page_in = attach(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -376,7 +376,7 @@ fn who_comes_while_memory_is_released_gets_it() {
 }
 
 #[test]
-fn what_the_guest_gives_up_is_waited_for_again() {
+fn discarded_pages_are_waited_for_again() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -389,7 +389,7 @@ fn what_the_guest_gives_up_is_waited_for_again() {
 }
 
 #[test]
-fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
+fn a_fully_watched_huge_page_stays_mapped() {
     // Whole huge pages: if a file ends inside one, the kernel uses small pages.
     let pages = [4 * CHUNK_PAGES; 2];
     let prepared =
@@ -497,7 +497,7 @@ fn tracking_and_page_in_keep_out_of_each_others_way() {
 }
 
 #[test]
-fn a_process_that_has_ended_is_told() {
+fn an_ended_process_is_reported() {
     let Some(mut shadow) = shadow() else { return };
     let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
     let page_in = watch_all(&shadow);

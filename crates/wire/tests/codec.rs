@@ -383,7 +383,7 @@ fn deltas_that_can_not_be_are_refused() {
 }
 
 #[test]
-fn an_incarnation_takes_no_bytes_where_there_is_none() {
+fn an_absent_incarnation_takes_no_bytes() {
     let frame = |incarnation| {
         let mut frame = Vec::new();
         Message::Commit { epoch: 2, incarnation }.encode(&mut frame);
@@ -422,7 +422,7 @@ fn more_runs_than_a_frame_holds_are_split() {
 }
 
 #[test]
-fn another_protocol_is_told_apart() {
+fn another_protocol_is_recognized() {
     let mut frame = Vec::new();
     let versions = VersionRange { oldest: 1, newest: 1 };
     Message::Hello { versions, migration: MigrationId([7; 16]), stream: 0 }.encode(&mut frame);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_without_asking_is_paid_for() {
+    fn unrequested_bytes_are_charged_later() {
         let mut bucket = Bucket::new(Duration::ZERO, 1_000_000);
         let burst = bucket.burst_bytes();
         bucket.charge(Duration::ZERO, 2 * burst);
@@ -167,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn who_sends_all_the_time_gets_the_rate(
+        fn a_constant_sender_gets_the_rate(
             rate in 62_500_u64..2_000_000_000,
             late_ns in 0_u64..1_000_000,
         ) {
@@ -200,7 +200,7 @@ mod tests {
         }
 
         #[test]
-        fn another_rate_gives_nothing_away(
+        fn a_new_rate_grants_no_extra_bytes(
             rates in prop::collection::vec(62_500_u64..1_000_000_000, 2..20),
         ) {
             let mut bucket = Bucket::new(Duration::ZERO, rates[0]);

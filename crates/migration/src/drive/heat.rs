@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_sweeps_in_a_row_have_found_comes_last() {
+    fn pages_found_by_two_sweeps_in_a_row_come_last() {
         let mut heat = Heat::of_blocks([5200, 2048].into_iter());
         assert_eq!(heat.order(), (vec![stretch(0, 0, 5200), stretch(1, 0, 2048)], vec![]));
         // From the second chunk into the third, which is not a whole one.

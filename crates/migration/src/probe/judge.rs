@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_tells_wire_and_flow_cap() {
+    fn growth_separates_link_and_flow_limits() {
         for (rates, limit) in [
             ([100.0, 100.0, 100.0, 100.0], Limit::Wire),
             ([50.0, 100.0, 104.0, 112.0], Limit::Wire),

@@ -245,7 +245,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_peers_clock_makes_no_nonsense(
+        fn any_clock_of_a_peer_gives_a_valid_rate(
             times in prop::collection::vec(any::<u64>(), 0..20),
             from in any::<u64>(),
             to in any::<u64>(),

@@ -123,7 +123,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_told_it_stays_within_its_memory(
+        fn any_notifications_stay_within_the_memory_limit(
             prefixes in prop::collection::vec(any::<u64>(), 0..4000),
             page in any::<u64>(),
             most_bytes in 0u64..200_000,

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_sent_once_and_remembered() {
+    fn missing_pages_are_sent_once_and_remembered() {
         let mut owed = Owed::new(&[100, 20]);
         owed.risk(10);
         owed.missing(&[run(0, 5, 3), run(1, 19, 1)]).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_can_not_miss_what_was_sent_as_it_is() {
+    fn a_destination_cannot_miss_more_pages_than_were_referenced() {
         let mut owed = Owed::new(&[100]);
         assert!(owed.missing(&[run(0, 5, 1)]).is_err());
         owed.risk(4);

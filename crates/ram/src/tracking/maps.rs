@@ -260,7 +260,7 @@ nonsense
     }
 
     #[test]
-    fn tells_private_from_absent() {
+    fn private_and_absent_mappings_are_distinguished() {
         let device = rustix::fs::makedev(0, 0x2a);
         let private = mappings_of(MAPS, (device, 1235), PageRange::new(0, 1));
         assert_eq!((private.shared.len(), private.private), (0, 1));
@@ -269,7 +269,7 @@ nonsense
     }
 
     #[test]
-    fn pieces_of_a_mapping_are_one() {
+    fn pieces_of_a_mapping_are_merged() {
         let maps = "\
 7f1000000000-7f1000002000 rw-s 00000000 00:2a 1234      /ram
 7f1000002000-7f1000003000 rw-s 00002000 00:2a 1234      /ram

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_goes_on_as_it_was_seen_to_carry() {
+    fn a_lane_is_paced_by_its_observed_rate() {
         let (mut slow, ms) = (Carried::default(), Duration::from_millis);
         assert_eq!(slow.pace(Duration::ZERO), None);
         // 12.5 MB/s with two streams, with a pause.
