@@ -17,11 +17,12 @@ const MOST_BITS_PER_S: u64 = 10_000_000_000_000;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
     /// The text is not a rate.
-    #[error("`{0}` is no rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
+    #[error("`{0}` is not a rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
     Rate(String),
     /// The text is neither a rate nor `none`.
     #[error(
-        "`{0}` is no limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or none"
+        "`{0}` is not a limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or \
+        none"
     )]
     Limit(String),
     /// The limit is zero, at which nothing would ever arrive.

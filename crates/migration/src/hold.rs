@@ -55,7 +55,7 @@ fn directory() -> Option<&'static Path> {
 fn wait(directory: &Path, point: &str) {
     let held = directory.join("hold").join(point);
     if let Err(error) = std::fs::write(directory.join("reached").join(point), "") {
-        tracing::warn!(point, %error, "nobody learns that this point is reached");
+        tracing::warn!(point, %error, "cannot report that this point is reached");
     }
     if held.exists() {
         tracing::info!(point, "held");

@@ -104,7 +104,7 @@ impl PolicySettings {
             return Some(("throttle_above", why, "write a share from throttle_to to 1"));
         }
         if self.longest_pause_ms.is_some_and(|ms| !(1..=most_pause_ms).contains(&u128::from(ms))) {
-            let why = "such a pause can't be kept to".to_owned();
+            let why = "such a pause cannot be guaranteed".to_owned();
             return Some(("longest_pause_ms", why, "write a number from 1 to 8000"));
         }
         if self.most_rounds.is_some_and(|rounds| !(2..=MOST_ROUNDS).contains(&rounds)) {
@@ -127,8 +127,8 @@ const MOST_ROUNDS: u32 = 1000;
 /// Error for a text that names no goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is no policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or deadline= \
-    with a time such as 90s or 5min"
+    "\"{0}\" is not a policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or \
+    deadline= with a time such as 90s or 5min"
 )]
 pub struct IntentError(String);
 

@@ -647,7 +647,7 @@ mod tests {
             told(&busy)
         );
         let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
-        assert!(told(&Conditions { policy, ..busy }).contains("can't be slowed here"));
+        assert!(told(&Conditions { policy, ..busy }).contains("cannot be slowed here"));
         let report = predict(&idle).to_report();
         assert_eq!(serde_json::to_value(report).unwrap()["means"], "plain");
         assert_eq!(serde_json::to_value(Means::PageIn).unwrap(), Means::PageIn.name());

@@ -32,7 +32,7 @@ pub fn machine_name() -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A file cannot be read or written.
-    #[error("{path} can't be {action}: {source}")]
+    #[error("cannot {action} {path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
@@ -98,7 +98,7 @@ pub enum PkiError {
         why: String,
     },
     /// Certificate, key and authority do not belong together.
-    #[error("{path} can't be used: {why} (certificate, key and authority must belong together)")]
+    #[error("cannot use {path}: {why} (certificate, key and authority must belong together)")]
     Mismatch {
         /// The certificate.
         path: PathBuf,
@@ -155,7 +155,7 @@ pub enum PkiError {
         newest: u64,
     },
     /// A certificate cannot be made.
-    #[error("a certificate can't be made: {0}")]
+    #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
 

@@ -222,15 +222,15 @@ pub enum TrackError {
     },
     /// The userfaultfd does not deliver faults that occur in the kernel.
     #[error(
-        "the guest can't be made to wait, for its writes to be slowed or its memory to come: QEMU \
-        may only handle its own faults; run the agent as root with /dev/userfaultfd, or set \
+        "cannot make the guest wait, for its writes to be slowed or its memory to come: QEMU may \
+        only handle its own faults; run the agent as root with /dev/userfaultfd, or set \
         vm.unprivileged_userfaultfd=1, and start the VM again"
     )]
     NoKernelFaults,
     /// The thread that answers throttled writes has ended.
     #[error(
-        "the writes of process {pid} that were slowed can't be answered any more: the kernel's \
-        userfaultfd failed"
+        "the slowed writes of process {pid} cannot be resolved any more: the kernel's userfaultfd \
+        failed"
     )]
     ThrottleFailed {
         /// QEMU's process.

@@ -126,7 +126,7 @@ fn a_library_without_a_userfaultfd_is_distinguished_from_an_unknown_one() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..3 {
-                let connection = rustix::net::accept(&listener).expect("somebody comes");
+                let connection = rustix::net::accept(&listener).expect("a client connects");
                 let mut bytes = [0u8; MESSAGE_LEN];
                 rustix::net::recv(&connection, &mut bytes, RecvFlags::empty()).expect("a request");
                 let errno =

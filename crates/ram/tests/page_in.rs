@@ -187,7 +187,7 @@ fn the_mappings_of_the_process_are_reported() {
     assert_eq!(before, [STALE]);
     shadow.writer.run("write", 2, 801, 2);
     let page_in = watch_all(&shadow);
-    let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("tells");
+    let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("reports");
     // The kernel may have mapped the pages around it as well.
     for page in [700, 801, 802] {
         assert!(mapped.iter().any(|run| run.contains(page)), "{mapped:?}");
@@ -200,8 +200,8 @@ fn the_mappings_of_the_process_are_reported() {
     let all: BTreeSet<_> =
         (0..PAGES[0]).filter(|page| !is_mapped(0, *page)).map(|page| (0, page)).collect();
     assert!(fetched.is_subset(&all) && !all.is_empty(), "a mapped page was waited for");
-    assert_eq!(page_in.mapped(0, PageRange::new(5, 3)).expect("tells"), [PageRange::new(5, 3)]);
-    assert_eq!(page_in.mapped(1, PageRange::new(0, PAGES[1])).expect("tells"), []);
+    assert_eq!(page_in.mapped(0, PageRange::new(5, 3)).expect("reports"), [PageRange::new(5, 3)]);
+    assert_eq!(page_in.mapped(1, PageRange::new(0, PAGES[1])).expect("reports"), []);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn the_end_releases_all_waiters() {
         let accesses = until_waiting(&page_in, 1);
         assert_eq!((accesses[0].block, accesses[0].page), (1, 64));
         page_in.end().expect("it runs");
-        let (seen, _writer) = waiting.join().expect("goes on");
+        let (seen, _writer) = waiting.join().expect("continues");
         assert_eq!(seen, [STALE]);
     });
     drop((regions, bench));
@@ -283,7 +283,7 @@ fn file_content_is_invisible_until_it_is_shown() {
             waiting.iter().map(|access| access.page).collect::<BTreeSet<_>>(),
             [40, 41].into()
         );
-        assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody saw a page that was not shown");
+        assert!(answer.recv_timeout(A_WHILE).is_err(), "a reader saw a page that was not shown");
         page_in.show(0, PageRange::new(40, 2)).expect("shows");
         assert_eq!(answer.recv().expect("answers"), fresh_bytes(0, PageRange::new(40, 2)));
         reading.join().expect("it has answered");
@@ -313,7 +313,7 @@ fn the_death_of_an_agent_releases_no_waiter() {
             // The agent receives some accesses and dies; others occur while there is no agent.
             let told = until_waiting(&page_in, 2);
             drop(page_in);
-            assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody went on without an agent");
+            assert!(answer.recv_timeout(A_WHILE).is_err(), "a reader continued without an agent");
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
             let told_again = until_waiting(&page_in, 4);
             assert!(
@@ -330,7 +330,7 @@ fn the_death_of_an_agent_releases_no_waiter() {
                 break seen;
             }
         };
-        assert!(seen == fresh_bytes(0, all), "somebody saw a stale page");
+        assert!(seen == fresh_bytes(0, all), "a reader saw a stale page");
         (page_in, reading.join().expect("it has answered"))
     });
     assert_eq!(fetched.len() as u64, PAGES[0]);
@@ -353,7 +353,7 @@ fn a_requester_during_a_release_gets_the_memory() {
         let chunk = PageRange::new((round % 3) * CHUNK_PAGES, 64);
         writer.run("discard", 0, chunk.first, chunk.count);
         page_in.watch(0, chunk).expect("watches");
-        assert_eq!(page_in.mapped(0, chunk).expect("tells"), []);
+        assert_eq!(page_in.mapped(0, chunk).expect("reports"), []);
         let (started, delay) = (Instant::now(), Duration::from_micros(random.below(3000)));
         writer = std::thread::scope(|scope| {
             let reading =
@@ -366,7 +366,7 @@ fn a_requester_during_a_release_gets_the_memory() {
                 page_in.show(0, PageRange::new(chunk.first, 32)).expect("shows");
             }
             page_in.release(0, chunk).expect("releases");
-            let (seen, writer) = reading.join().expect("goes on");
+            let (seen, writer) = reading.join().expect("continues");
             assert!(seen == fresh_bytes(0, chunk), "round {round}: {seen:?}");
             writer
         });
@@ -399,26 +399,31 @@ fn a_fully_watched_huge_page_stays_mapped() {
     shadow.writer.run("write", 0, CHUNK_PAGES, 1);
     let page_in = attach(&shadow);
     let chunk = |index: u64| PageRange::new(index * CHUNK_PAGES, CHUNK_PAGES);
-    if page_in.mapped(0, chunk(0)).expect("tells") != [chunk(0)]
+    if page_in.mapped(0, chunk(0)).expect("reports") != [chunk(0)]
         || huge_kib(shadow.writer.pid()) == 0
     {
         eprintln!("skipped: this kernel maps no huge pages of a tmpfs");
         return;
     }
     page_in.watch(0, chunk(0)).expect("watches");
-    assert_eq!(page_in.mapped(0, chunk(0)).expect("tells"), [chunk(0)], "watching unmaps nothing");
+    assert_eq!(
+        page_in.mapped(0, chunk(0)).expect("reports"),
+        [chunk(0)],
+        "watching unmaps \
+        nothing"
+    );
     // If the boundary of the watched range cuts a huge page, the kernel unmaps all of it, and
     // accesses to its pages wait.
     let half = PageRange::new(CHUNK_PAGES, CHUNK_PAGES / 2);
     page_in.watch(0, half).expect("watches");
-    assert_eq!(page_in.mapped(0, chunk(1)).expect("tells"), []);
+    assert_eq!(page_in.mapped(0, chunk(1)).expect("reports"), []);
     // Memory that is not watched is mapped as a whole at the first access.
     shadow.writer.run("write", 0, 3 * CHUNK_PAGES, 1);
-    assert_eq!(page_in.mapped(0, chunk(3)).expect("tells"), [chunk(3)]);
+    assert_eq!(page_in.mapped(0, chunk(3)).expect("reports"), [chunk(3)]);
     // Watched memory is mapped page by page.
     page_in.watch(1, chunk(1)).expect("watches");
     page_in.show(1, PageRange::new(CHUNK_PAGES, 3)).expect("shows");
-    assert_eq!(page_in.mapped(1, chunk(1)).expect("tells"), [PageRange::new(CHUNK_PAGES, 3)]);
+    assert_eq!(page_in.mapped(1, chunk(1)).expect("reports"), [PageRange::new(CHUNK_PAGES, 3)]);
     page_in.show(1, chunk(1)).expect("shows");
     page_in.show(0, chunk(0)).expect("shows what is mapped");
     page_in.release(1, chunk(1)).expect("releases");

@@ -248,7 +248,7 @@ fn memory_changes_over_only_where_allowed_and_is_reported() {
     assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), (2050..2053).collect());
     assert!(tracked.tracker.changed_over().is_empty());
     tracked.writer.run("write", 0, 2050, 3);
-    assert_eq!(tracked.tracker.throttle_figures().faults, 0, "nobody waited");
+    assert_eq!(tracked.tracker.throttle_figures().faults, 0, "no write waited");
 
     tracked.tracker.let_grow(true);
     let mut out = Vec::new();

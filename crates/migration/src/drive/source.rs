@@ -660,7 +660,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn throttle(&mut self, pages_per_s: f64) {
         if let Err(error) = self.job.tracker.throttle(Some(pages_per_s)) {
-            tracing::warn!(%error, "the guest's writers can't be slowed");
+            tracing::warn!(%error, "cannot slow the guest's writers");
             self.later(Event::CannotThrottle);
         }
     }

@@ -182,7 +182,7 @@ impl Prediction {
             (Means::None, None) if conditions.policy.may_throttle => {
                 format!("{both}: it comes to no pause that the policy allows")
             }
-            (Means::None, None) => format!("{both}, and it can't be slowed here"),
+            (Means::None, None) => format!("{both}, and it cannot be slowed here"),
         }
     }
 }

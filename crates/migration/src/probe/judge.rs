@@ -65,7 +65,7 @@ pub fn estimate(guest_bytes: u64, streams: u32, runs: &[ThroughputRun]) -> Optio
     let best = some().find(|run| run.bytes_per_s * NO_GROWTH >= highest)?;
     #[expect(
         clippy::cast_precision_loss,
-        reason = "a size that f64 does not hold exactly is no VM's"
+        reason = "no VM has a size that f64 does not hold exactly"
     )]
     let time_ms = |run: &ThroughputRun| guest_bytes as f64 / run.bytes_per_s * 1e3;
     Some(MoveEstimate {

@@ -8,8 +8,8 @@ use super::PageBits;
 /// Error: a destination reported pages as missing that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the destination misses pages that were not told by their content (block {block}, {count} \
-    pages from {first})"
+    "the destination misses pages that were not sent by reference (block {block}, {count} pages \
+    from {first})"
 )]
 pub struct Unowed {
     block: u16,

@@ -216,7 +216,7 @@ fn an_endless_device_state_ends_the_migration_and_keeps_the_guest() {
     let failure = moved.result.failure.unwrap();
     assert_eq!(failure.code, FailureCode::HypervisorFailed, "{failure}");
     assert!(failure.detail.contains("device state"), "{failure}");
-    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1, "the guest stands still");
+    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1, "the guest is paused");
     assert!(!moved.guest.released.load(Ordering::SeqCst));
     assert_eq!(moved.said, ["discarded"]);
 }

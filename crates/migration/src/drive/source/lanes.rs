@@ -175,7 +175,10 @@ impl<'a> Lanes<'a> {
     ) -> Result<(), LaneError> {
         let limit = if stopped { STALL_LIMIT_STOPPED } else { STALL_LIMIT };
         for number in self.dispatch.break_stalled(limit) {
-            tracing::warn!(stream = number, "a data stream stands still: the others do its work");
+            tracing::warn!(
+                stream = number,
+                "a data stream has stalled: the others take over its work"
+            );
             control.send(&Message::CloseStream { stream: wire_number(number) })?;
         }
         if stopped {

@@ -142,7 +142,7 @@ fn a_quota_is_released_at_the_stop_and_at_every_end() {
         end(&mut throttled);
         assert_eq!(fakes.said()[0], "free");
         throttled.steer();
-        assert!(fakes.said().is_empty(), "nobody looks any more");
+        assert!(fakes.said().is_empty(), "no check runs any more");
     }
 }
 
