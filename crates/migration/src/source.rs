@@ -1,6 +1,6 @@
-//! The source of a migration as a state machine: (state, event) → (state, actions). It does no I/O
-//! and reads no clock. `drive::source` carries out its decisions, and the tests do so against an
-//! in-memory peer.
+//! The source of a migration as a state machine: (state, event) → (state, actions). It does no
+//! I/O and reads no clock. `drive::source` carries out its decisions, and the tests do so against
+//! an in-memory peer.
 //!
 //! Who may run the guest, by state:
 //! - up to and including [`State::HandingOver`]: the source, whatever fails;

@@ -45,8 +45,8 @@ pub enum MeansUse {
 const ANSWERS_PER_S: f64 = 50_000.0;
 /// Number of answers after which the measured time per answer is used.
 const ENOUGH_ANSWERS: u64 = 1000;
-/// Writes per second of one vCPU that only waits for answers: 25 µs each, including the wake-ups of
-/// handler and vCPU.
+/// Writes per second of one vCPU that only waits for answers: 25 µs each, including the wake-ups
+/// of handler and vCPU.
 const VCPU_WRITES_PER_S: f64 = 40_000.0;
 /// Maximum share of a core that answers, and of a vCPU that waits for answers.
 const BUSY_SHARE: f64 = 0.5;

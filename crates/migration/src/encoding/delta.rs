@@ -98,8 +98,8 @@ mod tests {
         Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 }
     }
 
-    /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs per
-    /// page.
+    /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs
+    /// per page.
     fn unit(told: u64, told_bytes: u64) -> Comparing {
         Comparing { pages: 16, time: Duration::from_micros(32), sampled: 16, told, told_bytes }
     }

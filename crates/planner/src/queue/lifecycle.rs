@@ -1,5 +1,5 @@
-//! Life of a job: (state, event) → (state, actions). No VM is moved twice, whenever a manager dies
-//! and another takes over.
+//! Life of a job: (state, event) → (state, actions). No VM is moved twice, whenever a manager
+//! dies and another takes over.
 //!
 //! **The order ensures that.** The manager chooses the migration's ID, writes it to the store with
 //! the job ([`JobState::Starting`]), and only then asks the source's agent to begin it. Actions are

@@ -1,5 +1,5 @@
-/* The guest of the KVM probe. It does what the first milliseconds of a 64-bit kernel do, reports each
- * step on port 0xe9 and exits through isa-debug-exit at 0xf4 with 0x2a (QEMU then exits with
+/* The guest of the KVM probe. It does what the first milliseconds of a 64-bit kernel do, reports
+ * each step on port 0xe9 and exits through isa-debug-exit at 0xf4 with 0x2a (QEMU then exits with
  * 0x2a * 2 + 1 = 85).
  *
  * Built into probe.bin, a flat multiboot image loaded at 1 MiB, by
@@ -97,7 +97,7 @@ long_mode:
     jmp *%rax
 upper:
     step 'c'
-    mov $gdt_pointer_upper, %eax        /* the descriptor tables again, now through the upper half */
+    mov $gdt_pointer_upper, %eax        /* the descriptor tables again, by the upper half */
     lgdt (%rax)
     mov $0x10, %eax
     mov %eax, %ds
@@ -142,7 +142,7 @@ upper:
     jne fail
     step 'f'
 
-    mov $0x11, %al                      /* both interrupt controllers from vector 32 on, only the timer unmasked */
+    mov $0x11, %al                      /* both PICs from vector 32 on, only the timer unmasked */
     out %al, $0x20
     out %al, $0xa0
     mov $0x20, %al
