@@ -680,7 +680,7 @@ fn invalid_limits_are_refused_clearly() {
             ("0", "a limit of zero"),
             ("0mbit", "a limit of zero"),
             ("999kbit", "999kbit is too low"),
-            ("fast", "`fast` is no limit"),
+            ("fast", "`fast` is not a limit"),
         ] {
             for path in ["/v1/limits/host", "/v1/limits/migration", "/v1/migrations/m0/limit"] {
                 let refused = put(path, limit).await.unwrap_err();

@@ -29,8 +29,8 @@ pub enum Intent {
     Deadline(Duration),
 }
 
-/// Whether the guest may run at the destination while pages of its memory are still at the source. It then needs both hosts, and the
-/// link between them, until the last page has been fetched.
+/// Whether the guest may run at the destination while pages of its memory are still at the source.
+/// It then needs both hosts, and the link between them, until the last page has been fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -104,7 +104,7 @@ impl PolicySettings {
             return Some(("throttle_above", why, "write a share from throttle_to to 1"));
         }
         if self.longest_pause_ms.is_some_and(|ms| !(1..=most_pause_ms).contains(&u128::from(ms))) {
-            let why = "such a pause can't be kept to".to_owned();
+            let why = "such a pause cannot be guaranteed".to_owned();
             return Some(("longest_pause_ms", why, "write a number from 1 to 8000"));
         }
         if self.most_rounds.is_some_and(|rounds| !(2..=MOST_ROUNDS).contains(&rounds)) {
@@ -127,7 +127,8 @@ const MOST_ROUNDS: u32 = 1000;
 /// Error for a text that names no goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is no policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or deadline= with a time such as 90s or 5min"
+    "\"{0}\" is not a policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or \
+    deadline= with a time such as 90s or 5min"
 )]
 pub struct IntentError(String);
 
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_otherwise_holds_and_nonsense_is_named() {
+    fn valid_settings_apply_and_invalid_ones_are_named() {
         let set = |json: &str| serde_json::from_str::<PolicySettings>(json).unwrap();
         let settings = set(r#"{"throttle_to": 0.1, "longest_pause_ms": 50, "most_rounds": 12}"#);
         let policy =
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_told_with_what_there_is() {
+    fn a_refused_policy_lists_the_valid_ones() {
         for text in [
             "",
             "fast",

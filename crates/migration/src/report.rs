@@ -39,8 +39,8 @@ pub enum Outcome {
     Failed,
     /// Somebody cancelled; the guest runs on at the source.
     Cancelled,
-    /// The link broke after the commit and the destination did not answer since: the guest is kept paused at
-    /// the source until it is known whether the destination runs it.
+    /// The link broke after the commit and the destination did not answer since: the guest is kept
+    /// paused at the source until it is known whether the destination runs it.
     InDoubt,
 }
 
@@ -69,8 +69,8 @@ pub struct RoundReport {
     pub zero_pages: u64,
     /// Bytes on the wire.
     pub bytes: u64,
-    /// From the first page looked at to the destination's word that all is applied; to the last page handed to the wire where
-    /// the next round followed at once.
+    /// From the first page looked at to the destination's word that all is applied; to the last
+    /// page handed to the wire where the next round followed at once.
     pub duration_ms: f64,
     /// Pages that the guest dirtied meanwhile, a second.
     pub dirty_pages_per_s: f64,
@@ -92,7 +92,8 @@ pub struct ThrottleReport {
     pub pages: u64,
     /// How long the vCPUs waited, all together.
     pub held_ms: f64,
-    /// The least CPU time that a quota left the vCPUs, in percent of what they could take; none without a quota.
+    /// The least CPU time that a quota left the vCPUs, in percent of what they could take; none
+    /// without a quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_cpu_percent: Option<f64>,
 }
@@ -134,7 +135,8 @@ pub struct FetchTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct WaitClass {
-    /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no end.
+    /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no
+    /// end.
     pub below_ms: Option<f64>,
     /// How many.
     pub waits: u64,
@@ -181,8 +183,8 @@ pub struct LaneReport {
     pub bytes: u64,
     /// Why streams of it broke or could not be opened. Their work was done by the others.
     pub broken: Vec<String>,
-    /// The MTU of its interface, bytes, where packets of that size were found to vanish while small ones passed; its streams went on
-    /// with small ones.
+    /// The MTU of its interface, bytes, where packets of that size were found to vanish while small
+    /// ones passed; its streams went on with small ones.
     #[serde(default)]
     pub vanishing_mtu: Option<u32>,
 }
@@ -238,7 +240,8 @@ pub struct CutReport {
     pub at_ms: f64,
     /// How long nothing was sent after that.
     pub lasted_ms: f64,
-    /// Pages that the destination lacked when it went on, beside what the guest had written meanwhile.
+    /// Pages that the destination lacked when it went on, beside what the guest had written
+    /// meanwhile.
     pub unsent_pages: u64,
     /// How it was noticed.
     pub why: String,
@@ -248,7 +251,8 @@ pub struct CutReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SwitchoverReport {
-    /// Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+    /// Guest stopped → last dirty pages handed to the wire (the device state is written
+    /// meanwhile).
     pub last_pages_ms: f64,
     /// → the device state's last byte and the commit handed to the wire.
     pub device_state_ms: f64,
@@ -295,7 +299,8 @@ pub struct Report {
     pub wire_bytes: u64,
     /// The guest's RAM.
     pub guest_bytes: u64,
-    /// The limit that held the migration's pages at its end: the least of its own, its lanes' and its host's.
+    /// The limit that held the migration's pages at its end: the least of its own, its lanes' and
+    /// its host's.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
     /// The shortest round trip that the lane's pings saw.
@@ -309,8 +314,8 @@ pub struct Report {
     /// Pages that were told by their content, were not there any more, and were sent after all.
     #[serde(default)]
     pub missing_pages: u64,
-    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report; empty where nothing was
-    /// sent, and in the log's line.
+    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the
+    /// report; empty where nothing was sent, and in the log's line.
     #[serde(default)]
     pub bandwidth: Vec<BandwidthPoint>,
     /// Every round.
@@ -325,7 +330,8 @@ pub struct Report {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub policy: Option<Intent>,
-    /// By what it came to its switchover, or that it did not converge; none where it ended by something else, and by QEMU's engine.
+    /// By what it came to its switchover, or that it did not converge; none where it ended by
+    /// something else, and by QEMU's engine.
     #[serde(default)]
     pub means: Option<Means>,
     /// What was foreseen before round 0; none where too little was known.
@@ -388,7 +394,8 @@ pub struct Progress {
     /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
-    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
+    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those
+    /// say that it will be later.
     pub eta_ms: Option<f64>,
     /// Time since the request.
     pub elapsed_ms: f64,
@@ -398,8 +405,9 @@ pub struct Progress {
     /// What the guest's writers are held to; none: they are not slowed.
     #[serde(default)]
     pub throttled_to_pages_per_s: Option<f64>,
-    /// The longest that the guest took to answer lately, as seen at the source's host: it grows while an answer is missing. None where
-    /// the specification names no IPv4 address of the guest, or it has not answered yet.
+    /// The longest that the guest took to answer lately, as seen at the source's host: it grows
+    /// while an answer is missing. None where the specification names no IPv4 address of the guest,
+    /// or it has not answered yet.
     #[serde(default)]
     pub guest_round_trip_ms: Option<f64>,
 }

@@ -32,7 +32,7 @@ pub fn machine_name() -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A file cannot be read or written.
-    #[error("{path} can't be {action}: {source}")]
+    #[error("cannot {action} {path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,9 @@ pub enum PkiError {
     /// Users other than the owner may read the key, or its owner is neither this program's user nor
     /// root.
     #[error(
-        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit pki renew` if others had it"
+        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its user's \
+        alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit \
+        pki renew` if others had it"
     )]
     OpenKey {
         /// The key.
@@ -68,7 +70,8 @@ pub enum PkiError {
     },
     /// The name is not valid in a certificate.
     #[error(
-        "\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and hyphens)"
+        "\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and \
+        hyphens)"
     )]
     BadName {
         name: String,
@@ -85,7 +88,8 @@ pub enum PkiError {
     },
     /// The certificate is not valid at this time.
     #[error(
-        "the certificate {path} {why} (make a new one with `godwit pki renew` where the authority is; a host that joined a manager joins again with a new token)"
+        "the certificate {path} {why} (make a new one with `godwit pki renew` where the authority \
+        is; a host that joined a manager joins again with a new token)"
     )]
     OutOfDate {
         /// The file.
@@ -94,7 +98,7 @@ pub enum PkiError {
         why: String,
     },
     /// Certificate, key and authority do not belong together.
-    #[error("{path} can't be used: {why} (certificate, key and authority must belong together)")]
+    #[error("cannot use {path}: {why} (certificate, key and authority must belong together)")]
     Mismatch {
         /// The certificate.
         path: PathBuf,
@@ -103,7 +107,8 @@ pub enum PkiError {
     },
     /// The request is invalid, or does not prove that its sender has the key.
     #[error(
-        "the certificate signing request is refused: {why} (send PKCS #10 as PEM, signed by the key that it is for)"
+        "the certificate signing request is refused: {why} (send PKCS #10 as PEM, signed by the \
+        key that it is for)"
     )]
     BadRequest {
         /// The reason.
@@ -111,8 +116,9 @@ pub enum PkiError {
     },
     /// The cluster's authority has issued a certificate for browsers.
     #[error(
-        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that trust that authority trust every host \
-        (make an authority for browsers with `godwit pki init --web` and issue the certificate there)"
+        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that \
+        trust that authority trust every host (make an authority for browsers with `godwit pki \
+        init --web` and issue the certificate there)"
     )]
     ClusterAuthority {
         /// The certificate.
@@ -120,7 +126,8 @@ pub enum PkiError {
     },
     /// The authority does not issue certificates of the requested kind.
     #[error(
-        "cannot issue a certificate for {role}: {path} is an authority for {kind} (name another --dir)"
+        "cannot issue a certificate for {role}: {path} is an authority for {kind} (name another \
+        --dir)"
     )]
     OtherAuthority {
         /// The authority's certificate.
@@ -131,7 +138,8 @@ pub enum PkiError {
     },
     /// A revocation list cannot be used.
     #[error(
-        "cannot use the revocation list: {why} (take it anew from the manager, or from `godwit pki crl`)"
+        "cannot use the revocation list: {why} (take it anew from the manager, or from `godwit pki \
+        crl`)"
     )]
     BadList {
         /// The reason.
@@ -147,7 +155,7 @@ pub enum PkiError {
         newest: u64,
     },
     /// A certificate cannot be made.
-    #[error("a certificate can't be made: {0}")]
+    #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
 

@@ -53,7 +53,7 @@ fn device_obstacle(argument: &str) -> Option<Obstacle> {
             "device-vfio",
             why,
             "unplug the device before the migration, or use --engine qemu if its driver can \
-                migrate it",
+            migrate it",
         )
     } else if driver.starts_with("vhost-") {
         let why = "its state is in this host's kernel";

@@ -18,8 +18,7 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 /// A size that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is not a size: write bytes or a whole number with K, M, G or T, like 1GiB or \
-    1536M"
+    "\"{0}\" is not a size: write bytes or a whole number with K, M, G or T, like 1GiB or 1536M"
 )]
 pub struct SizeError(String);
 

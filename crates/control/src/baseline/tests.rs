@@ -74,7 +74,7 @@ async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
     assert_eq!(
         restart,
         [
-            "odd no host says what CPU model pentium3 holds",
+            "odd no host knows the features of CPU model pentium3",
             "plain it lacks aes, avx2 of the baseline"
         ]
     );

@@ -56,7 +56,8 @@ pub struct DryRun {
     pub guest_bytes: u64,
     /// What the migration will be; none where it would be refused.
     pub predicted: Option<Predicted>,
-    /// The longest silence that clients of the guest will see: the pause, and what the lab's client saw beside it.
+    /// The longest silence that clients of the guest will see: the pause, and what the lab's client
+    /// saw beside it.
     pub blackout_ms: Option<f64>,
     /// Why by these means, one line for people.
     pub why: Option<String>,
@@ -174,13 +175,14 @@ impl Prediction {
             }
             (Means::None, Some(limit)) => {
                 format!(
-                    "{both}: held to {limit:.0} pages/s it comes to no pause that the policy allows either"
+                    "{both}: held to {limit:.0} pages/s it comes to no pause that the policy \
+                    allows either"
                 )
             }
             (Means::None, None) if conditions.policy.may_throttle => {
                 format!("{both}: it comes to no pause that the policy allows")
             }
-            (Means::None, None) => format!("{both}, and it can't be slowed here"),
+            (Means::None, None) => format!("{both}, and it cannot be slowed here"),
         }
     }
 }

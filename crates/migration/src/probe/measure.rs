@@ -139,7 +139,8 @@ fn ends_all(failure: &Failure) -> bool {
 }
 
 fn lane_report(failure: &Failure) -> FailureReport {
-    let remedy = "check the network between the two addresses; a migration leaves out a lane that can't be connected";
+    let remedy = "check the network between the two addresses; a migration leaves out a lane that \
+        can't be connected";
     FailureReport { remedy: remedy.to_owned(), ..failure.to_report() }
 }
 

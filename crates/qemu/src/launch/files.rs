@@ -144,8 +144,7 @@ impl FileError {
             }
             FileError::ChainChanged { .. } => {
                 "restore the recorded chain (`qemu-img rebase -u -b FILE -F FORMAT IMAGE`); or, if \
-                you made \
-                 the new one, accept it: delete the VM and create it again, its disks stay"
+                you made the new one, accept it: delete the VM and create it again, its disks stay"
                     .to_owned()
             }
             FileError::NotAllowed { .. } => "give the VM another file".to_owned(),
