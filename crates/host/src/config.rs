@@ -623,7 +623,7 @@ mod tests {
             ),
             ("name = \"a\"\n[limits]\nhost = \"0mbit\"", "agent.toml:3: a limit of zero"),
             ("name = \"a\"\n[limits]\nmigration = \"64kbit\"", "64kbit is too low"),
-            ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is no limit"),
+            ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is not a limit"),
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": the address is not in"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
             ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),
