@@ -88,7 +88,9 @@ fn machine_type(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn qemu_version(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else {
+        return unreported(to.name);
+    };
     if let Some(problem) = &there.qemu_problem {
         let evidence = format!("host {} has no usable QEMU: {problem}", to.name);
         return Found::fail(evidence, "fix that, or choose another host");
@@ -128,7 +130,9 @@ fn memory(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn huge_pages(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else {
+        return unreported(to.name);
+    };
     match (from.huge_pages, there.huge_pages) {
         (true, false) => Found::warn(
             format!(
@@ -193,7 +197,9 @@ fn networks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn lanes(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else {
+        return unreported(to.name);
+    };
     let addresses = &there.migration_addresses;
     if addresses.is_empty() {
         let evidence = format!("host {} has no address for migrations", to.name);
@@ -215,7 +221,9 @@ fn lanes(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn protocol(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (Some(from), Some(there)) = (subject.from.info, to.info) else { return unreported(to.name) };
+    let (Some(from), Some(there)) = (subject.from.info, to.info) else {
+        return unreported(to.name);
+    };
     if from.version == there.version {
         return Found::pass(format!("both agents have version {}", there.version));
     }
