@@ -104,8 +104,7 @@ pub(crate) fn because(one: &Move) -> String {
     if let Some(progress) = one.progress.as_ref().filter(|_| !one.state.is_over()) {
         return format!("{}, {} left", progress.phase, byte_count(progress.remaining_bytes));
     }
-    let failure = one.failure.as_ref();
-    failure.map(|failure| format!("{} ({})", failure.message, failure.remedy)).unwrap_or_default()
+    one.failure.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
 fn move_row(one: &Move) -> Vec<String> {

@@ -1,10 +1,10 @@
 //! `godwit probe`: what a migration would find between two hosts.
 
 use godwit_api::{PROBE_SECONDS, ProbeEvent, ProbeRequest};
-use godwit_migration::FailureReport;
 use godwit_migration::probe::{
     LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
 };
+use godwit_types::Fault;
 use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -144,7 +144,7 @@ fn render(report: &ProbeReport, output: Output) -> String {
     text.push_str(&table(&heads, &rows));
     let mut remarks: Vec<String> = report.lanes.iter().flat_map(remarks).collect();
     if let Some(failure) = &report.together_failure {
-        let FailureReport { code, message, remedy } = failure;
+        let Fault { code, message, remedy } = failure;
         remarks.push(format!("all together: {message} [{code}]\n  remedy: {remedy}\n"));
     }
     if let Some(limit) = report.bandwidth_limit {
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_and_what_holds_a_migration_is_told() {
         let mut report = report(vec![lane([100.0, 200.0, 400.0, 800.0])]);
-        report.together_failure = Some(FailureReport {
+        report.together_failure = Some(Fault {
             code: "lane-lost".to_owned(),
             message: "the peer closed the lane".to_owned(),
             remedy: "check the network".to_owned(),
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn lanes_that_fail_or_swallow_packets_are_told_with_the_mend() {
-        let failure = FailureReport {
+        let failure = Fault {
             code: "lane-lost".into(),
             message: "can't connect".into(),
             remedy: "look at it".into(),

@@ -255,9 +255,8 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{
-        EngineKind, FailureReport, Intent, Means, PhaseReport, RoundReport, ThrottleMeans,
-    };
+    use godwit_migration::{EngineKind, Intent, Means, PhaseReport, RoundReport, ThrottleMeans};
+    use godwit_types::Fault;
 
     use super::*;
 
@@ -397,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_failure_names_reason_and_mend() {
-        let error = FailureReport {
+        let error = Fault {
             code: "peer-unreachable".into(),
             message: "b is gone".into(),
             remedy: "look at b".into(),

@@ -285,9 +285,7 @@ fn default_vm_dirs() -> Vec<PathBuf> {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error(
-        "the configuration {path} can't be read: {source} (name an existing file with --config)"
-    )]
+    #[error("the configuration {path} can't be read: {source}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -295,7 +293,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is no configuration.
-    #[error("{path}:{line}: {why} (docs/host.md lists every key)")]
+    #[error("{path}:{line}: {why}")]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -305,7 +303,7 @@ pub enum ConfigError {
         why: String,
     },
     /// A value makes no sense.
-    #[error("{path}: {key}: {why} ({remedy})")]
+    #[error("{path}: {key}: {why}")]
     Value {
         /// The file.
         path: PathBuf,
@@ -315,6 +313,18 @@ pub enum ConfigError {
         /// What to write instead.
         remedy: String,
     },
+}
+
+impl ConfigError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            ConfigError::Read { .. } => "name an existing file with --config".to_owned(),
+            ConfigError::Syntax { .. } => "docs/host.md lists every key".to_owned(),
+            ConfigError::Value { remedy, .. } => remedy.clone(),
+        }
+    }
 }
 
 impl Config {
@@ -637,13 +647,15 @@ mod tests {
             (&long, "too long for the sockets"),
         ];
         for (text, expected) in cases {
-            let error = parse(text).unwrap_err().to_string();
+            let error = parse(text).unwrap_err();
+            let error = format!("{error} ({})", error.remedy());
             assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
         }
         let alone = parse("").unwrap();
         assert_eq!((alone.name, alone.listen.len()), (godwit_pki::machine_name(), 0));
         assert!(Config::load_or_alone(Path::new("/nonexistent/agent.toml")).is_err());
-        let error = Config::load(Path::new("/nonexistent/agent.toml")).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/agent.toml") && error.contains("--config"), "{error}");
+        let error = Config::load(Path::new("/nonexistent/agent.toml")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/agent.toml"), "{error}");
+        assert!(error.remedy().contains("--config"), "{}", error.remedy());
     }
 }

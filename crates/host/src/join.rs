@@ -47,16 +47,14 @@ pub struct JoinedHost {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The manager is not to be asked so.
-    #[error(
-        "{endpoint} is unprotected: who listens there could join in this host's place (name an https:// address)"
-    )]
+    #[error("{endpoint} is unprotected: who listens there could join in this host's place")]
     Unprotected {
         /// Where it should be.
         endpoint: Endpoint,
     },
     /// The host knows another authority.
     #[error(
-        "{path} is another authority than the token's ({found}): this host belongs to another cluster (name another --dir, or remove it)"
+        "{path} is another authority than the token's ({found}): this host belongs to another cluster"
     )]
     OtherAuthority {
         /// The authority's certificate that is there.
@@ -64,7 +62,7 @@ pub enum JoinError {
         found: Fingerprint,
     },
     /// What came back is not what was asked for.
-    #[error("the manager's answer is refused: {0} (nothing was changed; look after the manager)")]
+    #[error("the manager's answer is refused: {0}")]
     Answer(String),
     /// The manager can't be asked, or says no.
     #[error(transparent)]
@@ -79,6 +77,21 @@ pub enum JoinError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl JoinError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            JoinError::Unprotected { .. } => "name an https:// address".to_owned(),
+            JoinError::OtherAuthority { .. } => "name another --dir, or remove it".to_owned(),
+            JoinError::Answer(_) => "nothing was changed; look after the manager".to_owned(),
+            JoinError::Manager(error) => error.remedy().to_owned(),
+            JoinError::Pki(error) => error.remedy(),
+            JoinError::File { .. } => String::new(),
+        }
+    }
 }
 
 /// The files of a host.

@@ -394,7 +394,8 @@ pub(crate) async fn time(
 mod tests {
     use std::collections::BTreeSet;
 
-    use godwit_migration::{FailureReport, FetchTimes, LaneReport, ThrottleReport, WaitClass};
+    use godwit_migration::{FetchTimes, LaneReport, ThrottleReport, WaitClass};
+    use godwit_types::Fault;
 
     use super::*;
     use crate::migrations::tests::report;
@@ -418,11 +419,8 @@ mod tests {
 
     /// One that has had everything.
     fn eventful() -> Report {
-        let error = FailureReport {
-            code: "lane-lost".into(),
-            message: "cut".into(),
-            remedy: String::new(),
-        };
+        let error =
+            Fault { code: "lane-lost".into(), message: "cut".into(), remedy: String::new() };
         Report {
             outcome: Outcome::Failed,
             error: Some(error),

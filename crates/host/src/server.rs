@@ -37,19 +37,17 @@ pub use routes::router;
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Its state can't be used.
-    #[error(transparent)]
+    #[error("{}", .0.message)]
     State(#[from] ApiError),
     /// An address is taken or is not this host's.
-    #[error("the agent can't listen on {address}: {source} ({})", listen_mend(.source))]
+    #[error("the agent can't listen on {address}: {source}")]
     Listen {
         address: SocketAddr,
         /// Why.
         source: io::Error,
     },
     /// The socket can't be made.
-    #[error(
-        "the agent's socket {path} can't be made: {source} (is its directory writable? socket of the configuration names it)"
-    )]
+    #[error("the agent's socket {path} can't be made: {source}")]
     Socket {
         /// The socket.
         path: PathBuf,
@@ -57,16 +55,32 @@ pub enum RunError {
         source: io::Error,
     },
     /// Another agent answers on the socket.
-    #[error(
-        "another agent listens on {path} already (stop it, or give this one its own socket, state_dir and run_dir)"
-    )]
+    #[error("another agent listens on {path} already")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
     },
     /// Signals can't be caught.
-    #[error("signals can't be caught: {0} (is a limit of the system reached?)")]
+    #[error("signals can't be caught: {0}")]
     Signals(io::Error),
+}
+
+impl RunError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            RunError::State(error) => error.remedy.clone(),
+            RunError::Listen { source, .. } => listen_mend(source).to_owned(),
+            RunError::Socket { .. } => {
+                "is its directory writable? socket of the configuration names it".to_owned()
+            }
+            RunError::SocketInUse { .. } => {
+                "stop it, or give this one its own socket, state_dir and run_dir".to_owned()
+            }
+            RunError::Signals(_) => "is a limit of the system reached?".to_owned(),
+        }
+    }
 }
 
 fn listen_mend(error: &io::Error) -> &'static str {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use godwit_wire::Reason;
 
-use crate::report::FailureReport;
+use godwit_types::Fault;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $remedy:literal;)*) => {
@@ -98,12 +98,8 @@ impl Failure {
 
     /// Converts the failure to its form in reports.
     #[must_use]
-    pub fn to_report(&self) -> FailureReport {
-        FailureReport {
-            code: self.code.name().into(),
-            message: self.detail.clone(),
-            remedy: self.code.remedy().into(),
-        }
+    pub fn to_fault(&self) -> Fault {
+        Fault::new(self.code.name(), &self.detail, self.code.remedy())
     }
 }
 

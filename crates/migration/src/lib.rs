@@ -41,9 +41,9 @@ pub use policy::{
 pub use predict::{DryRun, Means, Predicted};
 pub use reference::ReferenceUse;
 pub use report::{
-    CutReport, EngineKind, FailureReport, FetchTimes, LaneProgress, LaneReport, Outcome,
-    PageInReport, PhaseReport, Progress, Report, RoundReport, SwitchoverReport, ThrottleReport,
-    WaitClass, millis, nanos,
+    CutReport, EngineKind, FetchTimes, LaneProgress, LaneReport, Outcome, PageInReport,
+    PhaseReport, Progress, Report, RoundReport, SwitchoverReport, ThrottleReport, WaitClass,
+    millis, nanos,
 };
 pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};
 pub use throttle::{LEAST_SHARE, MeansUse, QuotaLoop, ThrottleMeans, means_for};

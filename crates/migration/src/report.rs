@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use godwit_lanes::{BitRate, Lane};
+use godwit_types::Fault;
 use godwit_wire::{FIRST_WAIT_CLASS_NS, PagedIn, WAIT_CLASSES};
 use serde::{Deserialize, Serialize};
 
@@ -42,19 +43,6 @@ pub enum Outcome {
     /// The link broke after the commit and the destination did not answer since: the guest is kept paused at
     /// the source until it is known whether the destination runs it.
     InDoubt,
-}
-
-/// Why a migration did not complete.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct FailureReport {
-    /// Stable code for programs, kebab-case.
-    pub code: String,
-    /// What failed and why, one line for people.
-    pub message: String,
-    /// What to do about it.
-    #[serde(alias = "mend")]
-    pub remedy: String,
 }
 
 /// One sweep over the guest's memory.
@@ -339,7 +327,7 @@ pub struct Report {
     /// The pause in pieces; none where the engine does not tell them.
     pub switchover: Option<SwitchoverReport>,
     /// Why it did not complete.
-    pub error: Option<FailureReport>,
+    pub error: Option<Fault>,
 }
 
 impl Report {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::helper::{helper, spawn};
-use crate::obstacle::Obstacle;
+use godwit_types::Fault;
 
 /// The first QEMU that Godwit works with: `-device` and `-object` in JSON, `x-ignore-shared` beside file backends.
 pub const OLDEST_QEMU: (u32, u32, u32) = (7, 2, 0);
@@ -96,8 +96,8 @@ impl InspectError {
 
     /// Code, message and remedy together.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::launch::QMP_SOCKET;
-use crate::obstacle::Obstacle;
 use crate::qmp::{Qmp, QmpError};
+use godwit_types::Fault;
 
 /// How long QEMU may take to end when told to: it flushes its disks.
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
@@ -112,8 +112,8 @@ impl AdoptError {
 
     /// Code, message and remedy together.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

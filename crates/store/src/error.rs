@@ -30,9 +30,7 @@ impl std::fmt::Display for Written {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A key is not as the transaction expected it. Nothing was written.
-    #[error(
-        "{key} has changed meanwhile: {expected} was expected, it is {found} (read it again and decide anew)"
-    )]
+    #[error("{key} has changed meanwhile: {expected} was expected, it is {found}")]
     Conflict {
         /// The first such key.
         key: String,
@@ -41,7 +39,7 @@ pub enum StoreError {
         found: KeyState,
     },
     /// This manager leads no more. Nothing was written.
-    #[error("this manager leads no more: {why} (requests go to the manager that leads)")]
+    #[error("this manager leads no more: {why}")]
     LeadershipLost {
         /// How that came.
         why: Loss,
@@ -57,7 +55,7 @@ pub enum StoreError {
         written: Written,
     },
     /// The store answers and does not want to.
-    #[error("the store {store} refuses: {why} ({remedy})")]
+    #[error("the store {store} refuses: {why}")]
     Refused {
         /// The file, or the endpoints.
         store: String,
@@ -67,17 +65,13 @@ pub enum StoreError {
         remedy: &'static str,
     },
     /// Changes that a watch should tell are forgotten.
-    #[error(
-        "the changes after revision {since} are not kept any more (read everything again and watch from there)"
-    )]
+    #[error("the changes after revision {since} are not kept any more")]
     HistoryGone {
         /// Where the watch stood.
         since: Revision,
     },
     /// A transaction is beyond a bound that all stores share.
-    #[error(
-        "a transaction has {is} {what}, {most} at most can be written at once (ask for less at a time: fewer names, labels or VMs)"
-    )]
+    #[error("a transaction has {is} {what}, {most} at most can be written at once")]
     TooBig {
         /// What there is too much of.
         what: &'static str,
@@ -94,20 +88,16 @@ pub enum StoreError {
         why: &'static str,
     },
     /// A transaction that says two things of one key.
-    #[error("a transaction writes {key} twice (write the last value only)")]
+    #[error("a transaction writes {key} twice")]
     WrittenTwice { key: String },
     /// Another manager works with the same file.
-    #[error(
-        "another manager uses {path} already (stop it, give this one its own file, or use etcd for several managers)"
-    )]
+    #[error("another manager uses {path} already")]
     InUse {
         /// The file.
         path: PathBuf,
     },
     /// The file is not whole.
-    #[error(
-        "{path} is damaged: {why} (stop the manager, keep the file aside, and restore the last backup: docs/store.md)"
-    )]
+    #[error("{path} is damaged: {why}")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -115,15 +105,13 @@ pub enum StoreError {
         why: String,
     },
     /// The file belongs to another program.
-    #[error("{path} is a database of another program (give the manager a file of its own)")]
+    #[error("{path} is a database of another program")]
     Foreign {
         /// The file.
         path: PathBuf,
     },
     /// The file was written by a later version.
-    #[error(
-        "{path} has format {found}, this version knows {known} at most (start the later version again, or restore the backup from before the upgrade)"
-    )]
+    #[error("{path} has format {found}, this version knows {known} at most")]
     Later {
         /// The file.
         path: PathBuf,
@@ -133,7 +121,7 @@ pub enum StoreError {
         known: u32,
     },
     /// The file system says no.
-    #[error("{path} can't be {action}: {source} (is the disk full or not writable?)")]
+    #[error("{path} can't be {action}: {source}")]
     File {
         /// The file.
         path: PathBuf,
@@ -148,6 +136,28 @@ pub enum StoreError {
         /// What is wrong, and what is right.
         why: String,
     },
+}
+
+impl StoreError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            StoreError::Conflict { .. } => "read it again and decide anew".to_owned(),
+            StoreError::LeadershipLost { .. } => "requests go to the manager that leads".to_owned(),
+            StoreError::Unavailable { .. } => "ask again in a moment; if it stays so, see whether the store runs, and docs/store.md".to_owned(),
+            StoreError::Refused { remedy, .. } => (*remedy).to_owned(),
+            StoreError::HistoryGone { .. } => "read everything again and watch from there".to_owned(),
+            StoreError::TooBig { .. } => "ask for less at a time: fewer names, labels or VMs".to_owned(),
+            StoreError::WrittenTwice { .. } => "write the last value only".to_owned(),
+            StoreError::InUse { .. } => "stop it, give this one its own file, or use etcd for several managers".to_owned(),
+            StoreError::Damaged { .. } => "stop the manager, keep the file aside, and restore the last backup: docs/store.md".to_owned(),
+            StoreError::Foreign { .. } => "give the manager a file of its own".to_owned(),
+            StoreError::Later { .. } => "start the later version again, or restore the backup from before the upgrade".to_owned(),
+            StoreError::File { .. } => "is the disk full or not writable?".to_owned(),
+            StoreError::BadKey { .. } | StoreError::Settings { .. } => String::new(),
+        }
+    }
 }
 
 pub(crate) fn file_error(

@@ -38,9 +38,7 @@ pub enum RecordError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A later version of the manager wrote it.
-    #[error(
-        "{key} is a {kind} of version {found}, this manager knows {known} at most (start the later manager again, or restore the backup from before the upgrade)"
-    )]
+    #[error("{key} is a {kind} of version {found}, this manager knows {known} at most")]
     Later {
         /// Where it is.
         key: String,
@@ -51,9 +49,7 @@ pub enum RecordError {
         known: u32,
     },
     /// It is too old.
-    #[error(
-        "{key} is a {kind} of version {found}, which this manager knows no more (start a manager between the two first: it brings records forward)"
-    )]
+    #[error("{key} is a {kind} of version {found}, which this manager knows no more")]
     Earlier {
         /// Where it is.
         key: String,
@@ -62,7 +58,7 @@ pub enum RecordError {
         found: u32,
     },
     /// It is no such record.
-    #[error("{key} is no {kind}: {why} (restore it from a backup, or remove the key)")]
+    #[error("{key} is no {kind}: {why}")]
     Unreadable {
         /// Where it is.
         key: String,
@@ -80,6 +76,27 @@ pub enum RecordError {
         /// What is wrong.
         why: String,
     },
+}
+
+impl RecordError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            RecordError::Store(error) => error.remedy(),
+            RecordError::Later { .. } => {
+                "start the later manager again, or restore the backup from before the upgrade"
+                    .to_owned()
+            }
+            RecordError::Earlier { .. } => {
+                "start a manager between the two first: it brings records forward".to_owned()
+            }
+            RecordError::Unreadable { .. } => {
+                "restore it from a backup, or remove the key".to_owned()
+            }
+            RecordError::Unwritable { .. } => String::new(),
+        }
+    }
 }
 
 /// A record as it was read.
@@ -336,7 +353,7 @@ mod tests {
         let error = HOSTS.decode_text("hosts/a", later).unwrap_err();
         assert!(matches!(error, RecordError::Later { found: 4, known: 3, .. }));
         assert!(
-            error.to_string().contains("hosts/a") && error.to_string().contains("backup"),
+            error.to_string().contains("hosts/a") && error.remedy().contains("backup"),
             "{error}"
         );
     }

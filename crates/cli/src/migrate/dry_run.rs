@@ -143,7 +143,8 @@ fn of_lanes(lanes: &LanesFigures) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use godwit_migration::predict::DirtySample;
-    use godwit_migration::{EncodingName, FailureReport, Intent};
+    use godwit_migration::{EncodingName, Intent};
+    use godwit_types::Fault;
 
     use super::*;
 
@@ -220,7 +221,7 @@ mod tests {
             &["would not move", "gives up", "after about 12.34 s"],
         );
         assert_eq!(Exit::of_dry_run(&told), Exit::Preflight);
-        let error = FailureReport {
+        let error = Fault {
             code: "insufficient-memory".into(),
             message: "host b has not enough".into(),
             remedy: "take another".into(),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_api::{ClientError, ErrorCode, VmState};
 use godwit_migration::{Outcome, Report};
-use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, Whereabouts};
+use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, Whereabouts};
+use godwit_types::Fault;
 use tokio::time::sleep;
 
 use super::job::Job;
@@ -73,12 +74,7 @@ impl FollowedAgents {
         let client = match self.hosts.client_of(&job.from) {
             Ok(client) => client,
             Err(problem) => {
-                let failure = JobFailure {
-                    code: problem.code.name(),
-                    message: problem.detail,
-                    remedy: problem.remedy,
-                };
-                return JobEvent::Refused { migration, failure };
+                return JobEvent::Refused { migration, failure: Fault::from(&problem) };
             }
         };
         self.hosts.name_peers(&job.from).await;
@@ -86,10 +82,7 @@ impl FollowedAgents {
         match client.migrate(&job.vm, &job.migration_request(&migration, target)).await {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
-                let code = error.code.to_string();
-                let failure =
-                    bounded(JobFailure { code, message: error.message, remedy: error.remedy });
-                JobEvent::Refused { migration, failure }
+                JobEvent::Refused { migration, failure: bounded(Fault::from(error)) }
             }
             Err(error) => {
                 tracing::warn!(job = job.id, migration, %error, "it is not known whether a migration has begun");
@@ -125,13 +118,8 @@ impl FollowedAgents {
 /// What a report says of a job.
 pub(super) fn ended(report: &Report) -> Ended {
     let failure = || {
-        let error = report.error.as_ref();
-        bounded(JobFailure {
-            code: error.map_or("internal".to_owned(), |error| error.code.clone()),
-            message: error
-                .map_or("the report does not say why".to_owned(), |error| error.message.clone()),
-            remedy: error.map_or(String::new(), |error| error.remedy.clone()),
-        })
+        let unsaid = || Fault::new("internal", "the report does not say why", "");
+        bounded(report.error.clone().unwrap_or_else(unsaid))
     };
     match report.outcome {
         Outcome::Completed => Ended::Completed,
@@ -142,10 +130,10 @@ pub(super) fn ended(report: &Report) -> Ended {
 }
 
 /// A failure as it is kept: its texts are a host's.
-fn bounded(JobFailure { code, message, remedy }: JobFailure) -> JobFailure {
+fn bounded(Fault { code, message, remedy }: Fault) -> Fault {
     let [code, message, remedy] =
         [code, message, remedy].map(|text| beginning(&text, MOST_REASON_BYTES));
-    JobFailure { code, message, remedy }
+    Fault { code, message, remedy }
 }
 
 /// Where a VM is, as the hosts tell that are heard.

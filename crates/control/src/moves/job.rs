@@ -2,9 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use godwit_api::control::{
-    CreateMove, Move, MoveFailure, MovePriority, MoveState, Problem, ProblemCode, Waits,
-};
+use godwit_api::control::{CreateMove, Move, MovePriority, MoveState, Problem, ProblemCode, Waits};
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
 use godwit_store::records::{Record, Table};
@@ -12,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use godwit_planner::queue::Priority;
-use godwit_planner::queue::lifecycle::{JobFailure, JobState};
+use godwit_planner::queue::lifecycle::JobState;
 
 pub(crate) const MOVES: Table<SavedMove> = Table::new();
 
@@ -276,7 +274,7 @@ impl Job {
             // Of one that ended before it began there is none.
             migration: self.state.migration().filter(|_| self.attempts > 0).map(str::to_owned),
             progress: self.progress.clone(),
-            failure: failure.map(told_failure),
+            failure: failure.cloned(),
             report: None,
         }
     }
@@ -287,11 +285,6 @@ fn under_way_to(state: &JobState) -> Option<&String> {
         JobState::Starting(attempt) | JobState::Running(attempt) => Some(&attempt.target),
         _ => None,
     }
-}
-
-fn told_failure(failure: &JobFailure) -> MoveFailure {
-    let JobFailure { code, message, remedy } = failure.clone();
-    MoveFailure { code, message, remedy }
 }
 
 /// The job whose attempt has this name, if it is a job's.

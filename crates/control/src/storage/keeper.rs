@@ -458,10 +458,6 @@ async fn write_some(
     Ok(())
 }
 
-/// What helps where the store does not answer.
-const STORE_AWAY: &str =
-    "ask again in a moment; if it stays so, see whether the store runs, and docs/store.md";
-
 /// What a store's trouble is to who asked.
 fn problem(error: &RecordError) -> Problem {
     let code = match error {
@@ -471,14 +467,11 @@ fn problem(error: &RecordError) -> Problem {
         RecordError::Store(StoreError::TooBig { .. }) => ProblemCode::InvalidRequest,
         _ => ProblemCode::ManagerFailed,
     };
-    let text = error.to_string();
-    // The store's errors have their remedies in brackets at their ends.
-    let (detail, remedy) = match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
-        Some((detail, remedy)) => (detail, remedy),
-        None if code == ProblemCode::StoreAway => (text.as_str(), STORE_AWAY),
-        None => (text.as_str(), "see what the manager has logged, and docs/store.md"),
+    let remedy = match error.remedy() {
+        remedy if remedy.is_empty() => "see what the manager has logged, and docs/store.md".into(),
+        remedy => remedy,
     };
-    Problem::new(code, detail, remedy)
+    Problem::new(code, error.to_string(), remedy)
 }
 
 #[cfg(test)]

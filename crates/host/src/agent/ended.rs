@@ -203,7 +203,7 @@ pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
         );
     }
     tracing::info!(vm = vm.name.as_str(), error = ?report.error, "its guest has shut itself down");
-    Report { error: Some(shut_down(&vm.name).to_report()), ..report }
+    Report { error: Some(shut_down(&vm.name).to_fault()), ..report }
 }
 
 /// Failure of a migration whose guest shut itself down before its hand-over.

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
 use godwit_migration::handover::Ownership;
 use godwit_migration::{
-    Compression, DryRun, EngineKind, FailureCode, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome,
-    ReferenceUse, Report, millis,
+    Compression, DryRun, EngineKind, FailureCode, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse,
+    Report, millis,
 };
 use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_types::Fault;
 
 use crate::agent::ended::explain_shut_down;
 use crate::agent::lifecycle::whole;
@@ -217,7 +218,7 @@ impl Agent {
         engine_began: bool,
     ) -> Report {
         let outcome = if engine_began { Outcome::InDoubt } else { Outcome::Failed };
-        let error = FailureReport {
+        let error = Fault {
             code: ErrorCode::HostFailed.to_string(),
             message: format!("the engine failed: {error}"),
             remedy: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"

@@ -9,11 +9,12 @@ use godwit_api::{ApiError, ErrorCode, IncomingChecked, MigrationRequest};
 use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{GuestFigures, LanesFigures, Prediction, predict};
-use godwit_migration::{DryRun, FailureReport, Policy, millis};
+use godwit_migration::{DryRun, Policy, millis};
 use godwit_qemu::VmName;
+use godwit_types::Fault;
 
 use super::foresight::{GuestSeen, Looking, survey};
-use super::outgoing::{Outgoing, Tracker, report_of_api, report_of_client};
+use super::outgoing::{Outgoing, Tracker, report_of_client};
 use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::lanes_seen::LanesCarry;
@@ -35,13 +36,13 @@ const LOOKS: [Duration; 6] = [
 /// Why a dry run says nothing of the migration.
 enum Ended {
     /// The migration would be refused: so its report would say.
-    Refused(FailureReport),
+    Refused(Fault),
     /// It is the dry run that can't be.
     Failed(ApiError),
 }
 
-impl From<FailureReport> for Ended {
-    fn from(refused: FailureReport) -> Ended {
+impl From<Fault> for Ended {
+    fn from(refused: Fault) -> Ended {
         Ended::Refused(refused)
     }
 }
@@ -113,7 +114,7 @@ pub(crate) async fn dry_run(
 
 impl Outgoing {
     async fn foretell(&self) -> Result<Foretold, Ended> {
-        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
+        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
@@ -137,10 +138,7 @@ impl Outgoing {
     }
 
     /// What the destination would refuse is refused; else the lanes that the migration would use.
-    async fn check_at_destination(
-        &self,
-        qemu: &godwit_qemu::QemuInfo,
-    ) -> Result<Vec<Lane>, FailureReport> {
+    async fn check_at_destination(&self, qemu: &godwit_qemu::QemuInfo) -> Result<Vec<Lane>, Fault> {
         let checked: IncomingChecked = self
             .peer
             .post("/v1/incoming/checks", &self.incoming_request(qemu))
@@ -150,7 +148,7 @@ impl Outgoing {
         let theirs: Vec<_> =
             checked.addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
         let lanes = godwit_lanes::pair(&ours, &theirs);
-        self.check_streams(lanes.len()).map_err(|failure| failure.to_report())?;
+        self.check_streams(lanes.len()).map_err(|failure| failure.to_fault())?;
         Ok(lanes)
     }
 

@@ -16,9 +16,10 @@ use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
 };
 use godwit_migration::handover::{Incarnation, Ownership};
-use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, ReferenceUse, nanos};
+use godwit_migration::{EngineKind, Failure, FailureCode, ReferenceUse, nanos};
 use godwit_qemu::{Accelerator, Uuid};
 use godwit_ram::{PageRange, Region};
+use godwit_types::Fault;
 use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
 
@@ -74,7 +75,7 @@ enum Fate {
     Receiving,
     /// It is this host's; its vCPUs run since then, where that is known.
     Runs(Option<Instant>),
-    Refused(FailureReport),
+    Refused(Fault),
     Broken,
 }
 
@@ -99,7 +100,7 @@ impl Entry {
     }
 
     pub(super) fn refused(&self, failure: &Failure) {
-        self.fate.send_replace(Fate::Refused(failure.to_report()));
+        self.fate.send_replace(Fate::Refused(failure.to_fault()));
     }
 
     pub(super) fn broken(&self) {

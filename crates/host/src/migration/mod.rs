@@ -62,7 +62,7 @@ pub async fn run(
     let peer = match agent.peer(&request.to) {
         Ok(peer) => peer,
         Err(error) => {
-            let error = Some(outgoing::report_of_api(error));
+            let error = Some(godwit_types::Fault::from(error));
             return Report { error, ..blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
         }
     };

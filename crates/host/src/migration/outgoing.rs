@@ -16,12 +16,13 @@ use godwit_migration::drive::{
 };
 use godwit_migration::handover::Ownership;
 use godwit_migration::{
-    CutReport, EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome,
-    PageInUse, Policy, Predicted, ReferenceUse, Report, SwitchoverReport, millis,
+    CutReport, EngineKind, Failure, FailureCode, LaneReport, Means, Outcome, PageInUse, Policy,
+    Predicted, ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
+use godwit_types::Fault;
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
@@ -62,8 +63,8 @@ impl Outgoing {
     async fn try_run(
         &self,
         control: &MigrationControl,
-    ) -> Result<(Sent, Duration, Option<Predicted>), FailureReport> {
-        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
+    ) -> Result<(Sent, Duration, Option<Predicted>), Fault> {
+        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         hold("preflight");
         let tracker = self.attach().await?;
@@ -89,15 +90,15 @@ impl Outgoing {
             // Where the streams never came to be, nobody else tells the destination to forget it.
             verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
-        Ok((sent.map_err(|failure| failure.to_report())?, preflight, predicted))
+        Ok((sent.map_err(|failure| failure.to_fault())?, preflight, predicted))
     }
 
     /// What keeps this engine from moving the VM, before anything is made.
-    pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), FailureReport> {
+    pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), Fault> {
         let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec, qemu);
         if let Some(first) = obstacles.first() {
             let all: Vec<_> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
-            return Err(FailureReport {
+            return Err(Fault {
                 code: first.code.to_string(),
                 message: format!(
                     "the external engine can't move VM \"{}\": {}",
@@ -108,7 +109,7 @@ impl Outgoing {
             });
         }
         match self.agent.tracking_problem() {
-            Some(problem) => Err(FailureReport {
+            Some(problem) => Err(Fault {
                 code: ErrorCode::Preflight.to_string(),
                 message: format!("host {} can't track memory: {problem}", self.agent.config().name),
                 remedy: "remedy that, or use --engine qemu".into(),
@@ -117,7 +118,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) async fn attach(&self) -> Result<Tracker, FailureReport> {
+    pub(super) async fn attach(&self) -> Result<Tracker, Fault> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
             DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
@@ -133,8 +134,8 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn not_trackable(&self, why: &str) -> FailureReport {
-        FailureReport {
+    pub(super) fn not_trackable(&self, why: &str) -> Fault {
+        Fault {
             code: ErrorCode::Preflight.to_string(),
             message: format!("the memory of VM \"{}\" can't be tracked: {why}", self.vm.name),
             remedy: "remedy that, or use --engine qemu".into(),
@@ -171,9 +172,9 @@ impl Outgoing {
     pub(super) async fn ask_destination(
         &self,
         qemu: &godwit_qemu::QemuInfo,
-    ) -> Result<IncomingAccepted, FailureReport> {
+    ) -> Result<IncomingAccepted, Fault> {
         // Before there is anything of it: an agent that is started anew has it removed.
-        self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(report_of_api)?;
+        self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(Fault::from)?;
         self.peer
             .post("/v1/incoming", &self.incoming_request(qemu))
             .await
@@ -467,12 +468,12 @@ impl Outgoing {
             rounds: result.rounds,
             phases: result.phases,
             switchover: result.switchover,
-            error: result.failure.map(|failure| failure.to_report()),
+            error: result.failure.map(|failure| failure.to_fault()),
             ..self.blank(Outcome::Failed)
         }
     }
 
-    pub(super) fn failed(&self, failure: FailureReport) -> Report {
+    pub(super) fn failed(&self, failure: Fault) -> Report {
         let outcome = match failure.code.as_str() {
             code if code == FailureCode::Cancelled.name() => Outcome::Cancelled,
             code if code == FailureCode::InDoubt.name() => Outcome::InDoubt,
@@ -690,12 +691,8 @@ impl Paths {
     }
 }
 
-pub(super) fn report_of_api(error: ApiError) -> FailureReport {
-    FailureReport { code: error.code.to_string(), message: error.message, remedy: error.remedy }
-}
-
-pub(super) fn report_of_client(host: &str, error: ClientError) -> FailureReport {
-    report_of_api(of_peer(host, error, |error| {
+pub(super) fn report_of_client(host: &str, error: ClientError) -> Fault {
+    Fault::from(of_peer(host, error, |error| {
         let message = format!("host {host} does not take the VM: {}", error.message);
         ApiError::new(error.code, message, error.remedy)
     }))

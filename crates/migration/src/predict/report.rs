@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::{Conditions, Means, Prediction};
 use crate::encoding::EncodingName;
 use crate::intent::Intent;
-use crate::report::{FailureReport, millis};
+use crate::report::millis;
+use godwit_types::Fault;
 
 /// Silence that clients of the guest see in addition to the vCPUs' pause: the last answer came some
 /// time before it, and the network has to learn the guest's new location. This is an assumption and
@@ -65,7 +66,7 @@ pub struct DryRun {
     /// What is known of the lanes.
     pub lanes: Option<LanesFigures>,
     /// Why the migration would be refused, as its report would say.
-    pub error: Option<FailureReport>,
+    pub error: Option<Fault>,
     /// How long the dry run took.
     pub dry_run_time_ms: f64,
 }

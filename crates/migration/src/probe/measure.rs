@@ -19,8 +19,9 @@ use super::report::{
 use crate::clock::PeerClock;
 use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
-use crate::report::{FailureReport, millis, nanos};
+use crate::report::{millis, nanos};
 use crate::scaler::first_streams;
+use godwit_types::Fault;
 
 /// Time limit for an answer on an idle stream.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
@@ -83,7 +84,7 @@ pub struct Findings {
     /// All lanes at once; empty if only one is usable.
     pub together: Vec<ThroughputRun>,
     /// Why some or all of them could not be measured together.
-    pub together_failure: Option<FailureReport>,
+    pub together_failure: Option<Fault>,
     pub limit: Option<Limit>,
     /// Estimated duration of a migration.
     pub estimate: Option<MoveEstimate>,
@@ -138,9 +139,9 @@ fn ends_all(failure: &Failure) -> bool {
     [Cancelled, Internal, UnknownMigration, VersionMismatch].contains(&failure.code)
 }
 
-fn lane_report(failure: &Failure) -> FailureReport {
+fn lane_report(failure: &Failure) -> Fault {
     let remedy = "check the network between the two addresses; a migration leaves out a lane that can't be connected";
-    FailureReport { remedy: remedy.to_owned(), ..failure.to_report() }
+    Fault { remedy: remedy.to_owned(), ..failure.to_fault() }
 }
 
 impl LaneProbe {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
-use crate::report::FailureReport;
+use godwit_types::Fault;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -161,7 +161,7 @@ pub struct LaneProbe {
     pub throughput: Vec<ThroughputRun>,
     pub limit: Option<Limit>,
     /// Why the lane, or the rest of it, could not be measured.
-    pub failure: Option<FailureReport>,
+    pub failure: Option<Fault>,
 }
 
 /// Estimated time for transferring the memory of an idle VM without zero pages. The guest's own
@@ -195,7 +195,7 @@ pub struct ProbeReport {
     pub together: Vec<ThroughputRun>,
     /// Why some or all of them could not be measured together.
     #[serde(default)]
-    pub together_failure: Option<FailureReport>,
+    pub together_failure: Option<Fault>,
     /// The bandwidth limit that would apply to a migration without a limit of its own. The probe
     /// itself observes no limit.
     #[serde(default)]

@@ -18,21 +18,10 @@
 //! be cancelled, or known not to be. A request to begin may be on its way even then: where its migration shows up after all, it is
 //! cancelled; where it came through, the job is done, and says so.
 
+use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
 
 use super::retry::{LOST_TRACK, MOVED_ELSEWHERE, RetryPolicy, Verdict};
-
-/// Why a migration did not move the VM, as the agent told it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct JobFailure {
-    /// Stable, kebab-case.
-    pub code: String,
-    /// What failed and why, one line.
-    pub message: String,
-    /// What to do about it.
-    #[serde(alias = "mend")]
-    pub remedy: String,
-}
 
 /// One migration of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,7 +44,7 @@ pub struct Attempt {
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum JobState {
     /// In the queue, perhaps not before a time.
-    Waiting { failed_attempts: u32, not_before_ms: Option<u64>, failure: Option<JobFailure> },
+    Waiting { failed_attempts: u32, not_before_ms: Option<u64>, failure: Option<Fault> },
     /// Its migration's id is in the store. The source's agent may have begun it, or not.
     Starting(Attempt),
     /// The source's agent has begun it.
@@ -63,7 +52,7 @@ pub enum JobState {
     /// The VM runs at the target.
     Done { migration: String, target: String, cancelled_too_late: bool },
     /// It was given up: a person is needed. `migration` is the last attempt's.
-    Failed { migration: String, target: String, failed_attempts: u32, failure: JobFailure },
+    Failed { migration: String, target: String, failed_attempts: u32, failure: Fault },
     /// Somebody cancelled it. `migration` is that of the attempt that was under way, which may be on its way to the agent even now.
     Cancelled { migration: Option<String>, target: Option<String> },
 }
@@ -101,11 +90,11 @@ pub enum Ended {
     /// The VM runs at the target.
     Completed,
     /// It runs on at the source.
-    Failed(JobFailure),
+    Failed(Fault),
     /// Somebody cancelled it; it runs on at the source.
     Cancelled,
     /// It is not known who may run it.
-    InDoubt(JobFailure),
+    InDoubt(Fault),
 }
 
 /// Where a VM is whose migration the source's agent does not know.
@@ -155,7 +144,7 @@ pub enum JobEvent {
     /// It did not begin it.
     Refused {
         migration: String,
-        failure: JobFailure,
+        failure: Fault,
     },
     /// It was asked to begin it, and no answer came.
     Unanswered {
@@ -403,7 +392,7 @@ impl Times<'_> {
         }
     }
 
-    fn failed(&self, attempt: Attempt, failure: JobFailure) -> Step {
+    fn failed(&self, attempt: Attempt, failure: Fault) -> Step {
         if attempt.cancel {
             return Step::to(cancelled(attempt));
         }
@@ -425,7 +414,7 @@ impl Times<'_> {
         whereabouts: Whereabouts,
         stay: fn(Attempt) -> JobState,
     ) -> Step {
-        let of = |code: &str, message: String, remedy: &str| JobFailure {
+        let of = |code: &str, message: String, remedy: &str| Fault {
             code: code.to_owned(),
             message,
             remedy: remedy.to_owned(),
@@ -481,8 +470,8 @@ fn cancelled(attempt: Attempt) -> JobState {
     JobState::Cancelled { migration: Some(attempt.migration), target: Some(attempt.target) }
 }
 
-fn forgotten(host: &str) -> JobFailure {
-    JobFailure {
+fn forgotten(host: &str) -> Fault {
+    Fault {
         code: "host-forgotten".to_owned(),
         message: format!("host {host} was taken out of the inventory"),
         remedy: "add the host again with `godwit control host add`, and see where the VM is"
@@ -490,7 +479,7 @@ fn forgotten(host: &str) -> JobFailure {
     }
 }
 
-fn gave_up(attempt: Attempt, failure: JobFailure) -> JobState {
+fn gave_up(attempt: Attempt, failure: Fault) -> JobState {
     let Attempt { migration, target, failed_attempts, .. } = attempt;
     JobState::Failed { migration, target, failed_attempts: failed_attempts + 1, failure }
 }

@@ -17,9 +17,9 @@ use super::generations::generation_of;
 use super::{CpuFeatures, HostCpu};
 use crate::helper::{helper, spawn};
 use crate::inspect::QemuInfo;
-use crate::obstacle::Obstacle;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::Accelerator;
+use godwit_types::Fault;
 
 /// How long all of it may take: QEMU 7.2 needs a tenth of a second where the processor is free.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -88,8 +88,8 @@ impl CpuError {
 
     /// Code, message and remedy together.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

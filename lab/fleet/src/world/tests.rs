@@ -92,12 +92,12 @@ fn a_name_begins_one_migration_and_a_second_one_is_noticed() {
 #[test]
 fn faults_come_as_often_as_they_were_asked_for() {
     let mut world = world();
-    world.fault("vm-00000", Fault::Refuse(ErrorCode::Preflight), 1);
+    world.fault("vm-00000", InjectedFault::Refuse(ErrorCode::Preflight), 1);
     assert_eq!(
         world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap_err().code,
         ErrorCode::Preflight
     );
-    world.fault("vm-00000", Fault::FailHalfWay, 1);
+    world.fault("vm-00000", InjectedFault::FailHalfWay, 1);
     world.migrate(0, "vm-00000", &to(2, "m2"), 0, 0).unwrap();
     until_still(&mut world);
     assert_eq!(world.hosts[0].vms["vm-00000"].state, VmState::Running);

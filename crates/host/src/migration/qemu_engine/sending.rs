@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
 use godwit_migration::{
-    Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report,
-    RoundReport, millis,
+    Failure, FailureCode, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
 };
 use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
+use godwit_types::Fault;
 
 use super::{bandwidth, queued};
 use crate::agent::shut_down;
@@ -62,7 +62,7 @@ struct Sending<'a> {
 /// How QEMU's migration ended.
 enum End {
     Completed,
-    Not(Outcome, FailureReport),
+    Not(Outcome, Fault),
 }
 
 impl<'a> Sending<'a> {
@@ -90,14 +90,14 @@ impl<'a> Sending<'a> {
         match self.follow(control).await {
             Ok(End::Completed) if self.guest_has_shut_down().await => {
                 let failure = shut_down(&self.outgoing.vm.name);
-                self.stay(Outcome::Failed, failure.to_report()).await
+                self.stay(Outcome::Failed, failure.to_fault()).await
             }
             Ok(End::Completed) => self.arrive().await,
             Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
             Err(failure) => {
                 let outcome =
                     if self.end_migration().await { Outcome::Failed } else { Outcome::InDoubt };
-                self.stay(outcome, failure.to_report()).await
+                self.stay(outcome, failure.to_fault()).await
             }
         }
     }
@@ -135,14 +135,14 @@ impl<'a> Sending<'a> {
     }
 
     /// It came to nothing: the guest goes on here, unless the destination's QEMU may run it.
-    async fn stay(self, outcome: Outcome, mut failure: FailureReport) -> Report {
+    async fn stay(self, outcome: Outcome, mut failure: Fault) -> Report {
         let there =
             verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
         let complete_there = self.stopped.is_some() && self.outgoing.request.qemu.runs_by_itself();
         if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused))
         {
             let doubt = FailureCode::InDoubt;
-            let failure = FailureReport {
+            let failure = Fault {
                 code: doubt.name().to_owned(),
                 message: format!("{}; the destination's QEMU may run the guest", failure.message),
                 remedy: doubt.remedy().to_owned(),
@@ -290,7 +290,7 @@ impl<'a> Sending<'a> {
     }
 
     fn ended(&mut self, cancelled: bool) -> Option<End> {
-        let failed = |code: &str, message: String, remedy: &str| FailureReport {
+        let failed = |code: &str, message: String, remedy: &str| Fault {
             code: code.to_owned(),
             message,
             remedy: remedy.to_owned(),
@@ -373,7 +373,7 @@ impl<'a> Sending<'a> {
                     );
                     let outcome = if resumed.is_ok() { Outcome::Failed } else { Outcome::InDoubt };
                     return Report {
-                        error: Some(failure.to_report()),
+                        error: Some(failure.to_fault()),
                         ..self.report(outcome, None)
                     };
                 }
@@ -384,7 +384,7 @@ impl<'a> Sending<'a> {
             FailureCode::InDoubt,
             "QEMU says that it is done; the destination does not answer",
         );
-        Report { error: Some(failure.to_report()), ..self.report(Outcome::InDoubt, None) }
+        Report { error: Some(failure.to_fault()), ..self.report(Outcome::InDoubt, None) }
     }
 
     /// Tells the destination that it may run the guest, or asks whether it does where it needs no word.
