@@ -11,7 +11,7 @@ use godwit_types::Fault;
 const EPOCH: u64 = 7;
 
 fn failure(code: &str) -> Fault {
-    Fault { code: code.into(), message: String::new(), remedy: String::new() }
+    Fault::new(code, "", "")
 }
 
 #[derive(Clone, Copy, Debug)]
