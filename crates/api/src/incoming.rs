@@ -2,10 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use godwit_migration::handover::{Incarnation, Ownership};
-use godwit_migration::{EngineKind, ReferenceUse};
 use godwit_qemu::ResolvedSpec;
-use godwit_types::Fault;
+use godwit_types::{EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -7,10 +7,10 @@ use godwit_api::control::{
     ManagerError, NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost,
     VmSummary,
 };
-use godwit_api::{BitRate, Endpoint, ErrorCode};
+use godwit_api::{Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
 use godwit_pki::{Trust, describe};
-use godwit_types::Fault;
+use godwit_types::{BitRate, Fault};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 

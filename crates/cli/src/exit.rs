@@ -4,8 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use godwit_api::{ApiError, ClientError, ErrorCode};
-use godwit_migration::{DryRun, Means, Outcome, Report};
-use godwit_types::Fault;
+use godwit_types::{DryRun, Fault, Means, Outcome, Report};
 use serde::Serialize;
 
 /// How the command ended. Stable.
@@ -215,7 +214,7 @@ impl From<std::io::Error> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{EngineKind, Phase, PhaseReport};
+    use godwit_types::{EngineKind, Phase, PhaseReport};
 
     use super::*;
 

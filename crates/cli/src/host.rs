@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use godwit_api::{
-    Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo,
-};
+use godwit_api::{Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, ReferencesInfo};
 use godwit_host::{Config, RunError};
 use godwit_qemu::CpuFeatures;
+use godwit_types::RateLimit;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 

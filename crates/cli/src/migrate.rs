@@ -9,7 +9,7 @@ use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
     Resolve, VmInfo, VmState,
 };
-use godwit_migration::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
+use godwit_types::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

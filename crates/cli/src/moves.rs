@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_api::ErrorCode;
 use godwit_api::control::{AuditEntry, CreateMove, ManagerClient, Move, MoveState};
-use godwit_migration::Outcome;
+use godwit_types::Outcome;
 
 use crate::args::MoveCommand;
 use crate::exit::{Exit, Failure};

@@ -1,10 +1,12 @@
 //! `godwit probe`: what a migration would find between two hosts.
 
 use godwit_api::{PROBE_SECONDS, ProbeEvent, ProbeRequest};
-use godwit_migration::probe::{
-    LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
+use godwit_types::{
+    Fault,
+    probe::{
+        LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
+    },
 };
-use godwit_types::Fault;
 use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -295,7 +297,7 @@ fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::probe::{CpuUse, MtuProbe, ProbeStage, RoundTrips, estimate};
+    use godwit_types::probe::{CpuUse, MtuProbe, ProbeStage, RoundTrips};
 
     use super::*;
 
@@ -321,6 +323,23 @@ mod tests {
         }
     }
 
+    /// Returns the estimate for a guest of 16 GiB; `None` if nothing was measured.
+    fn estimate(runs: &[ThroughputRun]) -> Option<MoveEstimate> {
+        let guest_bytes = 16 << 30;
+        let usual = runs.iter().find(|run| run.streams == 2)?;
+        let highest = runs.iter().map(|run| run.bytes_per_s).fold(0.0, f64::max);
+        let best = runs.iter().find(|run| run.bytes_per_s * 1.1 >= highest)?;
+        let time_ms = |run: &ThroughputRun| 16384.0 * MIB / run.bytes_per_s * 1e3;
+        Some(MoveEstimate {
+            guest_bytes,
+            streams: usual.streams,
+            bytes_per_s: usual.bytes_per_s,
+            migration_time_ms: time_ms(usual),
+            best_streams: best.streams,
+            best_migration_time_ms: time_ms(best),
+        })
+    }
+
     fn report(lanes: Vec<LaneProbe>) -> ProbeReport {
         let runs = lanes[0].throughput.clone();
         ProbeReport {
@@ -332,7 +351,7 @@ mod tests {
             together: Vec::new(),
             together_failure: None,
             bandwidth_limit: None,
-            estimate: estimate(16 << 30, 2, &runs),
+            estimate: estimate(&runs),
             probe_time_ms: 6000.0,
         }
     }

@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
+use godwit_api::{DEFAULT_SOCKET, Endpoint};
 use godwit_migration::drive::Deltas;
-use godwit_migration::{Intent, MeansUse, PolicySettings, ReferenceUse};
+use godwit_migration::{MeansUse, PolicySettings};
 use godwit_qemu::{ByteSize, VmName};
+use godwit_types::{Intent, RateLimit, ReferenceUse};
 use serde::Deserialize;
 
 use crate::user::UserRange;

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_migration::predict::LanesKnownBy;
-use godwit_migration::probe::{Limit, ProbeReport, ThroughputRun};
-use godwit_migration::{EngineKind, Experience, Report, RoundReport};
+use godwit_migration::Experience;
 use godwit_ram::PAGE_SIZE;
+use godwit_types::{
+    EngineKind, LanesKnownBy, Report, RoundReport,
+    probe::{Limit, ProbeReport, ThroughputRun},
+};
 
 /// What is older than this is not counted with any more.
 const LATELY: Duration = Duration::from_secs(3600);
@@ -198,8 +200,10 @@ fn figure_of(probe: &ProbeReport) -> Option<Figure> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::Outcome;
-    use godwit_migration::probe::{CpuUse, LaneProbe, RoundTrips};
+    use godwit_types::{
+        Outcome,
+        probe::{CpuUse, LaneProbe, RoundTrips},
+    };
 
     use super::*;
 

@@ -10,7 +10,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use godwit_api::ErrorCode;
-use godwit_migration::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
+use godwit_types::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
 use http::header::CONTENT_TYPE;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -394,8 +394,7 @@ pub(crate) async fn time(
 mod tests {
     use std::collections::BTreeSet;
 
-    use godwit_migration::{FetchTimes, LaneReport, ThrottleReport, WaitClass};
-    use godwit_types::Fault;
+    use godwit_types::{Fault, FetchTimes, LaneReport, ThrottleReport, WaitClass};
 
     use super::*;
     use crate::migrations::tests::report;

@@ -1,11 +1,11 @@
 //! Eight guests move at once and an agent of theirs is killed and started again: each of them arrives or stays, without anybody's help.
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{LimitOf, RateLimit};
+use godwit_api::LimitOf;
 use godwit_lab::faults::settled;
 use godwit_lab::trial::{Guest, GuestPlan, Migration, Traces, Trial, VcpuWatch, other_host};
-use godwit_migration::{Outcome, Phase};
 use godwit_qemu::ByteSize;
+use godwit_types::{Outcome, Phase, RateLimit};
 use rustix::process::Signal;
 
 /// How many.

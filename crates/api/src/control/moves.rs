@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::QemuEngineOptions;
-use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
+use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 
 /// How soon a move is to come.
 #[derive(

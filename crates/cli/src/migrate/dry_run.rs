@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use godwit_api::{Client, MigrationRequest};
-use godwit_migration::predict::{GuestFigures, LanesFigures, LanesKnownBy, Predicted};
-use godwit_migration::{DryRun, Means};
+use godwit_types::{DryRun, GuestFigures, LanesFigures, LanesKnownBy, Means, Predicted};
 
 use crate::exit::{Exit, Failure};
 use crate::migrate::interrupts;
@@ -142,9 +141,7 @@ fn of_lanes(lanes: &LanesFigures) -> Vec<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::predict::DirtySample;
-    use godwit_migration::{EncodingName, Intent};
-    use godwit_types::Fault;
+    use godwit_types::{DirtySample, EncodingName, Fault, Intent};
 
     use super::*;
 

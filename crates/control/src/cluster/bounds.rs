@@ -259,10 +259,10 @@ mod tests {
             vm: "web".into(),
             from: from.into(),
             to: "b".into(),
-            engine: godwit_migration::EngineKind::default(),
+            engine: godwit_types::EngineKind::default(),
             started_unix_ms: 1,
-            bandwidth_limit: godwit_migration::RateLimit::default(),
-            progress: godwit_migration::Progress::begin(1),
+            bandwidth_limit: godwit_types::RateLimit::default(),
+            progress: godwit_types::Progress::begin(1),
             report: None,
         };
         assert!(check_migration("a", &status("a")).is_ok());

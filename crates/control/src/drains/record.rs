@@ -6,7 +6,7 @@ use godwit_api::QemuEngineOptions;
 use godwit_api::control::{
     Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState,
 };
-use godwit_migration::EngineKind;
+use godwit_types::EngineKind;
 
 use godwit_planner::drain::eta::{MoveEta, Progress, eta};
 use godwit_planner::drain::{PlannedMove, Staying};

@@ -105,7 +105,7 @@ fn vm_told(name: &str) -> HostEvent {
         state: if name == "off" { VmState::Stopped } else { VmState::Running },
         reason: None,
         in_doubt: false,
-        incarnation: godwit_migration::handover::Incarnation::UNRECORDED,
+        incarnation: godwit_types::Incarnation::UNRECORDED,
         epoch: 1,
         pid: None,
         memory_bytes: GIB,

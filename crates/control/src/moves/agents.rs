@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_api::{ClientError, ErrorCode, VmState};
-use godwit_migration::{Outcome, Report};
 use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, Whereabouts};
-use godwit_types::Fault;
+use godwit_types::{Fault, Outcome, Report};
 use tokio::time::sleep;
 
 use super::job::Job;

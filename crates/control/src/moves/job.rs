@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use godwit_api::control::{CreateMove, Move, MovePriority, MoveState, Problem, ProblemCode, Waits};
 use godwit_api::{MigrationRequest, QemuEngineOptions};
-use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
 use godwit_store::records::{Record, Table};
+use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 

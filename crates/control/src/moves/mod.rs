@@ -21,11 +21,10 @@ use std::time::Duration;
 
 use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
-use godwit_migration::Report;
 use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
 use godwit_planner::queue::{Served, Situation, schedule};
-use godwit_types::Fault;
+use godwit_types::{Fault, Report};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};

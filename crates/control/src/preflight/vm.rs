@@ -2,9 +2,8 @@
 
 use godwit_api::VmState;
 use godwit_api::control::CheckName;
-use godwit_migration::EngineKind;
 use godwit_qemu::untrackable_parts;
-use godwit_types::Fault;
+use godwit_types::{EngineKind, Fault};
 
 use super::{Found, Subject};
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::ApiError;
-use godwit_migration::{Failure, FailureCode, Outcome, Report};
+use godwit_migration::Failure;
 use godwit_qemu::Ended;
+use godwit_types::{FailureCode, Outcome, Report};
 
 use crate::agent::Agent;
 use crate::hold::hold;

@@ -6,13 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::handover::Ownership;
-use godwit_migration::{
-    Compression, DryRun, EngineKind, FailureCode, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse,
-    Report, millis,
-};
+use godwit_migration::{MOST_SWITCHOVER_BUDGET, millis};
 use godwit_qemu::{ResolvedSpec, VmName};
-use godwit_types::Fault;
+use godwit_types::{
+    Compression, DryRun, EngineKind, FailureCode, Fault, Outcome, Ownership, ReferenceUse, Report,
+};
 
 use crate::agent::ended::explain_shut_down;
 use crate::agent::lifecycle::whole;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingChecked, MigrationRequest};
-use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
-use godwit_migration::predict::{GuestFigures, LanesFigures, Prediction, predict};
-use godwit_migration::{DryRun, Policy, millis};
+use godwit_migration::predict::{Prediction, predict};
+use godwit_migration::{Policy, millis};
 use godwit_qemu::VmName;
-use godwit_types::Fault;
+use godwit_types::{DryRun, Fault, GuestFigures, Lane, LanesFigures};
 
 use super::foresight::{GuestSeen, Looking, survey};
 use super::outgoing::{Outgoing, Tracker, report_of_client};
@@ -134,7 +133,7 @@ impl Outgoing {
             known_by: carry.known_by,
         };
         let why = prediction.why(&conditions);
-        Ok(Foretold { prediction, why, guest: GuestFigures::of(&conditions), lanes })
+        Ok(Foretold { prediction, why, guest: conditions.guest_figures(), lanes })
     }
 
     /// What the destination would refuse is refused; else the lanes that the migration would use.

@@ -15,11 +15,10 @@ use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
 };
-use godwit_migration::handover::{Incarnation, Ownership};
-use godwit_migration::{EngineKind, Failure, FailureCode, ReferenceUse, nanos};
+use godwit_migration::{Failure, nanos};
 use godwit_qemu::{Accelerator, Uuid};
 use godwit_ram::{PageRange, Region};
-use godwit_types::Fault;
+use godwit_types::{EngineKind, FailureCode, Fault, Incarnation, Ownership, ReferenceUse};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
 

@@ -9,20 +9,19 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
+use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Stream};
 use godwit_migration::drive::{
     self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled,
     Throttling, Unsent, lane_failure,
 };
-use godwit_migration::handover::Ownership;
-use godwit_migration::{
-    CutReport, EngineKind, Failure, FailureCode, LaneReport, Means, Outcome, PageInUse, Policy,
-    Predicted, ReferenceUse, Report, SwitchoverReport, millis,
-};
+use godwit_migration::{Failure, Policy, millis};
 use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
-use godwit_types::Fault;
+use godwit_types::{
+    CutReport, EngineKind, FailureCode, Fault, Lane, LaneReport, Means, Outcome, Ownership,
+    PageInUse, Predicted, ReferenceUse, Report, SwitchoverReport,
+};
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
@@ -149,7 +148,7 @@ impl Outgoing {
         let page_in =
             if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
         let intent = self.request.policy;
-        self.agent.config().policies.of(intent).applied_to(intent.policy(budget, page_in))
+        self.agent.config().policies.of(intent).applied_to(Policy::of(intent, budget, page_in))
     }
 
     /// Tracking that may slow these threads, and no others.

@@ -1,9 +1,10 @@
 //! QEMU's own migration reduced to the device state: all RAM that we move ourselves is left out of its stream.
 
-use godwit_migration::{Failure, FailureCode};
+use godwit_migration::Failure;
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X_IGNORE_SHARED,
 };
+use godwit_types::FailureCode;
 use serde_json::json;
 
 /// The name under which QEMU gets its end of the stream.

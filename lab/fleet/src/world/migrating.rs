@@ -4,8 +4,9 @@ use godwit_api::{
     ApiError, ErrorCode, HostEvent, MigrationAccepted, MigrationRequest, MigrationStatus, VmInfo,
     VmState,
 };
-use godwit_migration::{DryRun, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report};
-use godwit_types::Fault;
+use godwit_types::{
+    DryRun, Fault, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report,
+};
 use serde_json::json;
 
 use super::{Counts, InjectedFault, World};

@@ -1,6 +1,6 @@
 use super::*;
 use godwit_api::{MigrationRequest, SetPeers};
-use godwit_migration::Outcome;
+use godwit_types::Outcome;
 
 fn world() -> World {
     let mut world =

@@ -7,12 +7,11 @@ mod sending;
 use std::time::Duration;
 
 use godwit_api::{ErrorCode, IncomingAccepted, QemuEngineOptions};
-use godwit_migration::Report;
 use godwit_qemu::{
     Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, QemuInfo, Qmp, QmpError,
     QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
 };
-use godwit_types::Fault;
+use godwit_types::{Fault, Report};
 use serde_json::json;
 use tokio::sync::broadcast;
 

@@ -10,11 +10,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
-use godwit_migration::{
-    Failure, FailureCode, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
-};
+use godwit_migration::{Failure, millis};
 use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
-use godwit_types::Fault;
+use godwit_types::{
+    FailureCode, Fault, Outcome, Phase, PhaseReport, Progress, Report, RoundReport,
+};
 
 use super::{bandwidth, queued};
 use crate::agent::shut_down;

@@ -4,10 +4,14 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
-use godwit_types::Fault;
+use crate::fault::Fault;
+use crate::lane::Lane;
+use crate::rate::BitRate;
+
+/// Numbers of streams with which throughput is measured.
+pub const STREAM_COUNTS: [u32; 4] = [1, 2, 4, 8];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -162,6 +166,30 @@ pub struct LaneProbe {
     pub limit: Option<Limit>,
     /// Why the lane, or the rest of it, could not be measured.
     pub failure: Option<Fault>,
+}
+
+impl LaneProbe {
+    /// Creates the result for a lane of which nothing has been measured.
+    #[must_use]
+    pub fn of(lane: Lane) -> LaneProbe {
+        LaneProbe {
+            from: lane.from,
+            to: lane.to,
+            connect_ms: None,
+            secure_ms: None,
+            round_trip: None,
+            mtu: None,
+            throughput: Vec::new(),
+            limit: None,
+            failure: None,
+        }
+    }
+
+    /// Returns whether the lane was measured completely and a migration would not stall on it.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.failure.is_none() && self.limit != Some(Limit::Mtu)
+    }
 }
 
 /// Estimated time for transferring the memory of an idle VM without zero pages. The guest's own
