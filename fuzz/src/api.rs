@@ -7,7 +7,7 @@ use godwit_api::{
     MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest, ProbeEvent, ProbeRequest,
     Resolve, Resolved, SetLimit, SetPeers, StopVm, Told, VmInfo,
 };
-use godwit_migration::DryRun;
+use godwit_types::DryRun;
 use godwit_migration::handover::Known;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -10,7 +10,7 @@ use godwit_api::{
 use godwit_control::cluster::inventory::{HostPlan, Inventory};
 use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration};
 use godwit_control::preflight::with_dry_run;
-use godwit_migration::{DryRun, Report};
+use godwit_types::{DryRun, Report};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 

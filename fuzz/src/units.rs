@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use godwit_api::{BitRate, Endpoint, RateLimit};
-use godwit_migration::Intent;
+use godwit_api::Endpoint;
+use godwit_types::{BitRate, RateLimit, Intent};
 use godwit_qemu::{ByteSize, MacAddress};
 use godwit_wire::MigrationId;
 

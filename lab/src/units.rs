@@ -6,8 +6,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-pub use godwit_lanes::BitRate;
-use godwit_lanes::parse_scaled;
+pub use godwit_types::BitRate;
+use godwit_types::parse_scaled;
 use serde::{Deserialize, Serialize};
 
 /// Error in a time, a loss or an address family that a user typed.

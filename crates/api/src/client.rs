@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use godwit_migration::DryRun;
 use godwit_pki::{Identity, Trust};
+use godwit_types::DryRun;
+use godwit_types::RateLimit;
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
@@ -29,8 +30,8 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::{
     ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource,
     MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
-    ProbeRequest, RateLimit, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
-    SetRevocations, StopVm, VmInfo,
+    ProbeRequest, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm,
+    VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.

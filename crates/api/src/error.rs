@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use godwit_types::Fault;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
@@ -111,6 +112,18 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
+
+impl From<ApiError> for Fault {
+    fn from(error: ApiError) -> Fault {
+        Fault::new(error.code.to_string(), error.message, error.remedy)
+    }
+}
+
+impl From<&ApiError> for Fault {
+    fn from(error: &ApiError) -> Fault {
+        Fault::from(error.clone())
+    }
+}
 
 #[cfg(test)]
 mod tests {

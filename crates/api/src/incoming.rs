@@ -2,9 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use godwit_migration::handover::{Incarnation, Ownership};
-use godwit_migration::{EngineKind, FailureReport, ReferenceUse};
 use godwit_qemu::ResolvedSpec;
+use godwit_types::{EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -128,7 +127,7 @@ pub struct IncomingStatus {
     /// Where it is.
     pub state: IncomingState,
     /// Why it was refused.
-    pub failure: Option<FailureReport>,
+    pub failure: Option<Fault>,
     /// When the vCPUs ran here, ns of the destination's clock `now_ns`; QEMU's own engine only.
     pub running_ns: Option<u64>,
     /// The destination's clock at the time of the answer, ns from a point of its own.

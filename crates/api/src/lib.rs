@@ -13,8 +13,6 @@ mod probe;
 mod sse;
 mod types;
 
-pub use godwit_migration::{BitRate, RateLimit};
-
 pub use client::{Client, ClientError, Connection, ConsoleStream, Endpoint, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use error::{ApiError, ErrorCode};

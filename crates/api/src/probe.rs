@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use godwit_migration::probe::{CpuReading, ProbeProgress, ProbeReport};
+use godwit_types::probe::{CpuReading, ProbeProgress, ProbeReport};
 use serde::{Deserialize, Serialize};
 
 use crate::ApiError;

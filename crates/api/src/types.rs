@@ -5,11 +5,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_migration::handover::Incarnation;
-use godwit_migration::{
-    Compression, EngineKind, Intent, PageInUse, Progress, RateLimit, ReferenceUse, Report,
-};
 use godwit_qemu::VmSpec;
+use godwit_types::{
+    Compression, EngineKind, Incarnation, Intent, PageInUse, Progress, RateLimit, ReferenceUse,
+    Report,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

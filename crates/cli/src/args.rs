@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint, RateLimit};
-use godwit_migration::{Compression, EngineKind, Intent, ReferenceUse};
+use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint};
 use godwit_pki::Fingerprint;
 use godwit_qemu::ByteSize;
+use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse};
 
 use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;

@@ -7,9 +7,10 @@ use godwit_api::control::{
     ManagerError, NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost,
     VmSummary,
 };
-use godwit_api::{BitRate, Endpoint, ErrorCode};
+use godwit_api::{Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
 use godwit_pki::{Trust, describe};
+use godwit_types::{BitRate, Fault};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
@@ -36,18 +37,23 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    let config = Config::load(config)
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
     match godwit_control::run(config).await {
         Ok(()) => Ok(Exit::Ok),
-        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::told(Exit::Conflict, &error)),
-        Err(error) => Err(Failure::told(Exit::Failure, &error)),
+        Err(error @ RunError::SocketInUse { .. }) => {
+            Err(Failure::new(Exit::Conflict, error.to_string(), error.remedy()))
+        }
+        Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), error.remedy())),
     }
 }
 
 /// Copies a manager's store into a new file.
 pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, Failure> {
-    let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
-    godwit_control::back_up(&config, to).map_err(|error| Failure::told(Exit::Failure, &error))?;
+    let config = Config::load(config)
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
+    godwit_control::back_up(&config, to)
+        .map_err(|error| Failure::new(Exit::Failure, error.to_string(), error.remedy()))?;
     let told = serde_json::json!({ "backup": to });
     output
         .result(&told, || format!("the manager's store, as it is now, is in {}", to.display()))?;
@@ -121,7 +127,8 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
             "name the authority's: --ca FILE, GODWIT_CA, or [tls] in the hosts file",
         ));
     };
-    let trust = Trust::load(&ca).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    let trust = Trust::load(&ca)
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
     let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
     let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
     Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
@@ -354,7 +361,7 @@ impl From<ManagerError> for Failure {
             ManagerError::Refused(problem) => {
                 let in_doubt = problem.cause == Some(ErrorCode::InDoubt);
                 let exit = if in_doubt { Exit::InDoubt } else { of_code(problem.code) };
-                Failure { exit, code: problem.code.name(), message, remedy }
+                Failure { exit, fault: Fault::from(&problem) }
             }
             ManagerError::Unreachable { .. } => Failure::new(Exit::Unreachable, message, remedy),
             ManagerError::Protocol { .. } => Failure::new(Exit::Failure, message, remedy),

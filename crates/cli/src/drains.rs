@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(to_undo(&over, "a").unwrap().id, "d1-0");
         let failure = to_cancel(&over, "a").unwrap_err();
         assert!(
-            failure.exit == Exit::Conflict && failure.message.contains("d1-0, is done"),
+            failure.exit == Exit::Conflict && failure.fault.message.contains("d1-0, is done"),
             "{failure}"
         );
         assert_eq!(to_cancel(&over, "b").unwrap_err().exit, Exit::NotFound);

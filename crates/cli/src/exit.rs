@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use godwit_api::{ApiError, ClientError, ErrorCode};
-use godwit_migration::{DryRun, Means, Outcome, Report};
+use godwit_types::{DryRun, Fault, Means, Outcome, Report};
 use serde::Serialize;
 
 /// How the command ended. Stable.
@@ -120,13 +120,11 @@ const ENGINE_FAILURES: [&str; 7] = [
 
 /// Why the command did not do what it was asked.
 #[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
 pub(crate) struct Failure {
     #[serde(skip)]
     pub(crate) exit: Exit,
-    /// For programs.
-    pub(crate) code: String,
-    pub(crate) message: String,
-    pub(crate) remedy: String,
+    pub(crate) fault: Fault,
 }
 
 impl Failure {
@@ -147,7 +145,7 @@ impl Failure {
             Exit::InDoubt => "in-doubt",
             Exit::Interrupted => "interrupted",
         };
-        Failure { exit, code: code.to_owned(), message: message.into(), remedy: remedy.into() }
+        Failure { exit, fault: Fault::new(code, message, remedy) }
     }
 
     /// What the command line's parser says, for programs: the usage is left out, its tips are the remedy.
@@ -172,17 +170,6 @@ impl Failure {
         Failure::usage(message.strip_prefix("error: ").unwrap_or(&message), remedy.join("; "))
     }
 
-    /// Of an error that has its remedy in brackets at its end, as those of this project do.
-    pub(crate) fn told(exit: Exit, error: &impl fmt::Display) -> Failure {
-        let text = error.to_string();
-        let apart = text.strip_suffix(')').and_then(|text| text.rsplit_once(" ("));
-        // The system's own word is none.
-        match apart.filter(|(_, remedy)| !remedy.starts_with("os error ")) {
-            Some((message, remedy)) => Failure::new(exit, message, remedy),
-            None => Failure::new(exit, text, ""),
-        }
-    }
-
     pub(crate) fn usage(message: impl Into<String>, remedy: impl Into<String>) -> Failure {
         Failure::new(Exit::Usage, message, remedy)
     }
@@ -190,15 +177,15 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        if self.remedy.is_empty() { Ok(()) } else { write!(f, "\n  {}", self.remedy) }
+        let Fault { message, remedy, .. } = &self.fault;
+        f.write_str(message)?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, "\n  {remedy}") }
     }
 }
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Failure {
-        let exit = Exit::of_code(error.code);
-        Failure { exit, code: error.code.to_string(), message: error.message, remedy: error.remedy }
+        Failure { exit: Exit::of_code(error.code), fault: error.into() }
     }
 }
 
@@ -227,7 +214,7 @@ impl From<std::io::Error> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{EngineKind, FailureReport, Phase, PhaseReport};
+    use godwit_types::{EngineKind, Phase, PhaseReport};
 
     use super::*;
 
@@ -259,11 +246,7 @@ mod tests {
             cuts: Vec::new(),
             phases,
             switchover: None,
-            error: Some(FailureReport {
-                code: code.into(),
-                message: String::new(),
-                remedy: String::new(),
-            }),
+            error: Some(Fault { code: code.into(), message: String::new(), remedy: String::new() }),
         }
     }
 
@@ -299,29 +282,12 @@ mod tests {
         ] {
             let error = crate::args::Cli::try_parse_from(line.split_whitespace()).unwrap_err();
             let failure = Failure::of_usage(&error);
-            assert_eq!((failure.exit, failure.code.as_str()), (Exit::Usage, "invalid-request"));
-            assert!(failure.message.starts_with(message), "{}", failure.message);
-            assert!(failure.remedy.ends_with("see --help"), "{}", failure.remedy);
-        }
-    }
-
-    #[test]
-    fn the_mend_of_an_error_is_told_apart() {
-        for (text, message, remedy) in [
-            (
-                "a.toml: port: no such key (docs/manager.md lists every key)",
-                "a.toml: port: no such key",
-                "docs/manager.md lists every key",
-            ),
-            (
-                "a.pem can't be read: No such file or directory (os error 2)",
-                "a.pem can't be read: No such file or directory (os error 2)",
-                "",
-            ),
-            ("it is so", "it is so", ""),
-        ] {
-            let failure = Failure::told(Exit::Usage, &text);
-            assert_eq!((failure.message.as_str(), failure.remedy.as_str()), (message, remedy));
+            assert_eq!(
+                (failure.exit, failure.fault.code.as_str()),
+                (Exit::Usage, "invalid-request")
+            );
+            assert!(failure.fault.message.starts_with(message), "{}", failure.fault.message);
+            assert!(failure.fault.remedy.ends_with("see --help"), "{}", failure.fault.remedy);
         }
     }
 

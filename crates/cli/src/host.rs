@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use godwit_api::{
-    Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo,
-};
+use godwit_api::{Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, ReferencesInfo};
 use godwit_host::{Config, RunError};
 use godwit_qemu::CpuFeatures;
+use godwit_types::RateLimit;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -25,13 +24,15 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let config =
-        Config::load_or_alone(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    let config = Config::load_or_alone(config)
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
     match godwit_host::run(config).await {
         Ok(()) => Ok(Exit::Ok),
         Err(RunError::State(error)) => Err(error.into()),
-        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::told(Exit::Conflict, &error)),
-        Err(error) => Err(Failure::told(Exit::Failure, &error)),
+        Err(error @ RunError::SocketInUse { .. }) => {
+            Err(Failure::new(Exit::Conflict, error.to_string(), error.remedy()))
+        }
+        Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), error.remedy())),
     }
 }
 

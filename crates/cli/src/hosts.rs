@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(hosts.one(None).unwrap_err().exit, Exit::Usage);
         let unknown = hosts.chosen(Some("c")).unwrap_err();
         assert_eq!(unknown.exit, Exit::NotFound);
-        assert!(unknown.remedy.contains("a, b"));
+        assert!(unknown.fault.remedy.contains("a, b"));
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
             ("", "no host"),
         ] {
             let failure = parse(text).unwrap_err();
-            assert!(failure.message.contains(word), "{failure}");
+            assert!(failure.fault.message.contains(word), "{failure}");
             assert_eq!(failure.exit, Exit::Usage);
         }
     }

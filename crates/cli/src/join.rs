@@ -123,9 +123,15 @@ impl From<JoinError> for Failure {
         match error {
             JoinError::Manager(error) => error.into(),
             JoinError::Pki(error) => error.into(),
-            JoinError::Unprotected { .. } => Failure::told(Exit::Usage, &error),
-            JoinError::OtherAuthority { .. } => Failure::told(Exit::Conflict, &error),
-            JoinError::Answer(_) | JoinError::File { .. } => Failure::told(Exit::Failure, &error),
+            JoinError::Unprotected { .. } => {
+                Failure::new(Exit::Usage, error.to_string(), error.remedy())
+            }
+            JoinError::OtherAuthority { .. } => {
+                Failure::new(Exit::Conflict, error.to_string(), error.remedy())
+            }
+            JoinError::Answer(_) | JoinError::File { .. } => {
+                Failure::new(Exit::Failure, error.to_string(), error.remedy())
+            }
         }
     }
 }

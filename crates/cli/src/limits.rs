@@ -1,9 +1,9 @@
 //! `godwit control limits`, and `godwit control host set`.
 
-use godwit_api::BitRate;
 use godwit_api::control::{
     HostMoves, LinkMoves, ManagerClient, MoveLimits, UpdateHost, UpdateLimits,
 };
+use godwit_types::BitRate;
 
 use crate::args::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 use crate::exit::Failure;

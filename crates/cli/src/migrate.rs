@@ -9,7 +9,7 @@ use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
     Resolve, VmInfo, VmState,
 };
-use godwit_migration::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
+use godwit_types::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -439,12 +439,12 @@ mod tests {
     fn settings_of_the_other_engine_are_refused() {
         let failure = parse("godwit migrate web --to b --auto-converge").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
-        assert!(failure.remedy.contains("--engine qemu"));
+        assert!(failure.fault.remedy.contains("--engine qemu"));
         let failure = parse("godwit migrate web --to b --engine qemu --dry-run").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         let failure =
             parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
-        assert!(failure.remedy.contains("--multifd-compression"));
+        assert!(failure.fault.remedy.contains("--multifd-compression"));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_api::ErrorCode;
 use godwit_api::control::{AuditEntry, CreateMove, ManagerClient, Move, MoveState};
-use godwit_migration::Outcome;
+use godwit_types::Outcome;
 
 use crate::args::MoveCommand;
 use crate::exit::{Exit, Failure};
@@ -104,8 +104,7 @@ pub(crate) fn because(one: &Move) -> String {
     if let Some(progress) = one.progress.as_ref().filter(|_| !one.state.is_over()) {
         return format!("{}, {} left", progress.phase, byte_count(progress.remaining_bytes));
     }
-    let failure = one.failure.as_ref();
-    failure.map(|failure| format!("{} ({})", failure.message, failure.remedy)).unwrap_or_default()
+    one.failure.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
 fn move_row(one: &Move) -> Vec<String> {

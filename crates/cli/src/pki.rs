@@ -137,6 +137,6 @@ impl From<PkiError> for Failure {
             | PkiError::BadList { .. } => Exit::Usage,
             _ => Exit::Failure,
         };
-        Failure::told(exit, &error)
+        Failure::new(exit, error.to_string(), error.remedy())
     }
 }

@@ -1,9 +1,11 @@
 //! `godwit probe`: what a migration would find between two hosts.
 
 use godwit_api::{PROBE_SECONDS, ProbeEvent, ProbeRequest};
-use godwit_migration::FailureReport;
-use godwit_migration::probe::{
-    LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
+use godwit_types::{
+    Fault,
+    probe::{
+        LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
+    },
 };
 use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};
@@ -144,7 +146,7 @@ fn render(report: &ProbeReport, output: Output) -> String {
     text.push_str(&table(&heads, &rows));
     let mut remarks: Vec<String> = report.lanes.iter().flat_map(remarks).collect();
     if let Some(failure) = &report.together_failure {
-        let FailureReport { code, message, remedy } = failure;
+        let Fault { code, message, remedy } = failure;
         remarks.push(format!("all together: {message} [{code}]\n  remedy: {remedy}\n"));
     }
     if let Some(limit) = report.bandwidth_limit {
@@ -295,7 +297,7 @@ fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::probe::{CpuUse, MtuProbe, ProbeStage, RoundTrips, estimate};
+    use godwit_types::probe::{CpuUse, MtuProbe, ProbeStage, RoundTrips};
 
     use super::*;
 
@@ -321,6 +323,23 @@ mod tests {
         }
     }
 
+    /// Returns the estimate for a guest of 16 GiB; `None` if nothing was measured.
+    fn estimate(runs: &[ThroughputRun]) -> Option<MoveEstimate> {
+        let guest_bytes = 16 << 30;
+        let usual = runs.iter().find(|run| run.streams == 2)?;
+        let highest = runs.iter().map(|run| run.bytes_per_s).fold(0.0, f64::max);
+        let best = runs.iter().find(|run| run.bytes_per_s * 1.1 >= highest)?;
+        let time_ms = |run: &ThroughputRun| 16384.0 * MIB / run.bytes_per_s * 1e3;
+        Some(MoveEstimate {
+            guest_bytes,
+            streams: usual.streams,
+            bytes_per_s: usual.bytes_per_s,
+            migration_time_ms: time_ms(usual),
+            best_streams: best.streams,
+            best_migration_time_ms: time_ms(best),
+        })
+    }
+
     fn report(lanes: Vec<LaneProbe>) -> ProbeReport {
         let runs = lanes[0].throughput.clone();
         ProbeReport {
@@ -332,7 +351,7 @@ mod tests {
             together: Vec::new(),
             together_failure: None,
             bandwidth_limit: None,
-            estimate: estimate(16 << 30, 2, &runs),
+            estimate: estimate(&runs),
             probe_time_ms: 6000.0,
         }
     }
@@ -346,7 +365,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_and_what_holds_a_migration_is_told() {
         let mut report = report(vec![lane([100.0, 200.0, 400.0, 800.0])]);
-        report.together_failure = Some(FailureReport {
+        report.together_failure = Some(Fault {
             code: "lane-lost".to_owned(),
             message: "the peer closed the lane".to_owned(),
             remedy: "check the network".to_owned(),
@@ -405,7 +424,7 @@ mod tests {
 
     #[test]
     fn lanes_that_fail_or_swallow_packets_are_told_with_the_mend() {
-        let failure = FailureReport {
+        let failure = Fault {
             code: "lane-lost".into(),
             message: "can't connect".into(),
             remedy: "look at it".into(),

@@ -1,6 +1,6 @@
 //! A migration's report for people. The JSON form is the type itself.
 
-use godwit_migration::{
+use godwit_types::{
     EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport,
     Phase, Predicted, Report, SwitchoverReport, ThrottleReport,
 };
@@ -238,7 +238,7 @@ fn rounds(report: &Report) -> String {
     let rate = |bytes_sent: u64, ms: f64| {
         if ms > 0.0 { bytes(bytes_sent as f64 / ms * 1e3) } else { "-".to_owned() }
     };
-    let row = |round: &godwit_migration::RoundReport| {
+    let row = |round: &godwit_types::RoundReport| {
         vec![
             round.round.to_string(),
             round.pages.to_string(),
@@ -255,9 +255,7 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{
-        EngineKind, FailureReport, Intent, Means, PhaseReport, RoundReport, ThrottleMeans,
-    };
+    use godwit_types::{EngineKind, Fault, Intent, Means, PhaseReport, RoundReport, ThrottleMeans};
 
     use super::*;
 
@@ -397,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_failure_names_reason_and_mend() {
-        let error = FailureReport {
+        let error = Fault {
             code: "peer-unreachable".into(),
             message: "b is gone".into(),
             remedy: "look at b".into(),

@@ -7,6 +7,7 @@ pub(crate) mod managed;
 use std::io::Write;
 
 use godwit_api::{Client, CreateVm, LogSource, StopVm, VmInfo, VmState};
+use godwit_types::Fault;
 use serde_json::json;
 
 use crate::args::VmCommand;
@@ -71,12 +72,12 @@ pub(crate) async fn run(
 async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), Failure> {
     match hosts.find(name, None, output).await {
         Ok(found) => Err(Failure {
-            code: "already-exists".to_owned(),
-            ..Failure::new(
-                Exit::Conflict,
+            exit: Exit::Conflict,
+            fault: Fault::new(
+                "already-exists",
                 format!("there is a VM \"{name}\" on host {} already", found.host),
                 "take another name, or delete that VM first",
-            )
+            ),
         }),
         Err(failure) if failure.exit == Exit::Conflict => Err(failure),
         Err(_) => Ok(()),

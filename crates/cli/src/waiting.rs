@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use godwit_api::control::{ManagerError, ProblemCode};
+use godwit_types::Fault;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
@@ -75,10 +76,11 @@ impl Waiting {
             }
             let since = *away_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.longest_away {
-                let failure = Failure::from(error);
+                let fault = Failure::from(error).fault;
                 let remedy =
                     format!("{what} goes on without this command: `{command}` tells how it ends");
-                return Err(Failure { exit: Exit::Unreachable, remedy, ..failure });
+                let fault = Fault { remedy, ..fault };
+                return Err(Failure { exit: Exit::Unreachable, fault });
             }
         }
     }
@@ -145,8 +147,8 @@ mod tests {
         let failure =
             waiting(Duration::ZERO).look(look, "move v1", "godwit control move show v1").await;
         let failure = failure.unwrap_err();
-        assert_eq!((failure.exit, failure.code.as_str()), (Exit::Unreachable, "unreachable"));
-        assert!(failure.remedy.contains("`godwit control move show v1`"), "{failure}");
+        assert_eq!((failure.exit, failure.fault.code.as_str()), (Exit::Unreachable, "unreachable"));
+        assert!(failure.fault.remedy.contains("`godwit control move show v1`"), "{failure}");
     }
 
     #[tokio::test]

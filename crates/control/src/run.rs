@@ -43,49 +43,43 @@ pub enum RunError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// What the store keeps can't be read.
-    #[error("what is kept can't be read: {0}")]
+    #[error("what is kept can't be read: {}", .0.detail)]
     State(Problem),
     /// Its certificate can't be used.
-    #[error("{0} (correct [tls] in the configuration; `godwit pki` makes certificates)")]
+    #[error("{0}")]
     Certificate(#[from] PkiError),
     /// The certificate for browsers can't be used.
-    #[error("{0} (correct [web] in the configuration; docs/manager.md, \"Browsers\")")]
+    #[error("{0}")]
     Web(PkiError),
     /// An authority or an issuer of the configuration can't be used.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     /// A directory can't be made.
-    #[error(
-        "{path} can't be made: {source} (state_dir and socket of the configuration name where things go)"
-    )]
+    #[error("{path} can't be made: {source}")]
     Directory {
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
     /// An address is taken or is not this host's.
-    #[error(
-        "the manager can't listen on {address}: {source} (correct listen of the configuration)"
-    )]
+    #[error("the manager can't listen on {address}: {source}")]
     Listen {
         address: SocketAddr,
         /// Why.
         source: io::Error,
     },
     /// Another manager answers on the socket.
-    #[error(
-        "another manager listens on {path} already (stop it, or give this one its own socket and state_dir)"
-    )]
+    #[error("another manager listens on {path} already")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
     },
     /// Signals can't be caught.
-    #[error("signals can't be caught: {0} (is a limit of the system reached?)")]
+    #[error("signals can't be caught: {0}")]
     Signals(io::Error),
     /// Its name is not its certificate's.
     #[error(
-        "this manager is called {name}, and its certificate is {certificate}'s: other managers would not know it (make the two the same)"
+        "this manager is called {name}, and its certificate is {certificate}'s: other managers would not know it"
     )]
     Name {
         /// As configured.
@@ -94,19 +88,44 @@ pub enum RunError {
         certificate: String,
     },
     /// A copy is to be made of what etcd has.
-    #[error(
-        "this manager's store is etcd, which makes copies itself (`etcdctl snapshot save FILE`, see docs/store.md)"
-    )]
+    #[error("this manager's store is etcd, which makes copies itself")]
     EtcdBacksUp,
     /// This program can't speak to etcd.
     #[cfg(not(feature = "etcd"))]
-    #[error(
-        "[etcd] is configured, and this program was built without it (build it with the feature `etcd`)"
-    )]
+    #[error("[etcd] is configured, and this program was built without it")]
     NoEtcd,
     /// It does not lead any more.
-    #[error("this manager leads no more: {0} (it is to be started again)")]
+    #[error("this manager leads no more: {0}")]
     Lost(Loss),
+}
+
+impl RunError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            RunError::Store(error) => error.remedy(),
+            RunError::State(problem) => problem.remedy.clone(),
+            RunError::Certificate(error) => error
+                .remedy_and("correct [tls] in the configuration; `godwit pki` makes certificates"),
+            RunError::Web(error) => error
+                .remedy_and("correct [web] in the configuration; docs/manager.md, \"Browsers\""),
+            RunError::Authority(error) => error.remedy(),
+            RunError::Directory { .. } => {
+                "state_dir and socket of the configuration name where things go".to_owned()
+            }
+            RunError::Listen { .. } => "correct listen of the configuration".to_owned(),
+            RunError::SocketInUse { .. } => {
+                "stop it, or give this one its own socket and state_dir".to_owned()
+            }
+            RunError::Signals(_) => "is a limit of the system reached?".to_owned(),
+            RunError::Name { .. } => "make the two the same".to_owned(),
+            RunError::EtcdBacksUp => "`etcdctl snapshot save FILE`, see docs/store.md".to_owned(),
+            #[cfg(not(feature = "etcd"))]
+            RunError::NoEtcd => "build it with the feature `etcd`".to_owned(),
+            RunError::Lost(_) => "it is to be started again".to_owned(),
+        }
+    }
 }
 
 impl From<CampaignError> for RunError {

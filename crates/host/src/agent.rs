@@ -21,10 +21,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
-use godwit_migration::handover::Ownership;
 use godwit_pki::Serial;
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec, VmName};
 use godwit_ram::RamDir;
+use godwit_types::Ownership;
 
 use crate::config::Config;
 use crate::datastores::Datastores;

@@ -6,10 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
+use godwit_api::{DEFAULT_SOCKET, Endpoint};
 use godwit_migration::drive::Deltas;
-use godwit_migration::{Intent, MeansUse, PolicySettings, ReferenceUse};
+use godwit_migration::{MeansUse, PolicySettings};
 use godwit_qemu::{ByteSize, VmName};
+use godwit_types::{Intent, RateLimit, ReferenceUse};
 use serde::Deserialize;
 
 use crate::user::UserRange;
@@ -290,20 +291,45 @@ fn default_vm_dirs() -> Vec<PathBuf> {
 /// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {source} (name an existing file with --config)")]
-    Read { path: PathBuf, source: std::io::Error },
-    /// The file does not parse.
-    #[error("{path}:{line}: {why} (docs/host.md lists every key)")]
+    /// The file can't be read.
+    #[error("the configuration {path} can't be read: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is no configuration.
+    #[error("{path}:{line}: {why}")]
     Syntax {
         path: PathBuf,
         /// Line in the file, from 1.
         line: usize,
         why: String,
     },
-    /// A value is invalid.
-    #[error("{path}: {key}: {why} ({remedy})")]
-    Value { path: PathBuf, key: String, why: String, remedy: String },
+    /// A value makes no sense.
+    #[error("{path}: {key}: {why}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        key: String,
+        /// What is wrong with its value.
+        why: String,
+        /// What to write instead.
+        remedy: String,
+    },
+}
+
+impl ConfigError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            ConfigError::Read { .. } => "name an existing file with --config".to_owned(),
+            ConfigError::Syntax { .. } => "docs/host.md lists every key".to_owned(),
+            ConfigError::Value { remedy, .. } => remedy.clone(),
+        }
+    }
 }
 
 impl Config {
@@ -636,13 +662,15 @@ mod tests {
             (&long, "too long for the sockets"),
         ];
         for (text, expected) in cases {
-            let error = parse(text).unwrap_err().to_string();
+            let error = parse(text).unwrap_err();
+            let error = format!("{error} ({})", error.remedy());
             assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
         }
         let alone = parse("").unwrap();
         assert_eq!((alone.name, alone.listen.len()), (godwit_pki::machine_name(), 0));
         assert!(Config::load_or_alone(Path::new("/nonexistent/agent.toml")).is_err());
-        let error = Config::load(Path::new("/nonexistent/agent.toml")).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/agent.toml") && error.contains("--config"), "{error}");
+        let error = Config::load(Path::new("/nonexistent/agent.toml")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/agent.toml"), "{error}");
+        assert!(error.remedy().contains("--config"), "{}", error.remedy());
     }
 }

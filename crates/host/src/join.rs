@@ -49,8 +49,8 @@ pub struct JoinedHost {
 pub enum JoinError {
     /// The manager's address is not encrypted.
     #[error(
-        "cannot join through {endpoint}: without TLS, an eavesdropper could join in this host's \
-         place (name an https:// address)"
+        "cannot join through {endpoint}: without TLS, an eavesdropper could join in this \
+        host's place"
     )]
     Unprotected {
         /// The manager's address.
@@ -67,7 +67,7 @@ pub enum JoinError {
         found: Fingerprint,
     },
     /// The manager's answer does not match the request.
-    #[error("cannot use the manager's answer: {0} (nothing was changed; check the manager)")]
+    #[error("cannot use the manager's answer: {0}")]
     Answer(String),
     /// The manager is unreachable, or refuses.
     #[error(transparent)]
@@ -80,7 +80,22 @@ pub enum JoinError {
     File { path: PathBuf, source: std::io::Error },
 }
 
-/// Files of a host.
+impl JoinError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            JoinError::Unprotected { .. } => "name an https:// address".to_owned(),
+            JoinError::OtherAuthority { .. } => "name another --dir, or remove it".to_owned(),
+            JoinError::Answer(_) => "nothing was changed; look after the manager".to_owned(),
+            JoinError::Manager(error) => error.remedy().to_owned(),
+            JoinError::Pki(error) => error.remedy(),
+            JoinError::File { .. } => String::new(),
+        }
+    }
+}
+
+/// The files of a host.
 struct Files {
     authority: PathBuf,
     certificate: PathBuf,

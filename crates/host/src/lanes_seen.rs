@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_migration::predict::LanesKnownBy;
-use godwit_migration::probe::{Limit, ProbeReport, ThroughputRun};
-use godwit_migration::{EngineKind, Experience, Report, RoundReport};
+use godwit_migration::Experience;
 use godwit_ram::PAGE_SIZE;
+use godwit_types::{
+    EngineKind, LanesKnownBy, Report, RoundReport,
+    probe::{Limit, ProbeReport, ThroughputRun},
+};
 
 /// Age beyond which a measurement no longer counts.
 const LATELY: Duration = Duration::from_secs(3600);
@@ -204,8 +206,10 @@ fn figure_of(probe: &ProbeReport) -> Option<Figure> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::Outcome;
-    use godwit_migration::probe::{CpuUse, LaneProbe, RoundTrips};
+    use godwit_types::{
+        Outcome,
+        probe::{CpuUse, LaneProbe, RoundTrips},
+    };
 
     use super::*;
 

@@ -4,8 +4,9 @@
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use godwit_api::{ApiError, ErrorCode, LimitOf, Limits, RateLimit};
+use godwit_api::{ApiError, ErrorCode, LimitOf, Limits};
 use godwit_lanes::pacing::{MigrationPace, Pacing};
+use godwit_types::RateLimit;
 
 use crate::config::Config;
 

@@ -11,7 +11,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use godwit_api::ErrorCode;
-use godwit_migration::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
+use godwit_types::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
 use http::header::CONTENT_TYPE;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -419,7 +419,7 @@ pub(crate) async fn time(
 mod tests {
     use std::collections::BTreeSet;
 
-    use godwit_migration::{FailureReport, FetchTimes, LaneReport, ThrottleReport, WaitClass};
+    use godwit_types::{Fault, FetchTimes, LaneReport, ThrottleReport, WaitClass};
 
     use super::*;
     use crate::migrations::tests::report;
@@ -443,11 +443,8 @@ mod tests {
 
     /// Creates a report with every kind of event.
     fn eventful() -> Report {
-        let error = FailureReport {
-            code: "lane-lost".into(),
-            message: "cut".into(),
-            remedy: String::new(),
-        };
+        let error =
+            Fault { code: "lane-lost".into(), message: "cut".into(), remedy: String::new() };
         Report {
             outcome: Outcome::Failed,
             error: Some(error),

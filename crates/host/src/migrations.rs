@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus, RateLimit};
+use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus};
 use godwit_lanes::pacing::MigrationPace;
-use godwit_migration::{Bandwidth, BandwidthPoint, EngineKind, Phase, Progress, Report};
+use godwit_migration::Bandwidth;
+use godwit_types::{BandwidthPoint, EngineKind, Phase, Progress, RateLimit, Report};
 use tokio::sync::watch;
 
 use crate::guest_trip::Trips;
@@ -365,7 +366,7 @@ impl Entry {
 #[cfg(test)]
 pub(crate) mod tests {
     use godwit_lanes::pacing::Pacing;
-    use godwit_migration::Outcome;
+    use godwit_types::Outcome;
 
     use super::*;
 

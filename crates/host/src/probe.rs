@@ -18,8 +18,9 @@ use godwit_api::{
     ApiError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus,
     ProbeRequest,
 };
-use godwit_migration::probe::{Cancel, ProbeReport, ProbeSession};
+use godwit_migration::probe::{Cancel, ProbeSession};
 use godwit_pki::Peer;
+use godwit_types::probe::ProbeReport;
 use http::StatusCode;
 use serde::Deserialize;
 use tokio::sync::watch;

@@ -16,8 +16,9 @@ use std::sync::{Mutex, PoisonError};
 
 use godwit_migration::fail_writes;
 pub(crate) use godwit_migration::handover::Role;
-use godwit_migration::handover::{Incarnation, Known, Ownership, Standing};
+use godwit_migration::handover::{Known, Standing};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName};
+use godwit_types::{Incarnation, Ownership};
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::reference::Content;
 use godwit_qemu::{
     AdoptError, Launch, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker, VmName,
 };
 use godwit_ram::{Region, tracker_listener};
+use godwit_types::{Incarnation, Ownership};
 
 pub(crate) use admission::{Condition, Operation};
 pub use files::VmFiles;

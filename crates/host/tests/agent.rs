@@ -10,13 +10,13 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes, to_bytes};
 use godwit_api::{
     Client, ClientError, CreateVm, Endpoint, ErrorCode, HostInfo, LimitOf, Limits, MigrationEvent,
-    MigrationRequest, RateLimit, Resolve, SetRevocations, VmState,
+    MigrationRequest, Resolve, SetRevocations, VmState,
 };
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_migration::handover::Known;
-use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role, describe};
 use godwit_qemu::{AccelProbe, ResolvedSpec, VmName, VmSpec};
+use godwit_types::{Outcome, RateLimit, Report};
 use http::{HeaderMap, Method, StatusCode};
 use support::{TestHost, arriving, until};
 

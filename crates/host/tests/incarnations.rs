@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use godwit_api::{CreateVm, ErrorCode, PageInAnswer, PageInRequest, Resolve};
 use godwit_host::Agent;
-use godwit_migration::handover::{Known, OfDestination, Ownership, Role, Standing, of_destination};
+use godwit_migration::handover::{Known, OfDestination, Role, Standing, of_destination};
 use godwit_qemu::{Uuid, VmName, VmSpec};
+use godwit_types::Ownership;
 use support::{TestHost, arriving};
 
 fn web() -> VmName {

@@ -20,7 +20,7 @@ use godwit_api::{
     ProbeEvent, ProbeEvents, ProbeRequest,
 };
 use godwit_host::Config;
-use godwit_migration::probe::{ProbeReport, ProbeStage, STREAM_COUNTS};
+use godwit_types::probe::{ProbeReport, ProbeStage, STREAM_COUNTS};
 use rustix::mount::UnmountFlags;
 use support::{TestHost, until};
 

@@ -8,11 +8,10 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{
-    Incoming, Lane, LaneError, Packing, Stream, UnitPages, accept, connect, listen,
-};
+use godwit_lanes::{Incoming, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PageRange, Region};
+use godwit_types::Lane;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Pages of one unit, as in a migration.

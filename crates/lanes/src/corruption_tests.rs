@@ -12,7 +12,8 @@ use godwit_wire::{
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::{Incoming, Lane, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
+use crate::{Incoming, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
+use godwit_types::Lane;
 
 const LIMIT: Duration = Duration::from_secs(5);
 const PAGES: u64 = 200;

@@ -11,7 +11,8 @@ use godwit_pki::Identity;
 use rustix::net::Shutdown;
 
 use crate::socket::connect_with;
-use crate::{Carries, Lane, LaneError, Stream};
+use crate::{Carries, LaneError, Stream};
+use godwit_types::Lane;
 
 /// Ends the set-up of the streams that it watches, from any thread and permanently.
 #[derive(Debug, Default)]

@@ -9,9 +9,8 @@ use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Codec, Encoding, HEADER_LEN, Message, PageRun, PagesHeader, checksum};
 
-use crate::{
-    Incoming, Lane, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair,
-};
+use crate::{Incoming, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair};
+use godwit_types::Lane;
 
 const LIMIT: Duration = Duration::from_secs(5);
 

@@ -18,7 +18,6 @@ mod lane_tests;
 mod link;
 pub mod pacing;
 mod probe;
-mod rate;
 mod receiver;
 mod reference;
 mod sender;
@@ -29,12 +28,11 @@ pub use codec::try_codec;
 pub use delta::{is_sampled, xor};
 pub use interrupt::Interrupt;
 pub use probe::connect_sized;
-pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
 pub use sender::StreamSender;
 pub use socket::{
-    CONNECT_LIMIT, Carries, Lane, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
+    CONNECT_LIMIT, Carries, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };
 pub use unit::{
     Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent,

@@ -33,7 +33,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use crate::LaneError;
-use crate::rate::{BitRate, RateLimit};
+use godwit_types::{BitRate, RateLimit};
 use limiter::{Asking, Limiter, Taken};
 
 /// Time after which a waiting stream sends padding: well below its peer's limit on silence.

@@ -7,7 +7,8 @@ use rustix::net::sockopt;
 use socket2::SockRef;
 
 use crate::socket::connect_with;
-use crate::{Carries, Lane, LaneError, Stream};
+use crate::{Carries, LaneError, Stream};
+use godwit_types::Lane;
 
 /// Connects a stream of a lane whose TCP segments carry at most `segment_bytes` in both directions
 /// (TCP_MAXSEG, tcp(7): the size includes options such as timestamps, but not the headers of IP and

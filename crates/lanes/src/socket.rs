@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_pki::{Identity, Peer};
+use godwit_types::Lane;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -215,24 +216,6 @@ impl Stream {
     pub fn finish_sending(&self) {
         self.link.finish();
         let _ = self.link.socket().shutdown(Shutdown::Write);
-    }
-}
-
-/// Path between two hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lane {
-    /// The local address of its streams; `None`: the kernel chooses.
-    pub from: Option<IpAddr>,
-    /// The destination's address.
-    pub to: SocketAddr,
-}
-
-impl std::fmt::Display for Lane {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.from {
-            Some(from) => write!(f, "{from} → {}", self.to),
-            None => write!(f, "→ {}", self.to),
-        }
     }
 }
 

@@ -1,21 +1,9 @@
 //! Bytes sent over time, for a chart. A report holds few points, however long the migration. Pure.
 
-use serde::{Deserialize, Serialize};
+use godwit_types::{BandwidthPoint, MOST_POINTS};
 
-/// Maximum points of a report.
-pub const MOST_POINTS: usize = 200;
 /// Initial minimum distance between two points: half the interval of progress reports.
 const FIRST_SPACING_MS: f64 = 50.0;
-
-/// So much had been sent by then.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct BandwidthPoint {
-    /// Time since the request.
-    pub ms: f64,
-    /// Bytes handed to the wire at the source since then, as the engine counts them.
-    pub bytes: u64,
-}
 
 /// Points of a migration in progress. When they become too many, every other one is dropped, and
 /// further points come half as often.

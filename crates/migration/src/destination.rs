@@ -9,7 +9,7 @@ use godwit_wire::{Begin, Reason};
 
 use crate::drive::MOST_DEVICE_STATE_BYTES;
 use crate::failure::{Failure, FailureCode};
-use crate::handover::{Incarnation, Ownership};
+use godwit_types::{Incarnation, Ownership};
 
 /// Input of the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]

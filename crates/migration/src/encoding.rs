@@ -26,30 +26,15 @@ mod tests;
 use std::time::Duration;
 
 use godwit_lanes::{Differing, Packing, Referring, UnitSent};
+use godwit_types::Compression;
 use godwit_wire::{Codec, PAGE_SIZE};
-use serde::{Deserialize, Serialize};
 
 use delta::Delta;
 use referral::{Otherwise, Referral};
 
 pub use experience::Experience;
 pub use referral::Prospect;
-pub use report::{EncodingName, EncodingReport, Encodings};
-
-/// Compression of a migration's pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Compression {
-    /// The method that pays, or none if none pays.
-    #[default]
-    Auto,
-    /// No compression.
-    None,
-    /// LZ4, where it makes pages smaller.
-    Lz4,
-    /// Zstandard, where it makes pages smaller.
-    Zstd,
-}
+pub use report::Encodings;
 
 /// All methods, the cheapest first.
 const METHODS: [Option<Codec>; 3] = [None, Some(Codec::Lz4), Some(Codec::Zstd)];

@@ -12,51 +12,8 @@
 //! begins a new life, with an [`Incarnation`] of its own, at the first epoch. An [`Ownership`]
 //! consists of both, and a record of another life is ignored.
 
-mod incarnation;
-
-use std::fmt;
-
+use godwit_types::Ownership;
 use serde::{Deserialize, Serialize};
-
-pub use incarnation::{Incarnation, IncarnationError};
-
-/// One ownership of one VM: the life of the VM, and the generation of its owners.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Ownership {
-    /// The life of the VM. Records of another life say nothing about this one.
-    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
-    pub incarnation: Incarnation,
-    /// The generation. It grows with each change of owners within that life.
-    pub epoch: u64,
-}
-
-impl fmt::Display for Ownership {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.incarnation.is_unrecorded() {
-            true => write!(f, "epoch {}", self.epoch),
-            false => write!(f, "epoch {} of incarnation {}", self.epoch, self.incarnation),
-        }
-    }
-}
-
-impl Ownership {
-    /// Returns the ownership that another host gets from this owner.
-    #[must_use]
-    pub fn offered(self) -> Ownership {
-        Ownership { epoch: self.epoch + 1, ..self }
-    }
-
-    /// Returns the ownership of this owner after it takes back a guest that it had offered.
-    #[must_use]
-    pub fn taken_back(self) -> Ownership {
-        Ownership { epoch: self.epoch + 2, ..self }
-    }
-
-    /// Returns whether this is the ownership that was offered, or one that followed from it.
-    fn follows(self, offered: Ownership) -> bool {
-        self.incarnation == offered.incarnation && self.epoch >= offered.epoch
-    }
-}
 
 /// Owner of a guest, as far as a host has recorded. The host records it before any action that it
 /// permits.
@@ -247,6 +204,8 @@ pub fn of_source(known: Known, offered: Ownership) -> OfSource {
 
 #[cfg(test)]
 mod tests {
+    use godwit_types::Incarnation;
+
     use super::*;
 
     fn of_life(bits: u128, epoch: u64) -> Ownership {

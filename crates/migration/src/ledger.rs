@@ -6,8 +6,8 @@ use std::time::Duration;
 use godwit_wire::PAGE_SIZE;
 
 use crate::dirty_rate::DirtyRate;
-use crate::phase::Phase;
-use crate::report::{PhaseReport, RoundReport, millis};
+use crate::report::millis;
+use godwit_types::{Phase, PhaseReport, RoundReport};
 
 /// Rounds of fewer bytes say more about the round trip than about the bandwidth.
 const TELLING_BYTES: u64 = 1 << 20;

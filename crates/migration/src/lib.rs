@@ -16,7 +16,6 @@ pub mod handover;
 pub mod hold;
 mod intent;
 mod ledger;
-mod phase;
 mod policy;
 pub mod predict;
 pub mod probe;
@@ -26,24 +25,16 @@ mod scaler;
 pub mod source;
 mod throttle;
 
-pub use bandwidth::{Bandwidth, BandwidthPoint, MOST_POINTS};
+pub use bandwidth::Bandwidth;
 pub use clock::PeerClock;
-pub use encoding::{Compression, EncodingName, EncodingReport, Experience};
-pub use failure::{Failure, FailureCode};
-pub use godwit_lanes::{BitRate, RateLimit};
-pub use intent::{Intent, IntentError, PageInUse, PolicySettings};
+pub use encoding::Experience;
+pub use failure::Failure;
+pub use intent::PolicySettings;
 pub use ledger::{Rates, Sweep};
-pub use phase::Phase;
 pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision,
     MOST_SWITCHOVER_BUDGET, Measured, PageIn, Policy, Throttling,
 };
-pub use predict::{DryRun, Means, Predicted};
-pub use reference::ReferenceUse;
-pub use report::{
-    CutReport, EngineKind, FailureReport, FetchTimes, LaneProgress, LaneReport, Outcome,
-    PageInReport, PhaseReport, Progress, Report, RoundReport, SwitchoverReport, ThrottleReport,
-    WaitClass, millis, nanos,
-};
+pub use report::{millis, nanos};
 pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};
-pub use throttle::{LEAST_SHARE, MeansUse, QuotaLoop, ThrottleMeans, means_for};
+pub use throttle::{LEAST_SHARE, MeansUse, QuotaLoop, means_for};

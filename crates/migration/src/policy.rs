@@ -414,7 +414,7 @@ impl Convergence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::intent::{Intent, PageInUse};
+    use godwit_types::{Intent, PageInUse};
     use proptest::prelude::*;
 
     fn measured(
@@ -524,7 +524,7 @@ mod tests {
     fn each_intent_moves_it_in_its_own_time() {
         // Once over the wire: 2.1 s.
         let run = |intent: Intent| {
-            let policy = intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
+            let policy = Policy::of(intent, DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
             run(Convergence::new(policy), 65_536.0, 150_000.0, 125.0)
         };
         let (auto, moved) = run(Intent::Auto);
@@ -546,8 +546,11 @@ mod tests {
 
     #[test]
     fn a_guest_that_meets_its_deadline_is_not_slowed() {
-        let policy = Intent::Deadline(Duration::from_secs(60))
-            .policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
+        let policy = Policy::of(
+            Intent::Deadline(Duration::from_secs(60)),
+            DEFAULT_SWITCHOVER_BUDGET,
+            PageInUse::Never,
+        );
         let mut convergence = Convergence::new(policy);
         convergence.decide(&measured(200_000, 17_000.0, 125.0, 0));
         assert_eq!(convergence.throttle_pages_per_s(), None);
@@ -634,7 +637,7 @@ mod tests {
     fn a_guest_that_stalls_below_the_share_is_slowed_as_far_as_its_pause_needs() {
         // Each round takes 40 ms in addition to its pages. Half of what the wire carries leaves 27
         // ms, and the budget is 20 ms.
-        let policy = Intent::MinimalPause.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
+        let policy = Policy::of(Intent::MinimalPause, DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
         let mut convergence = Convergence::new(policy);
         let (wire_pages_per_s, mut remaining) = (30_500.0, 50_000.0);
         let ended = (0..30).find_map(|_| {

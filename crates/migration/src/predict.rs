@@ -18,6 +18,7 @@ mod survey;
 use std::time::Duration;
 
 use godwit_ram::CHUNK_PAGES;
+use godwit_types::Means;
 use godwit_wire::PAGE_SIZE;
 
 use crate::dirty_rate::DirtyRate;
@@ -25,7 +26,6 @@ use crate::drive::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES, SAMPLED_A
 use crate::policy::{Convergence, Decision, Measured, Policy, TIME_TO_STOP, fixed_cost};
 
 pub use cost::{Carry, Content, PageCost, Trial};
-pub use report::{DirtySample, DryRun, GuestFigures, LanesFigures, LanesKnownBy, Predicted};
 pub use survey::Survey;
 
 /// Number of parts into which a round is divided.
@@ -203,40 +203,6 @@ pub struct Conditions {
     pub let_go: Duration,
     /// When to switch over, and with which means.
     pub policy: Policy,
-}
-
-/// By what a guest is brought to its switchover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum Means {
-    /// By rounds alone.
-    Plain,
-    /// Its writers are slowed.
-    Throttle,
-    /// It runs at the destination while the rest of its memory follows.
-    PageIn,
-    /// Not at all: it writes too much.
-    None,
-}
-
-impl Means {
-    /// Returns the name used in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Means::Plain => "plain",
-            Means::Throttle => "throttle",
-            Means::PageIn => "page-in",
-            Means::None => "none",
-        }
-    }
-}
-
-impl std::fmt::Display for Means {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

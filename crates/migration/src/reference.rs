@@ -24,25 +24,9 @@ mod owed;
 mod page_bits;
 mod sent_pages;
 
-use serde::{Deserialize, Serialize};
-
 pub use arrivals::Arrivals;
 pub use content::{Content, DIGEST_PAGES};
 pub use known::Known;
 pub use owed::{Owed, Unowed};
 pub(crate) use page_bits::PageBits;
 pub use sent_pages::SentPages;
-
-/// Kinds of references that are permitted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ReferenceUse {
-    /// No references: every page is sent.
-    None,
-    /// References to pages of the same guest that have been sent before.
-    Own,
-    /// References to the guest's own pages, and to all memory that the destination holds of other
-    /// guests and earlier stays.
-    #[default]
-    All,
-}

@@ -18,9 +18,8 @@ use godwit_wire::Running;
 
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::{Ledger, Rates, Sweep};
-use crate::phase::Phase;
 use crate::policy::{Convergence, Decision, Measured, Policy};
-use crate::report::{Outcome, PhaseReport, RoundReport};
+use godwit_types::{Outcome, Phase, PhaseReport, RoundReport};
 
 /// Input of the state machine.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,19 +13,8 @@
 use std::time::Duration;
 
 use godwit_ram::ThrottleFigures;
+use godwit_types::ThrottleMeans;
 use serde::{Deserialize, Serialize};
-
-/// By what writers are slowed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum ThrottleMeans {
-    /// Each write to a page that would have to be sent again waits for an answer.
-    #[default]
-    Faults,
-    /// The vCPUs get less CPU time.
-    Quota,
-}
 
 /// Means by which writers may be slowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

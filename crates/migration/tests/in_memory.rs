@@ -6,11 +6,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::source::{
     Action as SourceAction, Event as SourceEvent, NotServed, Plan, Source, State, Verdict,
 };
-use godwit_migration::{Failure, FailureCode, Outcome, PageIn, Policy, Sweep, destination};
+use godwit_migration::{Failure, PageIn, Policy, Sweep, destination};
+use godwit_types::{FailureCode, Incarnation, Outcome, Ownership};
 use godwit_wire::{Begin, Running};
 
 use destination::{Action as DestinationAction, Destination, Ending, Event as DestinationEvent};

@@ -41,14 +41,12 @@ pub enum PkiError {
         source: std::io::Error,
     },
     /// The file exists already.
-    #[error(
-        "{path} is there already (remove it if its hosts are to be cut off, or take another --dir)"
-    )]
+    #[error("{path} is there already")]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    #[error("there is no authority in {dir} (make one with `godwit pki init --dir {dir}`)")]
+    #[error("there is no authority in {dir}")]
     NoAuthority {
         /// The directory in which it was expected.
         dir: PathBuf,
@@ -56,9 +54,9 @@ pub enum PkiError {
     /// Users other than the owner may read the key, or its owner is neither this program's user nor
     /// root.
     #[error(
-        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its user's \
-        alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit \
-        pki renew` if others had it"
+        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its \
+        user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one \
+        with `godwit pki renew` if others had it"
     )]
     OpenKey {
         /// The key.
@@ -69,10 +67,7 @@ pub enum PkiError {
         expected: u32,
     },
     /// The name is not valid in a certificate.
-    #[error(
-        "\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and \
-        hyphens)"
-    )]
+    #[error("\"{name}\" can't be a host's name in a certificate: {why}")]
     BadName {
         name: String,
         /// The reason.
@@ -87,10 +82,7 @@ pub enum PkiError {
         why: String,
     },
     /// The certificate is not valid at this time.
-    #[error(
-        "the certificate {path} {why} (make a new one with `godwit pki renew` where the authority \
-        is; a host that joined a manager joins again with a new token)"
-    )]
+    #[error("the certificate {path} {why}")]
     OutOfDate {
         /// The file.
         path: PathBuf,
@@ -98,7 +90,7 @@ pub enum PkiError {
         why: String,
     },
     /// Certificate, key and authority do not belong together.
-    #[error("cannot use {path}: {why} (certificate, key and authority must belong together)")]
+    #[error("cannot use {path}: {why}")]
     Mismatch {
         /// The certificate.
         path: PathBuf,
@@ -106,10 +98,7 @@ pub enum PkiError {
         why: String,
     },
     /// The request is invalid, or does not prove that its sender has the key.
-    #[error(
-        "the certificate signing request is refused: {why} (send PKCS #10 as PEM, signed by the \
-        key that it is for)"
-    )]
+    #[error("the certificate signing request is refused: {why}")]
     BadRequest {
         /// The reason.
         why: String,
@@ -125,10 +114,7 @@ pub enum PkiError {
         path: PathBuf,
     },
     /// The authority does not issue certificates of the requested kind.
-    #[error(
-        "cannot issue a certificate for {role}: {path} is an authority for {kind} (name another \
-        --dir)"
-    )]
+    #[error("cannot issue a certificate for {role}: {path} is an authority for {kind}")]
     OtherAuthority {
         /// The authority's certificate.
         path: PathBuf,
@@ -137,10 +123,7 @@ pub enum PkiError {
         kind: &'static str,
     },
     /// A revocation list cannot be used.
-    #[error(
-        "cannot use the revocation list: {why} (take it anew from the manager, or from `godwit pki \
-        crl`)"
-    )]
+    #[error("cannot use the revocation list: {why}")]
     BadList {
         /// The reason.
         why: String,
@@ -157,6 +140,38 @@ pub enum PkiError {
     /// A certificate cannot be made.
     #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
+}
+
+impl PkiError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            PkiError::Exists { .. } => "remove it if its hosts are to be cut off, or take another --dir".to_owned(),
+            PkiError::NoAuthority { dir } => {
+ format!("make one with `godwit pki init --dir {}`", dir.display())
+},
+            PkiError::OpenKey { path, expected, .. } => {
+                let path = path.display();
+                format!("make it its user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit pki renew` if others had it")
+            }
+            PkiError::BadName { .. } => "use letters, digits, dots and hyphens".to_owned(),
+            PkiError::OutOfDate { .. } => "make a new one with `godwit pki renew` where the authority is; a host that joined a manager joins again with a new token".to_owned(),
+            PkiError::Mismatch { .. } => "certificate, key and authority must belong together".to_owned(),
+            PkiError::BadRequest { .. } => "send PKCS #10 as PEM, signed by the key that it is for".to_owned(),
+            PkiError::ClusterAuthority { .. } => "make an authority for browsers with `godwit pki init --web` and issue the certificate there".to_owned(),
+            PkiError::OtherAuthority { .. } => "name another --dir".to_owned(),
+            PkiError::BadList { .. } => "take it anew from the manager, or from `godwit pki crl`".to_owned(),
+            PkiError::File { .. } | PkiError::Unreadable { .. } | PkiError::OldList { .. } | PkiError::Make(_) => String::new(),
+        }
+    }
+
+    /// Returns the remedy, followed by what else the caller advises.
+    #[must_use]
+    pub fn remedy_and(&self, more: &str) -> String {
+        let own = self.remedy();
+        if own.is_empty() { more.to_owned() } else { format!("{own}; {more}") }
+    }
 }
 
 /// Refuses a key that users other than this program's user and root may read or replace.

@@ -298,7 +298,7 @@ fn a_key_that_others_may_read_is_not_used() {
         std::fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
         let refused = Identity::load(&authority.certificate(), &certificate, &key).unwrap_err();
         assert!(matches!(refused, PkiError::OpenKey { .. }), "{refused}");
-        assert!(refused.to_string().contains("chmod 600"), "{refused}");
+        assert!(refused.remedy().contains("chmod 600"), "{refused}");
     }
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o400)).unwrap();
     assert!(Identity::load(&authority.certificate(), &certificate, &key).is_ok());
@@ -333,7 +333,7 @@ fn expired_and_mismatched_certificates_are_reported() {
     let refused =
         Identity::load(&authority.certificate(), &ended.certificate, &ended.key).unwrap_err();
     assert!(
-        matches!(refused, PkiError::OutOfDate { .. }) && refused.to_string().contains("renew"),
+        matches!(refused, PkiError::OutOfDate { .. }) && refused.remedy().contains("renew"),
         "{refused}"
     );
     let other = dir.path().join("a.key");

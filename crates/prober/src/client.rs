@@ -6,12 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use godwit_types::Fault;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::record::Gaps;
-use crate::server::{Refusal, Request};
+use crate::server::Request;
 
 /// Longest time that an answer may take, beyond the wait that the request asks for.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -37,15 +38,9 @@ pub enum AskError {
     )]
     Protocol(#[from] serde_json::Error),
     /// The daemon refused the request.
-    #[error("{message}; {remedy}")]
-    Refused {
-        /// For programs: `not_watched`, `failed`, `bad_request`.
-        code: String,
-        /// What failed, and why.
-        message: String,
-        /// What to do.
-        remedy: String,
-    },
+    /// Its code is `not_watched`, `failed` or `bad_request`.
+    #[error("{0}")]
+    Refused(Fault),
 }
 
 /// A connection to the daemon. Blocking; one request at a time.
@@ -138,8 +133,7 @@ impl Client {
         }
         let value: Value = serde_json::from_str(&answer)?;
         if let Some(error) = value.get("error") {
-            let Refusal { code, message, remedy } = serde_json::from_value(error.clone())?;
-            return Err(AskError::Refused { code, message, remedy });
+            return Err(AskError::Refused(serde_json::from_value(error.clone())?));
         }
         Ok(serde_json::from_value(value)?)
     }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -46,14 +47,6 @@ pub(crate) enum Request {
     Gaps { target: IpAddr, since_ns: u64, until_ns: u64 },
     Wait { target: IpAddr, since_ns: u64, timeout_ms: u64 },
     Targets,
-}
-
-/// Why a request failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Refusal {
-    pub(crate) code: String,
-    pub(crate) message: String,
-    pub(crate) remedy: String,
 }
 
 /// Listens, calls `ready`, then probes until the process ends. Runs in the network namespace that
@@ -147,7 +140,7 @@ fn done(result: Result<()>) -> Value {
 }
 
 fn refuse(code: &str, message: &str, remedy: &str) -> Value {
-    json!({ "error": Refusal { code: code.to_owned(), message: message.to_owned(), remedy: remedy.to_owned() } })
+    json!({ "error": Fault::new(code, message, remedy) })
 }
 
 #[cfg(test)]
@@ -180,7 +173,7 @@ mod tests {
         let target: IpAddr = "127.0.0.9".parse().unwrap();
         let not_watched = client.gaps(target, 0, u64::MAX).unwrap_err();
         assert!(
-            matches!(not_watched, AskError::Refused { ref code, .. } if code == "not_watched"),
+            matches!(not_watched, AskError::Refused(Fault { ref code, .. }) if code == "not_watched"),
             "{not_watched}"
         );
         client.watch(target).unwrap();

@@ -4,15 +4,15 @@
 use serde_json::Value;
 
 use crate::inspect::{OLDEST_QEMU, QemuInfo};
-use crate::obstacle::Obstacle;
 use crate::spec::{Backing, MemoryBlock, ResolvedSpec};
+use godwit_types::Fault;
 
 /// Returns what prevents the external engine from moving this VM; may be empty.
 #[must_use]
-pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Obstacle> {
+pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Fault> {
     let mut obstacles = Vec::new();
     if qemu.version < OLDEST_QEMU {
-        obstacles.push(Obstacle::new(
+        obstacles.push(Fault::new(
             "qemu-too-old",
             format!("QEMU {} at {} is older than 7.2", qemu.version_text(), qemu.path.display()),
             "install QEMU 7.2 or later and start the VM under it",
@@ -25,11 +25,11 @@ pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Ob
 /// Returns the parts of a VM that prevent the external engine from moving it, whichever QEMU runs
 /// it.
 #[must_use]
-pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Vec<Obstacle> {
+pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Vec<Fault> {
     let mut obstacles = Vec::new();
     let private = memory.iter().enumerate().filter(|(_, block)| block.backing == Backing::Private);
     obstacles.extend(private.map(|(index, _)| {
-        Obstacle::new(
+        Fault::new(
             "memory-private",
             format!("memory block {index} is private to QEMU: no other process can read it"),
             "start the VM with backing \"shared\", or use --engine qemu",
@@ -40,7 +40,7 @@ pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Ve
 }
 
 /// Returns why a device given as a `-device` argument does not work with the external engine.
-fn device_obstacle(argument: &str) -> Option<Obstacle> {
+fn device_obstacle(argument: &str) -> Option<Fault> {
     let driver = driver_of(argument);
     let has = |part: &str| driver.contains(part);
     let (code, why, remedy) = if has("vhost-user") || driver.starts_with("vhost-vdpa") {
@@ -70,7 +70,7 @@ fn device_obstacle(argument: &str) -> Option<Obstacle> {
     } else {
         return None;
     };
-    Some(Obstacle::new(code, format!("device {driver}: {why}"), remedy))
+    Some(Fault::new(code, format!("device {driver}: {why}"), remedy))
 }
 
 /// Returns the driver that a `-device` argument names, in JSON or QEMU's own syntax; lower case.

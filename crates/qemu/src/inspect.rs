@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::helper::{helper, spawn};
-use crate::obstacle::Obstacle;
+use godwit_types::Fault;
 
 /// Oldest QEMU that Godwit supports: it has `-device` and `-object` in JSON, and `x-ignore-shared`
 /// beside file backends.
@@ -98,8 +98,8 @@ impl InspectError {
 
     /// Combines code, message and remedy.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

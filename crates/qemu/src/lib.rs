@@ -11,7 +11,6 @@ mod inspect;
 mod launch;
 mod limits;
 mod mac;
-mod obstacle;
 mod process;
 mod qmp;
 mod resume;
@@ -51,7 +50,6 @@ pub use launch::{
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
-pub use obstacle::Obstacle;
 pub use process::{AdoptError, Ended, Exit, QemuProcess, end_process, ends_within, is_alive};
 pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::launch::QMP_SOCKET;
-use crate::obstacle::Obstacle;
 use crate::qmp::{Qmp, QmpError};
+use godwit_types::Fault;
 
 /// Longest time until QEMU ends after `quit`: it flushes its disks.
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
@@ -113,8 +113,8 @@ impl AdoptError {
 
     /// Combines code, message and remedy.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use crate::commands::SHUTDOWN;
-use crate::obstacle::Obstacle;
+use godwit_types::Fault;
 
 pub(crate) mod fuzzing;
 mod message;
@@ -149,8 +149,8 @@ impl QmpError {
 
     /// Combines code, message and remedy.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use crate::accel::AccelProbe;
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
-use crate::obstacle::Obstacle;
 use crate::size::ByteSize;
+use godwit_types::Fault;
 
 pub use name::VmName;
 
@@ -479,8 +479,8 @@ impl SpecError {
 
     /// Combines code, message and remedy.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

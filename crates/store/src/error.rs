@@ -30,10 +30,7 @@ impl std::fmt::Display for Written {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A key is not as the transaction expected it. Nothing was written.
-    #[error(
-        "{key} has changed meanwhile: expected {expected}, found {found} (read it again and decide \
-        anew)"
-    )]
+    #[error("{key} has changed meanwhile: expected {expected}, found {found}")]
     Conflict {
         /// The first conflicting key.
         key: String,
@@ -42,7 +39,7 @@ pub enum StoreError {
         found: KeyState,
     },
     /// This manager is no longer the leader. Nothing was written.
-    #[error("this manager is no longer the leader: {why} (send requests to the leader)")]
+    #[error("this manager is no longer the leader: {why}")]
     LeadershipLost {
         /// How the leadership ended.
         why: Loss,
@@ -58,7 +55,7 @@ pub enum StoreError {
         written: Written,
     },
     /// The store responds but rejects the request.
-    #[error("the store {store} rejects the request: {why} ({remedy})")]
+    #[error("the store {store} rejects the request: {why}")]
     Refused {
         /// The file, or the endpoints.
         store: String,
@@ -68,19 +65,13 @@ pub enum StoreError {
         remedy: &'static str,
     },
     /// Changes that a watch should report are no longer in the history.
-    #[error(
-        "changes after revision {since} are no longer available (read everything again and watch \
-        from there)"
-    )]
+    #[error("changes after revision {since} are no longer available")]
     HistoryGone {
         /// Revision that the watch had reached.
         since: Revision,
     },
     /// A transaction exceeds a limit that all stores share.
-    #[error(
-        "a transaction has {is} {what}; the limit is {most} (request less at a time: fewer names, \
-        labels or VMs)"
-    )]
+    #[error("a transaction has {is} {what}; the limit is {most}")]
     TooBig {
         /// The unit that exceeds its limit.
         what: &'static str,
@@ -97,22 +88,16 @@ pub enum StoreError {
         why: &'static str,
     },
     /// A transaction writes one key twice.
-    #[error("a transaction writes {key} twice (write the last value only)")]
+    #[error("a transaction writes {key} twice")]
     WrittenTwice { key: String },
     /// Another manager uses the file.
-    #[error(
-        "another manager uses {path} already (stop it, give this one its own file, or use etcd for \
-        several managers)"
-    )]
+    #[error("another manager uses {path} already")]
     InUse {
         /// The file.
         path: PathBuf,
     },
     /// The file is damaged.
-    #[error(
-        "{path} is damaged: {why} (stop the manager, keep the file aside, and restore the last \
-        backup: docs/store.md)"
-    )]
+    #[error("{path} is damaged: {why}")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -120,16 +105,13 @@ pub enum StoreError {
         why: String,
     },
     /// The file belongs to another program.
-    #[error("{path} is a database of another program (give the manager its own file)")]
+    #[error("{path} is a database of another program")]
     Foreign {
         /// The file.
         path: PathBuf,
     },
     /// A later version of the manager wrote the file.
-    #[error(
-        "{path} has format {found}, this version knows {known} at most (start the later version \
-        again, or restore the backup from before the upgrade)"
-    )]
+    #[error("{path} has format {found}, this version knows {known} at most")]
     Later {
         /// The file.
         path: PathBuf,
@@ -139,7 +121,7 @@ pub enum StoreError {
         known: u32,
     },
     /// The file system refuses an operation.
-    #[error("cannot {action} {path}: {source} (check that the disk is writable and not full)")]
+    #[error("cannot {action} {path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
@@ -154,6 +136,28 @@ pub enum StoreError {
         /// What is wrong, and what is valid.
         why: String,
     },
+}
+
+impl StoreError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            StoreError::Conflict { .. } => "read it again and decide anew".to_owned(),
+            StoreError::LeadershipLost { .. } => "requests go to the manager that leads".to_owned(),
+            StoreError::Unavailable { .. } => "ask again in a moment; if it stays so, see whether the store runs, and docs/store.md".to_owned(),
+            StoreError::Refused { remedy, .. } => (*remedy).to_owned(),
+            StoreError::HistoryGone { .. } => "read everything again and watch from there".to_owned(),
+            StoreError::TooBig { .. } => "ask for less at a time: fewer names, labels or VMs".to_owned(),
+            StoreError::WrittenTwice { .. } => "write the last value only".to_owned(),
+            StoreError::InUse { .. } => "stop it, give this one its own file, or use etcd for several managers".to_owned(),
+            StoreError::Damaged { .. } => "stop the manager, keep the file aside, and restore the last backup: docs/store.md".to_owned(),
+            StoreError::Foreign { .. } => "give the manager a file of its own".to_owned(),
+            StoreError::Later { .. } => "start the later version again, or restore the backup from before the upgrade".to_owned(),
+            StoreError::File { .. } => "is the disk full or not writable?".to_owned(),
+            StoreError::BadKey { .. } | StoreError::Settings { .. } => String::new(),
+        }
+    }
 }
 
 pub(crate) fn file_error(

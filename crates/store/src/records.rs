@@ -39,10 +39,7 @@ pub enum RecordError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A later version of the manager wrote it.
-    #[error(
-        "{key} is a {kind} of version {found}, this manager knows {known} at most (start the later \
-        manager again, or restore the backup from before the upgrade)"
-    )]
+    #[error("{key} is a {kind} of version {found}, this manager knows {known} at most")]
     Later {
         /// The key of the record.
         key: String,
@@ -53,10 +50,7 @@ pub enum RecordError {
         known: u32,
     },
     /// The record is too old.
-    #[error(
-        "{key} is a {kind} of version {found}, which this manager no longer knows (start a manager \
-        of a version in between first: it converts records)"
-    )]
+    #[error("{key} is a {kind} of version {found}, which this manager no longer knows")]
     Earlier {
         /// The key of the record.
         key: String,
@@ -65,7 +59,7 @@ pub enum RecordError {
         found: u32,
     },
     /// The item is not such a record.
-    #[error("cannot read {key} as a {kind}: {why} (restore it from a backup, or remove the key)")]
+    #[error("cannot read {key} as a {kind}: {why}")]
     Unreadable {
         /// The key of the item.
         key: String,
@@ -85,7 +79,28 @@ pub enum RecordError {
     },
 }
 
-/// A record and its revision.
+impl RecordError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            RecordError::Store(error) => error.remedy(),
+            RecordError::Later { .. } => {
+                "start the later manager again, or restore the backup from before the upgrade"
+                    .to_owned()
+            }
+            RecordError::Earlier { .. } => {
+                "start a manager between the two first: it brings records forward".to_owned()
+            }
+            RecordError::Unreadable { .. } => {
+                "restore it from a backup, or remove the key".to_owned()
+            }
+            RecordError::Unwritable { .. } => String::new(),
+        }
+    }
+}
+
+/// A record as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept<T> {
     /// The key without the prefix.
@@ -343,7 +358,7 @@ mod tests {
         let error = HOSTS.decode_text("hosts/a", later).unwrap_err();
         assert!(matches!(error, RecordError::Later { found: 4, known: 3, .. }));
         assert!(
-            error.to_string().contains("hosts/a") && error.to_string().contains("backup"),
+            error.to_string().contains("hosts/a") && error.remedy().contains("backup"),
             "{error}"
         );
     }

@@ -10,8 +10,8 @@ use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::iperf::Iperf;
 use godwit_lab::trial::{GuestPlan, Trial, Watched, other_host};
-use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{EngineKind, Outcome, Report};
 use serde::Serialize;
 
 use crate::figures::Spread;

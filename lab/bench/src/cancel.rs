@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
 use godwit_lab::{BitRate, Hooks, LabOptions};
-use godwit_migration::{EngineKind, Outcome, Phase, Report, millis};
+use godwit_migration::millis;
 use godwit_prober::clock;
 use godwit_qemu::ByteSize;
+use godwit_types::{EngineKind, Outcome, Phase, Report};
 use rustix::process::Signal;
 use serde::Serialize;
 

@@ -17,8 +17,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial};
 use godwit_lab::{BitRate, LabOptions};
-use godwit_migration::Outcome;
 use godwit_qemu::ByteSize;
+use godwit_types::Outcome;
 use serde::Serialize;
 
 use crate::converge::cases::{Case, Kind, bytes_per_s};

@@ -15,8 +15,8 @@ use godwit_api::MigrationRequest;
 use godwit_lab::image::{self, Debian};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_lab::{BitRate, LabOptions};
-use godwit_migration::{EngineKind, Outcome, ReferenceUse, Report};
 use godwit_qemu::{ByteSize, Disk, DiskFormat};
+use godwit_types::{EngineKind, Outcome, ReferenceUse, Report};
 use serde::Serialize;
 
 use crate::cpu::{CpuUse, CpuWatch, idle_cores};

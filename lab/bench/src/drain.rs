@@ -12,8 +12,8 @@ use godwit_api::control::{
 use godwit_api::{Endpoint, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host, until};
 use godwit_lab::{BitRate, LabOptions};
-use godwit_migration::EngineKind;
 use godwit_qemu::ByteSize;
+use godwit_types::EngineKind;
 use rustix::process::Signal;
 use serde::Serialize;
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use godwit_lab::trial::{Guest, GuestPlan, Trial};
 use godwit_lab::{BitRate, LabOptions};
-use godwit_migration::Outcome;
 use godwit_qemu::ByteSize;
+use godwit_types::Outcome;
 use serde::Serialize;
 
 use crate::figures::Spread;

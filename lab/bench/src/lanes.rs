@@ -14,8 +14,8 @@ use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::iperf::Iperf;
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
-use godwit_migration::{Outcome, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{Outcome, Report};
 use serde::Serialize;
 
 use crate::figures::Spread;

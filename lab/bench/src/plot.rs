@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use godwit_lab::BitRate;
-use godwit_migration::{BandwidthPoint, Outcome, Report};
+use godwit_types::{BandwidthPoint, Outcome, Report};
 
 use crate::svg::{self, COLOURS, Frame, Svg, short};
 

@@ -9,8 +9,8 @@ use clap::Args;
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{GuestPlan, Trial};
 use godwit_lab::{BitRate, LabOptions, Rtt};
-use godwit_migration::{DryRun, Intent, Means, Outcome, Predicted, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{DryRun, Intent, Means, Outcome, Predicted, Report};
 use serde::Serialize;
 
 use crate::machine::Machine;

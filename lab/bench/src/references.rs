@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_lab::{BitRate, LabOptions};
-use godwit_migration::{EncodingName, ReferenceUse, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{EncodingName, ReferenceUse, Report};
 use rustix::process::Signal;
 use serde::Serialize;
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched, other_host};
-use godwit_migration::{EngineKind, Outcome, PageInUse, Progress, Report};
+use godwit_types::{EngineKind, Outcome, PageInUse, Progress, Report};
 use serde::Serialize;
 
 use crate::warm;

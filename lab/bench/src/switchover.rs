@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{GuestPlan, Trial, Watched};
 use godwit_lab::{BitRate, LabOptions, Rtt};
-use godwit_migration::{Outcome, Phase, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{Outcome, Phase, Report};
 use serde::Serialize;
 
 use crate::figures::Spread;

@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::server::{Shared, router};
 use crate::world::World;
-use crate::{Counts, Fault, FleetPlan, churn};
+use crate::{Counts, FleetPlan, InjectedFault, churn};
 
 /// Interval of the migrations' progress.
 const STEP_INTERVAL: Duration = Duration::from_millis(20);
@@ -86,7 +86,7 @@ impl Fleet {
     }
 
     /// Injects a fault into the next `times` migrations of a VM.
-    pub fn fault(&self, vm: &str, fault: Fault, times: u32) {
+    pub fn fault(&self, vm: &str, fault: InjectedFault, times: u32) {
         self.shared.world().fault(vm, fault, times);
     }
 

@@ -224,8 +224,7 @@ impl Liar {
 
     /// Returns a migration that allegedly leaves this host.
     fn migration(&mut self, vm: &str) -> Result<Value, serde_json::Error> {
-        let progress =
-            serde_json::to_value(godwit_migration::Progress::begin(self.draw.next() >> 12))?;
+        let progress = serde_json::to_value(godwit_types::Progress::begin(self.draw.next() >> 12))?;
         Ok(json!({
             "id": format!("v{:x}-1", self.draw.next()), "vm": vm, "from": self.name,
             "to": self.draw.of(&self.others.clone()), "engine": "godwit",

@@ -23,4 +23,4 @@ pub use liar::{Liar, Lie};
 pub use lied::{Lied, lie};
 pub use looks::Looks;
 pub use plan::FleetPlan;
-pub use world::Fault;
+pub use world::InjectedFault;

@@ -1,8 +1,8 @@
 //! Composition of a fleet.
 
 use godwit_api::{HostInfo, VmInfo};
-use godwit_migration::handover::Incarnation;
 use godwit_qemu::{DEFAULT_CPU_MODEL, Uuid};
+use godwit_types::Incarnation;
 use serde_json::json;
 
 /// Composition of a fleet.

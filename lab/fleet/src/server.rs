@@ -20,7 +20,7 @@ use godwit_api::{
     ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted, MigrationRequest,
     MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
 };
-use godwit_migration::DryRun;
+use godwit_types::DryRun;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};

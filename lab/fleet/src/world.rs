@@ -22,7 +22,7 @@ const WAITING_EVENTS: usize = 4_096;
 
 /// Fault of a VM's next migrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// The host refuses to start it, with this code.
     Refuse(ErrorCode),
     /// The link breaks half-way.
@@ -37,7 +37,7 @@ pub(crate) struct World {
     running: Vec<migrating::Running>,
     stepped_ms: u64,
     pub(crate) counts: Counts,
-    faults: HashMap<String, (Fault, u32)>,
+    faults: HashMap<String, (InjectedFault, u32)>,
 }
 
 /// Host, as its agent reports it.
@@ -129,12 +129,16 @@ impl World {
         self.by_name.get(name).copied()
     }
 
-    pub(crate) fn fault(&mut self, vm: &str, fault: Fault, times: u32) {
+    pub(crate) fn fault(&mut self, vm: &str, fault: InjectedFault, times: u32) {
         self.faults.insert(vm.to_owned(), (fault, times));
     }
 
     /// Takes a fault that is due.
-    fn take_fault(&mut self, vm: &str, is_it: impl Fn(Fault) -> bool) -> Option<Fault> {
+    fn take_fault(
+        &mut self,
+        vm: &str,
+        is_it: impl Fn(InjectedFault) -> bool,
+    ) -> Option<InjectedFault> {
         let (fault, times) =
             self.faults.get_mut(vm).filter(|(fault, times)| *times > 0 && is_it(*fault))?;
         *times -= 1;

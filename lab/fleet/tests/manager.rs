@@ -8,7 +8,7 @@ use std::time::Duration;
 use godwit_api::control::{Cluster, Drain, DrainState, DrainVmState, Move, MoveState, Page};
 use godwit_api::{VmInfo, VmState};
 use godwit_control::{Config, run};
-use godwit_fleet::{Asker, Fault, Fleet, FleetPlan, Liar, Looks, lie};
+use godwit_fleet::{Asker, Fleet, FleetPlan, InjectedFault, Liar, Looks, lie};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
@@ -159,7 +159,7 @@ async fn a_host_is_drained_within_all_limits_and_every_wait_is_explained() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
     let mut managed = Managed::begin(plan()).await;
-    managed.fleet.fault("vm-00001", Fault::FailHalfWay, 1);
+    managed.fleet.fault("vm-00001", InjectedFault::FailHalfWay, 1);
     let mut moves = Vec::new();
     for vm in 0..80 {
         // All to the first two hosts.

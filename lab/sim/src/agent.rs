@@ -1,7 +1,8 @@
 //! The agents: their steps, their starts, and how they resolve doubt.
 
-use godwit_migration::handover::{Found, OfDestination, OfSource, Ownership, Recovery, Role};
+use godwit_migration::handover::{Found, OfDestination, OfSource, Recovery, Role};
 use godwit_migration::source::Action;
+use godwit_types::Ownership;
 
 use crate::world::{Answer, HostId, Letter, Process, Record, Stage, Step, Word, Work, World};
 

@@ -1,8 +1,7 @@
 //! Decisions that a test may replace by wrong ones, to check that they are detected.
 
-use godwit_migration::handover::{
-    self, Found, Incarnation, Known, OfDestination, OfSource, Ownership, Recovery, Role,
-};
+use godwit_migration::handover::{self, Found, Known, OfDestination, OfSource, Recovery, Role};
+use godwit_types::{Incarnation, Ownership};
 
 /// Decisions of agents.
 #[derive(Clone, Copy, Debug)]

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use godwit_migration::handover::{KeptPagesFate, Ownership, Role, Standing, fate_of_kept_pages};
+use godwit_migration::handover::{KeptPagesFate, Role, Standing, fate_of_kept_pages};
 use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
-use godwit_migration::{Failure, FailureCode, Outcome, Sweep};
+use godwit_migration::{Failure, Sweep};
+use godwit_types::{FailureCode, Outcome, Ownership};
 use godwit_wire::Running;
 
 use crate::world::{

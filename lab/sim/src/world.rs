@@ -6,9 +6,10 @@ use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 use godwit_migration::destination::{Action as DestinationAction, Destination};
-use godwit_migration::handover::{Incarnation, Known, Ownership, Role, Standing};
+use godwit_migration::handover::{Known, Role, Standing};
 use godwit_migration::source::{Action as SourceAction, Event as SourceEvent, Source};
 use godwit_migration::{PageIn, Policy};
+use godwit_types::{Incarnation, Ownership};
 
 use crate::rules::Rules;
 

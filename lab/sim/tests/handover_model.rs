@@ -7,8 +7,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use godwit_migration::PageIn;
-use godwit_migration::handover::{self, OfDestination, Ownership, Recovery};
+use godwit_migration::handover::{self, OfDestination, Recovery};
 use godwit_sim::{Choice, Limits, Options, Rules, World};
+use godwit_types::Ownership;
 use stateright::{Checker, Model, Property};
 
 /// Number of states examined in all cases; states are distinct within a case.

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use godwit_migration::handover::{self, OfDestination, Ownership};
+use godwit_migration::handover::{self, OfDestination};
 use godwit_sim::{Plan, Rules, simulate};
+use godwit_types::Ownership;
 
 #[test]
 fn no_life_of_a_guest_loses_or_doubles_it() {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use godwit_migration::{Outcome, Report};
+use godwit_types::{Outcome, Report};
 use rustix::process::Signal;
 
 use super::moving::Moving;

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{IncomingAccepted, IncomingState, IncomingStatus};
-use godwit_migration::{EngineKind, FailureCode, Outcome};
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_qemu::{ByteSize, ResolvedSpec, VmName};
+use godwit_types::{EngineKind, FailureCode, Outcome};
 use godwit_wire::{Begin, Message, MigrationId};
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ClientError, MigrationRequest, MigrationStatus};
-use godwit_migration::{PageInUse, Phase, Report};
+use godwit_types::{PageInUse, Phase, Report};
 
 use super::Moment;
 use crate::trial::{LIMIT, Trial, until};

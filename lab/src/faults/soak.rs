@@ -6,8 +6,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use godwit_migration::EngineKind;
 use godwit_qemu::ByteSize;
+use godwit_types::EngineKind;
 
 use super::Fault;
 use super::blow::Blow;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use godwit_api::MigrationRequest;
-use godwit_migration::{EngineKind, FailureCode, Outcome, PageInUse, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{EngineKind, FailureCode, Outcome, PageInUse, Report};
 use serde::{Deserialize, Serialize};
 
 use super::blow::{Blow, Lasted};

@@ -9,9 +9,10 @@ use godwit_api::{
     Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, QemuEngineOptions,
     VmState,
 };
-use godwit_migration::{EngineKind, Outcome, Phase, Progress, ReferenceUse, Report, millis};
+use godwit_migration::millis;
 use godwit_prober::Gaps;
 use godwit_prober::clock::monotonic_ns;
+use godwit_types::{EngineKind, Outcome, Phase, Progress, ReferenceUse, Report};
 use serde::Serialize;
 
 use crate::trial::{Guest, LIMIT, Trial, until};

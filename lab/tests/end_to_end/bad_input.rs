@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::{ErrorCode, MigrationRequest, VmState};
 use godwit_lab::in_namespace;
 use godwit_lab::trial::{CliOutput, GuestPlan, Traces, Trial};
-use godwit_migration::Outcome;
 use godwit_qemu::{ByteSize, Disk, DiskFormat, MemoryBlock, VmSpec};
+use godwit_types::Outcome;
 
 use crate::move_and_check;
 

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result, ensure};
 use godwit_api::{MigrationRequest, SetRevocations};
 use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_migration::Outcome;
 use godwit_pki::{Authority, Grant, Role, describe};
+use godwit_types::Outcome;
 use rustix::process::Signal;
 
 use crate::{BUSY, move_and_check};

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_migration::{Compression, EncodingName};
+use godwit_types::{Compression, EncodingName};
 
 use crate::check_report;
 

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use godwit_lab::trial::{Guest, GuestPlan, Traces, Trial, request_to};
-use godwit_migration::{EngineKind, Outcome, Phase};
+use godwit_types::{EngineKind, Outcome, Phase};
 use rustix::process::Signal;
 
 use crate::{BUSY, move_and_check, slow_link};

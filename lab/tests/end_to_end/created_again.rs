@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use godwit_lab::trial::{GuestPlan, Trial, request_to, until};
 use godwit_lab::{Hooks, LabOptions};
-use godwit_migration::{EngineKind, Outcome};
+use godwit_types::{EngineKind, Outcome};
 use rustix::process::Signal;
 
 use crate::move_and_check;

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result, ensure};
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_migration::EncodingName;
 use godwit_qemu::ByteSize;
+use godwit_types::EncodingName;
 
 use crate::move_and_check;
 

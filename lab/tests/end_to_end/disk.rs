@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{GuestPlan, Trial, other_host};
-use godwit_migration::EngineKind;
 use godwit_qemu::{Disk, DiskFormat};
+use godwit_types::EngineKind;
 
 use crate::{BUSY, check_report};
 

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Guest, GuestPlan, Migration, Trial};
-use godwit_migration::{EngineKind, Outcome, Phase};
+use godwit_types::{EngineKind, Outcome, Phase};
 
 use crate::{BUSY, move_and_check, set_link, slow_link};
 

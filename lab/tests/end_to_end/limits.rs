@@ -1,9 +1,9 @@
 //! Bandwidth limits: a guest moves whole under them, and a change during the move takes effect.
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{LimitOf, MigrationRequest, RateLimit};
+use godwit_api::{LimitOf, MigrationRequest};
 use godwit_lab::trial::{GuestPlan, Trial, request_to};
-use godwit_migration::{EngineKind, Outcome, Phase};
+use godwit_types::{EngineKind, Outcome, Phase, RateLimit};
 
 use crate::{BUSY, move_and_check};
 

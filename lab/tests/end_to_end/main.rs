@@ -44,7 +44,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{Guest, Trial, Watched};
-use godwit_migration::{Phase, Report};
+use godwit_types::{Phase, Report};
 
 /// Dirties 5,000 pages a second at random, all kinds of pages.
 const BUSY: &str = "dirty:rate=5000,ws=64M,order=random,zero=10,compressible=40";

@@ -2,11 +2,11 @@
 //! stays, without an operator.
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{LimitOf, RateLimit};
+use godwit_api::LimitOf;
 use godwit_lab::faults::settled;
 use godwit_lab::trial::{Guest, GuestPlan, Migration, Traces, Trial, VcpuWatch, other_host};
-use godwit_migration::{Outcome, Phase};
 use godwit_qemu::ByteSize;
+use godwit_types::{Outcome, Phase, RateLimit};
 use rustix::process::Signal;
 
 /// Number of guests.

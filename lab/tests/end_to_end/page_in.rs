@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmInfo, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
-use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
+use godwit_types::{Outcome, PageInUse, Phase};
 use rustix::process::Signal;
 
 use crate::{check_report, move_and_check, set_link, slow_link};

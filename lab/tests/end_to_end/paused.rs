@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, ensure};
 use godwit_api::{MigrationRequest, VmState};
 use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_migration::Outcome;
+use godwit_types::Outcome;
 use rustix::process::Signal;
 
 use crate::move_and_check;

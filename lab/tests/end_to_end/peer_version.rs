@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_migration::Outcome;
+use godwit_types::Outcome;
 
 use crate::fake_peer::{self, Manner, PORT};
 use crate::move_and_check;

@@ -6,8 +6,8 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
-use godwit_migration::{DryRun, Intent, Means, Outcome};
 use godwit_qemu::{ByteSize, MemoryBlock, VmSpec};
+use godwit_types::{DryRun, Intent, Means, Outcome};
 
 use crate::{move_and_check, slow_link};
 

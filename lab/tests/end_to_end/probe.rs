@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{LIMIT, Trial, until};
-use godwit_migration::probe::{Limit, ProbeReport, STREAM_COUNTS};
+use godwit_types::probe::{Limit, ProbeReport, STREAM_COUNTS};
 use rustix::process::{Pid, Signal};
 
 /// Exit codes of the `godwit` command (docs/cli.md).

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
-use godwit_migration::{EngineKind, Report};
 use godwit_qemu::{Backing, MemoryBlock};
+use godwit_types::{EngineKind, Report};
 
 use crate::{BUSY, move_and_check};
 

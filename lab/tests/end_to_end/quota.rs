@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
-use godwit_migration::ThrottleMeans;
 use godwit_qemu::{ByteSize, VcpuGroup, VmName};
+use godwit_types::ThrottleMeans;
 use rustix::process::Signal;
 
 use crate::move_and_check;

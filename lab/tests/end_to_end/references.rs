@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
-use godwit_migration::{EncodingName, ReferenceUse, Report};
 use godwit_qemu::ByteSize;
+use godwit_types::{EncodingName, ReferenceUse, Report};
 
 use crate::{BUSY, check_report};
 

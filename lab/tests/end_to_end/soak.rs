@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use godwit_lab::faults::{SoakPlan, soak};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched, other_host};
-use godwit_migration::Report;
+use godwit_types::Report;
 
 use crate::move_and_check;
 

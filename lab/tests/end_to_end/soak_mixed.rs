@@ -10,8 +10,8 @@ use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
-use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
+use godwit_types::{Outcome, PageInUse, Phase};
 
 use crate::check_report;
 use crate::soak::{moves, seed};

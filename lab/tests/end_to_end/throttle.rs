@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result, ensure};
 use godwit_lab::trial::{GuestPlan, Trial, request_to};
-use godwit_migration::EngineKind;
 use godwit_qemu::ByteSize;
+use godwit_types::EngineKind;
 use rustix::process::Signal;
 
 use crate::{move_and_check, slow_link};

@@ -1625,7 +1625,7 @@ export interface components {
              * @description How long the dry run took.
              */
             dry_run_time_ms: number;
-            error?: components["schemas"]["FailureReport"] | null;
+            error?: components["schemas"]["Fault"] | null;
             /** @description The source host's name. */
             from: string;
             guest?: components["schemas"]["GuestFigures"] | null;
@@ -1680,13 +1680,13 @@ export interface components {
          * @enum {string}
          */
         EngineKind: "godwit" | "qemu";
-        /** @description Why a migration did not complete. */
-        FailureReport: {
+        /** @description Why something failed or is refused. */
+        Fault: {
             /** @description Stable code for programs, kebab-case. */
             code: string;
             /** @description What failed and why, one line for people. */
             message: string;
-            /** @description What to do about it. */
+            /** @description What to do about it. Empty if the message says it all. */
             remedy: string;
         };
         /** @description How long a guest waited for pages that it lacked: 0 where it came to none. */
@@ -2396,7 +2396,7 @@ export interface components {
              * @description When it was over.
              */
             ended_unix_ms?: number | null;
-            failure?: components["schemas"]["MoveFailure"] | null;
+            failure?: components["schemas"]["Fault"] | null;
             /** @description The host that it leaves. */
             from: string;
             /** @description Names it; also names the migration at the source's agent, with the attempt behind it. */
@@ -2421,15 +2421,6 @@ export interface components {
             /** @description The VM. */
             vm: string;
             waits?: components["schemas"]["Waits"] | null;
-        };
-        /** @description Why a move failed, or its last attempt did. */
-        MoveFailure: {
-            /** @description The agent's code. */
-            code: string;
-            /** @description What failed and why. */
-            message: string;
-            /** @description What to do about it. */
-            remedy: string;
         };
         /**
          * @description `GET /api/v1/limits`: how many moves may run at a time, as it holds now. 0 lets nothing begin.
@@ -2940,7 +2931,7 @@ export interface components {
                  * @description When it was over.
                  */
                 ended_unix_ms?: number | null;
-                failure?: components["schemas"]["MoveFailure"] | null;
+                failure?: components["schemas"]["Fault"] | null;
                 /** @description The host that it leaves. */
                 from: string;
                 /** @description Names it; also names the migration at the source's agent, with the attempt behind it. */
@@ -3408,7 +3399,7 @@ export interface components {
             encodings?: components["schemas"]["EncodingReport"][];
             /** @description Which engine moved it. */
             engine: components["schemas"]["EngineKind"];
-            error?: components["schemas"]["FailureReport"] | null;
+            error?: components["schemas"]["Fault"] | null;
             /** @description The source host's name. */
             from: string;
             /**

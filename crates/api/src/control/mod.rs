@@ -33,8 +33,8 @@ pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
 pub use moves::{
-    CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MoveFailure,
-    MovePriority, MoveState, Waits,
+    CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority,
+    MoveState, Waits,
 };
 pub use preflight::{
     Check, CheckName, PlacementScore, Preflight, PreflightRanking, PreflightReport, RankedHost,

@@ -1,10 +1,11 @@
 //! Moves: what was asked for, what waits for what, what runs, what became of it; and drains, which are many of them.
 
+use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::QemuEngineOptions;
-use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
+use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 
 /// How soon a move is to come.
 #[derive(
@@ -67,18 +68,6 @@ pub struct Waits {
     pub code: String,
     /// One line for people.
     pub text: String,
-}
-
-/// Why a move failed, or its last attempt did.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct MoveFailure {
-    /// The agent's code.
-    pub code: String,
-    /// What failed and why.
-    pub message: String,
-    /// What to do about it.
-    #[serde(alias = "mend")]
-    pub remedy: String,
 }
 
 /// `POST /api/v1/vms/{vm}/moves`.
@@ -153,7 +142,7 @@ pub struct Move {
     pub progress: Option<Progress>,
     /// Why it failed, or its last attempt did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<MoveFailure>,
+    pub failure: Option<Fault>,
     /// What the migration took; only of one move, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,

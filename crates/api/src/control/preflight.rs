@@ -1,6 +1,6 @@
 //! What stands in the way of a VM's move, check by check, before anything is made.
 
-use godwit_migration::DryRun;
+use godwit_types::DryRun;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

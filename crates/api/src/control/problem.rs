@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use godwit_types::Fault;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -193,3 +194,9 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
+
+impl From<&Problem> for Fault {
+    fn from(problem: &Problem) -> Fault {
+        Fault::new(problem.code.name(), &problem.detail, &problem.remedy)
+    }
+}

@@ -1,6 +1,6 @@
 //! How far a move was at times of its migration.
 
-use godwit_migration::{Phase, Progress};
+use godwit_types::{Phase, Progress};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use godwit_migration::handover::Incarnation;
 use godwit_qemu::VmSpec;
+use godwit_types::Incarnation;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use godwit_api::Endpoint;
 use godwit_api::control::Role;
-use godwit_api::{BitRate, Endpoint};
 use godwit_pki::Serial;
+use godwit_types::BitRate;
 
 use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHostArgs};
 use crate::exit::Failure;

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use godwit_api::{BitRate, Endpoint};
+use godwit_api::Endpoint;
+use godwit_types::BitRate;
 
 use super::control::parse_label;
 

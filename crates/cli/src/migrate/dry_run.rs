@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use godwit_api::{Client, MigrationRequest};
-use godwit_migration::predict::{GuestFigures, LanesFigures, LanesKnownBy, Predicted};
-use godwit_migration::{DryRun, Means};
+use godwit_types::{DryRun, GuestFigures, LanesFigures, LanesKnownBy, Means, Predicted};
 
 use crate::exit::{Exit, Failure};
 use crate::migrate::interrupts;
@@ -142,8 +141,7 @@ fn of_lanes(lanes: &LanesFigures) -> Vec<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::predict::DirtySample;
-    use godwit_migration::{EncodingName, FailureReport, Intent};
+    use godwit_types::{DirtySample, EncodingName, Fault, Intent};
 
     use super::*;
 
@@ -220,7 +218,7 @@ mod tests {
             &["would not move", "gives up", "after about 12.34 s"],
         );
         assert_eq!(Exit::of_dry_run(&told), Exit::Preflight);
-        let error = FailureReport {
+        let error = Fault {
             code: "insufficient-memory".into(),
             message: "host b has not enough".into(),
             remedy: "take another".into(),

@@ -1,6 +1,6 @@
 //! Where a migration is, in one line: a moving one on a terminal, elsewhere a plain one a round or every two seconds.
 
-use godwit_migration::{Phase, Progress};
+use godwit_types::{Phase, Progress};
 use indicatif::ProgressBar;
 
 use crate::migrate::eta::next_eta_ms;

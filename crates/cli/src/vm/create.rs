@@ -172,8 +172,8 @@ mod tests {
             ("-f /nonexistent.toml", "/nonexistent.toml"),
         ] {
             let failure = create(line).unwrap_err();
-            assert!(failure.message.contains(word), "{line}: {failure}");
-            assert!(!failure.remedy.is_empty());
+            assert!(failure.fault.message.contains(word), "{line}: {failure}");
+            assert!(!failure.fault.remedy.is_empty());
         }
     }
 
@@ -189,6 +189,8 @@ mod tests {
         assert_eq!(from_toml, create(&format!("-f {}", json.display())).unwrap());
         assert_eq!(create(&format!("other -f {}", toml.display())).unwrap().name, "other");
         std::fs::write(&toml, "name = \"web\"\nmemroy = \"512MiB\"\n").unwrap();
-        assert!(create(&format!("-f {}", toml.display())).unwrap_err().message.contains("memroy"));
+        assert!(
+            create(&format!("-f {}", toml.display())).unwrap_err().fault.message.contains("memroy")
+        );
     }
 }

@@ -45,9 +45,9 @@ pub(crate) async fn run(
             Ok(None)
         }
         Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
-            let failure = Failure::from(error);
-            let remedy = format!("{}; or name the VM's host: --host HOST", failure.remedy);
-            Err(Failure { remedy, ..failure })
+            let mut failure = Failure::from(error);
+            failure.fault.remedy.push_str("; or name the VM's host: --host HOST");
+            Err(failure)
         }
         Err(Asked::Refused(error)) => Err(error.into()),
         Err(Asked::Failed(failure)) => Err(failure),

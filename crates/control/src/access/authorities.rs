@@ -40,13 +40,26 @@ impl SigningAuthority {
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The authority can't be used.
-    #[error("{0} (correct [authority] in the configuration; `godwit pki init` makes one)")]
+    #[error("{0}")]
     Authority(#[from] PkiError),
     /// The certificates by which the issuer is checked can't be read.
-    #[error(
-        "the OIDC issuer's certificate can't be checked: {0} (correct authority of [oidc] in the configuration)"
-    )]
+    #[error("the OIDC issuer's certificate can't be checked: {0}")]
     Oidc(std::io::Error),
+}
+
+impl AuthorityError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            AuthorityError::Authority(error) => error.remedy_and(
+                "correct [authority] in the configuration; `godwit pki init` makes one",
+            ),
+            AuthorityError::Oidc(_) => {
+                "correct authority of [oidc] in the configuration".to_owned()
+            }
+        }
+    }
 }
 
 /// The authority and the issuer that a manager has; none, until they are set.

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cluster::bounds::{Fault, MOST_REASON_BYTES};
+use crate::cluster::bounds::{MOST_REASON_BYTES, Misreport};
 use crate::cluster::state::State;
 use crate::cluster::text::beginning;
 
@@ -119,7 +119,7 @@ struct Heard {
 
 impl Heard {
     /// Shows a host as faulty and away. It is read on for a while, so that it is not asked anew all the time.
-    fn blame(&mut self, state: &State, host: &str, fault: &Fault) {
+    fn blame(&mut self, state: &State, host: &str, fault: &Misreport) {
         state.blame(host, fault);
         if self.faulty_since.is_none() {
             self.faulty_since = Some(Instant::now());
@@ -153,7 +153,7 @@ async fn hear(
             Ok(Some(event)) => event,
             Ok(None) => return Ok(()),
             Err(error @ ClientError::Protocol { .. }) => {
-                heard.blame(state, host, &Fault::new(error.to_string()));
+                heard.blame(state, host, &Misreport::new(error.to_string()));
                 continue;
             }
             Err(error) => return Err(error),

@@ -59,22 +59,25 @@ const OF_PROGRESS: Bounds = Bounds {
 /// What a host reported that no agent reports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Fault(pub(crate) String);
+pub struct Misreport(pub(crate) String);
 
-impl Fault {
-    pub(crate) fn new(text: impl Into<String>) -> Fault {
-        Fault(beginning(&text.into(), MOST_REASON_BYTES))
+impl Misreport {
+    pub(crate) fn new(text: impl Into<String>) -> Misreport {
+        Misreport(beginning(&text.into(), MOST_REASON_BYTES))
     }
 }
 
 /// Checks a VM that a host reports, and cuts its reason; its bytes as JSON.
-pub(crate) fn check_vm(info: &mut VmInfo) -> Result<usize, Fault> {
+pub(crate) fn check_vm(info: &mut VmInfo) -> Result<usize, Misreport> {
     check_reported_name(&info.name)?;
     if info.spec.name != info.name {
-        return Err(Fault::new(format!("VM {} has the specification of another one", info.name)));
+        return Err(Misreport::new(format!(
+            "VM {} has the specification of another one",
+            info.name
+        )));
     }
     cut(&mut info.reason);
-    let of_vm = |what: &str| Fault::new(format!("{what} of VM {} is not possible", info.name));
+    let of_vm = |what: &str| Misreport::new(format!("{what} of VM {} is not possible", info.name));
     check(info.epoch <= MOST_EPOCH, || of_vm(&format!("epoch {}", info.epoch)))?;
     check(info.memory_bytes <= MOST_MEMORY_BYTES, || {
         of_vm(&format!("a memory of {} bytes", info.memory_bytes))
@@ -86,9 +89,9 @@ pub(crate) fn check_vm(info: &mut VmInfo) -> Result<usize, Fault> {
 }
 
 /// Checks what a host reports of itself, and cuts its texts. `peers` are counted and not kept.
-pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Fault> {
+pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
     check(info.peers.len() <= MOST_PEERS, || {
-        Fault::new(format!(
+        Misreport::new(format!(
             "it reports {} other hosts: {MOST_PEERS} are the most",
             info.peers.len()
         ))
@@ -104,16 +107,17 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Fault> {
     let memory =
         [info.memory_total_bytes, info.memory_available_bytes, info.memory_committed_bytes];
     for bytes in memory {
-        let impossible = || Fault::new(format!("a host's memory of {bytes} bytes is not possible"));
+        let impossible =
+            || Misreport::new(format!("a host's memory of {bytes} bytes is not possible"));
         check(bytes <= MOST_MEMORY_BYTES, impossible)?;
     }
     let cores = info.logical_cores;
     check(cores <= MOST_CPUS, || {
-        Fault::new(format!("a count of {cores} processors is not possible"))
+        Misreport::new(format!("a count of {cores} processors is not possible"))
     })?;
     let load = info.load_average_1min;
     check((0.0..=MOST_LOAD).contains(&load), || {
-        Fault::new(format!("a load of {load} is not possible"))
+        Misreport::new(format!("a load of {load} is not possible"))
     })?;
     let peers = std::mem::take(&mut info.peers);
     let measured = measure(info, &OF_HOST);
@@ -122,26 +126,30 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Fault> {
 }
 
 /// Checks a migration that a host reports as one that leaves it.
-pub(crate) fn check_migration(host: &str, status: &MigrationStatus) -> Result<(), Fault> {
+pub(crate) fn check_migration(host: &str, status: &MigrationStatus) -> Result<(), Misreport> {
     check_reported_name(&status.vm)?;
     let names = [&status.id, &status.from, &status.to];
     let are_short = names.iter().all(|name| name.len() <= MOST_ID_BYTES);
     check(are_short, || {
-        Fault::new(format!("a migration of VM {} has too long a name", status.vm))
+        Misreport::new(format!("a migration of VM {} has too long a name", status.vm))
     })?;
     check(status.from == host, || {
-        Fault::new(format!("it reports migration {}, which leaves host {}", status.id, status.from))
+        Misreport::new(format!(
+            "it reports migration {}, which leaves host {}",
+            status.id, status.from
+        ))
     })?;
     measure(&status.progress, &OF_PROGRESS).map(drop)
 }
 
 /// Checks the name of a VM that a host reports.
-pub(crate) fn check_reported_name(name: &str) -> Result<(), Fault> {
-    check_name(name)
-        .map_err(|_| Fault::new(format!("it reports a VM by a name that none can have: {name:?}")))
+pub(crate) fn check_reported_name(name: &str) -> Result<(), Misreport> {
+    check_name(name).map_err(|_| {
+        Misreport::new(format!("it reports a VM by a name that none can have: {name:?}"))
+    })
 }
 
-fn check(holds: bool, fault: impl FnOnce() -> Fault) -> Result<(), Fault> {
+fn check(holds: bool, fault: impl FnOnce() -> Misreport) -> Result<(), Misreport> {
     if holds { Ok(()) } else { Err(fault()) }
 }
 
@@ -152,22 +160,24 @@ fn cut(reason: &mut Option<String>) {
 }
 
 /// Checks how large a value is; its bytes as JSON.
-fn measure(value: &impl Serialize, bounds: &Bounds) -> Result<usize, Fault> {
+fn measure(value: &impl Serialize, bounds: &Bounds) -> Result<usize, Misreport> {
     let what = bounds.what;
-    let value = serde_json::to_value(value)
-        .map_err(|error| Fault::new(format!("what it reports of {what} can't be kept: {error}")))?;
+    let value = serde_json::to_value(value).map_err(|error| {
+        Misreport::new(format!("what it reports of {what} can't be kept: {error}"))
+    })?;
     let bytes = bytes_of(&value, bounds)?;
-    let too_large =
-        || Fault::new(format!("it reports {bytes} bytes of {what}: {} are the most", bounds.bytes));
+    let too_large = || {
+        Misreport::new(format!("it reports {bytes} bytes of {what}: {} are the most", bounds.bytes))
+    };
     check(bytes <= bounds.bytes, too_large)?;
     Ok(bytes)
 }
 
-fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Fault> {
+fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Misreport> {
     let Bounds { what, text_bytes, items, .. } = bounds;
     let text = |text: &str| {
         let too_long = || {
-            Fault::new(format!(
+            Misreport::new(format!(
                 "it reports a text of {} bytes of {what}: {text_bytes} are the most",
                 text.len()
             ))
@@ -175,8 +185,9 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Fault> {
         check(text.len() <= *text_bytes, too_long).map(|()| text.len() + 2)
     };
     let list = |len: usize| {
-        let too_long =
-            || Fault::new(format!("it reports a list of {len} of {what}: {items} are the most"));
+        let too_long = || {
+            Misreport::new(format!("it reports a list of {len} of {what}: {items} are the most"))
+        };
         check(len <= *items, too_long)
     };
     match value {
@@ -184,7 +195,7 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Fault> {
         Value::Number(number) => {
             let is_possible = number.as_f64().is_some_and(|number| number.abs() <= MOST_NUMBER);
             check(is_possible, || {
-                Fault::new(format!("it reports {number} of {what}, which is not possible"))
+                Misreport::new(format!("it reports {number} of {what}, which is not possible"))
             })?;
             Ok(8)
         }
@@ -248,10 +259,10 @@ mod tests {
             vm: "web".into(),
             from: from.into(),
             to: "b".into(),
-            engine: godwit_migration::EngineKind::default(),
+            engine: godwit_types::EngineKind::default(),
             started_unix_ms: 1,
-            bandwidth_limit: godwit_migration::RateLimit::default(),
-            progress: godwit_migration::Progress::begin(1),
+            bandwidth_limit: godwit_types::RateLimit::default(),
+            progress: godwit_types::Progress::begin(1),
             report: None,
         };
         assert!(check_migration("a", &status("a")).is_ok());

@@ -7,7 +7,7 @@ use godwit_api::control::Change;
 use godwit_planner::queue::Limits;
 
 use crate::clock::now_unix_ms;
-use crate::cluster::bounds::Fault;
+use crate::cluster::bounds::Misreport;
 use crate::cluster::inventory::Inventory;
 use crate::journal::events::Events;
 
@@ -76,8 +76,8 @@ impl State {
     /// Takes what a host's agent tells.
     ///
     /// # Errors
-    /// [`Fault`]: it is not what agents tell. Nothing of it is kept.
-    pub(crate) fn take(&self, host: &str, event: HostEvent) -> Result<(), Fault> {
+    /// [`Misreport`]: it is not what agents tell. Nothing of it is kept.
+    pub(crate) fn take(&self, host: &str, event: HostEvent) -> Result<(), Misreport> {
         let mut fault = None;
         self.change(|inventory| {
             inventory.take(host, event, now_unix_ms()).unwrap_or_else(|refused| {
@@ -95,7 +95,7 @@ impl State {
     }
 
     /// Shows a host as faulty.
-    pub(crate) fn blame(&self, host: &str, fault: &Fault) {
+    pub(crate) fn blame(&self, host: &str, fault: &Misreport) {
         self.change(|inventory| {
             let blamed = inventory.blame(host, fault);
             // One that says the same all the time fills no log.

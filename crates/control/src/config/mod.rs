@@ -118,9 +118,7 @@ fn default_state_dir() -> PathBuf {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error(
-        "the configuration {path} can't be read: {source} (name an existing file with --config)"
-    )]
+    #[error("the configuration {path} can't be read: {source}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -128,7 +126,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is no configuration.
-    #[error("{path}: {why} (docs/manager.md lists every key)")]
+    #[error("{path}: {why}")]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -136,7 +134,7 @@ pub enum ConfigError {
         why: String,
     },
     /// A value makes no sense.
-    #[error("{path}: {key}: {why} ({remedy})")]
+    #[error("{path}: {key}: {why}")]
     Value {
         /// The file.
         path: PathBuf,
@@ -146,6 +144,18 @@ pub enum ConfigError {
         /// What to write instead.
         remedy: &'static str,
     },
+}
+
+impl ConfigError {
+    /// Returns what to do about it; empty if the message says it all.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            ConfigError::Read { .. } => "name an existing file with --config".to_owned(),
+            ConfigError::Syntax { .. } => "docs/manager.md lists every key".to_owned(),
+            ConfigError::Value { remedy, .. } => (*remedy).to_owned(),
+        }
+    }
 }
 
 impl Config {
@@ -250,7 +260,8 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
-        Config::parse(text, Path::new("control.toml")).map_err(|error| error.to_string())
+        Config::parse(text, Path::new("control.toml"))
+            .map_err(|error| format!("{error} ({})", error.remedy()))
     }
 
     /// What the manual shows is read, and it shows every key that there is.

@@ -16,13 +16,13 @@ use godwit_api::control::{
     Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem,
     ProblemCode,
 };
-use godwit_migration::Intent;
 use godwit_planner::drain::{
     DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo,
 };
 use godwit_planner::placement::{self, Rule};
 use godwit_planner::queue::{Limits, RunningMove};
 use godwit_planner::words::millis;
+use godwit_types::Intent;
 use next::{Leaving, Next, next};
 use record::{HostDrain, Legs, Way};
 use saved::{DRAINS, SavedDrain, check_size};

@@ -6,7 +6,7 @@ use godwit_api::QemuEngineOptions;
 use godwit_api::control::{
     Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState,
 };
-use godwit_migration::EngineKind;
+use godwit_types::EngineKind;
 
 use godwit_planner::drain::eta::{MoveEta, Progress, eta};
 use godwit_planner::drain::{PlannedMove, Staying};
@@ -161,8 +161,7 @@ impl HostDrain {
                 (of.state, of.reason) = (DrainVmState::Back, "it came back".to_owned());
             } else if let Some(failure) = newest.failure.as_ref().filter(|_| newest.state.is_over())
             {
-                of.reason =
-                    format!("its way back failed: {} ({})", failure.message, failure.remedy);
+                of.reason = format!("its way back failed: {failure}");
             }
         }
         for (vm, why) in self.back.iter().flat_map(|back| &back.stays) {
@@ -204,8 +203,7 @@ fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
 }
 
 fn failure(one: &Move) -> String {
-    let told =
-        one.failure.as_ref().map(|failure| format!("{} ({})", failure.message, failure.remedy));
+    let told = one.failure.as_ref().map(ToString::to_string);
     told.unwrap_or_else(|| "its move failed".to_owned())
 }
 

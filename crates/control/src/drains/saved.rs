@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::QemuEngineOptions;
 use godwit_api::control::{DrainState, DrainVm, MovePriority, Problem, ProblemCode};
-use godwit_migration::EngineKind;
 use godwit_planner::drain::{Expected, PlannedMove};
 use godwit_store::MOST_VALUE_BYTES;
 use godwit_store::records::{Record, Table};
+use godwit_types::EngineKind;
 use serde::{Deserialize, Serialize};
 
 use super::record::{HostDrain, Way};

@@ -3,11 +3,10 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
-use godwit_planner::queue::lifecycle::{
-    Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts,
-};
+use godwit_planner::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, Whereabouts};
 use godwit_qemu::VmSpec;
 use godwit_store::{Candidate, MemoryStore, Store, Transaction};
+use godwit_types::Fault;
 
 use super::*;
 use crate::moves::{AgentAnswer, Agents, Job};
@@ -54,7 +53,7 @@ impl Agents for QuickAgents {
             return Some(JobEvent::Ended { migration, how: Ended::Completed }.into());
         }
         if self.refused.contains(&target.as_str()) {
-            let failure = JobFailure {
+            let failure = Fault {
                 code: "preflight".into(),
                 message: format!("{target} refuses"),
                 remedy: "none".into(),
@@ -106,7 +105,7 @@ fn vm_told(name: &str) -> HostEvent {
         state: if name == "off" { VmState::Stopped } else { VmState::Running },
         reason: None,
         in_doubt: false,
-        incarnation: godwit_migration::handover::Incarnation::UNRECORDED,
+        incarnation: godwit_types::Incarnation::UNRECORDED,
         epoch: 1,
         pid: None,
         memory_bytes: GIB,

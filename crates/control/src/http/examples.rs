@@ -90,7 +90,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 #[cfg(test)]
 mod tests {
     use godwit_api::control::*;
-    use godwit_migration::Report;
+    use godwit_types::Report;
     use http::Method;
     use serde::Serialize;
     use serde::de::DeserializeOwned;

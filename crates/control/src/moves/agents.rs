@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_api::{ClientError, ErrorCode, VmState};
-use godwit_migration::{Outcome, Report};
-use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, Whereabouts};
+use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, Whereabouts};
+use godwit_types::{Fault, Outcome, Report};
 use tokio::time::sleep;
 
 use super::job::Job;
@@ -74,12 +74,7 @@ impl FollowedAgents {
         let client = match self.hosts.client_of(&job.from) {
             Ok(client) => client,
             Err(problem) => {
-                let failure = JobFailure {
-                    code: problem.code.name(),
-                    message: problem.detail,
-                    remedy: problem.remedy,
-                };
-                return JobEvent::Refused { migration, failure };
+                return JobEvent::Refused { migration, failure: Fault::from(&problem) };
             }
         };
         self.hosts.name_peers(&job.from).await;
@@ -87,10 +82,7 @@ impl FollowedAgents {
         match client.migrate(&job.vm, &job.migration_request(&migration, target)).await {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
-                let code = error.code.to_string();
-                let failure =
-                    bounded(JobFailure { code, message: error.message, remedy: error.remedy });
-                JobEvent::Refused { migration, failure }
+                JobEvent::Refused { migration, failure: bounded(Fault::from(error)) }
             }
             Err(error) => {
                 let message = "cannot determine whether a migration has begun";
@@ -127,13 +119,8 @@ impl FollowedAgents {
 /// Returns the outcome that a report states.
 pub(super) fn ended(report: &Report) -> Ended {
     let failure = || {
-        let error = report.error.as_ref();
-        bounded(JobFailure {
-            code: error.map_or("internal".to_owned(), |error| error.code.clone()),
-            message: error
-                .map_or("the report gives no reason".to_owned(), |error| error.message.clone()),
-            remedy: error.map_or(String::new(), |error| error.remedy.clone()),
-        })
+        let unknown = || Fault::new("internal", "the report gives no reason", "");
+        bounded(report.error.clone().unwrap_or_else(unknown))
     };
     match report.outcome {
         Outcome::Completed => Ended::Completed,
@@ -144,10 +131,10 @@ pub(super) fn ended(report: &Report) -> Ended {
 }
 
 /// Limits the texts of a failure, which come from a host.
-fn bounded(JobFailure { code, message, remedy }: JobFailure) -> JobFailure {
+fn bounded(Fault { code, message, remedy }: Fault) -> Fault {
     let [code, message, remedy] =
         [code, message, remedy].map(|text| beginning(&text, MOST_REASON_BYTES));
-    JobFailure { code, message, remedy }
+    Fault { code, message, remedy }
 }
 
 /// Returns where a VM is, according to the reachable hosts.

@@ -6,7 +6,7 @@ use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{CreateMove, Move, MoveSamples, MoveState, Page, Problem, ProblemCode};
-use godwit_migration::Report;
+use godwit_types::Report;
 use http::header::CONTENT_DISPOSITION;
 use http::{HeaderValue, StatusCode};
 use serde::Deserialize;

@@ -2,17 +2,15 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use godwit_api::control::{
-    CreateMove, Move, MoveFailure, MovePriority, MoveState, Problem, ProblemCode, Waits,
-};
+use godwit_api::control::{CreateMove, Move, MovePriority, MoveState, Problem, ProblemCode, Waits};
 use godwit_api::{MigrationRequest, QemuEngineOptions};
-use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
 use godwit_store::records::{Record, Table};
+use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use godwit_planner::queue::Priority;
-use godwit_planner::queue::lifecycle::{JobFailure, JobState};
+use godwit_planner::queue::lifecycle::JobState;
 
 pub(crate) const MOVES: Table<SavedMove> = Table::new();
 
@@ -277,7 +275,7 @@ impl Job {
             // A move that ended before its first attempt has no migration.
             migration: self.state.migration().filter(|_| self.attempts > 0).map(str::to_owned),
             progress: self.progress.clone(),
-            failure: failure.map(move_failure),
+            failure: failure.cloned(),
             report: None,
         }
     }
@@ -288,11 +286,6 @@ fn under_way_to(state: &JobState) -> Option<&String> {
         JobState::Starting(attempt) | JobState::Running(attempt) => Some(&attempt.target),
         _ => None,
     }
-}
-
-fn move_failure(failure: &JobFailure) -> MoveFailure {
-    let JobFailure { code, message, remedy } = failure.clone();
-    MoveFailure { code, message, remedy }
 }
 
 /// Returns the ID of the job whose attempt has this name.

@@ -22,17 +22,17 @@ use std::time::Duration;
 
 use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
-use godwit_migration::Report;
-use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobFailure, JobState, step};
+use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
 use godwit_planner::queue::{Served, Situation, schedule};
+use godwit_types::{Fault, Report};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::agents::following::News;
 use crate::clock::now_unix_ms;
-use crate::cluster::bounds::Fault;
+use crate::cluster::bounds::Misreport;
 use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
 
@@ -41,7 +41,7 @@ use samples::Samples;
 
 /// Returns what is stored of an agent's answer about a migration: the reason for a failure, and the
 /// report as JSON.
-pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<JobFailure>, Option<Vec<u8>>) {
+pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<Fault>, Option<Vec<u8>>) {
     let Some(report) = &status.report else { return (None, None) };
     let failure = match agents::ended(report) {
         Ended::Failed(failure) | Ended::InDoubt(failure) => Some(failure),
@@ -370,7 +370,7 @@ impl Driver {
             let (id, vm, from) = (&status.id, &job.vm, &job.from);
             let contradiction =
                 format!("it reports migration {id}, which belongs to VM {vm} on host {from}");
-            return self.state.blame(host, &Fault::new(contradiction));
+            return self.state.blame(host, &Misreport::new(contradiction));
         }
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).take(&job.id, &status);
         let (id, migration) = (job.id.clone(), status.id);

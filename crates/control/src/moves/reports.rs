@@ -1,8 +1,8 @@
 //! Reports of finished moves in the store, so that the history outlives the manager that saw it.
 
 use godwit_api::control::Problem;
-use godwit_migration::Report;
 use godwit_store::records::{Record, Table};
+use godwit_types::Report;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -89,7 +89,7 @@ fn shorten(value: &mut Value, most_items: usize) {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::RoundReport;
+    use godwit_types::RoundReport;
 
     use super::*;
     use crate::moves::tests::report;

@@ -8,7 +8,7 @@ use godwit_api::control::{
     Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
 use godwit_api::{ClientError, MigrationRequest, QemuEngineOptions};
-use godwit_migration::EngineKind;
+use godwit_types::EngineKind;
 use tokio::time::timeout;
 
 use super::{Moves, Wanted};
@@ -173,7 +173,7 @@ impl MoveRequests {
         vm: &str,
         from: &str,
         to: &str,
-    ) -> Result<godwit_migration::DryRun, Problem> {
+    ) -> Result<godwit_types::DryRun, Problem> {
         let client = self.agents.client_of(from)?;
         let request = MigrationRequest::to(to);
         let away = |why: String| {

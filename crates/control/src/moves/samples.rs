@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use godwit_api::MigrationStatus;
 use godwit_api::control::{MoveSamples, PhaseMark};
-use godwit_migration::Progress;
+use godwit_types::Progress;
 
 /// Most samples of a move.
 const MOST_SAMPLES: usize = 600;
@@ -121,8 +121,7 @@ fn longer(one: &Progress, other: &Progress) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::RateLimit;
-    use godwit_migration::{EngineKind, Phase};
+    use godwit_types::{EngineKind, Phase, RateLimit};
     use proptest::prelude::*;
 
     use super::*;

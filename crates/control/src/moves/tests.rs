@@ -91,7 +91,7 @@ fn vm() -> HostEvent {
         state: VmState::Running,
         reason: None,
         in_doubt: false,
-        incarnation: godwit_migration::handover::Incarnation::UNRECORDED,
+        incarnation: godwit_types::Incarnation::UNRECORDED,
         epoch: 3,
         pid: None,
         memory_bytes: 1 << 30,

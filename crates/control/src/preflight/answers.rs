@@ -1,7 +1,7 @@
 //! Answers of the hosts in a report: a dry run by the source's agent, which also asks the target's.
 
 use godwit_api::control::{Check, CheckName, PreflightReport, Problem, Verdict};
-use godwit_migration::{DryRun, Means, Predicted};
+use godwit_types::{DryRun, Means, Predicted};
 
 use super::{Found, judge};
 

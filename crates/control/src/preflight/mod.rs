@@ -14,9 +14,9 @@ mod tests;
 mod vm;
 
 use godwit_api::control::{Check, CheckName, PreflightReport, Verdict};
-use godwit_migration::EngineKind;
 use godwit_planner::placement::{Obstacle, Obstacles};
 use godwit_qemu::CpuModel;
+use godwit_types::EngineKind;
 
 use crate::cluster::inventory::{Inventory, SeenHost, SeenVm};
 

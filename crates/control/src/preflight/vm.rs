@@ -2,8 +2,8 @@
 
 use godwit_api::VmState;
 use godwit_api::control::CheckName;
-use godwit_migration::EngineKind;
-use godwit_qemu::{Obstacle, untrackable_parts};
+use godwit_qemu::untrackable_parts;
+use godwit_types::{EngineKind, Fault};
 
 use super::{Found, Subject};
 
@@ -72,7 +72,7 @@ fn state(subject: &Subject<'_>) -> Found {
 fn devices(subject: &Subject<'_>) -> Found {
     let spec = &subject.vm.info.spec;
     let obstacles = untrackable_parts(&spec.memory, &spec.extra_devices);
-    let Some(Obstacle { remedy, .. }) = obstacles.first() else {
+    let Some(Fault { remedy, .. }) = obstacles.first() else {
         return Found::pass("all devices and memory can move");
     };
     let all: Vec<&str> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();

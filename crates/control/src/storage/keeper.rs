@@ -466,10 +466,6 @@ async fn write_some(
     Ok(())
 }
 
-/// Remedy for a store that does not answer.
-const STORE_AWAY: &str =
-    "try again in a moment; if the problem persists, check the store (docs/store.md)";
-
 /// Converts an error of the store to a problem.
 fn problem(error: &RecordError) -> Problem {
     let code = match error {
@@ -479,14 +475,11 @@ fn problem(error: &RecordError) -> Problem {
         RecordError::Store(StoreError::TooBig { .. }) => ProblemCode::InvalidRequest,
         _ => ProblemCode::ManagerFailed,
     };
-    let text = error.to_string();
-    // The store's errors end with their remedies in parentheses.
-    let (detail, remedy) = match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
-        Some((detail, remedy)) => (detail, remedy),
-        None if code == ProblemCode::StoreAway => (text.as_str(), STORE_AWAY),
-        None => (text.as_str(), "see the manager's log and docs/store.md"),
+    let remedy = match error.remedy() {
+        remedy if remedy.is_empty() => "see what the manager has logged, and docs/store.md".into(),
+        remedy => remedy,
     };
-    Problem::new(code, detail, remedy)
+    Problem::new(code, error.to_string(), remedy)
 }
 
 #[cfg(test)]

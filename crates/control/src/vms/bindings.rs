@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{ManagedVm, Problem, ProblemCode};
-use godwit_migration::handover::Incarnation;
 use godwit_qemu::Uuid;
 use godwit_store::records::{Record, Table};
+use godwit_types::Incarnation;
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, Resolve, Resolved};
 use godwit_migration::handover::{
-    Incarnation, Known, OfDestination, OfSource, Role, Standing, of_destination, of_source,
+    Known, OfDestination, OfSource, Role, Standing, of_destination, of_source,
 };
 use godwit_qemu::{Uuid, VmName};
+use godwit_types::Incarnation;
 
 use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};

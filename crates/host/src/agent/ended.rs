@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::ApiError;
-use godwit_migration::{Failure, FailureCode, Outcome, Report};
+use godwit_migration::Failure;
 use godwit_qemu::Ended;
+use godwit_types::{FailureCode, Outcome, Report};
 
 use crate::agent::Agent;
 use crate::hold::hold;
@@ -200,7 +201,7 @@ pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
         );
     }
     tracing::info!(vm = vm.name.as_str(), error = ?report.error, "the guest shut itself down");
-    Report { error: Some(shut_down(&vm.name).to_report()), ..report }
+    Report { error: Some(shut_down(&vm.name).to_fault()), ..report }
 }
 
 /// Failure of a migration whose guest shut itself down before its hand-over.

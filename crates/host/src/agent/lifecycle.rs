@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, StopVm, VmInfo};
-use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, Uuid, VmName, VmSpec};
+use godwit_types::{Incarnation, Ownership};
 
 use crate::agent::host::Fit;
 use crate::agent::vm_files::FileRule;

@@ -6,12 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::handover::Ownership;
-use godwit_migration::{
-    Compression, DryRun, EngineKind, FailureCode, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome,
-    ReferenceUse, Report, millis,
-};
+use godwit_migration::{MOST_SWITCHOVER_BUDGET, millis};
 use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_types::{
+    Compression, DryRun, EngineKind, FailureCode, Fault, Outcome, Ownership, ReferenceUse, Report,
+};
 
 use crate::agent::ended::explain_shut_down;
 use crate::agent::lifecycle::whole;
@@ -233,7 +232,7 @@ impl Agent {
         engine_began: bool,
     ) -> Report {
         let outcome = if engine_began { Outcome::InDoubt } else { Outcome::Failed };
-        let error = FailureReport {
+        let error = Fault {
             code: ErrorCode::HostFailed.to_string(),
             message: format!("the engine failed: {error}"),
             remedy:

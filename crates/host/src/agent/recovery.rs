@@ -71,7 +71,8 @@ impl Agent {
         let users = Arc::new(QemuUsers::of(&config)?);
         let protect = |tls| Protection::load(tls, &config.state_dir);
         let protection = config.tls.as_ref().map(protect).transpose().map_err(|error| {
-            let remedy = "correct [tls] in the configuration; `godwit pki` makes certificates";
+            let remedy = error
+                .remedy_and("correct [tls] in the configuration; `godwit pki` makes certificates");
             ApiError::new(godwit_api::ErrorCode::InvalidRequest, error.to_string(), remedy)
         })?;
         let store = Store::open(&config.state_dir)?;

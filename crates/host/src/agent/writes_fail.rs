@@ -12,9 +12,9 @@ use std::time::Duration;
 use godwit_api::{
     ApiError, CreateVm, MigrationRequest, Resolve, SetPeers, StopVm, VmInfo, VmState,
 };
-use godwit_migration::handover::{Incarnation, Known, Ownership};
-use godwit_migration::{EngineKind, FailureCode, Outcome};
+use godwit_migration::handover::Known;
 use godwit_qemu::{ByteSize, MemoryBlock, Uuid, VmName, VmSpec};
+use godwit_types::{EngineKind, FailureCode, Incarnation, Outcome, Ownership};
 use rustix::io::Errno;
 use serde_json::json;
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ClientError, ErrorCode, IncomingAccepted, IncomingResume};
 use godwit_lanes::Stream;
-use godwit_migration::handover::Ownership;
-use godwit_migration::{CutReport, Failure, FailureCode, LaneReport, millis};
+use godwit_migration::{Failure, millis};
+use godwit_types::{CutReport, FailureCode, LaneReport, Ownership};
 use godwit_wire::MigrationId;
 
 use super::outgoing::{Outgoing, Paths};

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use godwit_api::ApiError;
 use godwit_lanes::{LaneError, Stream, accept};
+use godwit_migration::Failure;
 use godwit_migration::drive::{WelcomedStream, lane_failure, welcome};
-use godwit_migration::{Failure, FailureCode};
 use godwit_pki::Identity;
+use godwit_types::FailureCode;
 use godwit_wire::MigrationId;
 
 use crate::failure::host_failed;
@@ -284,9 +285,10 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr, TcpStream};
     use std::sync::Weak;
 
-    use godwit_lanes::{Lane, connect, listen};
+    use godwit_lanes::{connect, listen};
     use godwit_migration::drive::{Hello, say_hello};
     use godwit_pki::{Authority, Grant, Role};
+    use godwit_types::Lane;
     use godwit_wire::SUPPORTED;
 
     use super::*;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingChecked, MigrationRequest};
-use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
-use godwit_migration::predict::{GuestFigures, LanesFigures, Prediction, predict};
-use godwit_migration::{DryRun, FailureReport, Policy, millis};
+use godwit_migration::predict::{Prediction, predict};
+use godwit_migration::{Policy, millis};
 use godwit_qemu::VmName;
+use godwit_types::{DryRun, Fault, GuestFigures, Lane, LanesFigures};
 
 use super::foresight::{GuestSeen, Looking, survey};
-use super::outgoing::{Outgoing, Tracker, report_of_api, report_of_client};
+use super::outgoing::{Outgoing, Tracker, report_of_client};
 use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::lanes_seen::LanesCarry;
@@ -36,13 +36,13 @@ const LOOKS: [Duration; 6] = [
 /// Reason why a dry run has no prediction.
 enum Ended {
     /// The migration would be refused with this failure in its report.
-    Refused(FailureReport),
+    Refused(Fault),
     /// The dry run itself is impossible.
     Failed(ApiError),
 }
 
-impl From<FailureReport> for Ended {
-    fn from(refused: FailureReport) -> Ended {
+impl From<Fault> for Ended {
+    fn from(refused: Fault) -> Ended {
         Ended::Refused(refused)
     }
 }
@@ -115,7 +115,7 @@ pub(crate) async fn dry_run(
 
 impl Outgoing {
     async fn forecast(&self) -> Result<Forecast, Ended> {
-        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
+        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
@@ -135,14 +135,11 @@ impl Outgoing {
             known_by: carry.known_by,
         };
         let why = prediction.why(&conditions);
-        Ok(Forecast { prediction, why, guest: GuestFigures::of(&conditions), lanes })
+        Ok(Forecast { prediction, why, guest: conditions.guest_figures(), lanes })
     }
 
     /// Asks the destination for its checks; returns the lanes that the migration would use.
-    async fn check_at_destination(
-        &self,
-        qemu: &godwit_qemu::QemuInfo,
-    ) -> Result<Vec<Lane>, FailureReport> {
+    async fn check_at_destination(&self, qemu: &godwit_qemu::QemuInfo) -> Result<Vec<Lane>, Fault> {
         let checked: IncomingChecked = self
             .peer
             .post("/v1/incoming/checks", &self.incoming_request(qemu))
@@ -152,7 +149,7 @@ impl Outgoing {
         let theirs: Vec<_> =
             checked.addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
         let lanes = godwit_lanes::pair(&ours, &theirs);
-        self.check_streams(lanes.len()).map_err(|failure| failure.to_report())?;
+        self.check_streams(lanes.len()).map_err(|failure| failure.to_fault())?;
         Ok(lanes)
     }
 

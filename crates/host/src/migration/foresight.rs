@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{
     Carry, Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict,
 };
-use godwit_migration::{Compression, EncodingName, Policy, Predicted, RateLimit, first_streams};
+use godwit_migration::{Policy, first_streams};
 use godwit_ram::{PageRange, Region};
+use godwit_types::{Compression, EncodingName, Lane, Predicted, RateLimit};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::MissedTickBehavior;
 

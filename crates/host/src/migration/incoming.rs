@@ -15,10 +15,10 @@ use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
 };
-use godwit_migration::handover::{Incarnation, Ownership};
-use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, ReferenceUse, nanos};
+use godwit_migration::{Failure, nanos};
 use godwit_qemu::{Accelerator, Uuid};
 use godwit_ram::{PageRange, Region};
+use godwit_types::{EngineKind, FailureCode, Fault, Incarnation, Ownership, ReferenceUse};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
 
@@ -76,7 +76,7 @@ enum Fate {
     Receiving,
     /// This host owns the guest; its vCPUs have run since then, if known.
     Runs(Option<Instant>),
-    Refused(FailureReport),
+    Refused(Fault),
     Broken,
 }
 
@@ -101,7 +101,7 @@ impl Entry {
     }
 
     pub(super) fn refused(&self, failure: &Failure) {
-        self.fate.send_replace(Fate::Refused(failure.to_report()));
+        self.fate.send_replace(Fate::Refused(failure.to_fault()));
     }
 
     pub(super) fn broken(&self) {

@@ -26,10 +26,10 @@ use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume,
     IncomingRun, IncomingStatus, MigrationRequest, PageInAnswer, PageInRequest,
 };
-use godwit_migration::handover::{Incarnation, Known};
-use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_migration::handover::Known;
 use godwit_pki::Peer;
 use godwit_qemu::Uuid;
+use godwit_types::{EngineKind, Incarnation, Outcome, Report};
 use http::StatusCode;
 
 pub(crate) use doorman::{Doorman, Guard};
@@ -63,7 +63,7 @@ pub async fn run(
     let peer = match agent.peer(&request.to) {
         Ok(peer) => peer,
         Err(error) => {
-            let error = Some(outgoing::report_of_api(error));
+            let error = Some(godwit_types::Fault::from(error));
             return Report { error, ..blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
         }
     };

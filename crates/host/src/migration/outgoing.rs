@@ -10,19 +10,19 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
+use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Stream};
 use godwit_migration::drive::{
     self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled,
     Throttling, Unsent, lane_failure,
 };
-use godwit_migration::handover::Ownership;
-use godwit_migration::{
-    CutReport, EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome,
-    PageInUse, Policy, Predicted, ReferenceUse, Report, SwitchoverReport, millis,
-};
+use godwit_migration::{Failure, Policy, millis};
 use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
+use godwit_types::{
+    CutReport, EngineKind, FailureCode, Fault, Lane, LaneReport, Means, Outcome, Ownership,
+    PageInUse, Predicted, ReferenceUse, Report, SwitchoverReport,
+};
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
@@ -63,8 +63,8 @@ impl Outgoing {
     async fn try_run(
         &self,
         control: &MigrationControl,
-    ) -> Result<(Sent, Duration, Option<Predicted>), FailureReport> {
-        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
+    ) -> Result<(Sent, Duration, Option<Predicted>), Fault> {
+        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         hold("preflight");
         let tracker = self.attach().await?;
@@ -90,15 +90,15 @@ impl Outgoing {
             // If the streams were never opened, nothing else has the destination remove its shadow.
             verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
-        Ok((sent.map_err(|failure| failure.to_report())?, preflight, predicted))
+        Ok((sent.map_err(|failure| failure.to_fault())?, preflight, predicted))
     }
 
     /// Checks, before anything is created, that this engine can move the VM.
-    pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), FailureReport> {
+    pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), Fault> {
         let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec, qemu);
         if let Some(first) = obstacles.first() {
             let all: Vec<_> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
-            return Err(FailureReport {
+            return Err(Fault {
                 code: first.code.to_string(),
                 message: format!(
                     "cannot migrate VM \"{}\" with Godwit's own engine: {}",
@@ -109,7 +109,7 @@ impl Outgoing {
             });
         }
         match self.agent.tracking_problem() {
-            Some(problem) => Err(FailureReport {
+            Some(problem) => Err(Fault {
                 code: ErrorCode::Preflight.to_string(),
                 message: format!(
                     "cannot track memory on host {}: {problem}",
@@ -121,7 +121,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) async fn attach(&self) -> Result<Tracker, FailureReport> {
+    pub(super) async fn attach(&self) -> Result<Tracker, Fault> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
             DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
@@ -137,8 +137,8 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn not_trackable(&self, why: &str) -> FailureReport {
-        FailureReport {
+    pub(super) fn not_trackable(&self, why: &str) -> Fault {
+        Fault {
             code: ErrorCode::Preflight.to_string(),
             message: format!("cannot track the memory of VM \"{}\": {why}", self.vm.name),
             remedy: "fix that, or use --engine qemu".into(),
@@ -152,7 +152,7 @@ impl Outgoing {
         let page_in =
             if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
         let intent = self.request.policy;
-        self.agent.config().policies.of(intent).applied_to(intent.policy(budget, page_in))
+        self.agent.config().policies.of(intent).applied_to(Policy::of(intent, budget, page_in))
     }
 
     /// Adds to the tracker the means to throttle these threads, and no others.
@@ -175,9 +175,9 @@ impl Outgoing {
     pub(super) async fn ask_destination(
         &self,
         qemu: &godwit_qemu::QemuInfo,
-    ) -> Result<IncomingAccepted, FailureReport> {
+    ) -> Result<IncomingAccepted, Fault> {
         // Recorded before the shadow exists, so that a restarted agent has it removed.
-        self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(report_of_api)?;
+        self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(Fault::from)?;
         self.peer
             .post("/v1/incoming", &self.incoming_request(qemu))
             .await
@@ -476,12 +476,12 @@ impl Outgoing {
             rounds: result.rounds,
             phases: result.phases,
             switchover: result.switchover,
-            error: result.failure.map(|failure| failure.to_report()),
+            error: result.failure.map(|failure| failure.to_fault()),
             ..self.blank(Outcome::Failed)
         }
     }
 
-    pub(super) fn failed(&self, failure: FailureReport) -> Report {
+    pub(super) fn failed(&self, failure: Fault) -> Report {
         let outcome = match failure.code.as_str() {
             code if code == FailureCode::Cancelled.name() => Outcome::Cancelled,
             code if code == FailureCode::InDoubt.name() => Outcome::InDoubt,
@@ -699,12 +699,8 @@ impl Paths {
     }
 }
 
-pub(super) fn report_of_api(error: ApiError) -> FailureReport {
-    FailureReport { code: error.code.to_string(), message: error.message, remedy: error.remedy }
-}
-
-pub(super) fn report_of_client(host: &str, error: ClientError) -> FailureReport {
-    report_of_api(of_peer(host, error, |error| {
+pub(super) fn report_of_client(host: &str, error: ClientError) -> Fault {
+    Fault::from(of_peer(host, error, |error| {
         let message = format!("host {host} refuses the VM: {}", error.message);
         ApiError::new(error.code, message, error.remedy)
     }))

@@ -11,12 +11,12 @@ use godwit_api::{
 };
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt};
+use godwit_migration::Failure;
 use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
 use godwit_migration::drive::{Hello, SessionStream};
-use godwit_migration::handover::Ownership;
-use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{Uuid, VmName};
 use godwit_ram::{MissingPages, PageIn};
+use godwit_types::{FailureCode, Ownership};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 use tokio::runtime::Handle;
 

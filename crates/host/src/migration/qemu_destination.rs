@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_migration::Failure;
 use godwit_migration::drive::page_in::Faults;
 use godwit_migration::drive::{DestinationHypervisor, Noted};
-use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpEvent, RESUME};
 use godwit_ram::PageIn;
+use godwit_types::FailureCode;
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode};
+use godwit_migration::Failure;
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
-use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP, VmName};
+use godwit_types::FailureCode;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;

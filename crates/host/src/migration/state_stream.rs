@@ -1,10 +1,11 @@
 //! QEMU's own migration reduced to the device state: its stream omits all RAM that Godwit moves
 //! itself.
 
-use godwit_migration::{Failure, FailureCode};
+use godwit_migration::Failure;
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X_IGNORE_SHARED,
 };
+use godwit_types::FailureCode;
 use serde_json::json;
 
 /// Name of QEMU's end of the stream.

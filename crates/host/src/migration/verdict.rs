@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, Client, ClientError, ErrorCode, IncomingState, IncomingStatus};
+use godwit_migration::Failure;
 use godwit_migration::drive::page_in::Again;
 use godwit_migration::handover::{
-    Incarnation, KeptPagesFate, Known, OfDestination, Ownership, fate_of_kept_pages, of_destination,
+    KeptPagesFate, Known, OfDestination, fate_of_kept_pages, of_destination,
 };
 use godwit_migration::source::Verdict;
-use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::Uuid;
+use godwit_types::{FailureCode, Incarnation, Ownership};
 
 /// Time for which the destination is asked about a commit before the guest counts as in doubt.
 const VERDICT_LIMIT: Duration = Duration::from_secs(20);

@@ -11,13 +11,14 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
     IncomingProbeStatus, PROBE_SECONDS, ProbeRequest,
 };
-use godwit_lanes::{BitRate, Lane, Stream};
-use godwit_migration::probe::{
-    Cancel, CpuReading, Findings, LaneProbe, ProbeExtent, ProbeJob, ProbePlan, ProbeProgress,
-    ProbeReport, STREAM_COUNTS, probe,
-};
-use godwit_migration::{FIRST_STREAMS, Failure, FailureCode, millis};
+use godwit_lanes::Stream;
+use godwit_migration::probe::{Cancel, Findings, ProbeExtent, ProbeJob, ProbePlan, probe};
+use godwit_migration::{FIRST_STREAMS, Failure, millis};
 use godwit_pki::Identity;
+use godwit_types::{
+    BitRate, FailureCode, Lane,
+    probe::{CpuReading, LaneProbe, ProbeProgress, ProbeReport, STREAM_COUNTS},
+};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};

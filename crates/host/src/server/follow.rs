@@ -141,16 +141,11 @@ impl Sent {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::RateLimit;
-    use godwit_migration::{EngineKind, Progress};
+    use godwit_types::{EngineKind, Progress, RateLimit};
 
     use super::*;
 
-    fn status(
-        id: &str,
-        sent_bytes: u64,
-        report: Option<godwit_migration::Report>,
-    ) -> MigrationStatus {
+    fn status(id: &str, sent_bytes: u64, report: Option<godwit_types::Report>) -> MigrationStatus {
         MigrationStatus {
             id: id.into(),
             vm: "web".into(),

@@ -14,7 +14,7 @@ use godwit_api::{
     ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest,
     MigrationStatus, Resolve, Resolved, StopVm, VmInfo,
 };
-use godwit_migration::DryRun;
+use godwit_types::DryRun;
 use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

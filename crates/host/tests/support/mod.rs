@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use godwit_api::{Client, Endpoint};
 use godwit_host::Config;
-use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_qemu::{Accel, ByteSize, MemoryBlock, Nic, VmSpec};
+use godwit_types::{Incarnation, Ownership};
 use rustix::mount::UnmountFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;

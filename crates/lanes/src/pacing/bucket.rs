@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::rate::BitRate;
+use godwit_types::BitRate;
 
 /// A piece takes this fraction of a second at the limit: 2 ms.
 const PIECES_A_SECOND: u64 = 500;

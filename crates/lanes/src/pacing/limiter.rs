@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::Clock;
 use super::bucket::{Bucket, data_bytes_per_s, piece_bytes};
 use super::turns::{Ticket, Turns};
-use crate::rate::RateLimit;
+use godwit_types::RateLimit;
 
 /// Request of a stream.
 #[derive(Clone, Copy, Debug)]

@@ -18,9 +18,9 @@ use super::page_in::{FIRST_SESSION, PagingIn};
 use super::{DestinationHypervisor, lane_failure};
 use crate::destination::{Action, Destination, Ending, Event};
 use crate::failure::{Failure, FailureCode};
-use crate::handover::{Incarnation, Ownership};
 use crate::hold;
 use crate::report::nanos;
+use godwit_types::{Incarnation, Ownership};
 
 /// Everything that a migration needs at the destination.
 pub struct DestinationJob<'a, H> {

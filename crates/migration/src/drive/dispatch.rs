@@ -16,9 +16,9 @@ use crate::board::{Board, Misaccounted, Unit};
 use crate::encoding::{Chooser, Encodings};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
-use crate::report::LaneProgress;
 use crate::scaler::LaneSample;
 use crate::source::Event;
+use godwit_types::LaneProgress;
 
 /// Units queued per stream: enough to keep it busy, and few enough that pages are sent soon after
 /// they were scanned.

@@ -12,7 +12,8 @@ use super::dispatch::Dispatch;
 use crate::board::Unit;
 use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
-use crate::reference::{Known, Owed, PageBits, ReferenceUse, SentPages};
+use crate::reference::{Known, Owed, PageBits, SentPages};
+use godwit_types::ReferenceUse;
 
 /// Settings for sending pages by reference.
 #[derive(Clone, Copy, Debug)]

@@ -16,8 +16,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{BitRate, Carries, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{Carries, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
+use godwit_types::BitRate;
 use godwit_wire::{
     Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_STREAMS, Message, MigrationId, PagesEnd,
     SUPPORTED,
@@ -33,19 +34,19 @@ use super::{
     say_hello,
 };
 use crate::clock::PeerClock;
-use crate::encoding::{Compression, EncodingReport, Experience};
+use crate::encoding::Experience;
 use crate::failure::{Failure, FailureCode};
-use crate::handover::Ownership;
 use crate::hold;
 use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
 use crate::reference::PageBits;
-use crate::report::{
-    Outcome, PageInReport, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport,
-    millis, nanos,
-};
+use crate::report::{millis, nanos};
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report, throttle_report};
+use godwit_types::{
+    Compression, EncodingReport, Outcome, Ownership, PageInReport, PhaseReport, Progress,
+    RoundReport, SwitchoverReport, ThrottleReport,
+};
 use lanes::Lanes;
 pub(crate) use narrow::FullSize;
 use page_in::{MOST_ORDERS, PageInDesk, Server};

@@ -8,7 +8,8 @@ use godwit_ram::pages::page_count;
 use godwit_ram::{DirtyCount, PageRange, ThrottleFigures, TrackError};
 
 use super::Tracking;
-use crate::throttle::{LOOK_INTERVAL, MeansUse, QuotaLoop, ThrottleMeans, means_for};
+use crate::throttle::{LOOK_INTERVAL, MeansUse, QuotaLoop, means_for};
+use godwit_types::ThrottleMeans;
 
 /// Looking at what the guest dirties takes at most one part in so many of the time, because a look
 /// reads all of its page tables.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_lanes::Effort;
 use godwit_wire::PAGE_SIZE;
 
-use crate::encoding::{Compression, EncodingName};
+use godwit_types::{Compression, EncodingName};
 
 /// Overhead of a page on the wire: frame headers, TLS records.
 const OVERHEAD: f64 = 1.003;

@@ -10,8 +10,8 @@ use godwit_lanes::{Incoming, LaneError, Stream};
 use godwit_wire::Message;
 
 use super::cpu::CpuMeter;
-use super::report::CpuReading;
 use crate::drive::WelcomedStream;
+use godwit_types::probe::CpuReading;
 
 /// Maximum streams of one probe that are open at a time.
 pub const MAX_OPEN_STREAMS: usize = 64;

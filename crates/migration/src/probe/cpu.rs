@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::report::{CpuReading, CpuUse};
 use crate::report::nanos;
+use godwit_types::probe::{CpuReading, CpuUse};
 
 /// CPU time of the threads that carry a probe's streams on this host. Each thread adds its own.
 #[derive(Debug)]

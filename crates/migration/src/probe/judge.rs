@@ -1,9 +1,6 @@
 //! Interpretation of a probe's figures. Pure.
 
-use super::report::{CpuUse, Limit, MoveEstimate, ThroughputRun};
-
-/// Numbers of streams with which throughput is measured.
-pub const STREAM_COUNTS: [u32; 4] = [1, 2, 4, 8];
+use godwit_types::probe::{CpuUse, Limit, MoveEstimate, ThroughputRun};
 
 /// A smaller growth factor counts as no growth.
 const NO_GROWTH: f64 = 1.10;
@@ -80,6 +77,7 @@ pub fn estimate(guest_bytes: u64, streams: u32, runs: &[ThroughputRun]) -> Optio
 
 #[cfg(test)]
 mod tests {
+    use godwit_types::probe::STREAM_COUNTS;
     use proptest::prelude::*;
 
     use super::*;

@@ -5,22 +5,26 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{
-    CONNECT_LIMIT, Incoming, Lane, LaneError, SAFE_SEGMENT_BYTES, Stream, StreamReceiver,
-    StreamSender, connect, connect_sized,
+    CONNECT_LIMIT, Incoming, LaneError, SAFE_SEGMENT_BYTES, Stream, StreamReceiver, StreamSender,
+    connect, connect_sized,
 };
+use godwit_types::Lane;
 use godwit_wire::{Message, MigrationId, SUPPORTED};
 
 use super::Cancel;
-use super::judge::{STREAM_COUNTS, estimate, limit_of};
-use super::report::{
-    CpuReading, LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeStage, RoundTrips,
-    ThroughputRun,
-};
+use super::judge::{estimate, limit_of};
 use crate::clock::PeerClock;
 use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
-use crate::report::{FailureReport, millis, nanos};
+use crate::report::{millis, nanos};
 use crate::scaler::first_streams;
+use godwit_types::{
+    Fault,
+    probe::{
+        CpuReading, LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeStage, RoundTrips,
+        STREAM_COUNTS, ThroughputRun,
+    },
+};
 
 /// Time limit for an answer on an idle stream.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
@@ -83,7 +87,7 @@ pub struct Findings {
     /// All lanes at once; empty if only one is usable.
     pub together: Vec<ThroughputRun>,
     /// Why some or all of them could not be measured together.
-    pub together_failure: Option<FailureReport>,
+    pub together_failure: Option<Fault>,
     pub limit: Option<Limit>,
     /// Estimated duration of a migration.
     pub estimate: Option<MoveEstimate>,
@@ -138,32 +142,9 @@ fn ends_all(failure: &Failure) -> bool {
     [Cancelled, Internal, UnknownMigration, VersionMismatch].contains(&failure.code)
 }
 
-fn lane_report(failure: &Failure) -> FailureReport {
-    let remedy = "check the network between the two addresses; a migration leaves out a lane that \
-        can't be connected";
-    FailureReport { remedy: remedy.to_owned(), ..failure.to_report() }
-}
-
-impl LaneProbe {
-    fn of(lane: Lane) -> LaneProbe {
-        LaneProbe {
-            from: lane.from,
-            to: lane.to,
-            connect_ms: None,
-            secure_ms: None,
-            round_trip: None,
-            mtu: None,
-            throughput: Vec::new(),
-            limit: None,
-            failure: None,
-        }
-    }
-
-    /// Returns whether the lane was measured completely and a migration would not stall on it.
-    #[must_use]
-    pub fn is_usable(&self) -> bool {
-        self.failure.is_none() && self.limit != Some(Limit::Mtu)
-    }
+fn lane_report(failure: &Failure) -> Fault {
+    let remedy = "check the network between the two addresses; a migration leaves out a lane that can't be connected";
+    Fault { remedy: remedy.to_owned(), ..failure.to_fault() }
 }
 
 /// Connected and welcomed stream.

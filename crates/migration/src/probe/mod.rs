@@ -13,18 +13,13 @@ mod judge;
 mod measure;
 mod mtu;
 mod pour;
-mod report;
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use answer::{MAX_OPEN_STREAMS, ProbeSession};
-pub use judge::{STREAM_COUNTS, estimate, limit_of};
+pub use judge::{estimate, limit_of};
 pub use measure::{Findings, ProbeExtent, ProbeJob, ProbePlan, probe};
-pub use report::{
-    CpuReading, CpuUse, LaneProbe, Limit, MoveEstimate, MtuProbe, ProbeProgress, ProbeReport,
-    ProbeStage, RoundTrips, ThroughputRun,
-};
 
 use crate::failure::{Failure, FailureCode};
 

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use godwit_lanes::{Incoming, Lane, SAFE_SEGMENT_BYTES};
+use godwit_lanes::{Incoming, SAFE_SEGMENT_BYTES};
+use godwit_types::Lane;
 use godwit_wire::Message;
 
 use super::measure::{Opened, Prober};
-use super::report::MtuProbe;
 use crate::drive::lane_failure;
 use crate::failure::{Failure, FailureCode};
+use godwit_types::probe::MtuProbe;
 
 /// Bytes of the headers of IPv4 and TCP, without options.
 const HEADERS_V4: u32 = 40;

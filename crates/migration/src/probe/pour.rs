@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use godwit_lanes::{Incoming, Lane, LaneError, StreamReceiver};
+use godwit_lanes::{Incoming, LaneError, StreamReceiver};
+use godwit_types::Lane;
 use godwit_wire::{MAX_PADDING, Message};
 
 use super::cpu::{self, CpuMeter};
 use super::measure::{Opened, Prober};
-use super::report::{CpuReading, ThroughputRun};
 use crate::clock::PeerClock;
 use crate::drive::lane_failure;
 use crate::failure::Failure;
+use godwit_types::probe::{CpuReading, ThroughputRun};
 
 /// Time in which windows open and congestion controls find their rate; not counted.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -73,8 +74,9 @@ impl Prober<'_> {
         let (from_ns, to_ns) = (to_peer_ns(&before), to_peer_ns(&after));
         let mut bytes_per_s = 0.0;
         for samples in poured {
-            let panicked =
-                |_| Failure::new(crate::FailureCode::Internal, "a stream's thread panicked");
+            let panicked = |_| {
+                Failure::new(crate::failure::FailureCode::Internal, "a stream's thread panicked")
+            };
             let samples = samples.map_err(panicked)?.map_err(|error| lane_failure(&error))?;
             bytes_per_s += rate(&samples, from_ns, to_ns);
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use godwit_lanes::pacing::Pacing;
 use godwit_migration::destination::Ending;
-use godwit_migration::{Compression, FailureCode, Outcome};
+use godwit_types::{Compression, FailureCode, Outcome};
 use godwit_wire::{HEADER_LEN, PagesHeader};
 
 use super::ways::Corrupted;

@@ -1,10 +1,10 @@
 //! Pages sent as deltas: the guest arrives unchanged, whatever is lost on the way.
 
+use godwit_lanes::connect;
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{RateLimit, connect};
 use godwit_migration::drive::{Deltas, Hello, References, say_hello};
-use godwit_migration::{Compression, EncodingName, FailureCode, Outcome, ReferenceUse};
 use godwit_ram::PAGE_SIZE;
+use godwit_types::{Compression, EncodingName, FailureCode, Outcome, RateLimit, ReferenceUse};
 use godwit_wire::{Delta, Message};
 
 use crate::lying::{lying_peer, refused_with};

@@ -3,13 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
-use godwit_lanes::{Lane, Stream, connect};
+use godwit_lanes::{Stream, connect};
+use godwit_migration::Failure;
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Hello, MOST_DEVICE_STATE_BYTES, Offer, receive,
     say_hello, welcome,
 };
-use godwit_migration::{Failure, FailureCode, Outcome};
+use godwit_types::{FailureCode, Lane, Outcome};
 use godwit_wire::{
     Begin, BlockRun, Codec, Encoding, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PageRun,
     PagesHeader, SUPPORTED, VersionRange, checksum,

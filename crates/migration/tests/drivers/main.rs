@@ -17,10 +17,9 @@ mod world;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use godwit_lanes::RateLimit;
 use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_migration::destination::Ending;
-use godwit_migration::{Compression, EncodingName, FailureCode, Outcome, Phase};
+use godwit_types::{Compression, EncodingName, FailureCode, Outcome, Phase, RateLimit};
 use world::{BLOCKS, Twist, migrate, migrate_paced};
 
 #[test]

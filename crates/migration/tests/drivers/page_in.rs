@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use godwit_lanes::pacing::Pacing;
 use godwit_migration::destination::Ending;
-use godwit_migration::{Compression, Outcome, Phase};
+use godwit_types::{Compression, Outcome, Phase};
 
 use super::world::{Moved, Twist, migrate_paced};
 

@@ -3,9 +3,8 @@
 
 use std::sync::atomic::Ordering;
 
-use godwit_lanes::RateLimit;
 use godwit_lanes::pacing::Pacing;
-use godwit_migration::{Outcome, ThrottleMeans};
+use godwit_types::{Outcome, RateLimit, ThrottleMeans};
 
 use crate::world::{Moved, Twist, migrate_paced};
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use godwit_lanes::pacing::Pacing;
-use godwit_lanes::{Incoming, RateLimit, accept, connect};
+use godwit_lanes::{Incoming, accept, connect};
 use godwit_migration::drive::{Beside, Hello, Offer, References, SourceResult, say_hello, welcome};
 use godwit_migration::reference::{Arrivals, Content, DIGEST_PAGES};
-use godwit_migration::{Compression, EncodingName, FailureCode, Outcome, ReferenceUse};
 use godwit_ram::{PAGE_SIZE, Region};
+use godwit_types::{Compression, EncodingName, FailureCode, Outcome, RateLimit, ReferenceUse};
 use godwit_wire::{BlockRun, Digests, Message, Place, prefix};
 
 use crate::lying::{lying_peer, lying_peer_offered, refused_with};

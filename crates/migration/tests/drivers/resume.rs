@@ -1,7 +1,7 @@
 //! A lane that is cut while the guest runs, and another one in its place.
 
-use godwit_migration::Outcome;
 use godwit_migration::destination::Ending;
+use godwit_types::Outcome;
 
 use crate::world::{Twist, migrate};
 

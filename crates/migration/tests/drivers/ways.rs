@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 
-use godwit_lanes::{Lane, listen};
+use godwit_lanes::listen;
+use godwit_types::Lane;
 use godwit_wire::HEADER_LEN;
 
 use super::world::loopback;

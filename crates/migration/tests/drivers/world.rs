@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{Carries, Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect};
+use godwit_lanes::{Carries, Interrupt, LaneError, Stream, accept, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
@@ -18,13 +18,13 @@ use godwit_migration::drive::{
     Noted, Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling,
     Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
-use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::source::Verdict;
-use godwit_migration::{Compression, Failure, FailureCode, MeansUse, PageIn, Policy, Progress};
+use godwit_migration::{Failure, MeansUse, PageIn, Policy};
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{
     CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
 };
+use godwit_types::{Compression, FailureCode, Incarnation, Lane, Ownership, Progress, RateLimit};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 use super::faults::FakeFaults;

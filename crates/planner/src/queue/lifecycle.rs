@@ -23,21 +23,10 @@
 //! may be on its way even then. If its migration appears after all, it is cancelled; if it
 //! completed, the job is done and says so.
 
+use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
 
 use super::retry::{LOST_TRACK, MOVED_ELSEWHERE, RetryPolicy, Verdict};
-
-/// Why a migration did not move the VM, from the agent's report.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct JobFailure {
-    /// Stable code in kebab case.
-    pub code: String,
-    /// What failed and why, in one line.
-    pub message: String,
-    /// What the operator can do about it.
-    #[serde(alias = "mend")]
-    pub remedy: String,
-}
 
 /// One migration of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,7 +49,7 @@ pub struct Attempt {
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum JobState {
     /// In the queue, possibly with an earliest start.
-    Waiting { failed_attempts: u32, not_before_ms: Option<u64>, failure: Option<JobFailure> },
+    Waiting { failed_attempts: u32, not_before_ms: Option<u64>, failure: Option<Fault> },
     /// The ID of its migration is in the store. The source's agent may have begun it, or not.
     Starting(Attempt),
     /// The source's agent has begun it.
@@ -68,7 +57,7 @@ pub enum JobState {
     /// The VM runs at the target.
     Done { migration: String, target: String, cancelled_too_late: bool },
     /// The job was given up and needs an operator. `migration` is the last attempt's.
-    Failed { migration: String, target: String, failed_attempts: u32, failure: JobFailure },
+    Failed { migration: String, target: String, failed_attempts: u32, failure: Fault },
     /// The job was cancelled. `migration` is that of the attempt that ran, whose request may still
     /// be on its way to the agent.
     Cancelled { migration: Option<String>, target: Option<String> },
@@ -107,11 +96,11 @@ pub enum Ended {
     /// The VM runs at the target.
     Completed,
     /// The VM runs on at the source.
-    Failed(JobFailure),
+    Failed(Fault),
     /// The migration was cancelled; the VM runs on at the source.
     Cancelled,
     /// It is unknown which host may run the VM.
-    InDoubt(JobFailure),
+    InDoubt(Fault),
 }
 
 /// Location of a VM whose migration the source's agent does not know.
@@ -161,7 +150,7 @@ pub enum JobEvent {
     /// The source's agent did not begin it.
     Refused {
         migration: String,
-        failure: JobFailure,
+        failure: Fault,
     },
     /// The source's agent was asked to begin it, and did not respond.
     Unanswered {
@@ -417,7 +406,7 @@ impl Times<'_> {
         }
     }
 
-    fn failed(&self, attempt: Attempt, failure: JobFailure) -> Step {
+    fn failed(&self, attempt: Attempt, failure: Fault) -> Step {
         if attempt.cancel {
             return Step::to(cancelled(attempt));
         }
@@ -439,7 +428,7 @@ impl Times<'_> {
         whereabouts: Whereabouts,
         stay: fn(Attempt) -> JobState,
     ) -> Step {
-        let of = |code: &str, message: String, remedy: &str| JobFailure {
+        let of = |code: &str, message: String, remedy: &str| Fault {
             code: code.to_owned(),
             message,
             remedy: remedy.to_owned(),
@@ -495,8 +484,8 @@ fn cancelled(attempt: Attempt) -> JobState {
     JobState::Cancelled { migration: Some(attempt.migration), target: Some(attempt.target) }
 }
 
-fn forgotten(host: &str) -> JobFailure {
-    JobFailure {
+fn forgotten(host: &str) -> Fault {
+    Fault {
         code: "host-forgotten".to_owned(),
         message: format!("host {host} was removed from the inventory"),
         remedy: "add the host again with `godwit control host add`, and check where the VM is"
@@ -504,7 +493,7 @@ fn forgotten(host: &str) -> JobFailure {
     }
 }
 
-fn gave_up(attempt: Attempt, failure: JobFailure) -> JobState {
+fn gave_up(attempt: Attempt, failure: Fault) -> JobState {
     let Attempt { migration, target, failed_attempts, .. } = attempt;
     JobState::Failed { migration, target, failed_attempts: failed_attempts + 1, failure }
 }

@@ -18,9 +18,9 @@ use super::generations::generation_of;
 use super::{CpuFeatures, HostCpu};
 use crate::helper::{helper, spawn};
 use crate::inspect::QemuInfo;
-use crate::obstacle::Obstacle;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::Accelerator;
+use godwit_types::Fault;
 
 /// Longest duration of all queries. QEMU 7.2 needs a tenth of a second on an idle processor.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -89,8 +89,8 @@ impl CpuError {
 
     /// Combines code, message and remedy.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::obstacle::Obstacle;
 use crate::process::Exit;
 use crate::qmp::QmpError;
+use godwit_types::Fault;
 
 /// Why QEMU does not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -136,7 +136,7 @@ impl StartError {
 
     /// Combines code, message and remedy.
     #[must_use]
-    pub fn obstacle(&self) -> Obstacle {
-        Obstacle::new(self.code(), self.to_string(), self.remedy())
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }

@@ -55,7 +55,7 @@ impl Bench {
                 folder: tempfile::tempdir().unwrap(),
             }),
             Err(error) => {
-                eprintln!("skipped: {}", error.obstacle());
+                eprintln!("skipped: {}", error.fault());
                 None
             }
         }

@@ -17,7 +17,7 @@ async fn translated() -> Option<(QemuInfo, HostCpu)> {
             Some((qemu, cpu))
         }
         Err(error) => {
-            eprintln!("skipped: {}", error.obstacle());
+            eprintln!("skipped: {}", error.fault());
             None
         }
     }

@@ -49,7 +49,7 @@ async fn an_answered_commit_survives_kill_9_and_a_second_process_is_locked_out()
     assert_eq!(committed.by_ref().nth(19), Some(20));
     let error = SqliteStore::open(&path).unwrap_err();
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
-    assert!(error.to_string().contains("etcd"), "{error}");
+    assert!(error.remedy().contains("etcd"), "{error}");
     child.kill().unwrap();
     child.wait().unwrap();
     let last = committed.last().unwrap_or(20);
@@ -100,7 +100,7 @@ async fn a_damaged_file_is_refused() {
     file.write_all_at(&[0xa5; 3 * 4096], 4 * 4096).unwrap();
     let error = SqliteStore::open(&path).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
-    assert!(error.to_string().contains("backup"), "{error}");
+    assert!(error.remedy().contains("backup"), "{error}");
     std::fs::write(&path, "this is a letter and not a database\n".repeat(300)).unwrap();
     let error = SqliteStore::open(&path).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");

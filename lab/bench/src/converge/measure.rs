@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use godwit_lab::trial::Guest;
-use godwit_migration::{Outcome, Report};
+use godwit_types::{Outcome, Report};
 use serde::Serialize;
 
 use crate::converge::recovery::back_after_ms;

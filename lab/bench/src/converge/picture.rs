@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use godwit_migration::{Phase, Progress};
+use godwit_types::{Phase, Progress};
 
 use crate::converge::series::{Series, Step};
 use crate::plot;

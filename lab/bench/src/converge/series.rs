@@ -2,7 +2,7 @@
 //! Pure.
 
 use godwit_lab::trial::{Done, Sample};
-use godwit_migration::{BandwidthPoint, Phase, Progress, Report};
+use godwit_types::{BandwidthPoint, Phase, Progress, Report};
 use serde::Serialize;
 
 /// Minimum time over which the guest's rate is measured: shorter steps depend on when its threads
@@ -203,7 +203,7 @@ fn follow(mut at_ms: f64, report: &Report, wanted: impl Fn(Phase) -> bool) -> Ve
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use godwit_migration::{Outcome, PhaseReport};
+    use godwit_types::{Outcome, PhaseReport};
 
     use super::*;
 

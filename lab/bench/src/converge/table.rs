@@ -1,6 +1,6 @@
 //! Figures of each case and engine, and their table. Pure.
 
-use godwit_migration::{Outcome, ThrottleReport};
+use godwit_types::{Outcome, ThrottleReport};
 use serde::Serialize;
 
 use crate::converge::cases::Case;
@@ -218,7 +218,7 @@ fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 13] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use godwit_migration::Phase;
+    use godwit_types::Phase;
 
     use super::*;
     use crate::converge::cases::Kind;

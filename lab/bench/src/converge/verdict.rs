@@ -160,7 +160,7 @@ fn digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{FetchTimes, PageInReport};
+    use godwit_types::{FetchTimes, PageInReport};
 
     use super::*;
     use crate::converge::table::tests::{case, figures, run};

@@ -4,12 +4,12 @@ use godwit_api::{
     ApiError, ErrorCode, HostEvent, MigrationAccepted, MigrationRequest, MigrationStatus, VmInfo,
     VmState,
 };
-use godwit_migration::{
-    DryRun, FailureReport, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report,
+use godwit_types::{
+    DryRun, Fault, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report,
 };
 use serde_json::json;
 
-use super::{Counts, Fault, World};
+use super::{Counts, InjectedFault, World};
 
 /// Number of migrations that a host remembers, as agents do.
 const HISTORY: usize = 256;
@@ -37,19 +37,15 @@ pub(crate) struct Running {
     was: VmState,
     cancelled: bool,
     /// Reason of a failure, and the number of sent bytes at which it occurs.
-    fails: Option<(FailureReport, f64)>,
+    fails: Option<(Fault, f64)>,
 }
 
 fn refuse<T>(code: ErrorCode, message: impl Into<String>, remedy: &str) -> Result<T, ApiError> {
     Err(ApiError::new(code, message, remedy))
 }
 
-fn failure(code: &str, message: String) -> FailureReport {
-    FailureReport {
-        code: code.to_owned(),
-        message,
-        remedy: "a fault of the simulated fleet".to_owned(),
-    }
+fn failure(code: &str, message: String) -> Fault {
+    Fault { code: code.to_owned(), message, remedy: "a fault of the simulated fleet".to_owned() }
 }
 
 impl World {
@@ -75,8 +71,8 @@ impl World {
         }
         let was = self.may_leave(at, vm, request)?;
         let target = self.target(at, &request.to)?;
-        if let Some(Fault::Refuse(code)) =
-            self.take_fault(vm, |fault| matches!(fault, Fault::Refuse(_)))
+        if let Some(InjectedFault::Refuse(code)) =
+            self.take_fault(vm, |fault| matches!(fault, InjectedFault::Refuse(_)))
         {
             return refuse(
                 code,
@@ -175,7 +171,7 @@ impl World {
         vm: &str,
         target: usize,
         total_bytes: u64,
-    ) -> Option<(FailureReport, f64)> {
+    ) -> Option<(Fault, f64)> {
         let host = &self.hosts[target];
         let name = host.info.name.clone();
         if host.silent {
@@ -190,7 +186,7 @@ impl World {
                 0.0,
             ));
         }
-        self.take_fault(vm, |fault| fault == Fault::FailHalfWay)?;
+        self.take_fault(vm, |fault| fault == InjectedFault::FailHalfWay)?;
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
         let half = total_bytes as f64 / 2.0;
         Some((failure("lane-lost", format!("the link to host {name} broke")), half))
@@ -362,7 +358,7 @@ impl World {
         }
     }
 
-    fn end(&mut self, one: &Running, outcome: Outcome, error: Option<&FailureReport>, now_ms: u64) {
+    fn end(&mut self, one: &Running, outcome: Outcome, error: Option<&Fault>, now_ms: u64) {
         match outcome {
             Outcome::Completed => self.counts.completed += 1,
             Outcome::Cancelled => self.counts.cancelled += 1,
@@ -425,9 +421,9 @@ impl Running {
     }
 
     /// Returns the outcome, if it has ended.
-    fn outcome(&mut self) -> Option<(Outcome, Option<FailureReport>)> {
+    fn outcome(&mut self) -> Option<(Outcome, Option<Fault>)> {
         if self.cancelled {
-            let error = FailureReport {
+            let error = Fault {
                 code: "cancelled".to_owned(),
                 message: "cancelled by an operator".to_owned(),
                 remedy: String::new(),
@@ -488,7 +484,7 @@ impl Running {
         &self,
         (from, to): (&str, &str),
         outcome: Outcome,
-        error: Option<&FailureReport>,
+        error: Option<&Fault>,
         now_ms: u64,
     ) -> Option<Report> {
         let is_completed = outcome == Outcome::Completed;

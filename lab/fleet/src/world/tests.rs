@@ -1,6 +1,6 @@
 use super::*;
 use godwit_api::{MigrationRequest, SetPeers};
-use godwit_migration::Outcome;
+use godwit_types::Outcome;
 
 fn world() -> World {
     let mut world =
@@ -93,12 +93,12 @@ fn an_id_starts_one_migration_and_a_second_one_is_counted() {
 #[test]
 fn faults_occur_as_often_as_requested() {
     let mut world = world();
-    world.fault("vm-00000", Fault::Refuse(ErrorCode::Preflight), 1);
+    world.fault("vm-00000", InjectedFault::Refuse(ErrorCode::Preflight), 1);
     assert_eq!(
         world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap_err().code,
         ErrorCode::Preflight
     );
-    world.fault("vm-00000", Fault::FailHalfWay, 1);
+    world.fault("vm-00000", InjectedFault::FailHalfWay, 1);
     world.migrate(0, "vm-00000", &to(2, "m2"), 0, 0).unwrap();
     until_still(&mut world);
     assert_eq!(world.hosts[0].vms["vm-00000"].state, VmState::Running);

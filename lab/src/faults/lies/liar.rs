@@ -258,9 +258,10 @@ impl LyingDestination {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use godwit_lanes::{Incoming, Lane};
+    use godwit_lanes::Incoming;
     use godwit_migration::drive::{Hello, say_hello, welcome};
     use godwit_pki::{Authority, Grant, Role};
+    use godwit_types::Lane;
     use godwit_wire::Begin;
 
     use super::*;

@@ -246,10 +246,10 @@ impl Certificates {
 fn failed(error: &PkiError) -> Problem {
     if let PkiError::BadList { .. } = error {
         let remedy = "see crl.pem beside the certificate of [authority]; where the list is full, make a new authority (docs/recover.md)";
-        return Problem::new(ProblemCode::WrongState, error.to_string(), remedy);
+        return Problem::new(ProblemCode::WrongState, error.to_string(), error.remedy_and(remedy));
     }
     let remedy = "see the files of [authority] in the manager's configuration";
-    Problem::new(ProblemCode::ManagerFailed, error.to_string(), remedy)
+    Problem::new(ProblemCode::ManagerFailed, error.to_string(), error.remedy_and(remedy))
 }
 
 fn told(list: &RevocationList) -> RevokedCertificates {

@@ -1,8 +1,7 @@
 use godwit_api::control::NameConflict;
 use godwit_api::{HostEvent, MigrationStatus};
-use godwit_migration::Progress;
-use godwit_migration::handover::Incarnation;
 use godwit_qemu::Uuid;
+use godwit_types::{Incarnation, Progress};
 
 use super::*;
 use crate::rig;
@@ -25,7 +24,7 @@ fn migration(from: &str, to: &str) -> HostEvent {
         vm: "web".into(),
         from: from.into(),
         to: to.into(),
-        engine: godwit_migration::EngineKind::default(),
+        engine: godwit_types::EngineKind::default(),
         started_unix_ms: 1,
         bandwidth_limit: Default::default(),
         progress: Progress::begin(1),

@@ -17,9 +17,8 @@ use std::sync::Arc;
 
 use godwit_api::control::{Change, HostState, NameClaim, NameConflict, Page};
 use godwit_api::{MigrationStatus, VmInfo, VmState};
-use godwit_migration::Outcome;
-use godwit_migration::handover::Incarnation;
 use godwit_qemu::Uuid;
+use godwit_types::{Incarnation, Outcome};
 
 use super::select::{Cursor, page};
 use super::{Host, Inventory, Vm, standing};

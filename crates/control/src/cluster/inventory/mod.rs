@@ -27,7 +27,7 @@ use godwit_qemu::{Baseline, CpuFeatures};
 use crate::cluster::bounds::{self, MOST_VM_BYTES_OF_HOST, MOST_VMS};
 use crate::cluster::text::beginning;
 
-pub use crate::cluster::bounds::Fault;
+pub use crate::cluster::bounds::Misreport;
 pub use bindings::{Binding, NoClaim};
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
@@ -135,16 +135,16 @@ impl Host {
     }
 
     /// Counts a VM of so many bytes, where it has room for it.
-    fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Fault> {
+    fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Misreport> {
         let others = self.vms.iter().filter(|(name, _)| name.as_str() != vm);
         let (count, sum) =
             others.fold((1, bytes), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
         if count > MOST_VMS {
-            return Err(Fault::new(format!("it reports more than {MOST_VMS} VMs")));
+            return Err(Misreport::new(format!("it reports more than {MOST_VMS} VMs")));
         }
         if sum > MOST_VM_BYTES_OF_HOST {
             let most = MOST_VM_BYTES_OF_HOST >> 20;
-            return Err(Fault::new(format!("its VMs take more than {most} MiB")));
+            return Err(Misreport::new(format!("its VMs take more than {most} MiB")));
         }
         self.vms.insert(vm.to_owned(), bytes);
         Ok(())
@@ -288,7 +288,7 @@ impl Inventory {
     }
 
     /// Notes what a host reported that no agent reports.
-    pub fn blame(&mut self, name: &str, fault: &Fault) -> Option<Change> {
+    pub fn blame(&mut self, name: &str, fault: &Misreport) -> Option<Change> {
         let host = self.hosts.get_mut(name)?;
         host.has_lied = true;
         host.refused_reports += 1;
@@ -300,13 +300,13 @@ impl Inventory {
     /// Takes what a host's agent tells, as far as it is what agents tell.
     ///
     /// # Errors
-    /// [`Fault`]: it is not, or more than the manager takes. Nothing of it is kept.
+    /// [`Misreport`]: it is not, or more than the manager takes. Nothing of it is kept.
     pub fn take(
         &mut self,
         name: &str,
         event: HostEvent,
         unix_ms: u64,
-    ) -> Result<Vec<Change>, Fault> {
+    ) -> Result<Vec<Change>, Misreport> {
         let Some(host) = self.hosts.get_mut(name) else { return Ok(Vec::new()) };
         host.heard_unix_ms = Some(unix_ms);
         Ok(match event {

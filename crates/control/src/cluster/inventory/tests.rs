@@ -12,7 +12,7 @@ fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
         state,
         reason: None,
         in_doubt: false,
-        incarnation: godwit_migration::handover::Incarnation::UNRECORDED,
+        incarnation: godwit_types::Incarnation::UNRECORDED,
         epoch,
         pid: None,
         memory_bytes: 1 << 30,

@@ -192,5 +192,5 @@ fn of_pki(error: &PkiError) -> Problem {
         PkiError::BadRequest { .. } | PkiError::BadName { .. } => ProblemCode::InvalidRequest,
         _ => ProblemCode::ManagerFailed,
     };
-    Problem::new(code, error.to_string(), remedy)
+    Problem::new(code, error.to_string(), error.remedy_and(remedy))
 }

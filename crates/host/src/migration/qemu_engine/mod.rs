@@ -7,15 +7,15 @@ mod sending;
 use std::time::Duration;
 
 use godwit_api::{ErrorCode, IncomingAccepted, QemuEngineOptions};
-use godwit_migration::{FailureReport, Report};
 use godwit_qemu::{
     Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, QemuInfo, Qmp, QmpError,
     QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
 };
+use godwit_types::{Fault, Report};
 use serde_json::json;
 use tokio::sync::broadcast;
 
-use super::outgoing::{Outgoing, report_of_api};
+use super::outgoing::Outgoing;
 use super::state_stream::{UNLIMITED_BYTES_PER_S, qemu_failure};
 use crate::migrations::MigrationControl;
 
@@ -81,23 +81,19 @@ fn bandwidth(limit_bytes_per_s: Option<u64>) -> serde_json::Value {
 }
 
 /// Checks the options before anything is created.
-fn check(options: &QemuEngineOptions) -> Result<(), FailureReport> {
-    options.check_values().and_then(|()| options.check_together()).map_err(|error| FailureReport {
-        code: error.code.to_string(),
-        message: error.message,
-        remedy: error.remedy,
-    })
+fn check(options: &QemuEngineOptions) -> Result<(), Fault> {
+    options.check_values().and_then(|()| options.check_together()).map_err(Fault::from)
 }
 
 /// Refuses a VM whose memory this QEMU would corrupt.
-fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), FailureReport> {
+fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), Fault> {
     let sound = spec.accel != Accelerator::Tcg
         || qemu.version >= SOUND_UNDER_TCG
         || spec.memory.iter().all(|block| !block.size.bytes().is_multiple_of(BITMAP_WORD_BYTES));
     if sound {
         return Ok(());
     }
-    Err(FailureReport {
+    Err(Fault {
         code: ErrorCode::Preflight.to_string(),
         message: format!(
             "cannot migrate VM \"{}\" with QEMU {} under TCG: it loses writes to the guest's \
@@ -124,10 +120,10 @@ pub(super) async fn run(outgoing: &Outgoing, control: &MigrationControl) -> Repo
     }
 }
 
-async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, FailureReport> {
+async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
     check(&outgoing.request.qemu)?;
     if outgoing.agent.identity().is_some() && !outgoing.request.qemu.plaintext {
-        return Err(FailureReport {
+        return Err(Fault {
             code: ErrorCode::Preflight.to_string(),
             message: "QEMU's own engine sends the guest's memory unencrypted".into(),
             remedy: "use Godwit's own engine, or add --plaintext if no one else uses the network \
@@ -136,11 +132,11 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, FailureReport>
         });
     }
     let vm = &outgoing.vm;
-    let qemu = outgoing.agent.qemu(vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
+    let qemu = outgoing.agent.qemu(vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
     check_tracking(&vm.spec, &qemu)?;
     let side = Side::Source { downtime_ms: outgoing.request.switchover_budget_ms };
     set_up(&vm.process.qmp, &outgoing.request.qemu, side).await.map_err(|error| {
-        qemu_failure(&outgoing.agent.config().name, "prepare", &error).to_report()
+        qemu_failure(&outgoing.agent.config().name, "prepare", &error).to_fault()
     })?;
     outgoing.ask_destination(&qemu).await
 }

@@ -6,8 +6,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, QemuEngineOptions};
-use godwit_migration::{Failure, FailureCode};
+use godwit_migration::Failure;
 use godwit_qemu::{MigrationStatus, QmpError, QmpEvent, RESUME};
+use godwit_types::FailureCode;
 use serde_json::Value;
 use tokio::sync::broadcast;
 

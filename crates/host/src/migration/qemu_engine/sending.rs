@@ -11,11 +11,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
-use godwit_migration::{
-    Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report,
-    RoundReport, millis,
-};
+use godwit_migration::{Failure, millis};
 use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
+use godwit_types::{
+    FailureCode, Fault, Outcome, Phase, PhaseReport, Progress, Report, RoundReport,
+};
 
 use super::{bandwidth, queued};
 use crate::agent::shut_down;
@@ -63,7 +63,7 @@ struct Sending<'a> {
 /// Outcome of QEMU's migration.
 enum End {
     Completed,
-    Not(Outcome, FailureReport),
+    Not(Outcome, Fault),
 }
 
 impl<'a> Sending<'a> {
@@ -91,14 +91,14 @@ impl<'a> Sending<'a> {
         match self.follow(control).await {
             Ok(End::Completed) if self.guest_has_shut_down().await => {
                 let failure = shut_down(&self.outgoing.vm.name);
-                self.stay(Outcome::Failed, failure.to_report()).await
+                self.stay(Outcome::Failed, failure.to_fault()).await
             }
             Ok(End::Completed) => self.arrive().await,
             Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
             Err(failure) => {
                 let outcome =
                     if self.end_migration().await { Outcome::Failed } else { Outcome::InDoubt };
-                self.stay(outcome, failure.to_report()).await
+                self.stay(outcome, failure.to_fault()).await
             }
         }
     }
@@ -139,14 +139,14 @@ impl<'a> Sending<'a> {
     }
 
     /// Ends a failed migration: the guest continues here, unless the destination's QEMU may run it.
-    async fn stay(self, outcome: Outcome, mut failure: FailureReport) -> Report {
+    async fn stay(self, outcome: Outcome, mut failure: Fault) -> Report {
         let there =
             verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
         let complete_there = self.stopped.is_some() && self.outgoing.request.qemu.runs_by_itself();
         if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused))
         {
             let doubt = FailureCode::InDoubt;
-            let failure = FailureReport {
+            let failure = Fault {
                 code: doubt.name().to_owned(),
                 message: format!("{}; the destination's QEMU may run the guest", failure.message),
                 remedy: doubt.remedy().to_owned(),
@@ -296,7 +296,7 @@ impl<'a> Sending<'a> {
     }
 
     fn ended(&mut self, cancelled: bool) -> Option<End> {
-        let failed = |code: &str, message: String, remedy: &str| FailureReport {
+        let failed = |code: &str, message: String, remedy: &str| Fault {
             code: code.to_owned(),
             message,
             remedy: remedy.to_owned(),
@@ -380,7 +380,7 @@ impl<'a> Sending<'a> {
                     );
                     let outcome = if resumed.is_ok() { Outcome::Failed } else { Outcome::InDoubt };
                     return Report {
-                        error: Some(failure.to_report()),
+                        error: Some(failure.to_fault()),
                         ..self.report(outcome, None)
                     };
                 }
@@ -391,7 +391,7 @@ impl<'a> Sending<'a> {
             FailureCode::InDoubt,
             "QEMU has completed the migration, but the destination does not answer",
         );
-        Report { error: Some(failure.to_report()), ..self.report(Outcome::InDoubt, None) }
+        Report { error: Some(failure.to_fault()), ..self.report(Outcome::InDoubt, None) }
     }
 
     /// Permits the destination to run the guest, or asks whether it does if it needs no permission.

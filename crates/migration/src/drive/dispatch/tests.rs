@@ -3,7 +3,8 @@
 use std::net::Ipv4Addr;
 
 use godwit_lanes::pacing::Pacing;
-use godwit_lanes::{Lane, accept, connect, listen};
+use godwit_lanes::{accept, connect, listen};
+use godwit_types::Lane;
 
 use super::*;
 

@@ -6,10 +6,11 @@ use godwit_ram::{PAGE_SIZE, ThrottleFigures};
 
 use crate::clock::PeerClock;
 use crate::drive::Tracking;
-use crate::phase::Phase;
-use crate::report::{LaneProgress, Progress, SwitchoverReport, ThrottleReport, millis};
+use crate::report::millis;
 use crate::source::{Source, SwitchoverTimes};
-use crate::throttle::ThrottleMeans;
+use godwit_types::{
+    LaneProgress, Phase, Progress, SwitchoverReport, ThrottleMeans, ThrottleReport,
+};
 
 /// Totals handed to the wire so far.
 #[derive(Clone, Copy)]

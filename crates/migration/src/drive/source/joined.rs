@@ -1,9 +1,7 @@
 //! Combines several results into one: a migration whose lane was cut continues on another lane,
 //! with a new driver.
 
-use crate::encoding::EncodingReport;
-use crate::phase::Phase;
-use crate::report::{PhaseReport, ThrottleReport};
+use godwit_types::{EncodingReport, Phase, PhaseReport, ThrottleReport};
 
 use super::SourceResult;
 

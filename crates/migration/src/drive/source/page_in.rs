@@ -14,8 +14,9 @@ use crate::drive::page_in::{AskAgain, KeptPages, SessionStream, open_session, se
 use crate::drive::sweep::memory_failure;
 use crate::drive::{Hello, Inbox, Input, SourceHypervisor, Tracking};
 use crate::failure::{Failure, FailureCode};
-use crate::report::{PageInReport, millis};
+use crate::report::{millis, page_in_report};
 use crate::source::{Event, NotServed};
+use godwit_types::PageInReport;
 
 /// Interval of keep-alives on streams that wait for the switchover.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -68,7 +69,7 @@ impl<'a> PageInDesk<'a> {
     pub(super) fn report(&self) -> Option<PageInReport> {
         let figures = self.figures.unwrap_or(PagedIn { pages: self.pages, ..PagedIn::default() });
         self.since
-            .map(|since| PageInReport::new(&figures, millis(self.took.unwrap_or(since.elapsed()))))
+            .map(|since| page_in_report(&figures, millis(self.took.unwrap_or(since.elapsed()))))
     }
 }
 

@@ -15,9 +15,10 @@ use crate::board::Misaccounted;
 use crate::drive::dispatch::{Closing, Dispatch, Worker};
 use crate::drive::referring::Referring;
 use crate::drive::{Hello, Inbox, Input, lane_failure, say_hello};
-use crate::encoding::{Chooser, Compression};
+use crate::encoding::Chooser;
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
+use godwit_types::Compression;
 
 /// State shared by the data streams' threads.
 #[derive(Clone, Copy)]

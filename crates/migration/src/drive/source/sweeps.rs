@@ -19,8 +19,9 @@ use crate::drive::sweep::{Sample, Scope, Sweeper, memory_failure};
 use crate::drive::{Events, Input, SourceHypervisor, Tracking, lane_failure};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
-use crate::report::{Progress, nanos};
+use crate::report::nanos;
 use crate::source::{Event, Source};
+use godwit_types::Progress;
 
 /// From this round trip on, congestion windows must take the switchover in one flight.
 pub(crate) const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);

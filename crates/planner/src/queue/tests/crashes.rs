@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, JobState, Whereabouts, step};
+use super::lifecycle::{Action, Answer, Ended, JobEvent, JobState, Whereabouts, step};
 use super::retry::RetryPolicy;
+use godwit_types::Fault;
 
 const EPOCH: u64 = 7;
 
-fn failure(code: &str) -> JobFailure {
-    JobFailure { code: code.into(), message: String::new(), remedy: String::new() }
+fn failure(code: &str) -> Fault {
+    Fault::new(code, "", "")
 }
 
 #[derive(Clone, Copy, Debug)]

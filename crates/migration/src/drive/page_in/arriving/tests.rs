@@ -64,7 +64,7 @@ fn a_held_source_gets_no_notice_of_a_guest_that_is_gone() {
 /// Returns a stream that has sent a hello with that number, and its source's end.
 fn welcomed(number: u16) -> (WelcomedStream, Stream) {
     let listener = godwit_lanes::listen((std::net::Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-    let lane = godwit_lanes::Lane { from: None, to: listener.local_addr().unwrap() };
+    let lane = godwit_types::Lane { from: None, to: listener.local_addr().unwrap() };
     let theirs = godwit_lanes::connect(lane, Duration::from_secs(30)).unwrap();
     let stream = godwit_lanes::accept(&[listener], Duration::from_secs(30)).unwrap().unwrap();
     let (sender, receiver) = (stream.sender(), stream.receiver());

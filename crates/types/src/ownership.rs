@@ -1,4 +1,4 @@
-//! Identity of one life of a VM.
+//! Whose a guest is: the life of a VM, and the generation of its owners.
 
 use std::fmt;
 use std::str::FromStr;
@@ -74,6 +74,45 @@ impl TryFrom<String> for Incarnation {
 impl From<Incarnation> for String {
     fn from(incarnation: Incarnation) -> String {
         incarnation.to_string()
+    }
+}
+
+/// One ownership of one VM: the life of the VM, and the generation of its owners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ownership {
+    /// The life of the VM. Records of another life say nothing about this one.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    pub incarnation: Incarnation,
+    /// The generation. It grows with each change of owners within that life.
+    pub epoch: u64,
+}
+
+impl fmt::Display for Ownership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.incarnation.is_unrecorded() {
+            true => write!(f, "epoch {}", self.epoch),
+            false => write!(f, "epoch {} of incarnation {}", self.epoch, self.incarnation),
+        }
+    }
+}
+
+impl Ownership {
+    /// Returns the ownership that another host gets from this owner.
+    #[must_use]
+    pub fn offered(self) -> Ownership {
+        Ownership { epoch: self.epoch + 1, ..self }
+    }
+
+    /// Returns the ownership of this owner after it takes back a guest that it had offered.
+    #[must_use]
+    pub fn taken_back(self) -> Ownership {
+        Ownership { epoch: self.epoch + 2, ..self }
+    }
+
+    /// Returns whether this is the ownership that was offered, or one that followed from it.
+    #[must_use]
+    pub fn follows(self, offered: Ownership) -> bool {
+        self.incarnation == offered.incarnation && self.epoch >= offered.epoch
     }
 }
 

@@ -4,10 +4,14 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
-use crate::report::FailureReport;
+use crate::fault::Fault;
+use crate::lane::Lane;
+use crate::rate::BitRate;
+
+/// Numbers of streams with which throughput is measured.
+pub const STREAM_COUNTS: [u32; 4] = [1, 2, 4, 8];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -161,7 +165,31 @@ pub struct LaneProbe {
     pub throughput: Vec<ThroughputRun>,
     pub limit: Option<Limit>,
     /// Why the lane, or the rest of it, could not be measured.
-    pub failure: Option<FailureReport>,
+    pub failure: Option<Fault>,
+}
+
+impl LaneProbe {
+    /// Creates the result for a lane of which nothing has been measured.
+    #[must_use]
+    pub fn of(lane: Lane) -> LaneProbe {
+        LaneProbe {
+            from: lane.from,
+            to: lane.to,
+            connect_ms: None,
+            secure_ms: None,
+            round_trip: None,
+            mtu: None,
+            throughput: Vec::new(),
+            limit: None,
+            failure: None,
+        }
+    }
+
+    /// Returns whether the lane was measured completely and a migration would not stall on it.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.failure.is_none() && self.limit != Some(Limit::Mtu)
+    }
 }
 
 /// Estimated time for transferring the memory of an idle VM without zero pages. The guest's own
@@ -195,7 +223,7 @@ pub struct ProbeReport {
     pub together: Vec<ThroughputRun>,
     /// Why some or all of them could not be measured together.
     #[serde(default)]
-    pub together_failure: Option<FailureReport>,
+    pub together_failure: Option<Fault>,
     /// The bandwidth limit that would apply to a migration without a limit of its own. The probe
     /// itself observes no limit.
     #[serde(default)]

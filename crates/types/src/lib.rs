@@ -1,0 +1,39 @@
+//! Plain data that the API, records and reports share, from faults to whole reports.
+//! It owns the shape of that data: names, units, JSON keys and textual forms.
+//! It contains no engine and no I/O, and reads no clock.
+//! It may use serde and the standard library, and no other crate of the project.
+//! Every other crate may use it.
+
+mod bandwidth;
+mod encoding;
+mod engine;
+mod failure;
+mod fault;
+mod intent;
+mod lane;
+mod ownership;
+mod phase;
+mod prediction;
+pub mod probe;
+mod progress;
+mod rate;
+mod report;
+
+pub use bandwidth::{BandwidthPoint, MOST_POINTS};
+pub use encoding::{Compression, EncodingName, EncodingReport, ReferenceUse};
+pub use engine::EngineKind;
+pub use failure::FailureCode;
+pub use fault::Fault;
+pub use intent::{Intent, IntentError, PageInUse};
+pub use lane::Lane;
+pub use ownership::{Incarnation, IncarnationError, Ownership};
+pub use phase::Phase;
+pub use prediction::{
+    DirtySample, DryRun, GuestFigures, LanesFigures, LanesKnownBy, Means, Predicted,
+};
+pub use progress::{LaneProgress, Progress};
+pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
+pub use report::{
+    CutReport, FetchTimes, LaneReport, Outcome, PageInReport, PhaseReport, Report, RoundReport,
+    SwitchoverReport, ThrottleMeans, ThrottleReport, WaitClass,
+};

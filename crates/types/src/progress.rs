@@ -1,0 +1,129 @@
+//! Progress of a running migration.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::phase::Phase;
+use crate::rate::BitRate;
+
+/// Where a running migration is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Progress {
+    /// The phase.
+    pub phase: Phase,
+    /// The round.
+    pub round: u32,
+    /// Bytes of guest memory that this round still has to look at or send.
+    pub remaining_bytes: u64,
+    /// The guest's RAM.
+    pub total_bytes: u64,
+    /// Bytes sent over the wire so far.
+    pub sent_bytes: u64,
+    /// What the guest dirties.
+    pub dirty_bytes_per_s: f64,
+    /// What the wire takes, measured.
+    pub bandwidth_bytes_per_s: f64,
+    /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub bandwidth_limit: Option<BitRate>,
+    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
+    pub eta_ms: Option<f64>,
+    /// Time since the request.
+    pub elapsed_ms: f64,
+    /// What each lane carries; none before the first stream is open, and by QEMU's engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<LaneProgress>,
+    /// What the guest's writers are held to; none: they are not slowed.
+    #[serde(default)]
+    pub throttled_to_pages_per_s: Option<f64>,
+    /// The longest that the guest took to answer lately, as seen at the source's host: it grows while an answer is missing. None where
+    /// the specification names no IPv4 address of the guest, or it has not answered yet.
+    #[serde(default)]
+    pub guest_round_trip_ms: Option<f64>,
+}
+
+/// What one path between the two hosts carries while a migration runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LaneProgress {
+    /// The source's address; none: the kernel's choice.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub from: Option<IpAddr>,
+    /// The destination's; none: not told yet.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub to: Option<SocketAddr>,
+    /// Data streams that are open on it.
+    pub streams: u32,
+    /// Bytes handed to them so far, headers and padding included.
+    pub bytes: u64,
+    /// The same a second, since progress was told before.
+    pub bytes_per_s: f64,
+}
+
+impl Progress {
+    /// Creates the progress of a migration that has not sent anything yet.
+    #[must_use]
+    pub fn begin(total_bytes: u64) -> Self {
+        Progress {
+            phase: Phase::Preflight,
+            round: 0,
+            remaining_bytes: total_bytes,
+            total_bytes,
+            sent_bytes: 0,
+            dirty_bytes_per_s: 0.0,
+            bandwidth_bytes_per_s: 0.0,
+            bandwidth_limit: None,
+            eta_ms: None,
+            elapsed_ms: 0.0,
+            lanes: Vec::new(),
+            throttled_to_pages_per_s: None,
+            guest_round_trip_ms: None,
+        }
+    }
+
+    /// Adds the rate of each lane, computed from the previous progress.
+    #[must_use]
+    pub fn with_lane_rates(mut self, before: &Progress) -> Self {
+        let seconds = (self.elapsed_ms - before.elapsed_ms) / 1e3;
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            // The count began anew if the link was cut in between.
+            let before = before.lanes.get(number).map_or(0, |lane| lane.bytes).min(lane.bytes);
+            lane.bytes_per_s =
+                if seconds > 0.0 { (lane.bytes - before) as f64 / seconds } else { 0.0 };
+        }
+        self
+    }
+
+    /// Adds the predicted duration of the whole migration: a round's rates cannot account for later
+    /// rounds.
+    #[must_use]
+    pub fn with_foreseen(self, migration_time_ms: Option<f64>) -> Self {
+        let foreseen_ms = migration_time_ms.map(|all_ms| (all_ms - self.elapsed_ms).max(0.0));
+        let by_both =
+            |eta_ms: f64| foreseen_ms.map_or(eta_ms, |foreseen_ms| foreseen_ms.max(eta_ms));
+        let eta_ms = self.eta_ms.map(by_both).or(foreseen_ms.filter(|left_ms| *left_ms > 0.0));
+        Progress { eta_ms, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_is_what_was_foreseen_or_later() {
+        let eta = |eta_ms, foreseen_ms| {
+            let told = Progress { eta_ms, elapsed_ms: 4000.0, ..Progress::begin(1) };
+            told.with_foreseen(foreseen_ms).eta_ms
+        };
+        assert_eq!(eta(Some(500.0), None), Some(500.0));
+        assert_eq!(eta(Some(500.0), Some(10_000.0)), Some(6000.0));
+        assert_eq!(eta(Some(7000.0), Some(10_000.0)), Some(7000.0));
+        assert_eq!(eta(None, Some(10_000.0)), Some(6000.0));
+        // It takes longer than predicted: the remaining time is unknown.
+        assert_eq!(eta(None, Some(3000.0)), None);
+        assert_eq!(eta(Some(500.0), Some(3000.0)), Some(500.0));
+    }
+}
