@@ -291,15 +291,13 @@ fn default_vm_dirs() -> Vec<PathBuf> {
 /// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file can't be read.
-    #[error("the configuration {path} can't be read: {source}")]
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: std::io::Error,
     },
-    /// The file is no configuration.
+    /// The file does not parse.
     #[error("{path}:{line}: {why}")]
     Syntax {
         path: PathBuf,
@@ -307,15 +305,12 @@ pub enum ConfigError {
         line: usize,
         why: String,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{path}: {key}: {why}")]
     Value {
-        /// The file.
         path: PathBuf,
         key: String,
-        /// What is wrong with its value.
         why: String,
-        /// What to write instead.
         remedy: String,
     },
 }

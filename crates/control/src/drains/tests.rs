@@ -491,7 +491,7 @@ async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     let db = of(&done, "db");
     assert_eq!((db.state, rig.host_of("db").as_str()), (DrainVmState::Stays, "a"));
     assert!(
-        db.reason.contains("7 pages of it") && db.reason.contains("no connection"),
+        db.reason.contains("7 of its pages") && db.reason.contains("not connected"),
         "{}",
         db.reason
     );
