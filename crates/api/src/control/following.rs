@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{ClusterEvent, ManagerClient, ManagerError};
-use crate::{Events, Told};
+use crate::{Events, StreamEvent};
 
 /// A manager says something every 5 s, if only that it lives.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ struct Later {
     kind: String,
 }
 
-impl Told for ManagerEvent {
+impl StreamEvent for ManagerEvent {
     fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error> {
         if name == "missed" {
             return Ok(Some(ManagerEvent::Missed));
