@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
-    if let Some(failure) = cli.unheard_host() {
+    if let Some(failure) = cli.refused_host() {
         return Err(failure);
     }
     if let Command::Completions { shell, .. } = cli.command {
