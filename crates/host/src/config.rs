@@ -293,10 +293,7 @@ fn default_vm_dirs() -> Vec<PathBuf> {
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The file does not parse.
     #[error("{path}:{line}: {why}")]
     Syntax {
@@ -307,12 +304,7 @@ pub enum ConfigError {
     },
     /// A value is invalid.
     #[error("{path}: {key}: {why}")]
-    Value {
-        path: PathBuf,
-        key: String,
-        why: String,
-        remedy: String,
-    },
+    Value { path: PathBuf, key: String, why: String, remedy: String },
 }
 
 impl ConfigError {

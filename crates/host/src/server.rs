@@ -41,21 +41,13 @@ pub enum RunError {
     State(#[from] ApiError),
     /// The address is in use or does not belong to this host.
     #[error("cannot listen on {address}: {source}")]
-    Listen {
-        address: SocketAddr,
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
     /// The socket cannot be created.
     #[error("cannot create the agent's socket {path}: {source}")]
-    Socket {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Socket { path: PathBuf, source: io::Error },
     /// Another agent listens on the socket.
     #[error("another agent already listens on {path}")]
-    SocketInUse {
-        path: PathBuf,
-    },
+    SocketInUse { path: PathBuf },
     /// Signal handlers cannot be installed.
     #[error("cannot handle signals: {0}")]
     Signals(io::Error),
