@@ -454,6 +454,29 @@ pub struct MigrationStatus {
     pub report: Option<Report>,
 }
 
+impl MigrationStatus {
+    /// Creates the status of a migration by Godwit's own engine that has not sent anything yet.
+    pub fn begun(
+        id: impl Into<String>,
+        vm: impl Into<String>,
+        from: impl Into<String>,
+        to: impl Into<String>,
+        guest_bytes: u64,
+    ) -> MigrationStatus {
+        MigrationStatus {
+            id: id.into(),
+            vm: vm.into(),
+            from: from.into(),
+            to: to.into(),
+            engine: EngineKind::Godwit,
+            started_unix_ms: 0,
+            bandwidth_limit: RateLimit::NONE,
+            progress: Progress::begin(guest_bytes),
+            report: None,
+        }
+    }
+}
+
 /// `GET /v1/limits`: how fast the pages of guests may leave the host. A limit is a rate in bits per second of what is handed to
 /// TCP, as text: `2gbit`, `500mbit`, at least `1mbit`; or `none`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -361,35 +361,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn report(vm: &str) -> Report {
-        Report {
-            outcome: Outcome::Completed,
-            engine: EngineKind::Godwit,
-            vm: vm.into(),
-            from: "a".into(),
-            to: "b".into(),
-            migration_time_ms: 1.0,
-            switchover_ms: None,
-            switchover_budget_ms: None,
-            blackout_ms: None,
-            wire_bytes: 0,
-            guest_bytes: 0,
-            bandwidth_limit: None,
-            round_trip_ms: None,
-            lanes: Vec::new(),
-            encodings: vec![],
-            missing_pages: 0,
-            throttle: None,
-            page_in: None,
-            policy: None,
-            means: None,
-            predicted: None,
-            bandwidth: Vec::new(),
-            rounds: vec![],
-            cuts: vec![],
-            phases: vec![],
-            switchover: None,
-            error: None,
-        }
+        Report { migration_time_ms: 1.0, ..Report::blank(Outcome::Completed, vm, "a", "b") }
     }
 
     fn begin(migrations: &Migrations) -> MigrationControl {
