@@ -4,12 +4,17 @@ CARGO ?= cargo
 SOAK_MOVES ?= 1000
 SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
-SCENARIOS ?= switchover bandwidth lanes references impact converge predict cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
+SCENARIOS ?= switchover bandwidth lanes references impact converge predict cancel debian scan \
+  control-scale control-drain control-liar control-mixed cpu-baseline drain
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build programs demo test check unit e2e sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
+.PHONY: help deps build programs demo test check unit e2e sim schemathesis console console-test \
+  console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
+
+# Runs end-to-end tests by name, one at a time.
+END_TO_END := $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,13 +30,13 @@ programs: deps ## Development build of what demo and tests run, with the engine 
 	$(CARGO) build --workspace --lib --bins --examples --locked
 	target/debug/examples/guest_image
 
-demo: programs ## Bring a lab up, boot a guest, have the manager move it under load and empty a host; ends with the address of the console
+demo: programs ## Start a lab, move a guest under load, empty a host; prints the console's address
 	scripts/demo.sh
 
 test: programs ## All tests: unit and property tests, end-to-end tests, the console in a browser
 	scripts/test.sh
 
-check: fmt-check lint unit ## What to run while you write code: format, clippy, unit and property tests
+check: fmt-check lint unit ## Run while you write code: format, clippy, unit and property tests
 
 unit: ## Unit and property tests
 	scripts/test.sh unit
@@ -39,34 +44,37 @@ unit: ## Unit and property tests
 e2e: programs ## End-to-end tests: real QEMU guests in labs, two at a time
 	scripts/test.sh e2e
 
-sim: programs ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)
+sim: programs ## Simulate 10,000 lives of a guest (SIM=OPTIONS, see godwit-sim --help)
 	target/debug/godwit-sim $(SIM)
 
-bench: build ## Print the promises' figures, all or those of one scenario (SCENARIOS=switchover BENCH=OPTIONS)
+bench: build ## Print the figures, all or one scenario's (SCENARIOS=switchover BENCH=OPTIONS)
 	$(if $(filter debian,$(SCENARIOS)),scripts/deps --bench)
 	set -e; for scenario in $(SCENARIOS); do \
-	  if [ $$scenario = scan ]; then $(CARGO) bench --locked -p godwit-ram; else target/release/godwit-bench $$scenario $(BENCH); fi; \
+	  if [ $$scenario = scan ]; then $(CARGO) bench --locked -p godwit-ram; \
+	  else target/release/godwit-bench $$scenario $(BENCH); fi; \
 	done
 
-reliability: programs ## Kill, cut, fill and corrupt at each phase of a migration; writes docs/reliability.md (FAULTS=OPTIONS)
+reliability: programs ## Faults at each phase of a migration; writes docs/reliability.md (FAULTS=)
 	target/debug/godwit-bench faults $(or $(FAULTS),--write)
 
-soak: programs ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=N, SOAK_SEED=N repeats a run)
-	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1 soak::moves_under_faults
+soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK_SEED=N)
+	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) \
+	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak::moves_under_faults
 
-soak-mixed: programs ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
-	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
+soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MOVES=N SOAK_SEED=N)
+	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
+	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
 
-schemathesis: programs ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
+schemathesis: programs ## Check the manager's API against its OpenAPI document (EXAMPLES=N SEED=N)
 	scripts/schemathesis.sh
 
 console: ## Build the console's files anew (web/dist, which is committed); needs Node
 	scripts/console.sh --write
 
-console-test: programs ## Check the console's sources and use it in a browser, against simulated hosts; needs Node and Chromium
+console-test: programs ## Test the console in a browser, simulated and real hosts; needs npm, root
 	scripts/test.sh console
 
-console-speed: build ## How fast the console is at 1,000 VMs, and whether its memory grows (MINUTES=30); needs Node and Chromium
+console-speed: build ## Speed and memory of the console at 1,000 VMs (MINUTES=30); needs npm
 	cd web && npm ci --no-audit --no-fund --loglevel=error && PROFILE=release e2e/speed.sh
 
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
@@ -75,7 +83,7 @@ fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frame
 deb: build ## Debian packages of command, agent and manager, in out/deb (DEB_REVISION=N)
 	scripts/deb.sh
 
-deb-test: build ## Install, run and upgrade the packages on a clean Debian 12 (debootstrap, systemd-nspawn)
+deb-test: build ## Install, run and upgrade the packages on a clean Debian 12 (systemd-nspawn)
 	scripts/deb-test.sh
 
 fmt: ## Format the sources

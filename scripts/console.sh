@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# The console's built files, web/dist, are part of the repository, so that the manager is built without Node. Are they what the sources in web/
-# make? Builds them elsewhere and compares; where Node is not installed it says so and ends with 0.
+# Checks that web/dist is up to date. The repository contains these built files, so that the manager
+# is built without Node. Builds the sources of web/ elsewhere and compares. Without Node the script
+# says so and exits with 0.
 #   scripts/console.sh          compares
-#   scripts/console.sh --write  builds web/dist anew
+#   scripts/console.sh --write  rebuilds web/dist
 set -euo pipefail
 cd "$(dirname "$0")/../web"
 
-[ -f package.json ] || { echo "console: there are no sources yet"; exit 0; }
+[ -f package.json ] || { echo "console: no sources"; exit 0; }
 if ! command -v npm > /dev/null; then
-  echo "skipped: npm is not installed, so whether web/dist is what web/ makes is not known"
+  echo "skipped: cannot check web/dist: npm is not installed"
   exit 0
 fi
 npm ci --no-audit --no-fund --loglevel=error
@@ -17,13 +18,13 @@ if [ "${1:-}" = --write ]; then
   exit 0
 fi
 
-# A build writes web/dist itself: what is committed is kept aside meanwhile, and comes back.
+# A build writes to web/dist itself, so the committed files are moved aside and restored afterwards.
 kept=$(mktemp -d)
 cp -a dist "$kept/committed"
 back() { rm -rf dist && mv "$kept/committed" dist && rm -rf "$kept"; }
 trap back EXIT
 npm run --silent build > /dev/null
-# The compressed forms are another version of Node's to make differently: what they hold counts.
+# Other versions of Node compress differently, so the uncompressed content is compared.
 unpack() {
   find "$1" -name '*.gz' -exec sh -c 'gzip -dc "$0" > "$0.held" && rm "$0"' {} \;
   find "$1" -name '*.br' -exec node -e '
@@ -35,7 +36,7 @@ cp -a dist "$kept/made" && cp -a "$kept/committed" "$kept/compared"
 unpack "$kept/made"
 unpack "$kept/compared"
 if ! diff -rq "$kept/compared" "$kept/made"; then
-  echo "web/dist is not what the sources in web/ make: run scripts/console.sh --write and commit what it changes"
+  echo "web/dist is out of date; remedy: run scripts/console.sh --write and commit the changes"
   exit 1
 fi
-echo "== web/dist is what its sources make"
+echo "== web/dist is up to date"

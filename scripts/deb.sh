@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Packages for Debian: godwit (the command), godwit-host (an agent's unit), godwit-control (a manager's). They land in out/deb.
-# Expects `make build` before it; `make deb` does both.
-#   DEB_REVISION=N scripts/deb.sh    a build of the same version that replaces those before it
+# Builds the Debian packages in out/deb: godwit (the command), godwit-host (the agent's unit) and
+# godwit-control (the manager's unit). Expects a previous `make build`; `make deb` does both.
+#   DEB_REVISION=N scripts/deb.sh    a build of the same version that replaces earlier ones
 set -euo pipefail
 cd "$(dirname "$0")/.."
 CARGO=${CARGO:-cargo}
@@ -9,7 +9,7 @@ CARGO_DEB_VERSION=3.8.0
 TARGET=${CARGO_TARGET_DIR:-target}
 OUT=out/deb
 
-# The tool that makes packages is one of its own, kept in out/tools. Prints its path.
+# Prints the path of cargo-deb. Installs it in out/tools if it is missing.
 cargo_deb() {
   if command -v cargo-deb >/dev/null; then
     command -v cargo-deb
@@ -28,7 +28,7 @@ rm -f "$OUT"/*.deb
 
 tool=$(cargo_deb)
 for variant in '' host control; do
-  "$tool" deb --no-build --strip --locked --package godwit-cli ${variant:+--variant "$variant"} --output "$OUT" \
-    --deb-revision "${DEB_REVISION:-1}"
+  "$tool" deb --no-build --strip --locked --package godwit-cli ${variant:+--variant "$variant"} \
+    --output "$OUT" --deb-revision "${DEB_REVISION:-1}"
 done
 ls -l "$OUT"/*.deb

@@ -1,21 +1,22 @@
-# What the scripts that use the lab share. Sourced, not run.
+# Functions shared by scripts that use the lab. Sourced, not run.
 # shellcheck shell=bash
 
-# PROFILE=release takes the programs of `make build`.
+# PROFILE=release selects the programs of `make build`.
 BIN=${CARGO_TARGET_DIR:-target}/${PROFILE:-debug}
 GODWIT=$BIN/godwit
 LAB=$BIN/godwit-lab
 BOOT_LIMIT_S=180
-# The lab's own, whatever other hosts this machine knows.
+# Hosts file of the lab, whatever other hosts this machine knows.
 export GODWIT_HOSTS=/run/godwit-lab/hosts.toml
 
 say() { printf '\n== %s\n' "$*"; }
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 
-# Checks what every lab needs before anything is made, and learns where the guest's image is.
+# Checks the requirements of every lab and finds the guest's image.
 check_lab() {
   [ "$(id -u)" = 0 ] || fail "the lab makes network namespaces: run it as root"
-  [ -x "$GODWIT" ] && [ -x "$LAB" ] && [ -x "$BIN/examples/guest_image" ] || fail "not built yet: run \`make programs\`"
+  [ -x "$GODWIT" ] && [ -x "$LAB" ] && [ -x "$BIN/examples/guest_image" ] ||
+    fail "not built yet: run \`make programs\`"
   local images
   images=$("$BIN/examples/guest_image")
   KERNEL=$(sed -n 's/^kernel //p' <<<"$images")
@@ -23,7 +24,8 @@ check_lab() {
   APPEND=$(sed -n 's/^append //p' <<<"$images")
 }
 
-# lab_up OPTIONS…: a fresh lab; it goes down at the end of the script, however that ends, with its exit code kept.
+# lab_up OPTIONS…: starts a new lab. It is taken down at the end of the script, whatever the cause,
+# and the exit code is kept.
 lab_up() {
   trap 'code=$?; trap - EXIT; say "lab down"; $LAB down || code=1; exit $code' EXIT
   trap 'exit 130' INT
@@ -32,8 +34,8 @@ lab_up() {
   $LAB up "$@"
 }
 
-# create_guest NAME LAST_NUMBER MEMORY GUEST_OPTIONS: creates the lab's guest at 10.88.0.LAST_NUMBER on host a,
-# starts it and waits until its memory is filled.
+# create_guest NAME LAST_NUMBER MEMORY GUEST_OPTIONS: creates the lab's guest at
+# 10.88.0.LAST_NUMBER on host a, starts it and waits until its memory is filled.
 create_guest() {
   local name=$1 number=$2 memory=$3 options=$4
   $GODWIT vm create "$name" --host a --memory "$memory" --start \
@@ -45,7 +47,7 @@ create_guest() {
       $GODWIT vm logs "$name" || true
       fail "the guest was not ready within $BOOT_LIMIT_S s; its console is above"
     fi
-    # Nothing announces a guest that is ready.
+    # No event announces that a guest is ready.
     sleep 0.2
   done
 }

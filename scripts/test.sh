@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests. Expects `make programs` before it.
+# Runs all tests. Expects a previous `make programs`.
 #   scripts/test.sh unit      unit and property tests
 #   scripts/test.sh e2e       real QEMU guests in labs
 #   scripts/test.sh console   the console in a browser
@@ -10,18 +10,19 @@ CARGO=${CARGO:-cargo}
 END_TO_END=(--test end_to_end --test lab --test guest)
 export PROFILE=debug
 
-# The workspace is always selected whole: for a part of it cargo would build the dependencies again,
-# with other features.
+# Always tests the whole workspace: for a part of it cargo would rebuild the dependencies with other
+# features.
 unit() { $CARGO test --workspace --tests --locked --no-fail-fast; }
 
 # Two labs at a time: a lab waits for its guest much of the time.
 e2e() {
-  GODWIT_TRIALS_AT_ONCE=2 $CARGO test --workspace --locked --no-fail-fast "${END_TO_END[@]}" -- --test-threads=2
+  GODWIT_TRIALS_AT_ONCE=2 $CARGO test --workspace --locked --no-fail-fast "${END_TO_END[@]}" \
+    -- --test-threads=2
 }
 
 console() {
   if ! command -v npm >/dev/null; then
-    echo "skipped: npm is not installed, so the console is not tested in a browser (apt-get install npm)"
+    echo "skipped: cannot test the console in a browser: npm is not installed (apt-get install npm)"
     return
   fi
   (cd web && npm ci --no-audit --no-fund --loglevel=error &&

@@ -1,5 +1,5 @@
-//! Writes the first inputs of each target, made of real encodings: `cargo run --release --example seeds` in this folder. What fuzzing
-//! has found lies beside them.
+//! Writes the initial inputs of each target from real encodings: `cargo run --release --example
+//! seeds` in this folder. Inputs found by fuzzing are beside them.
 
 use std::fs;
 use std::path::Path;
@@ -96,10 +96,10 @@ fn payload(message: &Message) -> Vec<u8> {
     bytes.split_off(HEADER_LEN)
 }
 
-/// So many pages that a codec makes smaller.
+/// Returns compressed pages.
 fn packed(codec: Codec, pages: usize) -> Vec<u8> {
     let raw: Vec<u8> = (0..pages * 4096).map(|at| (at / 700) as u8).collect();
-    Pieces::default().pack(codec, &raw).expect("it pays").to_vec()
+    Pieces::default().pack(codec, &raw).expect("it compresses").to_vec()
 }
 
 fn pages_headers() -> Vec<PagesHeader> {
@@ -125,7 +125,7 @@ fn runs() -> Vec<Vec<u8>> {
     vec![missing, [&[0], &payload(&Message::Zeros(Zeros { round: 3, runs }))[..]].concat()]
 }
 
-/// As the target puts streams together: a kind, a length, the bytes, and a place that is not used.
+/// Returns streams in the target's form: a kind, a length, the bytes, and an unused field.
 fn streams() -> Vec<Vec<u8>> {
     let op = |message: &Message| {
         let payload = payload(message);
@@ -170,9 +170,17 @@ fn qmp() -> Vec<Vec<u8>> {
         json!({"QMP": {"version": {"qemu": {"major": 10}}, "capabilities": ["oob"]}}),
         json!({"return": {}, "id": 1}),
         json!({"return": {"status": "running", "running": true}, "id": 2}),
-        json!({"return": {"status": "active", "ram": {"total": 7, "mbps": 1.5}, "blocked-reasons": ["x"]}, "id": 3}),
+        json!({
+            "return": {
+                "status": "active", "ram": {"total": 7, "mbps": 1.5}, "blocked-reasons": ["x"],
+            },
+            "id": 3,
+        }),
         json!({"error": {"class": "GenericError", "desc": "no"}, "id": 4}),
-        json!({"timestamp": {"seconds": 5, "microseconds": 7}, "event": "MIGRATION", "data": {"status": "completed"}}),
+        json!({
+            "timestamp": {"seconds": 5, "microseconds": 7}, "event": "MIGRATION",
+            "data": {"status": "completed"},
+        }),
         json!({"timestamp": {"seconds": -1, "microseconds": -1}, "event": "STOP"}),
         json!([]),
     ];
@@ -185,18 +193,22 @@ fn qmp() -> Vec<Vec<u8>> {
 fn spec() -> Value {
     json!({"name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
         "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz", "cmdline": "quiet",
-        "disks": [{"path": "/d", "format": "raw"}], "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}]})
+        "disks": [{"path": "/d", "format": "raw"}],
+        "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}]})
 }
 
-/// As a source sends it: nothing is left to defaults.
+/// Returns a specification as a source sends it, without defaults.
 fn spec_of_a_peer() -> Value {
     json!({"name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
-        "machine": "pc-q35-7.2", "accel": "tcg", "qemu": "/opt/qemu/bin/qemu-system-x86_64", "kernel": "/srv/vms/vmlinuz",
+        "machine": "pc-q35-7.2", "accel": "tcg", "qemu": "/opt/qemu/bin/qemu-system-x86_64",
+        "kernel": "/srv/vms/vmlinuz",
         "disks": [{"path": "/srv/vms/d", "format": "qcow2"}],
-        "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}], "uuid": "6d5a2f7c-0000-4000-8000-000000000001"})
+        "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}],
+        "uuid": "6d5a2f7c-0000-4000-8000-000000000001"})
 }
 
-/// An image on top of another, of version 2 and of version 3; one whose data is elsewhere; and one that is whole.
+/// Returns overlay images of version 2 and of version 3, an image with external data, and a
+/// standalone image.
 fn images() -> Vec<Vec<u8>> {
     let image = |version: u32, features: u64, backing: &str, format: &str| {
         let header_bytes: u32 = if version >= 3 { 104 } else { 72 };
@@ -232,7 +244,7 @@ fn images() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The number is that of the target's table.
+/// Returns API bodies. The number is an index of the target's table.
 fn api() -> Vec<Vec<u8>> {
     let progress = json!({"phase": "pre-copy"});
     let bodies = [
@@ -244,7 +256,9 @@ fn api() -> Vec<Vec<u8>> {
         (5, json!({"to": "b", "seconds": 0.5})),
         (
             6,
-            json!({"spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "qemu"}),
+            json!({
+                "spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "qemu",
+            }),
         ),
         (7, json!({"run": true})),
         (8, json!({"epoch": 2, "from": "a"})),
@@ -253,7 +267,10 @@ fn api() -> Vec<Vec<u8>> {
         (11, json!({"addresses": ["fd00::1"]})),
         (
             12,
-            json!({"id": "00", "vm": "web", "state": "receiving", "failure": null, "running_ns": null, "now_ns": 1}),
+            json!({
+                "id": "00", "vm": "web", "state": "receiving", "failure": null, "running_ns": null,
+                "now_ns": 1,
+            }),
         ),
         (13, json!({"complete": false, "id": "00", "addresses": []})),
         (14, json!({"id": "00", "addresses": []})),
@@ -267,8 +284,11 @@ fn api() -> Vec<Vec<u8>> {
         [&[*which], format!("event: {name}\ndata: {data}\n\n").as_bytes()].concat()
     };
     let body = |(which, body): &(u8, Value)| [&[*which], body.to_string().as_bytes()].concat();
-    let vm = json!({"name": "web", "host": "a", "state": "running", "reason": null, "in_doubt": false, "epoch": 3, "pid": 7,
-        "memory_bytes": 1, "vcpus": 1, "accel": "tcg", "machine": "q35", "migration": null, "page_in": null, "addresses": [], "spec": spec()});
+    let vm = json!({
+        "name": "web", "host": "a", "state": "running", "reason": null, "in_doubt": false,
+        "epoch": 3, "pid": 7, "memory_bytes": 1, "vcpus": 1, "accel": "tcg", "machine": "q35",
+        "migration": null, "page_in": null, "addresses": [], "spec": spec(),
+    });
     let later = [
         (25, json!({"epoch": 4})),
         (26, json!({"has": {"role": "handing-over", "epoch": 3}})),
@@ -279,7 +299,10 @@ fn api() -> Vec<Vec<u8>> {
         (27, json!({"vm": vm})),
         (
             6,
-            json!({"spec": spec_of_a_peer(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "godwit"}),
+            json!({
+                "spec": spec_of_a_peer(), "epoch": 2, "from": "a", "qemu_version": "10.0.0",
+                "engine": "godwit",
+            }),
         ),
     ];
     let events = events.iter().map(event);
@@ -294,7 +317,7 @@ fn records() -> Vec<Vec<u8>> {
     let missing = MissingPages::create(&path, &[700, 133]).expect("a file");
     missing.insert(1, PageRange::new(3, 100));
     drop(missing);
-    let file = fs::read(path).expect("it is there");
+    let file = fs::read(path).expect("the file exists");
     let handing_over = json!({"format": 1, "desired": "running", "role": "handing-over", "epoch": 3,
         "other": {"name": "b", "needs_pages": true, "runs": true}, "spec": spec_of_a_peer()});
     let gone = json!({"format": 1, "name": "web", "epoch": 3});
@@ -364,19 +387,21 @@ fn units() -> Vec<Vec<u8>> {
     texts.map(|text| text.as_bytes().to_vec()).to_vec()
 }
 
-/// Streams of events that a host sends to the manager.
+/// Returns event streams of a host to the manager.
 fn reports() -> Vec<Vec<u8>> {
     let vm = |name: &str, state: &str, epoch: u64| {
         let info = json!({
-            "name": name, "host": "liar", "state": state, "epoch": epoch, "memory_bytes": 1 << 20, "vcpus": 1,
-            "incarnation": "00000000000000000000000000000001", "accel": "kvm", "machine": "pc-q35-10.0",
+            "name": name, "host": "liar", "state": state, "epoch": epoch,
+            "memory_bytes": 1 << 20, "vcpus": 1, "incarnation": "00000000000000000000000000000001",
+            "accel": "kvm", "machine": "pc-q35-10.0",
             "migration": "m1", "addresses": ["10.0.0.7"], "spec": { "name": name, "kernel": "/k" },
         });
         format!("event: vm\ndata: {info}\n\n")
     };
     let host = json!({
-        "name": "liar", "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1, "memory_committed_bytes": 0,
-        "huge_pages": true, "migration_addresses": ["10.0.0.9"], "networks": { "lan": { "bridge": "br0" } },
+        "name": "liar", "version": "0.8.0", "kernel": "6.18",
+        "memory_available_bytes": 1, "memory_committed_bytes": 0, "huge_pages": true,
+        "migration_addresses": ["10.0.0.9"], "networks": { "lan": { "bridge": "br0" } },
         "peers": { "a": "http://a:1" }, "vms": 2, "load_average_1min": 0.5,
     });
     let host = format!("event: host\ndata: {host}\n\n");
@@ -384,7 +409,8 @@ fn reports() -> Vec<Vec<u8>> {
         serde_json::to_value(godwit_types::Progress::begin(1 << 20)).expect("progress");
     let migration = |from: &str, to: &str| {
         let status = json!({
-            "id": "m1", "vm": "web", "from": from, "to": to, "engine": "godwit", "started_unix_ms": 1,
+            "id": "m1", "vm": "web", "from": from, "to": to, "engine": "godwit",
+            "started_unix_ms": 1,
             "progress": progress, "report": null,
         });
         format!("event: migration\ndata: {status}\n\n")
@@ -401,12 +427,13 @@ fn reports() -> Vec<Vec<u8>> {
     all.iter().map(|events| events.concat().into_bytes()).collect()
 }
 
-/// Answers to dry runs.
+/// Returns responses to dry runs.
 fn answers() -> Vec<Vec<u8>> {
     let dry_run = |more: Value| {
         let mut answer = json!({
             "vm": "web", "from": "a", "to": "b", "policy": "auto", "switchover_budget_ms": 300.0,
-            "guest_bytes": 1 << 30, "predicted": null, "blackout_ms": null, "why": null, "guest": null,
+            "guest_bytes": 1 << 30, "predicted": null, "blackout_ms": null, "why": null,
+            "guest": null,
             "lanes": null, "error": null, "dry_run_time_ms": 12.0,
         });
         if let (Value::Object(answer), Value::Object(more)) = (&mut answer, more) {
@@ -417,15 +444,20 @@ fn answers() -> Vec<Vec<u8>> {
     let predicted = |means: &str| {
         json!({
             "predicted": {
-                "migration_time_ms": 900.0, "wire_bytes": 1 << 20, "rounds": 3, "switchover_ms": 20.0, "means": means,
+                "migration_time_ms": 900.0, "wire_bytes": 1 << 20, "rounds": 3,
+                "switchover_ms": 20.0, "means": means,
             },
             "blackout_ms": 25.0, "why": "rounds alone",
             "guest": {
                 "data_pages": 700, "sent_as": "raw", "wire_bytes_per_page": 4100.0,
-                "written_wire_bytes_per_page": 4100.0, "dirty_pages_per_s": 10.0, "working_set_pages": 7,
+                "written_wire_bytes_per_page": 4100.0, "dirty_pages_per_s": 10.0,
+                "working_set_pages": 7,
                 "samples": [{ "ms": 100.0, "pages": 7 }],
             },
-            "lanes": { "bytes_per_s": 1e9, "round_trip_ms": 0.1, "bandwidth_limit": null, "known_by": "probe" },
+            "lanes": {
+                "bytes_per_s": 1e9, "round_trip_ms": 0.1, "bandwidth_limit": null,
+                "known_by": "probe",
+            },
         })
     };
     let error = json!({
@@ -441,35 +473,41 @@ fn answers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Answers to all else that the manager asks; the number is that of the target's table.
+/// Returns responses to the manager's other requests. The number is an index of the target's table.
 fn outcomes() -> Vec<Vec<u8>> {
     let progress =
         serde_json::to_value(godwit_types::Progress::begin(1 << 20)).expect("progress");
     let status = |report: Value| {
         json!({
-            "id": "m1", "vm": "web", "from": "a", "to": "b", "engine": "godwit", "started_unix_ms": 1,
+            "id": "m1", "vm": "web", "from": "a", "to": "b", "engine": "godwit",
+            "started_unix_ms": 1,
             "progress": progress, "report": report,
         })
     };
     let report = |outcome: &str, error: Value| {
         json!({
-            "outcome": outcome, "engine": "godwit", "vm": "web", "from": "a", "to": "b", "migration_time_ms": 900.0,
-            "switchover_ms": 20.0, "blackout_ms": null, "wire_bytes": 1 << 20, "guest_bytes": 1 << 30,
+            "outcome": outcome, "engine": "godwit", "vm": "web", "from": "a", "to": "b",
+            "migration_time_ms": 900.0, "switchover_ms": 20.0, "blackout_ms": null,
+            "wire_bytes": 1 << 20, "guest_bytes": 1 << 30,
             "bandwidth_limit": null, "round_trip_ms": 0.2,
-            "rounds": [{ "round": 0, "pages": 256, "zero_pages": 3, "bytes": 1 << 20, "duration_ms": 800.0,
-                "dirty_pages_per_s": 10.0, "throttled_to_pages_per_s": null }],
-            "phases": [{ "phase": "pre-copy", "duration_ms": 800.0 }], "switchover": null, "error": error,
+            "rounds": [{ "round": 0, "pages": 256, "zero_pages": 3, "bytes": 1 << 20,
+                "duration_ms": 800.0, "dirty_pages_per_s": 10.0,
+                "throttled_to_pages_per_s": null }],
+            "phases": [{ "phase": "pre-copy", "duration_ms": 800.0 }],
+            "switchover": null, "error": error,
         })
     };
     let error =
         json!({ "code": "lane-lost", "message": "the lane is gone", "remedy": "migrate again" });
     let host = json!({
-        "name": "liar", "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1, "memory_committed_bytes": 0,
-        "huge_pages": true, "migration_addresses": ["10.0.0.9"], "networks": {}, "peers": {}, "vms": 0,
+        "name": "liar", "version": "0.8.0", "kernel": "6.18",
+        "memory_available_bytes": 1, "memory_committed_bytes": 0, "huge_pages": true,
+        "migration_addresses": ["10.0.0.9"], "networks": {}, "peers": {}, "vms": 0,
     });
     let vm = json!({
-        "name": "web", "host": "liar", "state": "running", "epoch": 3, "memory_bytes": 1 << 20, "vcpus": 1,
-        "accel": "kvm", "machine": "pc-q35-10.0", "addresses": [], "spec": { "name": "web", "kernel": "/k" },
+        "name": "web", "host": "liar", "state": "running", "epoch": 3,
+        "memory_bytes": 1 << 20, "vcpus": 1, "accel": "kvm", "machine": "pc-q35-10.0",
+        "addresses": [], "spec": { "name": "web", "kernel": "/k" },
     });
     let answers = [
         (0, status(Value::Null)),
@@ -490,7 +528,8 @@ fn joins() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder");
     let signing = godwit_pki::request(&folder.path().join("key.pem")).expect("a signing request");
     let request = json!({
-        "token": "godwit-join-00", "host": "a", "address": "https://10.0.0.1:7700", "addresses": ["10.0.0.1"],
+        "token": "godwit-join-00", "host": "a", "address": "https://10.0.0.1:7700",
+        "addresses": ["10.0.0.1"],
         "request": signing,
     });
     vec![request.to_string().into_bytes(), signing.into_bytes()]

@@ -1,4 +1,4 @@
-//! Bodies of requests and of answers, and events.
+//! Bodies of requests and responses, and events.
 
 use godwit_api::{
     ApiError, CreateVm, EventParser, HostEvent, HostInfo, IncomingAccepted, IncomingChecked,
@@ -12,7 +12,7 @@ use godwit_migration::handover::Known;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What a body may be, by the first byte of the input.
+/// Types of a body, by the first byte of the input.
 const BODIES: [fn(&[u8]); 30] = [
     same::<CreateVm>,
     same::<Resolve>,
@@ -54,19 +54,19 @@ pub fn run(data: &[u8]) {
 /// Times are numbers whose last digit need not survive.
 fn read<T: DeserializeOwned + Serialize>(body: &[u8]) {
     if let Ok(read) = serde_json::from_slice::<T>(body) {
-        let written = serde_json::to_vec(&read).expect("it can be written");
-        assert!(serde_json::from_slice::<T>(&written).is_ok(), "what was written can't be read");
+        let written = serde_json::to_vec(&read).expect("serialisable");
+        assert!(serde_json::from_slice::<T>(&written).is_ok(), "cannot read what was written");
     }
 }
 
 fn same<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(body: &[u8]) {
     if let Ok(read) = serde_json::from_slice::<T>(body) {
-        let written = serde_json::to_vec(&read).expect("it can be written");
-        assert_eq!(serde_json::from_slice::<T>(&written).expect("it was written"), read);
+        let written = serde_json::to_vec(&read).expect("serialisable");
+        assert_eq!(serde_json::from_slice::<T>(&written).expect("written before"), read);
     }
 }
 
-/// The same events, whatever the pieces that they come in.
+/// Checks that the events do not depend on the pieces in which they arrive.
 fn events<T: Told>(body: &[u8]) {
     let mut parser = EventParser::default();
     let whole = parser.push(body);

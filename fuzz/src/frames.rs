@@ -1,9 +1,9 @@
-//! Frames: header and payload, and what is decoded is encoded to the same.
+//! Frames: header and payload. A decoded frame is encoded to the same bytes.
 
 use godwit_wire::{BlockRun, FrameHeader, HEADER_LEN, Kind, Message, PagesHeader, checksum};
 
-/// A kind, a length for frames whose payload does not come with the message, and a payload. Its checksums are made right: else nothing
-/// past them would ever be tried.
+/// Decodes a kind, a length for frames whose payload does not come with the message, and a payload.
+/// Corrects the checksums, because otherwise no code behind them would run.
 pub fn run(data: &[u8]) {
     if let Some(bytes) = data.first_chunk::<HEADER_LEN>() {
         let _ = FrameHeader::parse(bytes);
@@ -13,7 +13,7 @@ pub fn run(data: &[u8]) {
     decode(kind, u32::from_le_bytes([l0, l1, l2, 0]), payload);
 }
 
-/// Runs of pages, in each of the frames that have them, and runs that are made up.
+/// Decodes runs of pages, in each frame that has them, and made-up runs.
 pub fn run_runs(data: &[u8]) {
     let Some((&which, payload)) = data.split_first() else { return };
     let kinds = [Kind::Zeros, Kind::Missing, Kind::Remaining, Kind::Fetch];
@@ -39,7 +39,7 @@ fn decode(kind: Kind, length: u32, payload: &[u8]) {
     let Ok(message) = Message::decode(header, payload) else { return };
     assert_eq!(message.kind(), kind);
     let encoded = check_round_trip(&message);
-    // Numbers of variable length, text and padding may be written otherwise.
+    // Numbers of variable length, text and padding may be encoded differently.
     let free = matches!(
         message,
         Message::Zeros(_)
@@ -56,12 +56,12 @@ fn decode(kind: Kind, length: u32, payload: &[u8]) {
     }
 }
 
-/// The message's bytes.
+/// Returns the message's bytes.
 fn check_round_trip(message: &Message) -> Vec<u8> {
     let mut bytes = Vec::new();
     let taken = message.encode(&mut bytes);
     let header = FrameHeader::parse(bytes.first_chunk().expect("a header")).expect("within bounds");
-    let again = Message::decode(header, &bytes[HEADER_LEN..]).expect("what was encoded");
+    let again = Message::decode(header, &bytes[HEADER_LEN..]).expect("encoded before");
     match (&again, message) {
         (Message::Zeros(again), Message::Zeros(before)) => {
             assert_eq!((again.round, &again.runs[..]), (before.round, &before.runs[..taken]));

@@ -1,6 +1,7 @@
-//! What others may send to an agent and hosts to the manager, byte by byte: one function a decoder, each of which fails loudly where a decoder does what it must
-//! not. `fuzz_targets` hands them to libFuzzer, `tests/replay.rs` to the committed corpus and to mutations of it. docs/fuzzing.md has
-//! the bounds that are kept.
+//! Data that peers may send to an agent and hosts to the manager: one function per decoder. Each
+//! panics if its decoder violates a rule. `fuzz_targets` passes them to libFuzzer,
+//! `tests/replay.rs` runs them on the committed corpus and on mutations of it. docs/fuzzing.md
+//! lists the limits.
 
 mod api;
 mod files;
@@ -11,16 +12,16 @@ mod qmp;
 mod stream;
 mod units;
 
-/// A decoder and what it may cost.
+/// Decoder and its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name: of the corpus' folder, and of libFuzzer's target.
+    /// Name of the corpus folder and of libFuzzer's target.
     pub name: &'static str,
-    /// Takes one input; panics where something is wrong.
+    /// Runs one input; panics if something is wrong.
     pub run: fn(&[u8]),
-    /// The longest input that is tried.
+    /// Longest input, in bytes.
     pub longest_input: usize,
-    /// The most memory, in MiB, that one input may have allocated at a time, whatever it is.
+    /// Most memory, in MiB, that any input may have allocated at a time.
     pub most_mib: usize,
 }
 
@@ -41,11 +42,11 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "joins", run: manager::run_joins, longest_input: 65_536, most_mib: 4 },
 ];
 
-/// A target by its name.
+/// Returns a target by its name.
 ///
 /// # Panics
-/// There is none of that name.
+/// No target has this name.
 #[must_use]
 pub fn target(name: &str) -> Target {
-    *TARGETS.iter().find(|target| target.name == name).expect("a target of that name")
+    *TARGETS.iter().find(|target| target.name == name).expect("a known target")
 }

@@ -1,4 +1,4 @@
-//! What hosts send to the manager: what they report, what they answer, and who asks to join.
+//! Data of hosts for the manager: reports, responses, and requests to join.
 
 use std::sync::LazyLock;
 
@@ -14,13 +14,13 @@ use godwit_types::{DryRun, Report};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-/// The longest event that the manager reads.
+/// Longest event that the manager reads, in bytes.
 const MOST_EVENT_BYTES: usize = 2 << 20;
-/// What is kept of a migration's report (`control/moves/reports.rs`).
+/// Longest stored report of a migration, in bytes (`control/moves/reports.rs`).
 const MOST_REPORT_BYTES: usize = 128 << 10;
 const VMS: [&str; 3] = ["db", "web", "web-2"];
 
-/// A host of the cluster; `a` has all VMs.
+/// Returns a host of the cluster. Host `a` has all VMs.
 fn host(name: &str) -> HostInfo {
     let info = json!({
         "name": name, "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1_u64 << 36,
@@ -32,14 +32,17 @@ fn host(name: &str) -> HostInfo {
 
 fn vm(name: &str) -> VmInfo {
     let info = json!({
-        "name": name, "host": "a", "state": "running", "epoch": 3, "memory_bytes": 1_u64 << 30, "vcpus": 1,
+        "name": name, "host": "a", "state": "running", "epoch": 3,
+        "memory_bytes": 1_u64 << 30, "vcpus": 1,
         "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "accel": "kvm", "machine": "pc-q35-10.0",
-        "addresses": [], "spec": { "name": name, "kernel": "/k", "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34" },
+        "addresses": [], "spec": {
+            "name": name, "kernel": "/k", "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34",
+        },
     });
     serde_json::from_value(info).expect("a VM")
 }
 
-/// Hosts that tell the truth, and one that is about to be heard.
+/// Returns a cluster of honest hosts and one that has not reported yet.
 fn cluster() -> Inventory {
     let mut inventory = Inventory::default();
     for name in ["a", "b", "liar"] {
@@ -61,7 +64,7 @@ fn cluster() -> Inventory {
     inventory
 }
 
-/// VMs as everybody is told of them, without who else claims them.
+/// Returns the VMs as clients see them, without other claims to them.
 fn seen(inventory: &Inventory) -> Vec<Option<ManagedVm>> {
     let of = |name: &&str| {
         let mut vm = inventory.vm(name)?;
@@ -75,7 +78,8 @@ fn seen(inventory: &Inventory) -> Vec<Option<ManagedVm>> {
 
 static BEFORE: LazyLock<Vec<Option<ManagedVm>>> = LazyLock::new(|| seen(&cluster()));
 
-/// A stream of events of one host, through all that the manager does with them: nothing of other hosts changes.
+/// Runs one host's event stream through everything that the manager does with it. Nothing of other
+/// hosts may change.
 pub fn run_reports(data: &[u8]) {
     let mut inventory = cluster();
     let mut parser = EventParser::with_events_of_at_most(MOST_EVENT_BYTES);
@@ -86,13 +90,13 @@ pub fn run_reports(data: &[u8]) {
     }
     assert_eq!(seen(&inventory), *BEFORE);
     assert!(inventory.vms_of("a").count() == VMS.len() && inventory.vms_of("b").count() == 0);
-    // What everybody asks can be answered.
+    // Usual requests can be answered.
     drop((inventory.host("liar"), inventory.tally(), inventory.unstored_bindings()));
     inventory.forget_host("liar");
     assert_eq!(seen(&inventory), *BEFORE);
 }
 
-/// An agent's answer to a dry run, in the report that the manager makes of it.
+/// Runs an agent's response to a dry run through the manager's report of it.
 pub fn run_answers(data: &[u8]) {
     let Ok(dry_run) = serde_json::from_slice::<DryRun>(data) else { return };
     let report = json!({
@@ -104,15 +108,15 @@ pub fn run_answers(data: &[u8]) {
     });
     let mut report: PreflightReport = serde_json::from_value(report).expect("a report");
     with_dry_run(&mut report, dry_run);
-    let written = serde_json::to_vec(&report).expect("it can be written");
+    let written = serde_json::to_vec(&report).expect("serialisable");
     assert!(
         serde_json::from_slice::<PreflightReport>(&written).is_ok(),
-        "what was written can't be read"
+        "cannot read what was written"
     );
 }
 
-/// An agent's answer to anything else that the manager asks of it, by the first byte of the input:
-/// what became of a migration, that one has begun, a refusal, a VM that was made, started or
+/// Runs an agent's response to any other request of the manager, by the first byte of the input:
+/// the result of a migration, an accepted migration, a refusal, a VM that was created, started or
 /// stopped, the host itself, its peers, its revocations.
 pub fn run_outcomes(data: &[u8]) {
     let Some((&which, body)) = data.split_first() else { return };
@@ -127,24 +131,24 @@ pub fn run_outcomes(data: &[u8]) {
     }
 }
 
-/// What is kept of a migration that has ended is bounded, and can be read again.
+/// Checks that the stored report of an ended migration is bounded and readable.
 fn migration(body: &[u8]) {
     let Ok(status) = serde_json::from_slice::<MigrationStatus>(body) else { return };
     let (texts, report) = kept_of_migration(&status);
     assert!(texts.iter().all(|text| text.len() <= MOST_TEXT_BYTES), "{texts:?}");
     let Some(report) = report else { return };
-    assert!(report.len() <= MOST_REPORT_BYTES, "{} bytes are kept", report.len());
-    assert!(serde_json::from_slice::<Report>(&report).is_ok(), "what is kept can't be read");
+    assert!(report.len() <= MOST_REPORT_BYTES, "{} bytes are stored", report.len());
+    assert!(serde_json::from_slice::<Report>(&report).is_ok(), "cannot read the stored report");
 }
 
-/// A refusal is shown to who asked.
+/// Checks that a refusal can be shown to the client.
 fn refusal(body: &[u8]) {
     let Ok(error) = serde_json::from_slice::<ApiError>(body) else { return };
-    let problem = serde_json::to_vec(&Problem::of_agent(error)).expect("it can be written");
-    assert!(serde_json::from_slice::<Problem>(&problem).is_ok(), "what is shown can't be read");
+    let problem = serde_json::to_vec(&Problem::of_agent(error)).expect("serialisable");
+    assert!(serde_json::from_slice::<Problem>(&problem).is_ok(), "cannot read the shown problem");
 }
 
-/// What a host answers of itself or of a VM of its own counts as what it reports.
+/// Checks that a host's response about itself or its VM is treated like its report.
 fn answered<T: DeserializeOwned>(body: &[u8], event: impl Fn(T) -> HostEvent) {
     let Ok(answer) = serde_json::from_slice::<T>(body) else { return };
     let mut inventory = cluster();
@@ -156,7 +160,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) {
     let _ = serde_json::from_slice::<T>(body);
 }
 
-/// A request to join, its token and its signing request.
+/// Parses a request to join, its token and its signing request.
 pub fn run_joins(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = godwit_pki::requested_key(text);

@@ -1,4 +1,4 @@
-//! Compressed pages and differences.
+//! Compressed pages and deltas.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use godwit_wire::Codec;
 const PAGE: usize = 4096;
 
 thread_local! {
-    /// As on a stream: what one piece leaves behind is there for the next.
+    /// State kept from one piece to the next, as on a stream.
     static PIECES: RefCell<Pieces> = RefCell::default();
 }
 

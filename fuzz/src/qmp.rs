@@ -1,4 +1,4 @@
-//! What QEMU says.
+//! QEMU's messages.
 
 pub fn run(data: &[u8]) {
     let lines = godwit_qemu::fuzzing::read_qmp(data);

@@ -1,4 +1,4 @@
-//! A whole stream of frames through the receiving half of a lane, into memory.
+//! Complete stream of frames through the receiving half of a lane, into memory.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -12,9 +12,9 @@ use godwit_wire::{
 };
 
 const PAGES: u64 = 100;
-/// What a socket takes that nobody reads from yet.
+/// Capacity of a socket that nobody reads, in bytes.
 const SOCKET_BYTES: usize = 64 << 10;
-/// The longest stream that is put together.
+/// Longest stream that is built, in bytes.
 const MOST_BYTES: usize = 600 << 10;
 
 pub fn run(data: &[u8]) {
@@ -29,16 +29,17 @@ pub fn run(data: &[u8]) {
     let sending = std::thread::spawn(move || send(&near, &bytes));
     receive(&mut receiver);
     drop(receiver);
-    // Until it has ended, and not only its work, as a scope would: what it holds until then is no leak.
-    sending.join().expect("it only sends");
+    // Waits for the thread itself and not only for its work, as a scope would: memory held until
+    // then is not a leak.
+    sending.join().expect("the sender does not panic");
 }
 
 fn send(mut near: &UnixStream, bytes: &[u8]) {
-    // Who has seen something wrong reads no further.
+    // A receiver that found an error reads no further.
     let _ = near.write_all(bytes);
 }
 
-/// Memory that pages go to; the same in all runs.
+/// Returns the memory for pages, shared by all runs.
 fn region() -> &'static Region {
     static REGION: OnceLock<Region> = OnceLock::new();
     REGION.get_or_init(|| {
@@ -71,7 +72,7 @@ fn receive(receiver: &mut StreamReceiver) {
     while one().is_ok() {}
 }
 
-/// The frames that the data stand for: mostly such as are right in their checksums and wrong in something else.
+/// Builds frames from the data, mostly with correct checksums and an error elsewhere.
 fn frames(data: &[u8]) -> Vec<u8> {
     let (mut data, mut bytes) = (Input(data), Vec::new());
     while let Some(code) = data.u8() {
@@ -86,10 +87,10 @@ fn frames(data: &[u8]) -> Vec<u8> {
                 bytes.extend(FrameHeader { kind, length, sum: checksum(payload) }.to_bytes());
                 bytes.extend(payload);
             }
-            // As it comes.
+            // Unchanged.
             None => bytes.extend(data.some()),
         }
-        // A byte of it changes, or it ends early.
+        // A byte changes, or the frame ends early.
         let length = bytes.len() - start;
         let at = usize::from(data.u16()) % length.max(1);
         match code >> 6 {
@@ -121,7 +122,7 @@ fn put_pages(kind: Kind, data: &mut Input<'_>, bytes: &mut Vec<u8>) {
     bytes.extend(content);
 }
 
-/// So many bytes, of those and others, again and again.
+/// Returns `length` bytes that repeat `some` and others.
 fn filled(some: &[u8], length: usize) -> Vec<u8> {
     let mut bytes = [some, &[7]].concat();
     while bytes.len() < length {
@@ -131,7 +132,7 @@ fn filled(some: &[u8], length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads what it is told to do.
+/// Reader of the instructions.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -145,7 +146,7 @@ impl<'a> Input<'a> {
         u16::from_le_bytes([self.u8().unwrap_or(0), self.u8().unwrap_or(0)])
     }
 
-    /// As many bytes as its next two say.
+    /// Returns as many bytes as its next two bytes specify.
     fn some(&mut self) -> &'a [u8] {
         let length = usize::from(self.u16()).min(self.0.len());
         let (some, rest) = self.0.split_at(length);

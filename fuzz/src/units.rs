@@ -1,4 +1,4 @@
-//! Rates, sizes, times and names as people and peers write them.
+//! Rates, sizes, times and names in the forms used by people and peers.
 
 use std::fmt::Display;
 use std::str::FromStr;

@@ -1,5 +1,6 @@
-//! The committed corpus, seeded mutations of it and the worst that peers can send, on any toolchain: nothing panics, and nothing
-//! allocates more than docs/fuzzing.md says. `FUZZ_MUTATIONS` mutations a target (2000).
+//! Replay of the committed corpus, of seeded mutations of it and of the worst inputs of peers, on
+//! any toolchain: nothing panics, and nothing allocates more than docs/fuzzing.md allows.
+//! `FUZZ_MUTATIONS` sets the mutations per target (2000).
 
 use std::alloc::System;
 use std::fs;
@@ -12,12 +13,12 @@ use godwit_fuzz::{TARGETS, Target, target};
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
-/// What is measured is the whole process's: one at a time.
+/// The measurement covers the whole process, so tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const DOCUMENT: &str = include_str!("../../docs/fuzzing.md");
 
-/// Runs an input, and fails where it takes more than its target may.
+/// Runs an input and fails if it exceeds its target's limit.
 fn run(target: Target, input: &[u8]) {
     let before = MEMORY.allocated();
     MEMORY.set_limit(before + (target.most_mib << 20)).expect("more than there is");
@@ -83,7 +84,7 @@ fn the_corpus_and_mutations_of_it_do_no_harm() {
     for target in TARGETS {
         let corpus = corpus(target);
         assert!(!corpus.is_empty(), "{}", target.name);
-        // What is made once, at the first.
+        // Excludes what is initialised once.
         (target.run)(&corpus[0]);
         corpus.iter().for_each(|input| run(target, input));
         let mut random = Random(1);
@@ -108,7 +109,7 @@ fn the_corpus_is_small() {
     }
 }
 
-/// The longest inputs of the shapes that grow most when they are read.
+/// Returns the longest inputs of the shapes that grow most when parsed.
 fn worst() -> Vec<(&'static str, Vec<u8>)> {
     let filled = |first: &[u8], unit: &[u8], last: &[u8], most: usize| {
         let mut bytes = first.to_vec();
@@ -227,12 +228,12 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn the_worst_that_peers_can_send_takes_no_more_than_is_said() {
+fn the_worst_inputs_of_peers_stay_within_the_limits() {
     let _alone = ALONE.lock().expect("no other test failed");
     for (name, input) in worst() {
         run(target(name), &input);
     }
-    // Frames of every kind, as long as they may be and a byte more.
+    // Frames of every kind with the maximum length, and one byte longer.
     for kind in godwit_wire::Kind::ALL {
         let (_, most) = kind.bounds();
         for length in [most, most + 1] {
@@ -248,7 +249,7 @@ fn the_worst_that_peers_can_send_takes_no_more_than_is_said() {
 }
 
 #[test]
-fn the_table_of_the_document_is_the_targets() {
+fn the_table_of_the_document_lists_the_targets() {
     let rows: Vec<(&str, &str)> = DOCUMENT
         .lines()
         .filter_map(|line| {

@@ -1,8 +1,8 @@
 //! Measures the client prober itself: `cargo run --release -p godwit-lab --example client_bench`.
 //!
-//! Prints what a prober of 1 kHz costs, and the longest gap that it sees of a target that never stops: on an
-//! idle machine and while twice as many programs as there are CPUs compute. No blackout shorter than that can
-//! be told from the machine's own noise. Needs root.
+//! Prints the cost of a prober of 1 kHz, and the longest gap that it sees with a target that never
+//! stops: on an idle machine, and while twice as many programs as CPUs compute. No shorter blackout
+//! can be distinguished from the machine's own noise. Needs root.
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
@@ -39,7 +39,7 @@ fn measure(name: &LabName) -> Result<()> {
     let added = Command::new("ip")
         .args(["-n", host, "addr", "add", "10.88.0.21/24", "dev", "br-lan"])
         .status()?;
-    anyhow::ensure!(added.success(), "can't give the host the target's address");
+    anyhow::ensure!(added.success(), "cannot give the host the target's address");
     let echo = in_namespace(host, || UdpSocket::bind((TARGET, 7)))??;
     std::thread::spawn(move || {
         let mut bytes = [0; 64];
@@ -86,10 +86,10 @@ fn busy() -> Result<Child> {
     Command::new("sh")
         .args(["-c", "while :; do :; done"])
         .spawn()
-        .context("can't start a busy program")
+        .context("cannot start a busy program")
 }
 
-/// User and system time of a process.
+/// Returns the user and system time of a process.
 fn cpu_ticks(pid: i32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let rest = stat.rsplit_once(')').context("no stat")?.1;

@@ -1,5 +1,6 @@
-//! Builds the images of the lab's guests in out/guest, as `make build` does, and prints what a script needs to
-//! boot them: `kernel PATH`, `initrd PATH`, `append TEXT`, and `bare PATH` where gcc can assemble it.
+//! Builds the images of the lab's guests in out/guest, as `make build` does, and prints what a
+//! script needs to boot them: `kernel PATH`, `initrd PATH`, `append TEXT`, and `bare PATH` if gcc
+//! can assemble it.
 
 use godwit_lab::image;
 
@@ -10,7 +11,7 @@ fn main() -> anyhow::Result<()> {
     println!("append {}", image::COMMAND_LINE);
     match image::build_bare(&dir) {
         Ok(bare) => println!("bare {}", bare.display()),
-        // Only the tests on KVM want it, and they say so themselves.
+        // Only the tests on KVM need it, and they report its absence.
         Err(error) => eprintln!("no bare guest: {error:#}"),
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! Measures the lab's links with iperf3: `cargo run --release -p godwit-lab --example link_bench`.
 //!
-//! Prints, per link, TCP's goodput in both directions one after the other, what it could be at most, the round
-//! trip while the link is loaded and while it is idle, and what the emulator dropped. Needs root and iperf3.
+//! Prints, per link, TCP's goodput in each direction in turn, its theoretical maximum, the round
+//! trip while the link is loaded and while it is idle, and the emulator's drops. Needs root and
+//! iperf3.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use godwit_prober::watch::{WatchOptions, watch};
 /// TCP over IPv4 with timestamps: 1448 bytes of data in a frame of 1514.
 const GOODPUT_SHARE: f64 = 1448.0 / 1514.0;
 const DURATION: Duration = Duration::from_secs(6);
-/// Left out at the start: TCP's slow start is not what is measured.
+/// Excluded at the start, because TCP's slow start is not measured.
 const OMITTED: Duration = Duration::from_secs(3);
 
 fn main() -> Result<()> {
@@ -28,7 +29,8 @@ fn main() -> Result<()> {
     }
     let name = LabName { prefix: "gwbench".to_owned(), state_dir: "/run/gwbench/lab".into() };
     println!(
-        "link      rtt    loss    by        control  a to b Gb/s  b to a Gb/s  share of possible  idle rtt ms  loaded rtt ms  dropped"
+        "link      rtt    loss    by        control  a to b Gb/s  b to a Gb/s  share of possible  \
+         idle rtt ms  loaded rtt ms  dropped"
     );
     let outcome = measure_all(&name, words.contains(&"--emulator"));
     down(&name)?;
@@ -121,7 +123,8 @@ fn measure_between(
     let engine = lab.engine.map(|engine| engine.to_string()).unwrap_or_default();
     let link = options.link.map_or_else(|| "unshaped".to_owned(), |rate| rate.to_string());
     println!(
-        "{link:<9} {:<6} {:<7} {engine:<9} {control:<8} {:<12.3} {:<12.3} {share:<18} {:<12.2} {:<14.2} {}",
+        "{link:<9} {:<6} {:<7} {engine:<9} {control:<8} {:<12.3} {:<12.3} {share:<18} {:<12.2} \
+         {:<14.2} {}",
         options.rtt.to_string(),
         options.loss.to_string(),
         there / 1e9,
@@ -146,7 +149,7 @@ fn round_trips(namespace: &str, address: &str, duration: Duration) -> Result<Gap
     watch(&options, &|| false, &mut |_| {})
 }
 
-/// TCP's goodput in bit/s with one stream.
+/// Measures TCP's goodput in bit/s with one stream.
 fn iperf(from: &str, to: &str, address: &str, control: &str) -> Result<f64> {
     let iperf = Iperf {
         from,
@@ -160,7 +163,7 @@ fn iperf(from: &str, to: &str, address: &str, control: &str) -> Result<f64> {
     iperf.goodput()
 }
 
-/// Whether this kernel has a congestion control.
+/// Returns whether this kernel has a congestion control.
 fn has_control(control: &str) -> Result<bool> {
     let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
     Ok(known.split_whitespace().any(|name| name == control))

@@ -1,4 +1,5 @@
-//! The hosts' agents: their configuration files, the hosts file of the CLI, and when they are ready.
+//! The hosts' agents: their configuration files, the hosts file of the CLI, and when they are
+//! ready.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -18,7 +19,7 @@ use crate::topology::{AGENT_PORT, Host, LAN_BRIDGE, LAN_NETWORK, LabPaths, Topol
 
 /// Names the file that the library of stepped clocks reads.
 pub(crate) const CLOCK_VARIABLE: &str = "GODWIT_LAB_CLOCK";
-/// The size of that file: the step, and what was last told by whom (faults/clock_step.c).
+/// Size of that file: the step, and the step and process of the last reader (faults/clock_step.c).
 const CLOCK_FILE_BYTES: usize = 24;
 /// How large a small state folder is, bytes.
 const SMALL_STATE_BYTES: u64 = 1 << 20;
@@ -77,7 +78,8 @@ impl AgentTools {
             Some(path) if path.is_file() => path.clone(),
             Some(path) => bail!("there is no QEMU at {}; name another", path.display()),
             None => find_in_path("qemu-system-x86_64").context(
-                "qemu-system-x86_64 is not in PATH; install it with `apt-get install qemu-system-x86` or name one",
+                "cannot find qemu-system-x86_64 in PATH; install it with `apt-get install \
+                 qemu-system-x86` or name one",
             )?,
         };
         if !godwit.is_file() {
@@ -110,7 +112,8 @@ fn find_tracker(godwit: &Path) -> Result<PathBuf> {
     match places.iter().find(|place| place.is_file()) {
         Some(found) => Ok(found.clone()),
         None => bail!(
-            "{LIBRARY} is neither beside {} nor in /usr/lib/godwit; build it with `cargo build --release`",
+            "{LIBRARY} is neither beside {} nor in /usr/lib/godwit; build it with `cargo build \
+             --release`",
             godwit.display()
         ),
     }
@@ -134,7 +137,8 @@ pub(crate) fn run_dir(paths: &LabPaths, host: &str) -> PathBuf {
 /// What is made of it, below a host's folder.
 const FOR_HOLDS: [&str; 4] = ["holds/hold", "holds/reached", "holds/fail", "holds/failed"];
 
-/// Where a host's agent is told where to wait and which writes fail, and tells where it came and what has failed.
+/// Folder with the hold points and failing writes of a host's agent, and its reports of points
+/// reached and writes failed.
 pub(crate) fn holds(paths: &LabPaths, host: &str) -> PathBuf {
     paths.host(host).join("holds")
 }
@@ -187,7 +191,7 @@ pub(crate) fn write_configs(
             qemu: tools.qemu.clone(),
             qemu_user: options.qemu_user.as_deref(),
             qemu_users: options.qemu_user.is_none().then(|| host.qemu_users(options.place)),
-            // The lab's hosts are one machine, and whoever has the lab has it anyway.
+            // All hosts of the lab are one machine, and its user controls it anyway.
             vm_dirs: ["/"],
             tracker: tools.tracker.clone(),
             insecure: options.insecure,
@@ -259,7 +263,7 @@ pub(crate) fn make_directories(
         for name in ["state", "run", "ram"].iter().chain(for_holds) {
             let directory = paths.host(&host.name).join(name);
             std::fs::create_dir_all(&directory)
-                .with_context(|| format!("can't make {}", directory.display()))?;
+                .with_context(|| format!("cannot make {}", directory.display()))?;
         }
         if options.hooks.small_state {
             let directory = paths.host(&host.name).join("state");
@@ -271,7 +275,7 @@ pub(crate) fn make_directories(
                 MountFlags::empty(),
                 size.as_c_str(),
             )
-            .with_context(|| format!("can't mount a tmpfs at {}", directory.display()))?;
+            .with_context(|| format!("cannot mount a tmpfs at {}", directory.display()))?;
         }
         if options.hooks.clock.is_some() {
             std::fs::write(clock_step(paths, &host.name), [0; CLOCK_FILE_BYTES])?;

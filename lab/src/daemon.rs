@@ -1,5 +1,4 @@
-//! The lab's own processes: `godwit-lab daemon KIND --config FILE`, which `up` starts and nobody
-//! else needs.
+//! Processes of the lab: `godwit-lab daemon KIND --config FILE`, started by `up` only.
 
 use std::io::Write;
 use std::path::Path;
@@ -39,7 +38,7 @@ impl FromStr for DaemonKind {
             "emulator" => Ok(DaemonKind::Emulator),
             "client" => Ok(DaemonKind::Client),
             "door" => Ok(DaemonKind::Door),
-            _ => bail!("`{text}` is no process of the lab: emulator, client or door"),
+            _ => bail!("unknown process `{text}`: expected emulator, client or door"),
         }
     }
 }
@@ -65,12 +64,12 @@ pub(crate) fn command(lab: &Path, kind: DaemonKind, config: &Path) -> Command {
 
 fn read<T: DeserializeOwned>(config: &Path) -> Result<T> {
     let text = std::fs::read_to_string(config)
-        .with_context(|| format!("can't read {}", config.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is not readable", config.display()))
+        .with_context(|| format!("cannot read {}", config.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("cannot parse {}", config.display()))
 }
 
 fn say_ready() -> Result<()> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "ready")?;
-    stdout.flush().context("nobody waits for this process to be ready")
+    stdout.flush().context("cannot report that this process is ready")
 }

@@ -123,10 +123,10 @@ fn inhabitants(namespaces: &[String]) -> Result<Vec<ProcessId>> {
 /// Unmounts file systems below a directory, the innermost first: the hosts' guest RAM.
 fn unmount_below(root: &Path) -> Result<()> {
     let table =
-        std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mount table")?;
+        std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mount table")?;
     for place in mounts_below(&table, root) {
         unmount(&place, UnmountFlags::DETACH)
-            .with_context(|| format!("can't unmount {}", place.display()))?;
+            .with_context(|| format!("cannot unmount {}", place.display()))?;
     }
     Ok(())
 }
@@ -160,7 +160,7 @@ fn remove_state(paths: &LabPaths) -> Result<()> {
     }
     match std::fs::remove_dir_all(root) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("can't remove {}", root.display()))
+            Err(error).with_context(|| format!("cannot remove {}", root.display()))
         }
         _ => Ok(()),
     }

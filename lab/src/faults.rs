@@ -1,9 +1,11 @@
-//! Faults injected for real: a migration is brought to a moment ([`Moment`]), held there, struck ([`Fault`]), let go, and mended. Then it
-//! is looked, at the agents and at the processes: where the guest is, that it runs there and nowhere else, that its memory is right,
-//! that nothing is left over, and that it moves again.
+//! Real fault injection. A trial brings a migration to a moment ([`Moment`]), holds it there,
+//! injects a fault ([`Fault`]), releases the migration and repairs the fault. It then checks the
+//! agents and the processes: where the guest is, that it runs there and nowhere else, that its
+//! memory is correct, that nothing is left over, and that it can migrate again.
 //!
-//! A [`Stage`] is a lab with a guest in which one cell after the other is tried. `godwit-bench faults` tries all of them and writes the
-//! table of docs/reliability.md; the end-to-end tests try some; the soak draws them at random.
+//! A [`Stage`] is a lab with a guest in which one cell after another is tried. `godwit-bench
+//! faults` tries all cells and writes the table of docs/reliability.md. The end-to-end tests try
+//! some cells. The soak draws them at random.
 
 mod blow;
 mod cells;

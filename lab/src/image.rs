@@ -43,7 +43,8 @@ pub struct GuestImage {
 /// `nowatchdog` and `psi=0`: an emulated guest pays for page-table isolation with a flushed TLB at
 /// each system call, and for each path through its kernel with code to be translated anew when it
 /// arrives at another QEMU.
-pub const COMMAND_LINE: &str = "console=ttyS0 quiet preempt=full net.ifnames=0 panic=-1 mitigations=off init_on_alloc=0 nowatchdog psi=0";
+pub const COMMAND_LINE: &str = "console=ttyS0 quiet preempt=full net.ifnames=0 panic=-1 \
+    mitigations=off init_on_alloc=0 nowatchdog psi=0";
 
 /// Returns the default folder of images: `out/guest` of the source tree.
 pub fn default_dir() -> PathBuf {
@@ -99,7 +100,8 @@ fn build_init(out_dir: &Path) -> anyhow::Result<PathBuf> {
     let tree = source_tree();
     if !tree.join("lab/guest/Cargo.toml").is_file() {
         bail!(
-            "the guest's sources are not at {}: build the image where Godwit was built, with `make build`",
+            "the guest's sources are not at {}: build the image where Godwit was built, with \
+             `make build`",
             tree.display()
         );
     }

@@ -118,5 +118,5 @@ impl Drop for Server {
 fn start(namespace: &str, mut command: Command) -> Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     in_namespace(namespace, || command.spawn())?
-        .context("can't start iperf3; install it with: apt-get install iperf3")
+        .context("cannot start iperf3; install it with: apt-get install iperf3")
 }

@@ -311,7 +311,8 @@ pub(crate) fn change_rate(batch: &mut Batch, device: &str, rate: BitRate) {
     let bits = rate.bits_per_second();
     let burst = rate.bytes_in(Duration::from_micros(100)).max(2 * u64::from(MTU));
     batch.line(format!(
-        "class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {burst} cburst {burst} quantum 65536"
+        "class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst \
+         {burst} cburst {burst} quantum 65536"
     ));
 }
 

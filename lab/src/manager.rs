@@ -104,7 +104,8 @@ pub(crate) fn add_hosts(
         if let Some(rate) = options.first_rate() {
             command.args(["--link", &rate.to_string()]);
         }
-        let output = command.output().with_context(|| format!("can't run {}", godwit.display()))?;
+        let output =
+            command.output().with_context(|| format!("cannot run {}", godwit.display()))?;
         if !output.status.success() && output.status.code() != Some(CONFLICT) {
             let said = String::from_utf8_lossy(&output.stderr);
             bail!("the manager does not take host {} in: {}", host.name, said.trim());
@@ -118,7 +119,8 @@ fn wait_until_heard(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
         let mut command = Command::new(godwit);
         command.args(["--json", "control", "status", "--manager"]);
         command.arg(format!("unix:{}", paths.manager_socket().display()));
-        let output = command.output().with_context(|| format!("can't run {}", godwit.display()))?;
+        let output =
+            command.output().with_context(|| format!("cannot run {}", godwit.display()))?;
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         Ok((status["hosts_up"].as_u64() == Some(hosts)).then_some(()))
     })

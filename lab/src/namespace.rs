@@ -23,7 +23,7 @@ pub fn list() -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(NAMESPACE_DIR) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).with_context(|| format!("can't read {NAMESPACE_DIR}")),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {NAMESPACE_DIR}")),
     };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     Ok(names.collect())
@@ -42,7 +42,7 @@ pub fn processes(name: &str) -> Result<Vec<i32>> {
             (found.st_dev(), found.st_ino()) == (wanted.st_dev(), wanted.st_ino())
         })
     };
-    let entries = std::fs::read_dir("/proc").context("can't read /proc")?;
+    let entries = std::fs::read_dir("/proc").context("cannot read /proc")?;
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     Ok(pids.filter(same).collect())
 }
@@ -60,7 +60,7 @@ pub(crate) fn set_sysctls(name: &str, values: &[(String, String)], optional: boo
                 continue;
             }
             std::fs::write(&file, value)
-                .with_context(|| format!("can't set {key} to {value} in namespace {name}"))?;
+                .with_context(|| format!("cannot set {key} to {value} in namespace {name}"))?;
         }
         Ok(())
     })?

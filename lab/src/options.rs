@@ -171,7 +171,8 @@ impl LabOptions {
         }
         if !self.state_dir.is_absolute() || self.state_dir.components().count() < 3 {
             bail!(
-                "{} can't hold a lab: `down` removes the whole directory; name one of its own, such as {DEFAULT_STATE_DIR}",
+                "{} cannot hold a lab: `down` removes the whole directory; name one of its own, \
+                 such as {DEFAULT_STATE_DIR}",
                 self.state_dir.display()
             );
         }

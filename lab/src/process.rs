@@ -153,12 +153,12 @@ pub(crate) fn start_with(
 ) -> Result<Started> {
     use std::os::unix::process::CommandExt;
     let open_log = || File::options().create(true).append(true).open(log);
-    let log_file = open_log().with_context(|| format!("can't write {}", log.display()))?;
+    let log_file = open_log().with_context(|| format!("cannot write {}", log.display()))?;
     let stdout = if piped { Stdio::piped() } else { Stdio::from(log_file.try_clone()?) };
     command.stdin(stdin).stdout(stdout).stderr(log_file).process_group(0);
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = in_namespace(namespace, move || command.spawn())?
-        .with_context(|| format!("can't start {program}; is it there and executable?"))?;
+        .with_context(|| format!("cannot start {program}; is it there and executable?"))?;
     let pid = i32::try_from(child.id())?;
     let pidfd =
         Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())).context("no pid")??;

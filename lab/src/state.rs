@@ -85,7 +85,7 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
     let beside = path.with_extension("new");
     std::fs::write(&beside, text)
         .and_then(|()| std::fs::rename(&beside, path))
-        .with_context(|| format!("can't write {}", path.display()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Lock that admits only one `up` or `down` at a time. It is on the lab's own directory, so it
@@ -100,12 +100,12 @@ impl LabLock {
         let root = paths.root();
         loop {
             std::fs::create_dir_all(root)
-                .with_context(|| format!("can't make {}", root.display()))?;
+                .with_context(|| format!("cannot make {}", root.display()))?;
             let directory = match File::open(root) {
                 Ok(directory) => directory,
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => {
-                    return Err(error).with_context(|| format!("can't open {}", root.display()));
+                    return Err(error).with_context(|| format!("cannot open {}", root.display()));
                 }
             };
             if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {

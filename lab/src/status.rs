@@ -182,7 +182,8 @@ impl fmt::Display for LabStatus {
             let LinkCounters { namespace, device, frames, wire_bytes, dropped, lost, .. } = link;
             writeln!(
                 f,
-                "  link to {device} of {namespace}  {frames} frames, {wire_bytes} bytes, {dropped} dropped, {lost} lost"
+                "  link to {device} of {namespace}  {frames} frames, {wire_bytes} bytes, \
+                 {dropped} dropped, {lost} lost"
             )?;
         }
         for problem in &self.problems {

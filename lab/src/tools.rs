@@ -62,7 +62,7 @@ impl Batch {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 bail!("{} is not installed; install it with: apt-get install iproute2", self.tool)
             }
-            Err(error) => return Err(error).with_context(|| format!("can't run {}", self.tool)),
+            Err(error) => return Err(error).with_context(|| format!("cannot run {}", self.tool)),
         };
         let mut stdin = child.stdin.take().context("no standard input")?;
         // A tool that stops early closes its end; its output gives the reason.

@@ -107,7 +107,8 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
         || prefix.starts_with('-')
     {
         bail!(
-            "`{prefix}` is no prefix for namespaces: use up to 32 lower-case letters, digits and dashes"
+            "`{prefix}` is no prefix for namespaces: use up to 32 lower-case letters, digits and \
+             dashes"
         );
     }
     Ok(())

@@ -1,10 +1,10 @@
-//! A lab for one trial: what the end-to-end tests and the benchmarks share.
+//! Lab for one trial, shared by the end-to-end tests and the benchmarks.
 //!
-//! A [`Trial`] brings a lab up under a prefix and a directory of its own, so that it never meets a lab that
-//! somebody uses; boots guests and talks to them from the client's namespace; moves them through the agents' API
-//! and has the client's prober tell the blackout; and says what is left over when all is taken away. Everything
-//! blocks until it is so or a deadline is past. Trials of one machine wait for each other, unless `turn` lets
-//! some of them run at the same time.
+//! A [`Trial`] starts a lab with its own prefix and directory, so that it never meets a lab that
+//! somebody uses. It boots guests and talks to them from the client's namespace, moves them through
+//! the agents' API, measures the blackout with the client's prober, and reports what is left over
+//! after the lab's removal. Everything blocks until it is done or a deadline has passed. Trials on
+//! one machine wait for each other, unless `turn` lets some of them run at the same time.
 
 mod agents;
 mod guest;
@@ -45,8 +45,8 @@ pub use wait::{LIMIT, until};
 
 use turn::Turn;
 
-/// A lab of its own with everything to try migrations in it. Taken down when dropped; [`Trial::finish`] also says
-/// whether anything was left.
+/// Separate lab with everything that a trial of migrations needs. Removed when dropped.
+/// [`Trial::finish`] also reports whether anything was left.
 #[derive(Debug)]
 pub struct Trial {
     name: String,
@@ -60,27 +60,28 @@ pub struct Trial {
     _turn: Turn,
 }
 
-/// What the `godwit` command said.
+/// Output of the `godwit` command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CliOutput {
-    /// Its exit code; none where a signal ended it.
+    /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// Its standard output.
+    /// Standard output.
     pub stdout: String,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Trial {
-    /// A lab of two hosts on an unshaped link; `None`, with the reason printed, where this machine can't have one.
+    /// Starts a lab of two hosts on an unshaped link. Prints the reason and returns `None` if this
+    /// machine cannot run one.
     ///
     /// # Errors
-    /// The lab does not come up.
+    /// The lab cannot be started.
     pub fn begin(name: &str) -> Result<Option<Trial>> {
         Trial::begin_with(name, LabOptions::default())
     }
 
-    /// A lab with these options; its prefix and directory are the trial's own.
+    /// Starts a lab with these options, under the trial's own prefix and directory.
     ///
     /// # Errors
     /// As [`Trial::begin`].
@@ -109,15 +110,17 @@ impl Trial {
         Ok(Some(trial))
     }
 
-    /// Starts what of the lab does not run: all of it at first, later the agents that were ended.
+    /// Starts all parts of the lab that do not run: the whole lab at first, later the agents that
+    /// were ended.
     ///
     /// # Errors
-    /// It does not start.
+    /// A part does not start.
     pub fn start_missing(&self) -> Result<()> {
         let lab = up(&self.options, &self.programs)?;
         ensure!(lab.up, "{lab}");
         for host in self.hosts() {
-            // The QEMUs that are asked for KVM and for their CPUs are none of the VMs whose traces are looked for.
+            // The agent queries KVM and the CPU with QEMUs that are not VMs. They must be gone
+            // before traces are taken.
             until(&format!("the agent of host {host} knows its QEMU"), LIMIT, || {
                 let info = self.ask(self.agent(&host).host())?;
                 let is_known =
@@ -133,47 +136,47 @@ impl Trial {
         &self.name
     }
 
-    /// The lab as it was asked for.
+    /// Returns the lab's options.
     #[must_use]
     pub fn options(&self) -> &LabOptions {
         &self.options
     }
 
-    /// The lab's files.
+    /// Returns the folder with the lab's certificates and keys.
     #[must_use]
     pub fn pki(&self) -> PathBuf {
         self.paths.pki()
     }
 
-    /// Where its files are.
+    /// Returns the locations of the lab's files.
     pub fn paths(&self) -> &LabPaths {
         &self.paths
     }
 
-    /// The Linux guest's kernel and initramfs.
+    /// Returns the Linux guest's kernel and initramfs.
     #[must_use]
     pub fn image(&self) -> &GuestImage {
         &self.image
     }
 
-    /// The names of the lab's hosts.
+    /// Returns the names of the lab's hosts.
     #[must_use]
     pub fn hosts(&self) -> Vec<String> {
         self.topology().hosts.into_iter().map(|host| host.name).collect()
     }
 
-    /// The network namespace of a host.
+    /// Returns the network namespace of a host.
     #[must_use]
     pub fn namespace(&self, host: &str) -> String {
         format!("{}-{host}", self.options.prefix)
     }
 
-    /// Waits for what the agents' client answers.
+    /// Waits for a response of the agents' client.
     pub fn ask<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
 
-    /// A client of a host's agent.
+    /// Returns a client of a host's agent.
     #[must_use]
     pub fn agent(&self, host: &str) -> Client {
         Client::new(godwit_api::Endpoint::Unix(files::socket(&self.paths, host)))
@@ -182,15 +185,15 @@ impl Trial {
     /// Creates a VM and starts it.
     ///
     /// # Errors
-    /// The agent says no.
+    /// The agent refuses the request.
     pub fn create(&self, host: &str, spec: VmSpec) -> Result<VmInfo, ClientError> {
         self.ask(self.agent(host).create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }))
     }
 
-    /// Ends a VM and forgets it.
+    /// Stops and deletes a VM.
     ///
     /// # Errors
-    /// The agent says no.
+    /// The agent refuses the request.
     pub fn delete(&self, host: &str, vm: &str) -> Result<(), ClientError> {
         let agent = self.agent(host);
         self.ask(async {
@@ -199,18 +202,18 @@ impl Trial {
         })
     }
 
-    /// What a host knows of a VM.
+    /// Returns a host's information about a VM.
     ///
     /// # Errors
-    /// It knows nothing of it, or does not answer.
+    /// The host does not know the VM or does not answer.
     pub fn vm(&self, host: &str, vm: &str) -> Result<VmInfo, ClientError> {
         self.ask(self.agent(host).vm(vm))
     }
 
-    /// What a VM wrote to its serial console since it came to that host.
+    /// Returns a VM's output on its serial console since it came to that host.
     ///
     /// # Errors
-    /// The host knows nothing of it.
+    /// The host does not know the VM.
     pub fn console(&self, host: &str, vm: &str) -> Result<String> {
         let agent = self.agent(host);
         self.ask(async {
@@ -226,11 +229,11 @@ impl Trial {
     /// Runs the `godwit` command with the lab's hosts file.
     ///
     /// # Errors
-    /// It can't be started.
+    /// The command cannot be started.
     pub fn godwit(&self, arguments: &[&str]) -> Result<CliOutput> {
         let output = self.godwit_command(arguments).output();
         let output =
-            output.with_context(|| format!("can't run {}", self.programs.godwit.display()))?;
+            output.with_context(|| format!("cannot run {}", self.programs.godwit.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(CliOutput {
             code: output.status.code(),
@@ -239,7 +242,7 @@ impl Trial {
         })
     }
 
-    /// The `godwit` command with the lab's hosts file, for who runs it himself.
+    /// Returns the `godwit` command with the lab's hosts file, for callers that run it themselves.
     #[must_use]
     pub fn godwit_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.programs.godwit);
@@ -247,7 +250,7 @@ impl Trial {
         command
     }
 
-    /// Takes the lab down and looks for what it left.
+    /// Takes the lab down and checks that nothing is left.
     ///
     /// # Errors
     /// Something is left: a namespace, a mount, a file, a process.
@@ -256,7 +259,7 @@ impl Trial {
         self.finished = true;
         let left = traces::left_on_machine(&self.options.name())?;
         if !left.is_empty() {
-            bail!("the lab is down, and this is left of it: {}", left.join(", "));
+            bail!("the lab is down, but this is left: {}", left.join(", "));
         }
         Ok(())
     }
@@ -265,10 +268,10 @@ impl Trial {
         Topology::new(&self.options.prefix, self.options.hosts)
     }
 
-    /// Keeps the logs of a trial that did not come to its end, in a folder of this name.
+    /// Copies the logs of an aborted trial to a folder of this name.
     ///
     /// # Errors
-    /// They can't be copied.
+    /// The logs cannot be copied.
     pub fn keep_logs(&self, name: &str) -> Result<PathBuf> {
         let keep = needs::source_tree().join("out/trial").join(name);
         if keep.exists() {
@@ -293,19 +296,19 @@ impl Drop for Trial {
         }
         match self.keep_logs(&self.name) {
             Ok(place) => eprintln!("trial {}: logs kept in {}", self.name, place.display()),
-            Err(error) => eprintln!("trial {}: its logs could not be kept: {error:#}", self.name),
+            Err(error) => eprintln!("trial {}: cannot keep its logs: {error:#}", self.name),
         }
         if let Ok(lab) = status(&self.options.name()) {
             eprint!("{lab}");
         }
         if let Err(error) = down(&self.options.name()) {
-            eprintln!("trial {}: the lab does not go down: {error:#}", self.name);
+            eprintln!("trial {}: cannot take the lab down: {error:#}", self.name);
         }
     }
 }
 
-/// Where trials' labs lie.
+/// Parent directory of the trials' labs.
 const DIRECTORY: &str = "/run";
 
-/// How long a guest may take to boot and to fill its memory.
+/// Longest time for a guest to boot and fill its memory.
 pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(120);

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub enum UnitError {
     /// The text is not a time.
     #[error(
-        "`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at most 10s"
+        "`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at \
+         most 10s"
     )]
     Time(String),
     /// The text is not a loss.

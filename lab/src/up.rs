@@ -64,7 +64,8 @@ pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
             if state.complete && !state.options.is_same_lab(options) && !options.replace =>
         {
             bail!(
-                "a lab is up with other options ({}); take it down with `godwit-lab down` or give --replace",
+                "a lab is up with other options ({}); take it down with `godwit-lab down` or give \
+                 --replace",
                 state.options
             )
         }

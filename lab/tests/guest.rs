@@ -1,5 +1,5 @@
-//! The lab's guests, booted: the Linux guest under TCG behind a tap in a namespace of this test's own, the bare
-//! guest under TCG and, where it runs, under KVM.
+//! Boots of the lab's guests: the Linux guest under TCG behind a tap in the test's own namespace,
+//! the bare guest under TCG and, if possible, under KVM.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const QEMU: &str = "qemu-system-x86_64";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A process of this test; killed when the test is done with it, whatever came of it.
+/// Process of this test; killed when the test ends, whatever its result.
 struct Running(Child);
 
 impl Drop for Running {
@@ -28,7 +28,7 @@ impl Drop for Running {
     }
 }
 
-/// A network namespace of this test with a tap in it.
+/// Network namespace of this test with a tap in it.
 struct Namespace(String);
 
 impl Namespace {
@@ -43,7 +43,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Puts the calling thread inside.
+    /// Moves the calling thread into the namespace.
     fn enter(&self) -> anyhow::Result<()> {
         let file = fs::File::open(Path::new("/run/netns").join(&self.0))?;
         Ok(move_into_link_name_space(
@@ -60,7 +60,7 @@ impl Drop for Namespace {
 }
 
 fn ip(words: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new("ip").args(words).output().context("starting ip")?;
+    let output = Command::new("ip").args(words).output().context("cannot start ip")?;
     ensure!(
         output.status.success(),
         "ip {}: {}",
@@ -78,7 +78,7 @@ fn skip_reason() -> Option<String> {
     found.err().map(|error| format!("{QEMU}: {error}"))
 }
 
-/// Calls `attempt` until it succeeds; the kernel's or the peer's own time limits pace it.
+/// Calls `attempt` until it succeeds. The time limits of the kernel or the peer pace it.
 fn until<T>(what: &str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -92,7 +92,7 @@ fn until<T>(what: &str, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyho
     }
 }
 
-/// A poll of nothing: the pace of looking at a file or a port that gives no event.
+/// Waits with an empty poll between looks at a file or a port that gives no event.
 fn wait_a_little() {
     let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     rustix::event::poll(&mut [], Some(&pause)).ok();
@@ -177,7 +177,7 @@ fn examine_linux_guest(console: &Path, qemu: &mut Running) -> anyhow::Result<()>
         Ok(status)
     })?;
     assert_eq!(status.pages, 64 << 8);
-    // The one bad option is told, and nothing else went wrong.
+    // The one bad option is reported, and nothing else went wrong.
     assert_eq!(status.problems.len(), 1, "{:?}", status.problems);
     assert!(status.problems[0].contains("colour"), "{:?}", status.problems);
 
@@ -207,7 +207,7 @@ fn examine_linux_guest(console: &Path, qemu: &mut Running) -> anyhow::Result<()>
     })
 }
 
-/// Boots the bare guest with its RAM in a file and gives what it prints until `enough`.
+/// Boots the bare guest with its RAM in a file and returns its output until `enough`.
 fn run_bare(
     accel: &str,
     mut step: impl FnMut(&fs::File, &str) -> anyhow::Result<bool>,
@@ -242,7 +242,7 @@ fn run_bare(
         }
         let text = fs::read_to_string(&console)?;
         let ram = fs::OpenOptions::new().read(true).write(true).open(&ram)?;
-        ensure!(step(&ram, &text)?, "it printed so far: {text:?}");
+        ensure!(step(&ram, &text)?, "output so far: {text:?}");
         Ok(())
     })
 }
@@ -262,9 +262,9 @@ fn the_bare_guest_finds_a_page_that_was_changed_behind_its_back() -> anyhow::Res
         if generations(text) < 2 {
             return Ok(false);
         }
-        ensure!(changed || !text.contains("BAD"), "found a wrong page that is right");
-        // The last word of the page at 32 MiB, at each look until the guest says so: a change just between the
-        // guest's check and its write goes unseen.
+        ensure!(changed || !text.contains("BAD"), "the guest reported a correct page as wrong");
+        // Changes the last word of the page at 32 MiB at each poll until the guest reports it. A
+        // change just between the guest's check and its write goes unseen.
         if !text.contains("BAD") {
             ram.write_all_at(&[0xff; 4], (32 << 20) + 4092)?;
             changed = true;

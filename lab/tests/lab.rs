@@ -1,5 +1,5 @@
-//! Brings real labs up and down under a name of their own. Needs root for namespaces; without it, it says so
-//! and passes.
+//! Starts and removes real labs with their own names. Needs root for namespaces; without root it
+//! says so and passes.
 
 use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -21,7 +21,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words[..] {
-        // What `cargo test -- --list` and the like ask of a test without the standard harness.
+        // `cargo test -- --list` and similar tools pass this to a test without the standard
+        // harness.
         ["--list", ..] => Ok(()),
         _ => run_all(words.iter().find(|word| !word.starts_with('-')).copied().unwrap_or("")),
     };
@@ -79,22 +80,22 @@ fn leaves_nothing(name: &LabName) -> Result<()> {
     let left: Vec<String> =
         namespace::list()?.into_iter().filter(|found| found.starts_with(&name.prefix)).collect();
     ensure!(left.is_empty(), "namespaces left: {left:?}");
-    ensure!(!name.state_dir.exists(), "{} is left", name.state_dir.display());
+    ensure!(!name.state_dir.exists(), "{} still exists", name.state_dir.display());
     let parent = name.state_dir.parent().context("no parent")?;
     if parent.exists() {
         std::fs::remove_dir(parent)?;
     }
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    ensure!(!table.contains(&name.prefix), "something is still mounted");
+    ensure!(!table.contains(&name.prefix), "a file system is still mounted");
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let text = String::from_utf8_lossy(&command);
-        ensure!(!text.contains(&format!("{}/", name.prefix)), "a process is left: {text}");
+        ensure!(!text.contains(&format!("{}/", name.prefix)), "a process still runs: {text}");
     }
     Ok(())
 }
 
-/// Answers what comes to the echo port at `address` in a namespace, until that is gone.
+/// Answers packets to the echo port at `address` in a namespace, until the namespace is gone.
 fn echo(namespace: &str, address: &str) -> Result<()> {
     let socket = in_namespace(namespace, || UdpSocket::bind((address, 7)))??;
     std::thread::spawn(move || {
@@ -106,14 +107,14 @@ fn echo(namespace: &str, address: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives host `letter` an address on the guest LAN, as a guest of it would have.
+/// Gives host `letter` an address on the guest LAN, like an address of its guest.
 fn guest_addresses(name: &LabName, letter: &str, addresses: &[&str]) -> Result<()> {
     for address in addresses {
         let namespace = format!("{}-{letter}", name.prefix);
         let ended = std::process::Command::new("ip")
             .args(["-n", &namespace, "addr", "add", address, "dev", "br-lan"])
             .status()?;
-        ensure!(ended.success(), "can't add {address}");
+        ensure!(ended.success(), "cannot add {address}");
     }
     Ok(())
 }
@@ -122,7 +123,7 @@ fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
     let wanted = LabOptions { hosts: 3, link: Some("1gbit".parse()?), ..options(name) };
     let lab = up(&wanted, &programs())?;
     ensure!(lab.up && lab.engine == Some(LinkEngine::Kernel), "{lab}");
-    // Something mounted and something running inside, as agents leave it.
+    // A mount and a process inside, as agents leave them.
     let ram = LabPaths::new(&name.state_dir).host("a").join("ram");
     rustix::mount::mount("godwit", &ram, "tmpfs", rustix::mount::MountFlags::empty(), None)?;
     guest_addresses(name, "b", &["10.88.0.21/24", "fd88::21/64"])?;
@@ -136,7 +137,7 @@ fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
         let target: IpAddr = address.parse()?;
         client.watch(target)?;
         let first = client.wait_answer(target, 0, Duration::from_secs(20))?.context("no answer")?;
-        // A hundred more, then look at them.
+        // A hundred more, then the check.
         client
             .wait_answer(target, first + 100_000_000, Duration::from_secs(20))?
             .context("no further answer")?;
@@ -145,15 +146,15 @@ fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
         ensure!(gaps.median_rtt_ns.is_some_and(|rtt| rtt < 50_000_000), "{address}: {gaps:?}");
     }
     let gaps = client.gaps(absent, 0, monotonic_ns())?;
-    ensure!(gaps.received == 0 && gaps.sent > 10, "a target that is not there answers: {gaps:?}");
+    ensure!(gaps.received == 0 && gaps.sent > 10, "a missing target answers: {gaps:?}");
     down(name)?;
     leaves_nothing(name)?;
     down(name).map(drop)
 }
 
-/// Round trips over the migration network from host a to `address` on host b, by the prober's own means. Counted
-/// from the first answer on: before it the hosts ask for each other's hardware address, and where one of those
-/// few packets is lost, the kernel asks again only a second later.
+/// Measures round trips over the migration network from host a to `address` on host b with the
+/// prober. Counts from the first answer: before it the hosts resolve each other's hardware address,
+/// and if one of those few packets is lost, the kernel repeats it only a second later.
 fn migration_gaps(name: &LabName, address: &str) -> Result<Gaps> {
     echo(&format!("{}-b", name.prefix), address)?;
     let options = WatchOptions {
@@ -242,7 +243,7 @@ fn capped_flows_deliver(name: &LabName) -> Result<()> {
     sender.write_all(&vec![1; 4 << 20])?;
     drop(sender);
     let received = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
-    ensure!(received == 4 << 20, "{received} bytes came");
+    ensure!(received == 4 << 20, "only {received} bytes arrived");
     Ok(())
 }
 
@@ -253,10 +254,10 @@ fn up_is_idempotent_and_repairs(name: &LabName) -> Result<()> {
     let again = up(&wanted, &programs())?;
     ensure!(prober(&first) == prober(&again), "the prober was started twice");
     let other = LabOptions { rtt: "20ms".parse()?, ..wanted.clone() };
-    let refused = up(&other, &programs()).err().context("another lab over this one")?;
+    let refused = up(&other, &programs()).err().context("another lab was started over this one")?;
     ensure!(format!("{refused:#}").contains("--replace"), "{refused:#}");
 
-    // Everything that the lab runs dies; `status` tells, `up` starts it again.
+    // All processes of the lab die. `status` reports that, and `up` starts them again.
     for space in ["client", "link"] {
         for pid in namespace::processes(&format!("{}-{space}", name.prefix))? {
             let pid = rustix::process::Pid::from_raw(pid).context("no pid")?;
@@ -290,20 +291,21 @@ fn down_works_without_its_state(name: &LabName) -> Result<()> {
     let wanted = LabOptions { rtt: "10ms".parse()?, force_emulator: true, ..options(name) };
     up(&wanted, &programs())?;
     std::fs::remove_file(LabPaths::new(&name.state_dir).state_file())?;
-    let refused = up(&wanted, &programs()).err().context("a lab over what is left of another")?;
+    let refused = up(&wanted, &programs()).err().context("a lab was started over another")?;
     ensure!(format!("{refused:#}").contains("godwit-lab down"), "{refused:#}");
     down(name)?;
     leaves_nothing(name)
 }
 
 fn what_can_not_come_up_leaves_nothing(name: &LabName) -> Result<()> {
-    // The networks are made by the time the first process fails.
+    // The networks exist by the time the first process fails.
     let nothing = Programs { lab: "/bin/false".into(), godwit: "/bin/false".into() };
-    let failed = up(&options(name), &nothing).err().context("a lab of nothing")?;
+    let failed =
+        up(&options(name), &nothing).err().context("a lab without its programs started")?;
     ensure!(format!("{failed:#}").contains("client prober"), "{failed:#}");
     leaves_nothing(name)?;
     let no_qemu = LabOptions { agents: true, qemu: Some("/nowhere/qemu".into()), ..options(name) };
-    let failed = up(&no_qemu, &programs()).err().context("a lab without QEMU")?;
+    let failed = up(&no_qemu, &programs()).err().context("a lab without QEMU started")?;
     ensure!(format!("{failed:#}").contains("no QEMU"), "{failed:#}");
     leaves_nothing(name)
 }

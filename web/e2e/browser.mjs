@@ -1,4 +1,5 @@
-// The browser of the tests: the distribution's Chromium, and a page that notes what it asks for and what goes wrong in it.
+// The browser of the tests: the distribution's Chromium, and a page that records its requests and
+// errors.
 import { chromium } from 'playwright-core';
 
 export const url = required('GODWIT_CONSOLE_URL').replace(/\/$/, '');
@@ -13,7 +14,7 @@ export function required(name) {
 export function launch(...args) {
   return chromium.launch({
     executablePath: process.env.GODWIT_CONSOLE_CHROMIUM ?? '/usr/bin/chromium',
-    // Root, as in CI's containers, has no sandbox of its own; the page is ours.
+    // Chromium's sandbox does not work as root, as in CI's containers; the page is our own.
     args: ['--no-sandbox', ...args],
   });
 }
@@ -22,7 +23,7 @@ export async function openPage(browser, options = {}) {
   const context = await browser.newContext({
     viewport: { width: 1280, height: 800 },
     acceptDownloads: true,
-    // Node's own requests are held against that authority; the browser knows the system's alone.
+    // Node checks its own requests against that authority; the browser knows only the system's.
     ignoreHTTPSErrors: Boolean(process.env.NODE_EXTRA_CA_CERTS),
     ...options,
   });
@@ -30,7 +31,8 @@ export async function openPage(browser, options = {}) {
   const seen = { elsewhere: [], broken: [] };
   page.on('request', (request) => {
     const { protocol, host } = new URL(request.url());
-    if (!['blob:', 'data:'].includes(protocol) && host !== new URL(url).host) seen.elsewhere.push(request.url());
+    if (!['blob:', 'data:'].includes(protocol) && host !== new URL(url).host)
+      seen.elsewhere.push(request.url());
   });
   page.on('pageerror', (error) => seen.broken.push(String(error.stack ?? error)));
   page.on('console', (message) => {

@@ -1,7 +1,7 @@
-# Read by the scripts here, not run.
+# Sourced by the scripts here.
 # shellcheck shell=sh
 
-# The distribution's Chromium; says why, and ends, where there is none and none can be installed.
+# Finds the distribution's Chromium, or installs it. If that fails, the script ends with a message.
 find_chromium() {
   for name in ${GODWIT_CONSOLE_CHROMIUM:-} chromium chromium-browser google-chrome; do
     if command -v "$name" > /dev/null 2>&1; then
@@ -10,10 +10,12 @@ find_chromium() {
       return
     fi
   done
-  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get install -y chromium > /dev/null 2>&1; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null &&
+    apt-get install -y chromium > /dev/null 2>&1; then
     find_chromium
     return
   fi
-  echo "skipped: Chromium is not installed and can't be installed here (apt-get install chromium), so the console is not tried in a browser"
+  echo "skipped: cannot find or install Chromium (apt-get install chromium);" \
+    "the console is not tested in a browser"
   exit 0
 }

@@ -1,11 +1,12 @@
-// The console as a person uses it, from the login to the report. Names may be given, so that it runs against real hosts too:
+// Uses the console as a person does, from the login to the report. Variables select real hosts:
 //   GODWIT_CONSOLE_URL, GODWIT_CONSOLE_TOKEN   the manager and an admin's token
-//   GODWIT_CONSOLE_VIEWER_TOKEN                a viewer's token; without it what a viewer sees is not looked at
-//   GODWIT_CONSOLE_VM                          a VM that runs and is moved; without it one is made and deleted again
-//   GODWIT_CONSOLE_SPEC                        its memory and what it boots, JSON: {"memory":"512MiB","kernel":…,"initrd":…,"cmdline":…}
-//   GODWIT_CONSOLE_DRAIN                       the host that is drained; without it the first of the list
-//   GODWIT_CONSOLE_FIGURES                     a directory for pictures
-//   GODWIT_CONSOLE_PATIENCE_S                  how long a move or a drain may take, 180
+//   GODWIT_CONSOLE_VIEWER_TOKEN   a viewer's token; without it the viewer's test is skipped
+//   GODWIT_CONSOLE_VM             a running VM to move; without it a VM is created and deleted
+//   GODWIT_CONSOLE_SPEC           memory and boot of that VM, JSON:
+//                                 {"memory":"512MiB","kernel":…,"initrd":…,"cmdline":…}
+//   GODWIT_CONSOLE_DRAIN          the host to drain; without it the first of the list
+//   GODWIT_CONSOLE_FIGURES        a directory for pictures
+//   GODWIT_CONSOLE_PATIENCE_S     longest time for a move or a drain, 180
 import assert from 'node:assert/strict';
 import { mkdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -15,7 +16,9 @@ import { goTo, launch, logIn, openPage, token, url } from './browser.mjs';
 
 const patience = Number(process.env.GODWIT_CONSOLE_PATIENCE_S ?? 180) * 1000;
 const figures = process.env.GODWIT_CONSOLE_FIGURES;
-const spec = JSON.parse(process.env.GODWIT_CONSOLE_SPEC ?? '{"memory":"1GiB","kernel":"/srv/images/vmlinuz"}');
+const spec = JSON.parse(
+  process.env.GODWIT_CONSOLE_SPEC ?? '{"memory":"1GiB","kernel":"/srv/images/vmlinuz"}',
+);
 const made = process.env.GODWIT_CONSOLE_VM ? null : `console-${Date.now().toString(36)}`;
 const vm = process.env.GODWIT_CONSOLE_VM ?? made;
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -40,7 +43,7 @@ before(async () => {
   });
 });
 after(() => browser?.close());
-// What a test that failed left open is not to fail the next one.
+// A dialogue that a failed test left open must not fail the next test.
 beforeEach(() => page.evaluate(() => document.querySelector('dialog[open]')?.close()));
 
 async function api(path, init = {}) {
@@ -54,7 +57,7 @@ async function picture(name) {
   mkdirSync(figures, { recursive: true });
   for (const scheme of ['light', 'dark']) {
     await page.emulateMedia({ colorScheme: scheme });
-    // What is drawn on a canvas is drawn anew.
+    // Canvases are drawn again after a change of the scheme.
     await page.waitForTimeout(400);
     await page.screenshot({ path: join(figures, `console-${name}-${scheme}.png`) });
   }
@@ -76,7 +79,10 @@ test('a wrong token is refused with the remedy', async () => {
 test('a token logs in, for this tab alone', async () => {
   await logIn(page);
   await page.getByRole('status').filter({ hasText: 'live' }).waitFor();
-  const kept = await page.evaluate(() => [Object.values(sessionStorage).length, Object.values(localStorage).join(' ')]);
+  const kept = await page.evaluate(() => [
+    Object.values(sessionStorage).length,
+    Object.values(localStorage).join(' '),
+  ]);
   assert.equal(kept[0], 1);
   assert.ok(!kept[1].includes(token));
   await page.reload();
@@ -116,13 +122,13 @@ test('rows are walked through by keys', async () => {
   await page.getByRole('heading', { level: 1, name, exact: true }).waitFor();
 });
 
-test('a VM is made', { skip: made === null }, async () => {
+test('a VM is created', { skip: made === null }, async () => {
   await goTo(page, '/vms', 'VMs');
   await button('Create VM').click();
   await dialogue().getByLabel('Name', { exact: true }).fill('not a name');
   await dialogue().getByRole('button', { name: 'Create VM' }).first().click();
   await dialogue().getByText('Letters, digits').waitFor();
-  await dialogue().getByText('It has nothing to boot').waitFor();
+  await dialogue().getByText('Nothing to boot').waitFor();
   await dialogue().getByLabel('Name', { exact: true }).fill(vm);
   await dialogue().getByLabel('Memory').fill(spec.memory);
   if (spec.kernel) {
@@ -154,13 +160,19 @@ test('a move shows its preflight, runs with charts and ends with a report', asyn
   await page.getByRole('list', { name: 'Phases' }).waitFor();
   await page.getByRole('img', { name: /^Dirty rate and bandwidth/ }).waitFor({ timeout: patience });
   await page.locator('.chart canvas').first().waitFor();
-  // For the picture: half of it.
+  // The picture shows the middle of the move.
   if (figures) await page.waitForTimeout(4000);
   await picture('move');
   await page.locator('.page-facts').getByText('done').waitFor({ timeout: patience });
   await page.getByRole('heading', { level: 2, name: 'Report' }).waitFor();
-  const switchover = page.locator('.figure.big').filter({ hasText: 'Switchover' }).locator('.number');
-  await page.waitForFunction((element) => /\d/.test(element.textContent), await switchover.elementHandle());
+  const switchover = page
+    .locator('.figure.big')
+    .filter({ hasText: 'Switchover' })
+    .locator('.number');
+  await page.waitForFunction(
+    (element) => /\d/.test(element.textContent),
+    await switchover.elementHandle(),
+  );
   await picture('report');
   const waits = page.waitForEvent('download');
   await button('Download the report as JSON').click();
@@ -170,7 +182,8 @@ test('a move shows its preflight, runs with charts and ends with a report', asyn
 });
 
 test('the text console takes keys, and the log is read', async (context) => {
-  const name = process.env.GODWIT_CONSOLE_VM ?? (await api('/vms?state=running&limit=1')).items[0].name;
+  const name =
+    process.env.GODWIT_CONSOLE_VM ?? (await api('/vms?state=running&limit=1')).items[0].name;
   const document = await (await fetch(`${url}/api/openapi.json`)).json();
   if (!document.paths['/api/v1/vms/{vm}/console']) {
     context.skip('the manager has no text consoles');
@@ -186,7 +199,7 @@ test('the text console takes keys, and the log is read', async (context) => {
   await page.locator('.log, .empty').first().waitFor();
 });
 
-test('the move stands in the history', async () => {
+test('the history contains the move', async () => {
   await goTo(page, `/history?filter=${vm}`, 'History');
   const row = page.getByRole('row').filter({ hasText: vm });
   await row.first().waitFor();
@@ -216,7 +229,10 @@ test('a dialogue closes with its page, and stays where only the query changes', 
 });
 
 test('a dialogue closes with its session', async () => {
-  const made = await api('/tokens', { method: 'POST', body: JSON.stringify({ name: 'leaves', role: 'operator' }) });
+  const made = await api('/tokens', {
+    method: 'POST',
+    body: JSON.stringify({ name: 'leaves', role: 'operator' }),
+  });
   const other = await openPage(browser);
   await logIn(other.page, made.token);
   await goTo(other.page, `/vms/${vm}`, vm);
@@ -234,7 +250,7 @@ test('a drain shows its plan and empties the host', async () => {
   await goTo(page, `/hosts/${host}`, host);
   await picture('host');
   await button('Drain').click();
-  await dialogue().getByRole('columnheader', { name: 'Gone by' }).waitFor();
+  await dialogue().getByRole('columnheader', { name: 'Moved by' }).waitFor();
   await picture('drain-plan');
   await dialogue()
     .getByRole('button', { name: /^Drain: move/ })
@@ -250,25 +266,31 @@ test('a drain shows its plan and empties the host', async () => {
   await goTo(page, '/queue', 'Queue');
   await picture('queue');
   await page.goBack();
-  await page.locator('.page-facts').getByText('done', { exact: true }).waitFor({ timeout: patience });
+  await page
+    .locator('.page-facts')
+    .getByText('done', { exact: true })
+    .waitFor({ timeout: patience });
   await goTo(page, `/hosts/${host}`, host);
-  await page.getByText('No VM is here.').waitFor();
-  await button('End maintenance').click();
-  await dialogue().getByRole('button', { name: 'End maintenance' }).click();
+  await page.getByText('No VMs on this host.').waitFor();
+  await button('Exit maintenance').click();
+  await dialogue().getByRole('button', { name: 'Exit maintenance' }).click();
   await page.locator('.page-facts').getByText('up', { exact: true }).waitFor();
 });
 
-test('a connection that breaks is told, tried again, and what changed meanwhile is there', async () => {
+test('a lost connection is shown and reopened, and changes made meanwhile appear', async () => {
   const host = (await api('/hosts?limit=1')).items[0].name;
   await goTo(page, '/hosts', 'Hosts');
-  const row = page.getByRole('row').filter({ has: page.getByRole('link', { name: host, exact: true }) });
+  const row = page
+    .getByRole('row')
+    .filter({ has: page.getByRole('link', { name: host, exact: true }) });
   await row.getByText('up', { exact: true }).waitFor();
   await page.context().setOffline(true);
-  // A browser that is offline begins nothing new, and keeps what it has.
+  // An offline browser opens no new connection and keeps the open one.
   await page.evaluate(() => globalThis.cutEvents());
-  await page.getByText('Connection lost, trying again.').waitFor({ timeout: 60_000 });
+  await page.getByText('Connection lost, reconnecting.').waitFor({ timeout: 60_000 });
   await picture('lost');
-  const set = (maintenance) => api(`/hosts/${host}`, { method: 'PATCH', body: JSON.stringify({ maintenance }) });
+  const set = (maintenance) =>
+    api(`/hosts/${host}`, { method: 'PATCH', body: JSON.stringify({ maintenance }) });
   await set(true);
   await page.context().setOffline(false);
   await row.getByText('maintenance').waitFor({ timeout: 60_000 });
@@ -308,7 +330,7 @@ async function violations() {
 }
 
 for (const scheme of ['light', 'dark']) {
-  test(`every page can be used without eyes or a mouse, and has contrast, ${scheme}`, async () => {
+  test(`every page passes the accessibility checks, ${scheme}`, async () => {
     await page.emulateMedia({ colorScheme: scheme });
     const all = [];
     for (const [path, heading] of PAGES) {
@@ -327,7 +349,7 @@ for (const scheme of ['light', 'dark']) {
   });
 }
 
-test('the focus goes in the order in which a page is read', async () => {
+test('the focus follows the reading order', async () => {
   await goTo(page, '/vms', 'VMs');
   await page.reload();
   await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
@@ -339,13 +361,17 @@ test('the focus goes in the order in which a page is read', async () => {
         const element = document.activeElement;
         const shown = getComputedStyle(element);
         const isSeen = shown.outlineStyle !== 'none' && Number.parseFloat(shown.outlineWidth) > 0;
-        return `${(element.getAttribute('aria-label') ?? element.textContent ?? '').trim() || element.id}${isSeen ? '' : ' (not seen)'}`;
+        const name = (element.getAttribute('aria-label') ?? element.textContent ?? '').trim();
+        return `${name || element.id}${isSeen ? '' : ' (not seen)'}`;
       }),
     );
   }
   const at = (name) => order.findIndex((one) => one.startsWith(name));
   assert.ok(
-    at('VMs') > -1 && at('Log out') > at('VMs') && at('Create VM') > at('Log out') && at('filter') > at('Create VM'),
+    at('VMs') > -1 &&
+      at('Log out') > at('VMs') &&
+      at('Create VM') > at('Log out') &&
+      at('filter') > at('Create VM'),
     order.join(', '),
   );
   assert.deepEqual(
@@ -354,15 +380,15 @@ test('the focus goes in the order in which a page is read', async () => {
   );
 });
 
-test('the colours can be chosen, and stay', async () => {
+test('the theme can be chosen and is kept', async () => {
   const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   const light = await ground();
-  await page.getByLabel('Colours').selectOption('dark');
+  await page.getByLabel('Theme').selectOption('dark');
   assert.notEqual(await ground(), light);
   await page.reload();
   await page.getByRole('heading', { level: 1 }).waitFor();
   assert.notEqual(await ground(), light);
-  await page.getByLabel('Colours').selectOption('system');
+  await page.getByLabel('Theme').selectOption('system');
   assert.equal(await ground(), light);
 });
 
@@ -378,7 +404,7 @@ test('nothing breaks on a narrow screen', async () => {
   assert.deepEqual(wide, []);
 });
 
-test('a viewer sees what they may not do, with the reason', {
+test('a viewer sees forbidden actions with the reason', {
   skip: !process.env.GODWIT_CONSOLE_VIEWER_TOKEN,
 }, async () => {
   const other = await openPage(browser);
@@ -386,7 +412,7 @@ test('a viewer sees what they may not do, with the reason', {
   const create = other.page.getByRole('button', { name: 'Create VM' });
   await create.waitFor();
   const isKnown = (await other.page.locator('.who').innerText()).includes('viewer');
-  // A manager that does not tell who asks refuses all the same.
+  // A manager without /me refuses the action itself.
   if (isKnown) {
     assert.equal(await create.getAttribute('aria-disabled'), 'true');
     assert.match((await create.getAttribute('title')) ?? '', /role operator/);
@@ -402,7 +428,7 @@ test('the VM is deleted', { skip: made === null }, async () => {
   await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
 });
 
-test('nothing was asked of anybody else, and nothing broke', () => {
+test('no request left the origin, and no script failed', () => {
   assert.deepEqual(seen.elsewhere, []);
   assert.deepEqual(seen.broken, []);
 });

@@ -1,14 +1,16 @@
-// Serves web/dist as the manager does, and passes /api to a manager: for a manager of an older build, or without the files.
+// Serves web/dist as the manager does and forwards /api to a manager: for a manager of an older
+// build or without the files.
 import { createReadStream, existsSync } from 'node:fs';
 import { createServer, request } from 'node:http';
 import { connect } from 'node:net';
 import { extname, join, normalize } from 'node:path';
 import { pipeline } from 'node:stream';
 
-// The manager's own, in crates/control/src/http/web.rs.
+// The policy of the manager, from crates/control/src/http/web.rs.
 const POLICY =
-  "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; object-src 'none'; " +
-  "base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
+  "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+  "connect-src 'self'; object-src 'none'; base-uri 'none'; " +
+  "form-action 'self'; frame-ancestors 'none'";
 const TYPES = {
   '.html': 'text/html; charset=utf-8',
   '.js': 'text/javascript',
@@ -22,12 +24,14 @@ const server = createServer((asked, answer) => {
   const path = new URL(asked.url, 'http://localhost').pathname;
   if (path.startsWith('/api/')) {
     const { method, headers } = asked;
-    const passed = request(manager + asked.url, { method, headers }, (told) => {
-      answer.writeHead(told.statusCode, told.headers);
-      // Events begin with nothing: their headers are not to wait for the first.
+    const passed = request(manager + asked.url, { method, headers }, (upstream) => {
+      answer.writeHead(upstream.statusCode, upstream.headers);
+      // An event stream may begin without data: send the headers at once.
       answer.flushHeaders();
-      // Where the manager dies meanwhile, the browser is to see a connection that broke: an answer that is not whole is destroyed.
-      pipeline(told, answer, () => undefined);
+      // If the manager dies meanwhile, the browser must see a broken connection: an incomplete
+      // answer
+      // is destroyed.
+      pipeline(upstream, answer, () => undefined);
     });
     passed.on('error', () => answer.destroy());
     answer.on('close', () => passed.destroy());
@@ -39,17 +43,20 @@ const server = createServer((asked, answer) => {
     answer.writeHead(404).end();
     return;
   }
-  const isBrotli = (asked.headers['accept-encoding'] ?? '').includes('br') && existsSync(`${file}.br`);
+  const isBrotli =
+    (asked.headers['accept-encoding'] ?? '').includes('br') && existsSync(`${file}.br`);
   answer.writeHead(200, {
     'content-type': TYPES[extname(file)] ?? 'application/octet-stream',
     'content-security-policy': POLICY,
-    'cache-control': path.startsWith('/assets/') ? 'public, max-age=31536000, immutable' : 'no-cache',
+    'cache-control': path.startsWith('/assets/')
+      ? 'public, max-age=31536000, immutable'
+      : 'no-cache',
     ...(isBrotli ? { 'content-encoding': 'br' } : {}),
   });
   createReadStream(isBrotli ? `${file}.br` : file).pipe(answer);
 });
 
-// Text consoles: the request as it came, then bytes both ways.
+// Text consoles: forwards the request unchanged, then bytes in both directions.
 server.on('upgrade', (asked, socket, head) => {
   const { hostname, port: at } = new URL(manager);
   const passed = connect(Number(at), hostname, () => {

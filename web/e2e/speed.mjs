@@ -1,4 +1,5 @@
-// Measures the console in a browser, against a manager with many VMs. Prints JSON; see docs/console.md for what each figure is.
+// Measures the console in a browser against a manager with many VMs. Prints JSON; docs/console.md
+// explains the figures.
 import { launch, logIn, openPage, token, url } from './browser.mjs';
 
 const minutes = Number(process.env.MINUTES ?? 30);
@@ -8,12 +9,14 @@ const patienceMs = 60_000;
 async function api(path, init = {}) {
   const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
   const ask = () => fetch(`${url}/api/v1${path}`, { headers, ...init });
-  // The manager closes a connection that was idle, which may be just when it is used again; one move more or less is no matter.
+  // The manager may close an idle connection just as it is used again; one move more or less does
+  // not matter.
   const answer = await ask().catch(ask);
   return answer.json();
 }
 
-// Moves begin again as they end, so that so many always run; each to the manager's choice of host.
+// Starts a new move for each that ends, so that the number stays constant. The manager chooses
+// hosts.
 let turn = 0;
 let isOver = false;
 const names = (await api('/vms?limit=1000')).items.map((vm) => vm.name);
@@ -34,7 +37,9 @@ const devtools = await context.newCDPSession(page);
 await devtools.send('Network.enable');
 let loadedBytes = 0;
 const kinds = new Map();
-devtools.on('Network.responseReceived', ({ requestId, response }) => kinds.set(requestId, response.url));
+devtools.on('Network.responseReceived', ({ requestId, response }) =>
+  kinds.set(requestId, response.url),
+);
 devtools.on('Network.loadingFinished', ({ requestId, encodedDataLength }) => {
   const path = new URL(kinds.get(requestId) ?? url).pathname;
   if (!path.startsWith('/api/')) loadedBytes += encodedDataLength;
@@ -42,9 +47,13 @@ devtools.on('Network.loadingFinished', ({ requestId, encodedDataLength }) => {
 
 async function firstPaint() {
   await page.goto(`${url}/`);
-  await page.waitForFunction(() => performance.getEntriesByName('first-contentful-paint').length > 0, null, {
-    timeout: patienceMs,
-  });
+  await page.waitForFunction(
+    () => performance.getEntriesByName('first-contentful-paint').length > 0,
+    null,
+    {
+      timeout: patienceMs,
+    },
+  );
   return page.evaluate(() => performance.getEntriesByName('first-contentful-paint')[0].startTime);
 }
 
@@ -53,7 +62,7 @@ for (let time = 0; time < 5; time += 1) {
   await devtools.send('Network.clearBrowserCache');
   paints.push(await firstPaint());
 }
-// From here on what is loaded is counted: all of it once, with the parts that come when they are first shown.
+// Counts loaded bytes from here on, each file once, including parts that load when first shown.
 await devtools.send('Network.clearBrowserCache');
 loadedBytes = 0;
 await logIn(page);
@@ -65,7 +74,7 @@ const untilShownMs = performance.now() - began;
 const moving = keepMoving();
 await page.waitForTimeout(3000);
 
-/** From a key to the frame after the one that shows what it found. */
+/** Time from a key to the frame after the one with its result. */
 async function keystrokes() {
   await page.evaluate(() => {
     location.hash = '/vms';
@@ -77,13 +86,26 @@ async function keystrokes() {
       const at = performance.now();
       requestAnimationFrame(() => {
         const channel = new MessageChannel();
-        // A message behind a frame comes when that frame has been drawn.
+        // A message posted in a frame arrives after that frame has been drawn.
         channel.port1.onmessage = () => globalThis.strokes.push(performance.now() - at);
         channel.port2.postMessage(null);
       });
     });
   });
-  for (const key of ['v', 'm', '-', '0', '0', '4', '1', 'Backspace', 'Backspace', 'Backspace', '7', '2']) {
+  for (const key of [
+    'v',
+    'm',
+    '-',
+    '0',
+    '0',
+    '4',
+    '1',
+    'Backspace',
+    'Backspace',
+    'Backspace',
+    '7',
+    '2',
+  ]) {
     await page.keyboard.press(key);
     await page.waitForTimeout(120);
   }
@@ -99,7 +121,7 @@ async function heapBytes() {
   return usedSize;
 }
 
-// What is looked at changes, as it does with people: lists, charts, dialogues that come and go.
+// Walks through the pages as a person does: lists, charts, moves.
 const round = ['/', '/vms', '/queue', '/hosts', '/events', '/history'];
 const heap = [];
 const until = Date.now() + minutes * 60_000;
@@ -131,7 +153,10 @@ while (Date.now() < until) {
       }),
   );
   if (step % round.length === round.length - 1)
-    heap.push({ at_s: Math.round((minutes * 60_000 - (until - Date.now())) / 1000), bytes: await heapBytes() });
+    heap.push({
+      at_s: Math.round((minutes * 60_000 - (until - Date.now())) / 1000),
+      bytes: await heapBytes(),
+    });
   step += 1;
 }
 const longTasks = await page.evaluate(() => globalThis.longTasks);
@@ -140,7 +165,10 @@ isOver = true;
 await moving;
 await browser.close();
 
-/** Bytes a minute by least squares over the second half: what the first fills, caches and bounded lists, is no growth. */
+/**
+ * Growth in bytes a minute, by least squares over the second half. The first half fills caches and
+ * bounded lists, which is not growth.
+ */
 function growth(points) {
   const half = points.slice(Math.floor(points.length / 2));
   if (half.length < 3) return null;
@@ -162,7 +190,11 @@ console.log(
       moves_begun: Math.round(turn / 7),
       first_paint_ms: { median: tenth(paints[2]), most: tenth(paints[4]) },
       login_kept_until_figures_shown_ms: tenth(untilShownMs),
-      keystroke_ms: { median: tenth(strokes[strokes.length >> 1]), most: tenth(strokes.at(-1)), count: strokes.length },
+      keystroke_ms: {
+        median: tenth(strokes[strokes.length >> 1]),
+        most: tenth(strokes.at(-1)),
+        count: strokes.length,
+      },
       loaded_bytes_compressed: loadedBytes,
       watched_minutes: minutes,
       frames_per_s: tenth(frames / (step * 3)),

@@ -1,4 +1,4 @@
-/** The frame of all pages: where one is, whether what is shown is live, who is logged in. */
+/** The frame of all pages: navigation, connection state, session. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { openHelp } from './dialogs/help';
 import { AuditPage, TokensPage } from './pages/access';
@@ -33,7 +33,7 @@ export function App() {
   return (
     <div class="frame">
       <a class="skip" href="#main" onClick={skip}>
-        To the content
+        Skip to content
       </a>
       <SideBar />
       <div class="body">
@@ -53,7 +53,7 @@ function Main() {
   const main = useRef<HTMLElement>(null);
   const where = page.value;
   const isFirst = useRef(true);
-  // Another page begins at its top, and who does not see it is told its heading.
+  // A new page starts at its top. Focus on the heading lets screen readers announce it.
   useEffect(() => {
     if (isFirst.current) {
       isFirst.current = false;
@@ -106,14 +106,14 @@ function Page() {
       return <AuditPage />;
     default:
       return (
-        <PageHead title="There is no such page">
+        <PageHead title="Page not found">
           <Link to="/">Overview</Link>
         </PageHead>
       );
   }
 }
 
-/** Pages by the key that opens them behind `g`. */
+/** Pages by the key that opens them after `g`. */
 const KEYS: Record<string, string> = {
   o: '/',
   v: '/vms',
@@ -182,20 +182,27 @@ function SideBar() {
   );
 }
 
-function Item(props: { path: string; text: string; count?: number | string | undefined; isLive?: boolean }) {
+function Item(props: {
+  path: string;
+  text: string;
+  count?: number | string | undefined;
+  isLive?: boolean;
+}) {
   const here = `/${route.value.parts[0] ?? ''}`;
   const isHere = here === props.path || listOf(here) === props.path;
   return (
     <li>
       <a href={`#${props.path}`} aria-current={isHere ? 'page' : undefined}>
         <span>{props.text}</span>
-        {props.count !== undefined && <span class={`count ${props.isLive ? 'live' : ''}`}>{props.count}</span>}
+        {props.count !== undefined && (
+          <span class={`count ${props.isLive ? 'live' : ''}`}>{props.count}</span>
+        )}
       </a>
     </li>
   );
 }
 
-/** The list that a single move or drain is found in. */
+/** The list that contains a single move or drain. */
 function listOf(here: string): string | null {
   if (here === '/drains') return '/history';
   if (here !== '/moves') return null;
@@ -204,9 +211,9 @@ function listOf(here: string): string | null {
 }
 
 const THEMES: [Theme, string][] = [
-  ['system', 'Colours: system'],
-  ['light', 'Colours: light'],
-  ['dark', 'Colours: dark'],
+  ['system', 'Theme: system'],
+  ['light', 'Theme: light'],
+  ['dark', 'Theme: dark'],
 ];
 
 function TopBar() {
@@ -216,12 +223,20 @@ function TopBar() {
     <header class={isLost ? 'top top-lost' : 'top'}>
       <ConnectionMark />
       <span class="grow" />
-      <button type="button" class="act quiet" onClick={openHelp} aria-label="Keys and shapes">
+      <button
+        type="button"
+        class="act quiet"
+        onClick={openHelp}
+        aria-label="Keyboard shortcuts and symbols"
+      >
         ?
       </button>
       <label class="theme">
-        <span class="unseen">Colours</span>
-        <select value={theme.value} onChange={(event) => (theme.value = event.currentTarget.value as Theme)}>
+        <span class="unseen">Theme</span>
+        <select
+          value={theme.value}
+          onChange={(event) => (theme.value = event.currentTarget.value as Theme)}
+        >
           {THEMES.map(([value, text]) => (
             <option key={value} value={value}>
               {text}
@@ -239,7 +254,9 @@ function TopBar() {
   );
 }
 
-/** Whether what is shown is live. Where it is not, that has its place in the bar: nothing below moves. */
+/**
+ * Connection state. It is shown in the top bar, so that a lost connection does not shift the page.
+ */
 function ConnectionMark() {
   const now = connection.value;
   if (now.state === 'lost' || now.state === 'trying') {
@@ -247,10 +264,11 @@ function ConnectionMark() {
       <div class="lost" role="alert">
         <Mark tone="bad" shape="triangle" />
         <span class="lost-text" title={now.why}>
-          <strong>Connection lost, trying again.</strong> {now.why} What is shown is as it was then.
+          <strong>Connection lost, reconnecting.</strong> {now.why} The page shows the last known
+          state.
         </span>
         <button type="button" class="act" onClick={tryNow} aria-disabled={now.state === 'trying'}>
-          Try now
+          Reconnect now
         </button>
       </div>
     );

@@ -1,4 +1,5 @@
-// Writes .br and .gz beside each file of dist, so that the manager never compresses anything itself. The same bytes each time.
+// Writes .br and .gz beside each file of dist, so that the manager never compresses anything
+// itself. The output is deterministic.
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { brotliCompressSync, constants, gzipSync } from 'node:zlib';
@@ -16,13 +17,17 @@ function files(folder) {
 let whole = 0;
 for (const path of files(dist).filter((path) => isText.test(path))) {
   const content = readFileSync(path);
-  const params = { [constants.BROTLI_PARAM_QUALITY]: 11, [constants.BROTLI_PARAM_SIZE_HINT]: content.length };
+  const params = {
+    [constants.BROTLI_PARAM_QUALITY]: 11,
+    [constants.BROTLI_PARAM_SIZE_HINT]: content.length,
+  };
   const brotli = brotliCompressSync(content, { params });
   writeFileSync(`${path}.br`, brotli);
   writeFileSync(`${path}.gz`, gzipSync(content, { level: 9 }));
   whole += brotli.length;
   console.log(
-    `${path.slice(dist.length + 1).padEnd(40)} ${String(content.length).padStart(8)} B, ${brotli.length} B in brotli`,
+    `${path.slice(dist.length + 1).padEnd(40)} ${String(content.length).padStart(8)} B, ` +
+      `${brotli.length} B in brotli`,
   );
 }
-console.log(`all of it: ${(whole / 1000).toFixed(1)} kB in brotli`);
+console.log(`total: ${(whole / 1000).toFixed(1)} kB in brotli`);

@@ -1,4 +1,5 @@
-// Takes out of the lock where packages came from: it names versions and digests, and each machine asks its own registry.
+// Removes the registries' URLs from the lock file. It keeps versions and digests; each machine uses
+// its own registry.
 import { readFileSync, writeFileSync } from 'node:fs';
 
 const path = new URL('../package-lock.json', import.meta.url).pathname;

@@ -184,6 +184,25 @@ fn a_vm_lives_its_life_by_the_manager() {
 }
 
 #[test]
+fn without_its_manager_a_vm_is_shown_and_not_changed() {
+    let mut managed = Managed::begin(1);
+    managed.ask("vm create web --kernel /k");
+    managed.process.kill().unwrap();
+    managed.process.wait().unwrap();
+    let (name, address) = managed._fleet.agents().iter().next().unwrap();
+    let file = format!("[hosts.{name}]\napi = \"{address}\"\n");
+    let text = std::fs::read_to_string(&managed.hosts).unwrap();
+    let (_, of_manager) = text.split_once("[manager]").unwrap();
+    std::fs::write(&managed.hosts, format!("{file}[manager]{of_manager}")).unwrap();
+    for line in ["vm delete web", "vm start web", "vm stop web"] {
+        let (code, _, failure) = managed.run(line);
+        assert_eq!(code, 6, "{line}: {failure}");
+        assert!(failure["error"]["remedy"].as_str().unwrap().contains("--host"), "{failure}");
+    }
+    assert_eq!(managed.ask("vm list")[0]["state"], "stopped");
+}
+
+#[test]
 fn what_hosts_share_is_listed() {
     let managed = Managed::begin(2);
     managed.ask("vm create web --kernel /k --disk path=/srv/a.raw,format=raw --nic network=lan");

@@ -1,7 +1,8 @@
 //! The agent: its VMs, each with its condition, and what the host offers them.
 //!
-//! Every operation on a VM asks [`Condition::admit`] under the table's lock, works without the lock in a task of its
-//! own (so that a client that hangs up stops nothing half-way), and writes the outcome back under the lock.
+//! Every operation on a VM takes three steps. It calls [`Condition::admit`] under the table's lock.
+//! It runs without the lock in its own task, so that a client that disconnects leaves nothing half
+//! done. It writes the outcome back under the lock.
 
 mod cpu;
 mod doubt;
@@ -41,13 +42,14 @@ use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 
 pub(crate) use ended::shut_down;
 
-/// The longest answer of another agent that is read; the longest there is tells a minute of a probe's readings, 0.1 MB.
+/// Longest answer of another agent that is read. The longest valid one reports a minute of a
+/// probe's readings, 0.1 MB.
 const PEER_ANSWER_BYTES: usize = 1 << 20;
 
-/// As many hosts are told to who names one that is not known.
+/// Number of known hosts that the error about an unknown host lists.
 const MOST_NAMED: usize = 20;
 
-/// The host agent. One a host; shared by everything that serves it.
+/// The host agent. One for each host, shared by everything that serves it.
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
@@ -63,29 +65,30 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
-    /// None: this host is insecure, or speaks to nobody.
+    /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
-    /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
+    /// QEMU programs already queried, with their modification time; a changed program is queried
+    /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
     accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
-    /// What CPU each of them can give; an upgraded one is asked again.
+    /// CPU models that each program offers; a changed program is queried again.
     cpus: tokio::sync::Mutex<cpu::KnownCpus>,
 }
 
 /// One VM in the agent's table.
 #[derive(Debug)]
 struct Slot {
-    /// Tells it from another VM that has its name later.
+    /// Distinguishes this VM from a later one of the same name.
     identity: Arc<()>,
     condition: Condition,
-    /// What is known about how it came into that condition.
+    /// Why the VM is in that condition, if known.
     reason: Option<String>,
     spec: Arc<ResolvedSpec>,
     ownership: Ownership,
-    /// Its process, where there is one.
+    /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
-    /// Held by whoever reads the console: QEMU serves one at a time.
+    /// Held by the console's reader: QEMU serves one reader at a time.
     console: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -104,70 +107,71 @@ impl Slot {
 }
 
 impl Agent {
-    /// The configuration it was started with.
+    /// Returns the configuration that the agent started with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The migrations that run or ran from this host.
+    /// Returns the outgoing migrations of this host, running and ended.
     #[must_use]
     pub fn migrations(&self) -> &Migrations {
         &self.migrations
     }
 
-    /// What is measured of this host.
+    /// Returns the host's metrics.
     pub(crate) fn metrics(&self) -> &Metrics {
         self.migrations.metrics()
     }
 
-    /// The hosts that VMs can be moved to.
+    /// Returns the names of the hosts that VMs can move to.
     pub(crate) fn peer_names(&self) -> impl Iterator<Item = String> {
         self.peers.all().into_keys()
     }
 
-    /// The migrations that arrive or arrived at this host.
+    /// Returns the incoming migrations of this host, running and ended.
     #[must_use]
     pub fn incoming(&self) -> &IncomingMigrations {
         &self.incoming
     }
 
-    /// The guests that run here while pages of them are elsewhere.
+    /// Returns the page-ins: guests that run here while some of their pages are still on the
+    /// source.
     pub(crate) fn page_ins(&self) -> &PageIns {
         &self.page_ins
     }
 
-    /// The probe that this host takes part in, if any.
+    /// Returns the probes of lanes that this host takes part in.
     pub(crate) fn probes(&self) -> &Probes {
         &self.probes
     }
 
-    /// How fast the pages of guests may leave this host.
+    /// Returns the bandwidth limits of outgoing migrations.
     #[must_use]
     pub fn limits(&self) -> &HostLimits {
         &self.limits
     }
 
-    /// What was lately seen of the lanes to other hosts.
+    /// Returns recent measurements of the lanes to other hosts.
     pub(crate) fn lanes_seen(&self) -> &LanesSeen {
         &self.lanes_seen
     }
 
-    /// Memory that arriving guests' pages may be made of.
+    /// Returns the memory from which pages of arriving guests may be restored.
     pub(crate) fn references(&self) -> &Arc<References> {
         &self.references
     }
 
-    /// What this host shows to others and expects of them; none where it is insecure.
+    /// Returns this host's certificate and the authority it trusts; `None` on an insecure host.
     #[must_use]
     pub fn identity(&self) -> Option<godwit_pki::Identity> {
         self.protection.as_ref().map(Protection::identity)
     }
 
-    /// A client of another host's agent, by the name that the configuration gives it.
+    /// Creates a client for the agent of another host, by the host's name in the configuration.
     pub fn peer(&self, name: &str) -> Result<Client, ApiError> {
         if name == self.config.name {
-            let message = format!("host {name} is the host the VM is on");
+            let message = format!("cannot migrate to host {name}: the VM is on that host");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, "name another host"));
         }
         let Some(url) = self.peers.find(name) else {
@@ -175,8 +179,8 @@ impl Agent {
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             return Err(ApiError::new(
                 ErrorCode::NotFound,
-                format!("host {} knows no host \"{name}\"", self.config.name),
-                format!("its configuration's [peers], or its manager, names: {known}"),
+                format!("host {} does not know a host \"{name}\"", self.config.name),
+                format!("name a host of its [peers], or one its manager added: {known}"),
             ));
         };
         let endpoint = url.parse()?;
@@ -187,28 +191,29 @@ impl Agent {
         .with_answers_of_at_most(PEER_ANSWER_BYTES))
     }
 
-    /// Names hosts that VMs can be moved to, in the place of those named before; gives those that there are now.
+    /// Replaces the peers that a manager named; returns all current peers.
     ///
     /// # Errors
-    /// One of them can't be an agent's address here, or the disk is full: those named before stay.
+    /// An address is not valid for this host, or the disk is full; the earlier peers then stay.
     pub fn set_peers(&self, peers: SetPeers) -> Result<SetPeers, ApiError> {
         tokio::task::block_in_place(|| self.peers.set(&self.config, &self.store, peers))?;
         Ok(SetPeers { peers: self.peers.all() })
     }
 
-    /// Takes a list of revoked certificates in the place of the one before.
+    /// Replaces the list of revoked certificates.
     ///
     /// # Errors
-    /// It is not good, or an older one; this host has no certificate; the disk is full.
+    /// The list is invalid or older than the current one; this host has no certificate; the disk is
+    /// full.
     pub fn set_revocations(&self, list: &SetRevocations) -> Result<RevocationsTaken, ApiError> {
         let Some(protection) = &self.protection else {
-            let message = format!("host {} has no certificate, and checks none", self.config.name);
-            return Err(ApiError::new(ErrorCode::WrongState, message, "give the host [tls]"));
+            let message = format!("host {} has no certificate and checks none", self.config.name);
+            return Err(ApiError::new(ErrorCode::WrongState, message, "set [tls] on the host"));
         };
         tokio::task::block_in_place(|| protection.revoke(&list.list))
     }
 
-    /// Waits until a certificate is revoked: for ever, where this host checks none.
+    /// Waits until a certificate is revoked; never returns on a host that checks none.
     pub(crate) async fn until_revoked(&self, serial: &Serial) {
         match &self.protection {
             Some(protection) => protection.until_revoked(serial).await,
@@ -216,7 +221,7 @@ impl Agent {
         }
     }
 
-    /// Every VM, by name.
+    /// Returns every VM, by name.
     #[must_use]
     pub fn vms(&self) -> Vec<VmInfo> {
         self.table().iter().map(|(name, slot)| self.describe(name, slot)).collect()
@@ -228,18 +233,19 @@ impl Agent {
         Ok(self.describe(name, slot))
     }
 
-    /// The process of a VM; none while it has none.
+    /// Returns the process of a VM; `None` if it has none.
     pub fn vm(&self, name: &str) -> Result<Option<Arc<Vm>>, ApiError> {
         Ok(self.table().get(name).ok_or_else(|| self.no_vm(name))?.vm.clone())
     }
 
-    /// The files of a VM, whether or not it has a process.
+    /// Returns the files of a VM, whether or not it has a process.
     pub fn files(&self, name: &VmName) -> Result<VmFiles, ApiError> {
         self.vm(name)?;
         Ok(self.places.vm(name))
     }
 
-    /// The socket of a VM's console and the right to be its only reader, given back when dropped.
+    /// Returns the socket of a VM's console and the exclusive right to read it, released when
+    /// dropped.
     pub fn console(
         &self,
         name: &str,
@@ -248,11 +254,11 @@ impl Agent {
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         let Some(vm) = &slot.vm else { return Err(slot.condition.without_console(name)) };
         let alone = slot.console.clone().try_lock_owned().map_err(|_| {
-            let message = format!("somebody else has the console of VM \"{name}\" open");
+            let message = format!("cannot open the console of VM \"{name}\": it is in use");
             ApiError::new(
                 ErrorCode::Busy,
                 message,
-                "wait for them to leave, or read along with `godwit vm logs -f`",
+                "wait until it is free, or follow it with `godwit vm logs -f`",
             )
         })?;
         Ok((vm.files.console_socket(), alone))
@@ -266,7 +272,7 @@ impl Agent {
         };
         let reason = match condition {
             Condition::MigratingIn { from } if slot.reason.is_none() => {
-                Some(format!("arriving from host {from}, which runs it"))
+                Some(format!("arriving from host {from}, where it still runs"))
             }
             _ => slot.reason.clone(),
         };
@@ -291,11 +297,12 @@ impl Agent {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<VmName, Slot>> {
-        // A panic while it was held can't leave it half changed: every change is one assignment or insertion.
+        // A panic cannot leave the table half changed: every change is one assignment or insertion.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an operation: the condition changes to "under way" or the reason why not is returned.
+    /// Begins an operation: changes the condition to "under way", or returns why the operation is
+    /// not admitted.
     fn begin(&self, name: &str, operation: &Operation) -> Result<Begun, ApiError> {
         let mut table = self.table();
         let slot = table.get_mut(name).ok_or_else(|| self.no_vm(name))?;
@@ -310,7 +317,7 @@ impl Agent {
         })
     }
 
-    /// Writes an operation's outcome back.
+    /// Records an operation's outcome.
     fn settle(
         &self,
         name: &VmName,
@@ -326,15 +333,15 @@ impl Agent {
         }
     }
 
-    /// Notes with which specification a VM's process was started: backing chains may have been
-    /// recorded in it.
+    /// Records the specification that a VM's process was started with; it may contain backing
+    /// chains recorded at the start.
     fn know_spec(&self, vm: &Vm) {
         if let Some(slot) = self.table().get_mut(&vm.name) {
             slot.spec = Arc::new(vm.spec.clone());
         }
     }
 
-    /// Saves a VM's record off the async threads: it waits for the disk.
+    /// Saves a VM's record with a blocking write.
     async fn save(
         &self,
         spec: &ResolvedSpec,
@@ -346,39 +353,37 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
-    /// Saves a record off the async threads.
+    /// Saves a record with a blocking write.
     async fn save_record(&self, record: &SavedVm) -> Result<(), ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.save(record))?)
     }
 
-    /// Saves a record in the place of `stale`; none: there was none to read. Where another has been saved since, that one stays: whoever
-    /// saved it knew more.
+    /// Saves a record in place of `stale` (`None`: there was no record). If another record has been
+    /// saved since, that one stays, because it is newer.
     async fn save_over(&self, stale: Option<&SavedVm>, record: &SavedVm) -> Result<(), ApiError> {
         let Some(stale) = stale else { return self.save_record(record).await };
         let saved = tokio::task::block_in_place(|| self.store.save_over(stale, record))?;
         if !saved {
-            tracing::debug!(
-                vm = record.spec.name.as_str(),
-                "its record is newer than what was to be saved"
-            );
+            tracing::debug!(vm = record.spec.name.as_str(), "record not saved: a newer one exists");
         }
         Ok(())
     }
 
-    /// Reads a VM's record; none: there is none.
+    /// Reads a VM's record; `None` if there is none.
     ///
     /// # Errors
-    /// It can't be read: what it says is not known, and nothing may be done that depends on it.
+    /// The record cannot be read. Its content is then unknown, and nothing that depends on it may
+    /// be done.
     fn read_record(&self, name: &VmName) -> Result<Option<SavedVm>, ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.read(name))?)
     }
 
-    /// A VM's record, as it is on disk.
+    /// Returns a VM's record on disk, if it can be read.
     fn record(&self, name: &VmName) -> Option<SavedVm> {
         tokio::task::block_in_place(|| self.store.load(name))
     }
 
-    /// The generation of a VM's ownership has changed.
+    /// Records a new epoch of a VM's ownership.
     fn new_epoch(&self, vm: &Vm, epoch: u64) {
         vm.set_epoch(epoch);
         if let Some(slot) = self.table().get_mut(&vm.name) {
@@ -395,7 +400,7 @@ impl Agent {
     }
 }
 
-/// What an operation works on once it has been admitted.
+/// Input of an operation that has been admitted.
 #[derive(Debug)]
 struct Begun {
     before: Condition,
@@ -406,7 +411,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// Lets go of a process that the operation has ended: nothing is kept there any more.
+    /// Drops a process that the operation has ended; such a process retains nothing.
     fn lose_what_ended(&mut self) {
         if self.vm.take_if(|vm| vm.process.exit().is_some()).is_some() && self.before.is_in_doubt()
         {

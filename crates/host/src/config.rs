@@ -1,4 +1,5 @@
-//! The agent's configuration file (TOML). Every error names the file, the place in it and the remedy.
+//! The agent's configuration file (TOML). Every error names the file, the place in it and the
+//! remedy.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,128 +15,132 @@ use serde::Deserialize;
 
 use crate::user::UserRange;
 
-/// A unix socket's path may have 107 bytes (`sun_path`, unix(7)); what the agent appends to `run_dir` for a VM
-/// with the longest name has to fit as well: `/vms/NAME/serial.sock`.
+/// Longest `run_dir`, in bytes. The path of a unix socket has at most 107 bytes (`sun_path`,
+/// unix(7)). It must also hold what the agent appends to `run_dir` for the VM with the longest
+/// name: `/vms/NAME/serial.sock`.
 const MAX_RUN_DIR_BYTES: usize = 107 - "/vms/".len() - VmName::MAX_BYTES - "/serial.sock".len();
 
-/// What `godwit host run --config FILE` reads.
+/// Contents of the file that `godwit host run --config FILE` reads.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// This host's name: what `migrate --to` and reports call it. Without it the machine's.
+    /// Name of this host in `migrate --to` and in reports. Default: the machine's name.
     #[serde(default = "godwit_pki::machine_name")]
     pub name: String,
-    /// Addresses for other agents; none: this host takes part in no migration.
+    /// Listen addresses for other agents. Empty: this host takes part in no migration.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
-    /// The unix socket for the command line, root only.
+    /// Unix socket for the command line; only root may use it.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// What must survive a reboot: the definitions of VMs.
+    /// Directory for state that must survive a reboot: the definitions of VMs.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
-    /// What lives as long as the VMs' processes: sockets, logs.
+    /// Directory for files that live as long as the VMs' processes: sockets, logs.
     #[serde(default = "default_run_dir")]
     pub run_dir: PathBuf,
-    /// Where the tmpfs for guest memory is mounted; none: `ram` in the run directory.
+    /// Mount point of the tmpfs for guest memory. Default: `ram` in the run directory.
     #[serde(default)]
     pub ram_dir: Option<PathBuf>,
-    /// Addresses of this host at which migrations arrive.
+    /// Addresses of this host that receive migrations.
     #[serde(default)]
     pub migration_addresses: Vec<IpAddr>,
-    /// The QEMU of VMs that name none: a path, or a name looked for in PATH.
+    /// QEMU for VMs that name none: a path, or a name to look up in PATH.
     #[serde(default = "default_qemu")]
     pub qemu: PathBuf,
-    /// Other QEMUs that VMs of other hosts may name when they arrive.
+    /// Other QEMU programs that VMs arriving from other hosts may name.
     #[serde(default)]
     pub qemu_programs: Vec<PathBuf>,
-    /// Numbers of users, one for each QEMU; none: [`crate::DEFAULT_USERS`].
+    /// Range of user IDs, one for each QEMU. Default: [`crate::DEFAULT_USERS`].
     #[serde(default)]
     pub qemu_users: Option<UserRange>,
-    /// One user that all QEMUs run as, instead: a name of /etc/passwd, or `UID:GID`.
+    /// One user for all QEMUs, in place of `qemu_users`: a name in /etc/passwd, or `UID:GID`.
     #[serde(default)]
     pub qemu_user: Option<String>,
-    /// Whether QEMU gives up the system calls that it never needs.
+    /// Whether QEMU runs with its seccomp filter, which denies system calls that it never needs.
     #[serde(default = "yes")]
     pub qemu_sandbox: bool,
-    /// A cgroup (v2), delegated with the controllers `memory` and `pids`, in which each VM gets one of its own. `None`: that of the
-    /// packaged unit, where the agent runs from its own packaged unit.
+    /// Parent cgroup (v2) of the VMs' cgroups, delegated with the controllers `memory` and `pids`.
+    /// Default: the cgroup of the packaged unit, if the agent runs from that unit.
     #[serde(default)]
     pub vm_cgroup: Option<PathBuf>,
-    /// Directories with files that VMs of other hosts may name when they arrive; none: the customary ones.
+    /// Directories whose files VMs arriving from other hosts may name. Default: the usual image
+    /// directories.
     #[serde(default = "default_vm_dirs")]
     pub vm_dirs: Vec<PathBuf>,
-    /// The library preloaded into QEMU; none: `libgodwit_tracker.so` beside this program or in its lib directory.
+    /// Library preloaded into QEMU. Default: `libgodwit_tracker.so` beside this program or in its
+    /// lib directory.
     #[serde(default)]
     pub tracker: Option<PathBuf>,
-    /// This host's certificate and whom it trusts; none: only with `insecure`.
+    /// This host's certificate and the authority it trusts. Required unless `insecure` is set.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
-    /// Agents and migrations go unprotected: for a network that is theirs alone.
+    /// Whether agents and migrations communicate without TLS. Only for a dedicated network.
     #[serde(default)]
     pub insecure: bool,
-    /// How fast guests' pages may leave.
+    /// Bandwidth limits of outgoing migrations.
     #[serde(default)]
     pub limits: LimitsConfig,
-    /// What pages may be told by, instead of being sent.
+    /// Page references: pages sent by digest in place of their content.
     #[serde(default)]
     pub references: ReferencesConfig,
-    /// Memory of what was sent of pages, for what differs the next time.
+    /// Page deltas: memory for earlier page contents, against which changed pages are encoded.
     #[serde(default)]
     pub deltas: DeltasConfig,
-    /// By what guests are slowed that write too much.
+    /// Means of throttling guests that write too fast.
     #[serde(default)]
     pub throttle: ThrottleConfig,
-    /// What the policies of migrations from here do otherwise.
+    /// Changes to the policies of migrations from this host.
     #[serde(default)]
     pub policies: PoliciesConfig,
-    /// Networks that NICs name.
+    /// Networks, by the name that NICs use.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
-    /// Hosts that VMs can be moved to, by name.
+    /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
 }
 
-/// Files of TLS, as `godwit pki` makes them.
+/// TLS files, as `godwit pki` writes them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
     pub authority: PathBuf,
     pub certificate: PathBuf,
     pub key: PathBuf,
-    /// A list of revoked certificates, beside the one that a manager sends: a file of `godwit pki crl`.
+    /// List of revoked certificates, written by `godwit pki crl`; used beside the list that a
+    /// manager sends.
     #[serde(default)]
     pub revoked: Option<PathBuf>,
 }
 
-/// Limits of what migrations send; an operator may change them while the agent runs.
+/// Bandwidth limits of migrations; an operator may change them while the agent runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
-    /// All migrations together.
+    /// Limit of all migrations together.
     #[serde(default)]
     pub host: RateLimit,
-    /// Each migration whose request names none.
+    /// Limit of each migration whose request names none.
     #[serde(default)]
     pub migration: RateLimit,
-    /// Lanes, by this host's address.
+    /// Limits of lanes, by this host's address.
     #[serde(default)]
     pub lanes: BTreeMap<IpAddr, RateLimit>,
 }
 
-/// Memory by which pages are told instead of being sent.
+/// Settings of page references: a page that the destination holds is sent by reference.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ReferencesConfig {
-    /// What pages of migrations from and to this host may be told by.
+    /// Which references migrations from and to this host may use.
     #[serde(rename = "use")]
     pub by: ReferenceUse,
-    /// Memory of VMs that left which is kept for their way back.
+    /// Memory for the pages of VMs that left, retained for their return.
     pub base_memory: BaseMemory,
-    /// How long it is kept, minutes.
+    /// Retention time of that memory, in minutes.
     pub base_minutes: u32,
-    /// Memory for the digests of pages that are offered.
+    /// Memory for the digests of pages that this host offers.
     pub digest_memory: ByteSize,
 }
 
@@ -150,11 +155,11 @@ impl Default for ReferencesConfig {
     }
 }
 
-/// Pages told by what differs from what was sent of them before.
+/// Settings of page deltas: a page is sent as its difference from the content sent before.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeltasConfig {
-    /// Memory of each migration from this host for what was sent; 0: no page is told so.
+    /// Memory of each outgoing migration for content sent before; 0 disables deltas.
     pub cache_memory: ByteSize,
 }
 
@@ -164,26 +169,26 @@ impl Default for DeltasConfig {
     }
 }
 
-/// How guests are slowed that dirty more than the wire carries.
+/// Settings for throttling guests that dirty memory faster than the link carries it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ThrottleConfig {
     pub means: MeansUse,
 }
 
-/// What each policy does otherwise than documented.
+/// Changes to the documented settings of each policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct PoliciesConfig {
-    /// Of `auto`; the others of their names.
+    /// Settings of `auto`.
     pub auto: PolicySettings,
-    /// Of `minimal-pause`.
+    /// Settings of `minimal-pause`.
     pub minimal_pause: PolicySettings,
-    /// Of `minimal-impact`.
+    /// Settings of `minimal-impact`.
     pub minimal_impact: PolicySettings,
-    /// Of `fast-evacuation`.
+    /// Settings of `fast-evacuation`.
     pub fast_evacuation: PolicySettings,
-    /// Of `deadline=TIME`.
+    /// Settings of `deadline=TIME`.
     pub deadline: PolicySettings,
 }
 
@@ -214,18 +219,18 @@ impl PoliciesConfig {
     }
 }
 
-/// How much memory bases may have.
+/// Memory for the retained pages of VMs that left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum BaseMemory {
-    /// A quarter of the host's.
+    /// A quarter of the host's memory.
     Auto,
-    /// So much; 0: none is kept.
+    /// A fixed size; 0 retains nothing.
     Size(ByteSize),
 }
 
 impl BaseMemory {
-    /// Bytes, on a host of so many.
+    /// Returns the size in bytes on a host with `host_bytes` of memory.
     #[must_use]
     pub fn bytes(self, host_bytes: u64) -> u64 {
         match self {
@@ -253,9 +258,10 @@ impl TryFrom<String> for BaseMemory {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkConfig {
-    /// The bridge that taps join. It must exist; the agent does not make it.
+    /// Bridge that taps join. It must exist; the agent does not create it.
     pub bridge: String,
-    /// Whether this host's kernel serves its NICs (vhost-net), and not QEMU. Each host has it its own way: a VM moves between the two.
+    /// Whether the kernel serves the NICs (vhost-net) in place of QEMU. Hosts may differ in this: a
+    /// VM can move between them.
     #[serde(default)]
     pub vhost: bool,
 }
@@ -275,14 +281,14 @@ fn default_qemu() -> PathBuf {
 fn yes() -> bool {
     true
 }
-/// Where nothing but images lies, as a rule: never a directory of the host's own files.
+/// Returns the usual image directories, never a directory of the host's own files.
 fn default_vm_dirs() -> Vec<PathBuf> {
     ["/srv", "/mnt", "/var/lib/godwit/images", "/var/lib/libvirt/images"]
         .map(PathBuf::from)
         .to_vec()
 }
 
-/// What is wrong with a configuration.
+/// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
@@ -296,11 +302,9 @@ pub enum ConfigError {
     /// The file is no configuration.
     #[error("{path}:{line}: {why}")]
     Syntax {
-        /// The file.
         path: PathBuf,
-        /// Where in it, from 1.
+        /// Line in the file, from 1.
         line: usize,
-        /// What is wrong there.
         why: String,
     },
     /// A value makes no sense.
@@ -329,10 +333,11 @@ impl ConfigError {
 }
 
 impl Config {
-    /// Where it is when nothing else is named.
+    /// Path of the configuration unless another is given.
     pub const DEFAULT_FILE: &str = "/etc/godwit/host.toml";
 
-    /// Reads and checks a file; the one at its default place may be missing: then the host is alone, with all defaults.
+    /// Reads and checks a file. If the default file does not exist, returns the defaults: a host
+    /// without peers.
     pub fn load_or_alone(path: &Path) -> Result<Config, ConfigError> {
         match Config::load(path) {
             Err(ConfigError::Read { source, .. })
@@ -369,13 +374,13 @@ impl Config {
         }
     }
 
-    /// Where guest memory lives.
+    /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
         self.ram_dir.clone().unwrap_or_else(|| self.run_dir.join("ram"))
     }
 
-    /// Where the library for QEMU is, whether or not it exists.
+    /// Returns the path of the library for QEMU; the library need not exist.
     #[must_use]
     pub fn tracker(&self) -> PathBuf {
         if let Some(path) = &self.tracker {
@@ -387,7 +392,8 @@ impl Config {
         beside.filter(|path| path.exists()).unwrap_or(installed)
     }
 
-    /// Whoever reaches an agent can read and run guests: that is protected, or unprotected by somebody's word.
+    /// Checks the protection: a client of an agent can read and run guests, so either TLS or an
+    /// explicit `insecure` is required.
     fn protection_problem(&self) -> Option<(String, String, &'static str)> {
         match (&self.tls, self.insecure) {
             (Some(_), true) => Some((
@@ -397,8 +403,9 @@ impl Config {
             )),
             (None, false) if !self.listen.is_empty() || !self.peers.is_empty() => Some((
                 "tls".into(),
-                "agents speak to each other, and nothing protects that".into(),
-                "make certificates with `godwit pki` and name them under [tls], or write insecure = true on every host",
+                "agents communicate with each other, and neither [tls] nor insecure is set".into(),
+                "make certificates with `godwit pki` and name them under [tls], \
+                                 or write insecure = true on every host",
             )),
             _ => None,
         }
@@ -416,13 +423,14 @@ impl Config {
                     return problem(name, why, "write https://");
                 }
                 Ok(Endpoint::Tls(_)) if self.insecure => {
-                    let why = "https:// needs a certificate, and this host is insecure".into();
-                    return problem(name, why, "write http://, or give this host [tls]");
+                    let why =
+                        "https:// needs a certificate, and this host has none (insecure)".into();
+                    return problem(name, why, "write http://, or set [tls] on this host");
                 }
                 Ok(_) => {}
             }
             if name == &self.name {
-                return problem(name, "a host is no peer of itself".into(), "remove the line");
+                return problem(name, "a host cannot be its own peer".into(), "remove the line");
             }
         }
         None
@@ -436,12 +444,12 @@ impl Config {
         {
             return problem(
                 "name",
-                format!("\"{}\" is no host name", self.name),
+                format!("\"{}\" is not a valid host name", self.name),
                 "use letters, digits, - _ .",
             );
         }
         if self.qemu_user.is_some() && self.qemu_users.is_some() {
-            let why = "qemu_user is one user for all VMs, and qemu_users one for each".into();
+            let why = "qemu_user sets one user for all VMs, qemu_users one for each VM".into();
             return problem("qemu_user", why, "remove one of the two lines");
         }
         let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
@@ -456,14 +464,14 @@ impl Config {
             if !path.is_absolute() {
                 return problem(
                     key,
-                    format!("{} is relative", path.display()),
+                    format!("{} is a relative path", path.display()),
                     "write an absolute path",
                 );
             }
         }
         let run_dir_bytes = self.run_dir.as_os_str().len();
         if run_dir_bytes > MAX_RUN_DIR_BYTES {
-            let why = format!("{run_dir_bytes} bytes are too long for the sockets below it");
+            let why = format!("{run_dir_bytes} bytes are too long for the sockets in it");
             return problem(
                 "run_dir",
                 why,
@@ -473,7 +481,7 @@ impl Config {
         if self.socket.as_os_str().len() > 107 {
             return problem(
                 "socket",
-                "a socket's path has at most 107 bytes".into(),
+                "the path of a socket has at most 107 bytes".into(),
                 "use a shorter path",
             );
         }
@@ -486,20 +494,20 @@ impl Config {
         if let Some(lane) = self.limits.lanes.keys().find(|lane| !known(lane))
             && !self.migration_addresses.is_empty()
         {
-            let why = "no lane leaves from an address that is not among migration_addresses".into();
-            return problem(&format!("limits.lanes.\"{lane}\""), why, "name one of those");
+            let why = "the address is not in migration_addresses".into();
+            return problem(&format!("limits.lanes.\"{lane}\""), why, "use one of them");
         }
         if let Some((key, why, remedy)) = self.peers_problem() {
             return problem(&key, why, &remedy);
         }
         for (name, network) in &self.networks {
-            // IFNAMSIZ is 16 with the final zero (linux/if.h).
+            // IFNAMSIZ is 16, including the final zero (linux/if.h).
             if network.bridge.is_empty() || network.bridge.len() > 15 {
-                let why = format!("\"{}\" is no interface name", network.bridge);
+                let why = format!("\"{}\" is not a valid interface name", network.bridge);
                 return problem(
                     &format!("networks.{name}.bridge"),
                     why,
-                    "name a bridge of this host, 1 to 15 bytes",
+                    "name a bridge of this host; its name has 1 to 15 bytes",
                 );
             }
         }
@@ -511,11 +519,14 @@ impl Config {
 mod tests {
     use super::*;
 
-    const TLS_TO_HTTP: &str = "name = \"a\"\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"\n\
-        [peers]\nb = \"http://10.0.0.1:7700\"";
-    const TLS_AND_NOT: &str = "name = \"a\"\ninsecure = true\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"";
+    const TLS_TO_HTTP: &str = "name = \"a\"\n\
+            [tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"\n\
+            [peers]\nb = \"http://10.0.0.1:7700\"";
+    const TLS_AND_NOT: &str = "name = \"a\"\ninsecure = true\n\
+            [tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"";
 
-    const OTHER_LANE: &str = "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n[limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
+    const OTHER_LANE: &str = "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n\
+            [limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("/etc/godwit/agent.toml"))
@@ -601,28 +612,31 @@ mod tests {
     }
 
     #[test]
-    fn each_error_names_the_place_and_the_mend() {
+    fn each_error_names_the_place_and_the_remedy() {
         let long = format!("name = \"a\"\nrun_dir = \"/{}\"", "x".repeat(100));
         let cases = [
             ("name = \"a\"\nlisten = [\"10.0.0.1\"]", "agent.toml:2:"),
             ("name = \"a\"\n\nstate-dir = \"/x\"", "agent.toml:3: unknown field `state-dir`"),
-            ("name = \"a b\"", "name: \"a b\" is no host name"),
-            ("name = \"a\"\nqemu_users = \"all\"", "agent.toml:2: \"all\" is no range of users"),
+            ("name = \"a b\"", "name: \"a b\" is not a valid host name"),
+            ("name = \"a\"\nqemu_users = \"all\"", "agent.toml:2: \"all\" is not a range of users"),
             (
                 "name = \"a\"\nqemu_user = \"u\"\nqemu_users = \"300000-365535\"",
-                "qemu_user: qemu_user is one user",
+                "qemu_user: qemu_user sets one user",
             ),
-            ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is relative"),
+            ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is a relative path"),
             (
                 "name = \"a\"\nstate_dir = \"x\"",
-                "state_dir: x is relative (write an absolute path)",
+                "state_dir: x is a relative path (write an absolute path)",
             ),
             ("name = \"a\"\ninsecure = true\n[peers]\nb = \"10.0.0.1:7700\"", "peers.b:"),
             (
                 "name = \"a\"\ninsecure = true\n[peers]\na = \"http://10.0.0.1:7700\"",
-                "no peer of itself",
+                "cannot be its own peer",
             ),
-            ("name = \"a\"\nlisten = [\"10.0.0.1:7700\"]", "tls: agents speak to each other"),
+            (
+                "name = \"a\"\nlisten = [\"10.0.0.1:7700\"]",
+                "tls: agents communicate with each other",
+            ),
             (
                 "name = \"a\"\ninsecure = true\n[peers]\nb = \"https://10.0.0.1:7700\"",
                 "peers.b: https://",
@@ -635,8 +649,8 @@ mod tests {
             ),
             ("name = \"a\"\n[limits]\nhost = \"0mbit\"", "agent.toml:3: a limit of zero"),
             ("name = \"a\"\n[limits]\nmigration = \"64kbit\"", "64kbit is too low"),
-            ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is no limit"),
-            (OTHER_LANE, "limits.lanes.\"10.0.0.2\": no lane leaves"),
+            ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is not a limit"),
+            (OTHER_LANE, "limits.lanes.\"10.0.0.2\": the address is not in"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
             ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),
             (
@@ -644,7 +658,7 @@ mod tests {
                 "policies.auto.throttle_to: 2 is out of range",
             ),
             ("name = \"a\"\n[policies.quick]\nthrottle_to = 0.1", "unknown field `quick`"),
-            ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is no size"),
+            ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is not a size"),
             (&long, "too long for the sockets"),
         ];
         for (text, expected) in cases {

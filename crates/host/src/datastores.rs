@@ -1,5 +1,5 @@
-//! How much room there is where VMs have their disks. A file system of another machine may not answer for as long as that is away, so it is asked by a
-//! thread of its own, and what it said last is told.
+//! Free space of the directories with VMs' disks. A remote file system may not answer while its
+//! server is down, so a separate thread queries it, and the last answer is reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,41 +9,41 @@ use std::time::{Duration, Instant};
 use godwit_api::DatastoreInfo;
 use rustix::fs::statvfs;
 
-/// How long what was said holds.
+/// Time for which an answer is current.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// What was said last.
+/// Last answers of the file systems.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Datastores(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    told: BTreeMap<PathBuf, DatastoreInfo>,
+    infos: BTreeMap<PathBuf, DatastoreInfo>,
     asked: Option<Instant>,
-    /// They are being asked now.
+    /// A query is running.
     is_asking: bool,
 }
 
 impl Datastores {
-    /// What is known of these directories; those that are not there, or have not been asked yet, are left out. They are asked anew in the
-    /// background where that is due.
-    pub(crate) fn told(&self, directories: BTreeSet<PathBuf>) -> BTreeMap<PathBuf, DatastoreInfo> {
+    /// Returns what is known of these directories; omits those that do not exist or have not been
+    /// queried yet. Starts a new query in the background when one is due.
+    pub(crate) fn infos(&self, directories: BTreeSet<PathBuf>) -> BTreeMap<PathBuf, DatastoreInfo> {
         let mut known = self.known();
-        let told = known.told.iter().filter(|(path, _)| directories.contains(*path));
-        let told = told.map(|(path, info)| (path.clone(), *info)).collect();
+        let infos = known.infos.iter().filter(|(path, _)| directories.contains(*path));
+        let infos = infos.map(|(path, info)| (path.clone(), *info)).collect();
         let is_due = known.asked.is_none_or(|asked| asked.elapsed() >= FRESH);
         if is_due && !known.is_asking {
             let all = self.clone();
             let asks = move || {
-                let told = ask(directories);
+                let infos = ask(directories);
                 let mut known = all.known();
-                (known.told, known.is_asking) = (told, false);
+                (known.infos, known.is_asking) = (infos, false);
             };
             known.asked = Some(Instant::now());
             known.is_asking =
                 std::thread::Builder::new().name("datastores".into()).spawn(asks).is_ok();
         }
-        told
+        infos
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -55,7 +55,7 @@ fn ask(directories: BTreeSet<PathBuf>) -> BTreeMap<PathBuf, DatastoreInfo> {
     directories.into_iter().filter_map(|path| Some((path.clone(), room(&path)?))).collect()
 }
 
-/// The room below a directory, as its users have it (statvfs(3)).
+/// Returns the space below a directory that unprivileged users can use (statvfs(3)).
 fn room(directory: &Path) -> Option<DatastoreInfo> {
     let found = statvfs(directory).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
@@ -67,22 +67,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_told_once_it_was_asked() {
+    fn an_existing_directory_is_reported_once_it_was_queried() {
         let dir = tempfile::tempdir().unwrap();
         let wanted = BTreeSet::from([dir.path().to_owned(), dir.path().join("missing")]);
         let datastores = Datastores::default();
-        assert!(datastores.told(wanted.clone()).is_empty());
-        let told = loop {
-            let told = datastores.told(wanted.clone());
-            if !told.is_empty() {
-                break told;
+        assert!(datastores.infos(wanted.clone()).is_empty());
+        let infos = loop {
+            let infos = datastores.infos(wanted.clone());
+            if !infos.is_empty() {
+                break infos;
             }
             std::thread::yield_now();
         };
-        assert_eq!(told.keys().collect::<Vec<_>>(), [dir.path()]);
-        let room = told[dir.path()];
+        assert_eq!(infos.keys().collect::<Vec<_>>(), [dir.path()]);
+        let room = infos[dir.path()];
         assert!(room.total_bytes > 0 && room.free_bytes <= room.total_bytes);
-        // Of others nothing is told.
-        assert!(datastores.told(BTreeSet::new()).is_empty());
+        // Other directories are not reported.
+        assert!(datastores.infos(BTreeSet::new()).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Errors of the crates below, as the API tells them.
+//! Conversion of errors of the lower crates into API errors.
 
 use godwit_api::{ApiError, ClientError, ErrorCode};
 use godwit_qemu::{FileError, InspectError, SpecError, StartError};
@@ -7,7 +7,7 @@ use godwit_ram::RamError;
 use crate::network::NetworkError;
 use crate::store::StoreError;
 
-/// Something of the host itself failed.
+/// A failure of the host itself.
 pub(crate) fn host_failed(what: &str, why: &dyn std::error::Error) -> ApiError {
     ApiError::new(
         ErrorCode::HostFailed,
@@ -16,12 +16,12 @@ pub(crate) fn host_failed(what: &str, why: &dyn std::error::Error) -> ApiError {
     )
 }
 
-/// A task of the agent ended without a result.
+/// The failure of an agent task that ended without a result.
 pub(crate) fn task_failed(why: &tokio::task::JoinError) -> ApiError {
     ApiError::new(
         ErrorCode::HostFailed,
-        format!("the agent failed at this operation: {why}"),
-        "this is a defect of the agent: its log tells more; restarting it adopts the running VMs",
+        format!("cannot finish this operation: a task of the agent failed: {why}"),
+        "this is a defect of the agent: see its log; a restarted agent adopts the running VMs",
     )
 }
 
@@ -34,14 +34,10 @@ pub(crate) fn ram_failed(error: &RamError) -> ApiError {
     ApiError::new(code, format!("guest memory: {error}"), "")
 }
 
-/// No user is to be had for a QEMU.
+/// The failure to find a free user for a QEMU.
 pub(crate) fn no_user(error: &std::io::Error) -> ApiError {
-    let message = format!("there is no user for the VM's QEMU: {error}");
-    ApiError::new(
-        ErrorCode::HostFailed,
-        message,
-        "name more of them in qemu_users of the configuration",
-    )
+    let message = format!("cannot assign a user to the VM's QEMU: {error}");
+    ApiError::new(ErrorCode::HostFailed, message, "add users to qemu_users in the configuration")
 }
 
 pub(crate) fn file_unusable(vm: &str, error: &FileError) -> ApiError {
@@ -76,21 +72,21 @@ impl From<StoreError> for ApiError {
     }
 }
 
-/// Why another agent did not do what it was asked; `refused` puts its own word into those of this host.
+/// Converts a failed request to another agent; `refused` converts a refusal by that agent.
 pub(crate) fn of_peer(
     host: &str,
     error: ClientError,
     refused: impl FnOnce(ApiError) -> ApiError,
 ) -> ApiError {
-    let told = |code, remedy: &str| ApiError::new(code, format!("host {host}: {error}"), remedy);
+    let failed = |code, remedy: &str| ApiError::new(code, format!("host {host}: {error}"), remedy);
     match error {
         ClientError::Refused(error) => refused(error),
-        ClientError::Unreachable { .. } => told(
+        ClientError::Unreachable { .. } => failed(
             ErrorCode::PeerUnreachable,
             "start the agent there, and check [peers] in this agent's configuration",
         ),
         ClientError::Protocol { .. } => {
-            told(ErrorCode::PeerVersion, "both agents must run releases that know each other")
+            failed(ErrorCode::PeerVersion, "install compatible releases of the agent on both hosts")
         }
     }
 }

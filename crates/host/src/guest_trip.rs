@@ -1,9 +1,11 @@
-//! How long a guest takes to answer, as its network sees it. While it migrates, the source's host asks the guest some times a second for its
-//! address, from a tap of its own on the guest's bridge: that is about what clients of the guest wait for, the switchover among it. Where
-//! the guest answers from the other host already, the answer comes by the network between the two.
+//! Response time of a guest, as its network sees it. During a migration, the source's host probes
+//! the guest several times a second, from a tap of its own on the guest's bridge. The result is
+//! about what clients of the guest wait for, including the switchover. Once the guest answers from
+//! the other host, the answer arrives over the network between the two.
 //!
-//! What is asked is an ARP probe (RFC 5227) to the guest alone: it names no address of the sender's, so that nobody notes one, and every guest
-//! with IPv4 answers it, whatever it lets through above. Of IPv6 there is no such question that needs no address, and it is not asked.
+//! The probe is an ARP probe (RFC 5227), sent to the guest alone. It contains no address of its
+//! sender, so no host records one. Every guest with IPv4 answers it, whatever its firewall. IPv6
+//! has no such request without a sender's address, so IPv6 guests are not probed.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
@@ -16,60 +18,61 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant as Timer, sleep_until};
 
-/// Between two questions.
+/// Interval between two probes.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// The same while an answer is missing: a question that came to a guest which stood still is lost.
+/// Interval between two probes while an answer is missing: a probe that reaches a paused guest is
+/// lost.
 const ASK_AGAIN_EVERY: Duration = Duration::from_millis(10);
-/// An Ethernet frame at its shortest, without its checksum.
+/// Length of the shortest Ethernet frame, without its checksum.
 const FRAME_BYTES: usize = 60;
-/// The longest frame that is looked at; an answer is short.
+/// Longest frame that is examined; an answer is short.
 const MOST_READ_BYTES: usize = 2048;
 const ARP: [u8; 2] = [0x08, 0x06];
-/// Ethernet, IPv4, and the lengths of their addresses.
+/// Hardware type, protocol type and address lengths of Ethernet and IPv4.
 const ETHERNET_AND_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const REQUEST: [u8; 2] = [0, 1];
 const REPLY: [u8; 2] = [0, 2];
 
-/// Where a guest is asked.
+/// Addresses of a probed guest and of the prober.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
-    /// Its hardware address.
+pub(crate) struct GuestTarget {
+    /// The guest's hardware address.
     guest_mac: [u8; 6],
     guest: Ipv4Addr,
-    /// What stands behind the tap, and no other.
+    /// The prober's hardware address, which no other interface has.
     own_mac: [u8; 6],
 }
 
-/// The times, for who tells of them.
+/// Measured response times, shared with the reporter of progress.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trips(Arc<Mutex<Times>>);
 
-/// Asks until it is dropped.
+/// Running prober; it stops when dropped.
 #[derive(Debug)]
-pub(crate) struct Asking(JoinHandle<()>);
+pub(crate) struct GuestProber(JoinHandle<()>);
 
-impl Asking {
-    /// Asks no more: the tap is gone when this returns.
+impl GuestProber {
+    /// Stops the prober; the tap is gone when this returns.
     pub(crate) async fn end(mut self) {
         self.0.abort();
-        // It ends by that, and by nothing else.
+        // The task ends only by this abort.
         let _ = (&mut self.0).await;
     }
 }
 
-impl Drop for Asking {
+impl Drop for GuestProber {
     fn drop(&mut self) {
-        // The tap goes with the file.
+        // The tap is removed with its file.
         self.0.abort();
     }
 }
 
-/// What was seen of a guest's answers.
+/// Response times of one guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Times {
-    /// The question that waits for an answer, the first one since the last answer.
+    /// Time of the first probe since the last answer, if one is unanswered.
     waits_since: Option<Instant>,
-    /// The longest since it was told, and the last.
+    /// Longest response time since the last report, and the last response time.
     longest: Option<Duration>,
     last: Option<Duration>,
 }
@@ -86,12 +89,13 @@ impl Times {
         self.last = Some(trip);
     }
 
-    /// The longest since this was asked for; grows while an answer is missing. None: the guest has never answered.
+    /// Returns the longest response time since the last call. It grows while an answer is missing.
+    /// `None`: the guest has never answered.
     fn take(&mut self, now: Instant) -> Option<Duration> {
         let last = self.last?;
         let waits = self.waits_since.map(|since| now.saturating_duration_since(since));
         let longest = self.longest.take().unwrap_or(last);
-        // What has just been asked is not late.
+        // A probe that was just sent is not late.
         Some(waits.filter(|waits| *waits > longest).unwrap_or(longest))
     }
 }
@@ -101,25 +105,26 @@ impl Trips {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The longest since this was asked for, milliseconds; none: the guest is not asked, or has never answered.
+    /// Returns the longest response time since the last call, in milliseconds; `None` if the guest
+    /// is not probed or has never answered.
     pub(crate) fn take_ms(&self) -> Option<f64> {
         self.times().take(Instant::now()).map(godwit_migration::millis)
     }
 }
 
-impl Asked {
-    /// A guest by one of its interfaces; none: it has no IPv4 address that is known.
-    pub(crate) fn by(nic: &ResolvedNic) -> Option<Asked> {
+impl GuestTarget {
+    /// Returns the target of one of a guest's interfaces; `None` if its IPv4 address is unknown.
+    pub(crate) fn by(nic: &ResolvedNic) -> Option<GuestTarget> {
         let Some(IpAddr::V4(guest)) = nic.address else { return None };
         let guest_mac = nic.mac.bytes();
         let [_, b1, b2, b3, b4, b5] = guest_mac;
-        // Of those that nobody sells; the guest's own begins otherwise, or is the other way round.
+        // A locally administered address. The guest's own has another first byte.
         let first = if guest_mac[0] == 0x06 { 0x0a } else { 0x06 };
-        Some(Asked { guest_mac, guest, own_mac: [first, b1, b2, b3, b4, b5] })
+        Some(GuestTarget { guest_mac, guest, own_mac: [first, b1, b2, b3, b4, b5] })
     }
 
     fn question(&self) -> [u8; FRAME_BYTES] {
-        let nobody = Ipv4Addr::UNSPECIFIED.octets();
+        let no_address = Ipv4Addr::UNSPECIFIED.octets();
         let parts: [&[u8]; 9] = [
             &self.guest_mac,
             &self.own_mac,
@@ -127,7 +132,7 @@ impl Asked {
             &ETHERNET_AND_IPV4,
             &REQUEST,
             &self.own_mac,
-            &nobody,
+            &no_address,
             &[0; 6],
             &self.guest.octets(),
         ];
@@ -147,19 +152,20 @@ impl Asked {
             && has(28, &self.guest.octets())
     }
 
-    /// Asks by this tap from now on.
+    /// Starts to probe through this tap.
     pub(crate) fn ask(
         self,
         tap: impl Future<Output = Option<OwnedFd>> + Send + 'static,
         trips: Trips,
-    ) -> Asking {
+    ) -> GuestProber {
         let task = async move {
             let Some(tap) = tap.await else { return };
             if let Err(error) = self.go_on(tap, &trips).await {
-                tracing::warn!(guest = %self.guest, %error, "how long a guest takes to answer is not measured");
+                let guest = self.guest;
+                tracing::warn!(%guest, %error, "response time of the guest not measured");
             }
         };
-        Asking(tokio::spawn(task))
+        GuestProber(tokio::spawn(task))
     }
 
     async fn go_on(&self, tap: OwnedFd, trips: &Trips) -> std::io::Result<()> {
@@ -173,12 +179,14 @@ impl Asked {
                 () = sleep_until(next) => {
                     let is_late = trips.times().waits_since.is_some();
                     trips.times().asked(Instant::now());
-                    // A bridge that takes none just now is asked again.
+                    // If the bridge accepts no frame now, the next probe follows.
                     let _ = rustix::io::write(tap.get_ref(), &question);
                     next = Timer::now() + if is_late { ASK_AGAIN_EVERY } else { ASK_EVERY };
                 }
                 ready = tap.readable() => {
-                    let read = ready?.try_io(|tap| Ok(rustix::io::read(tap.get_ref(), &mut frame)?));
+                    let read = ready?.try_io(|tap| {
+                        Ok(rustix::io::read(tap.get_ref(), &mut frame)?)
+                    });
                     let Ok(read) = read else { continue };
                     if self.is_answer(frame.get(..read?).unwrap_or_default()) {
                         trips.times().answered(Instant::now());
@@ -201,8 +209,8 @@ fn watched(tap: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
 mod tests {
     use super::*;
 
-    fn asked() -> Asked {
-        Asked {
+    fn asked() -> GuestTarget {
+        GuestTarget {
             guest_mac: [0x52, 0x54, 0, 1, 2, 3],
             guest: Ipv4Addr::new(10, 64, 0, 7),
             own_mac: [0x06, 0x54, 0, 1, 2, 3],
@@ -210,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_names_no_address_of_its_sender() {
+    fn a_probe_contains_no_address_of_its_sender() {
         let frame = asked().question();
         assert_eq!(frame[..14], [0x52, 0x54, 0, 1, 2, 3, 0x06, 0x54, 0, 1, 2, 3, 8, 6]);
         assert_eq!(frame[14..22], [0, 1, 8, 0, 6, 4, 0, 1]);
@@ -240,18 +248,18 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_is_told_and_a_missing_answer_grows() {
+    fn the_longest_time_is_reported_and_a_missing_answer_grows() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
         let ms = |ms| Some(Duration::from_millis(ms));
         let mut times = Times::default();
         times.asked(at(0));
-        assert_eq!(times.take(at(50)), None, "it has never answered");
+        assert_eq!(times.take(at(50)), None, "the guest has never answered");
         times.answered(at(60));
         times.asked(at(100));
         times.answered(at(101));
         assert_eq!(times.take(at(150)), ms(60));
-        assert_eq!(times.take(at(160)), ms(1), "nothing new: the last");
+        assert_eq!(times.take(at(160)), ms(1), "without a new answer, the last one");
         times.asked(at(200));
         times.asked(at(300));
         assert_eq!(times.take(at(400)), ms(200));

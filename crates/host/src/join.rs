@@ -1,5 +1,6 @@
-//! How this host joins a cluster: it makes its key, which never leaves it, has the manager sign for it, and keeps what came back. Nothing is
-//! half made: what an agent reads is put in its place at the end, when it has been found good.
+//! Joining of a cluster: this host creates its key, which never leaves it, has the manager sign a
+//! certificate, and stores the answer. No file is half written: the files that an agent reads are
+//! put in place last, after they have been verified.
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
@@ -14,69 +15,69 @@ use godwit_pki::{CheckedName, Fingerprint, Identity, PkiError, Trust};
 
 use crate::config::Config;
 
-/// What joining needs to know.
+/// Parameters of joining.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
     pub manager: Endpoint,
-    /// What an admin has made for this host.
+    /// Token that an admin created for this host.
     pub token: JoinTokenText,
-    /// This host's agent's address; none: the one that the token was made with.
+    /// Address of this host's agent; `None`: the one that the token was created with.
     pub address: Option<String>,
-    /// This host's addresses at which migrations arrive.
+    /// Addresses of this host that receive migrations.
     pub migration_addresses: Vec<IpAddr>,
-    /// Where authority, certificate and key go.
+    /// Directory for authority, certificate and key.
     pub dir: PathBuf,
-    /// The agent's configuration, which is written if there is none.
+    /// The agent's configuration; created if it does not exist.
     pub config: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinedHost {
     pub name: String,
-    /// Whether it had joined before, and nothing was asked for.
+    /// Whether the host had joined before, so that no request was made.
     pub had_joined: bool,
     pub authority: PathBuf,
-    /// This host's.
+    /// Certificate of this host.
     pub certificate: PathBuf,
     pub key: PathBuf,
-    /// What the agent's configuration has to say, where there was one already that does not; none: it says so.
+    /// Lines that the existing configuration lacks; `None` if it is complete.
     pub to_configure: Option<String>,
 }
 
-/// Why a host has not joined.
+/// Failure to join.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The manager is not to be asked so.
-    #[error("{endpoint} is unprotected: who listens there could join in this host's place")]
+    /// The manager's address is not encrypted.
+    #[error(
+        "cannot join through {endpoint}: without TLS, an eavesdropper could join in this \
+        host's place"
+    )]
     Unprotected {
-        /// Where it should be.
+        /// The manager's address.
         endpoint: Endpoint,
     },
-    /// The host knows another authority.
+    /// The host already has another authority.
     #[error(
-        "{path} is another authority than the token's ({found}): this host belongs to another cluster"
+        "cannot join: {path} is another authority ({found}) than the token's, so this host belongs \
+         to another cluster (name another --dir, or remove the file)"
     )]
     OtherAuthority {
-        /// The authority's certificate that is there.
+        /// The existing certificate of the authority.
         path: PathBuf,
         found: Fingerprint,
     },
-    /// What came back is not what was asked for.
-    #[error("the manager's answer is refused: {0}")]
+    /// The manager's answer does not match the request.
+    #[error("cannot use the manager's answer: {0}")]
     Answer(String),
-    /// The manager can't be asked, or says no.
+    /// The manager is unreachable, or refuses.
     #[error(transparent)]
     Manager(#[from] ManagerError),
-    /// A certificate or key can't be made, read or written.
+    /// A certificate or key cannot be created, read or written.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// A file can't be written.
-    #[error("{path} can't be written: {source}")]
-    File {
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// A file cannot be written.
+    #[error("cannot write {path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
 }
 
 impl JoinError {
@@ -107,33 +108,34 @@ impl Files {
         Files { authority: dir.join("ca.pem"), certificate: named("pem"), key: named("key") }
     }
 
-    /// The same while they are not known to be good.
+    /// Returns the temporary files for an answer that is not verified yet.
     fn fresh(dir: &Path, host: CheckedName<'_>) -> Files {
         let named = |ending: &str| dir.join(format!("{host}.{ending}.joining"));
         Files { authority: named("ca"), certificate: named("pem"), key: named("key") }
     }
 
-    /// Whether they are this host's, of that authority.
+    /// Checks that the files belong to this host and to that authority.
     fn are_good(&self, host: &str, authority: Fingerprint) -> Result<(), String> {
         let found =
             Fingerprint::of_certificate(&self.authority).map_err(|error| error.to_string())?;
         if found != authority {
-            return Err(format!("its authority is {found}, and not the token's, {authority}"));
+            return Err(format!("its authority is {found}, not the token's authority {authority}"));
         }
         let identity = Identity::load(&self.authority, &self.certificate, &self.key)
             .map_err(|error| error.to_string())?;
         if identity.name() == host {
             Ok(())
         } else {
-            Err(format!("it is {}'s certificate", identity.name()))
+            Err(format!("the certificate belongs to {}", identity.name()))
         }
     }
 }
 
-/// Joins, or finds that the host has joined.
+/// Joins the cluster, or finds that the host has joined.
 ///
 /// # Errors
-/// [`JoinError`]. It can be repeated: the same key is asked for again, where the manager may have signed for it.
+/// [`JoinError`]. A caller may repeat the call: it requests a certificate for the same key, which
+/// the manager may already have signed.
 pub async fn join(options: &JoinOptions) -> Result<JoinedHost, JoinError> {
     let JoinOptions { token, dir, .. } = options;
     let files = Files::of(dir, CheckedName::new(&token.host)?);
@@ -158,7 +160,8 @@ pub async fn join(options: &JoinOptions) -> Result<JoinedHost, JoinError> {
     })
 }
 
-/// Has the manager sign, and puts what came back in its place. The agent's address is in the answer.
+/// Requests a certificate from the manager and stores the answer. Returns the agent's address from
+/// the answer.
 async fn ask(options: &JoinOptions, files: &Files) -> Result<String, JoinError> {
     let JoinOptions { token, dir, .. } = options;
     let client = client(&options.manager, token)?;
@@ -172,7 +175,8 @@ async fn ask(options: &JoinOptions, files: &Files) -> Result<String, JoinError> 
         request: godwit_pki::request(&fresh.key)?,
     };
     let joined = client.join(&request).await.inspect_err(|error| {
-        // Whoever said no has signed nothing; whoever said nothing may have, for this key.
+        // A manager that refused has signed nothing. One that did not answer may have signed for
+        // this key.
         if matches!(error, ManagerError::Refused(problem) if problem.status < 500) {
             let _ = fs::remove_file(&fresh.key);
         }
@@ -181,10 +185,10 @@ async fn ask(options: &JoinOptions, files: &Files) -> Result<String, JoinError> 
     Ok(joined.address)
 }
 
-/// A client that speaks to the manager of the token's authority alone.
+/// Creates a client that accepts only a manager of the token's authority.
 fn client(manager: &Endpoint, token: &JoinTokenText) -> Result<ManagerClient, JoinError> {
     match manager {
-        // Only root of this machine listens there.
+        // Only root of this machine can listen there.
         Endpoint::Unix(_) => Ok(ManagerClient::new(manager.clone(), None)),
         Endpoint::Tcp(_) => Err(JoinError::Unprotected { endpoint: manager.clone() }),
         Endpoint::Tls(authority) => {
@@ -209,7 +213,8 @@ fn keep(
         let _ = fs::remove_file(&fresh.certificate);
         return Err(JoinError::Answer(why));
     }
-    // The key is the last: while it is missing the host has not joined, and asks again with the one that it has made.
+    // The key comes last: without it the host has not joined, and asks again with the key that it
+    // has created.
     for (from, to) in [
         (&fresh.authority, &files.authority),
         (&fresh.certificate, &files.certificate),
@@ -231,7 +236,8 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), JoinError> {
     written.map_err(|source| JoinError::File { path: path.to_owned(), source })
 }
 
-/// Writes the agent's configuration where there is none. Where there is one that does not name these files, what it has to say comes back.
+/// Writes the agent's configuration if there is none. If there is one that does not name these
+/// files, returns the lines that it needs.
 fn configure(
     options: &JoinOptions,
     files: &Files,
@@ -246,17 +252,17 @@ fn configure(
         write(&options.config, &text, 0o644)?;
         return Ok(None);
     }
-    let says_so = Config::load(&options.config).is_ok_and(|config| {
+    let is_complete = Config::load(&options.config).is_ok_and(|config| {
         config.name == options.token.host
             && config.tls.is_some_and(|tls| {
                 (tls.authority, tls.certificate, tls.key)
                     == (files.authority.clone(), files.certificate.clone(), files.key.clone())
             })
     });
-    Ok((!says_so).then_some(text))
+    Ok((!is_complete).then_some(text))
 }
 
-/// What an agent needs to be reached: nothing else is known here.
+/// Returns a minimal configuration of an agent that others can reach.
 fn configuration(options: &JoinOptions, files: &Files, address: Option<&str>) -> String {
     let quoted = |text: &str| toml::Value::from(text).to_string();
     let mut text = format!("name = {}\n", quoted(&options.token.host));
@@ -280,7 +286,8 @@ fn configuration(options: &JoinOptions, files: &Files, address: Option<&str>) ->
     text
 }
 
-/// Where an agent listens that is reached at this address: by a name it is reached at any of the host's own.
+/// Returns the listen address for an agent's URL. With a host name in the URL, the agent listens on
+/// every address.
 fn listen(address: &str) -> Option<SocketAddr> {
     let (_, authority) = address.split_once("://")?;
     authority.parse().ok().or_else(|| {
@@ -309,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_one_and_is_not_written_over() {
+    fn the_configuration_is_valid_and_never_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
         let files = Files::of(&options.dir, CheckedName::new("c").unwrap());
@@ -320,16 +327,16 @@ mod tests {
             ("c", "10.0.0.7:7700".into())
         );
         assert_eq!(config.tls.unwrap().key, files.key);
-        assert_eq!(configure(&options, &files, None).unwrap(), None, "it says so already");
+        assert_eq!(configure(&options, &files, None).unwrap(), None, "already configured");
         let mine = "name = \"other\"\n";
         fs::write(&options.config, mine).unwrap();
-        let told = configure(&options, &files, Some("https://c.example:7700")).unwrap().unwrap();
-        assert!(told.contains("listen = [\"[::]:7700\"]"), "{told}");
+        let lines = configure(&options, &files, Some("https://c.example:7700")).unwrap().unwrap();
+        assert!(lines.contains("listen = [\"[::]:7700\"]"), "{lines}");
         assert_eq!(fs::read_to_string(&options.config).unwrap(), mine);
     }
 
     #[tokio::test]
-    async fn nothing_is_sent_in_the_clear_and_nothing_is_left_behind() {
+    async fn nothing_is_sent_unencrypted_and_nothing_is_left_behind() {
         let dir = tempfile::tempdir().unwrap();
         let open =
             JoinOptions { manager: "http://127.0.0.1:1".parse().unwrap(), ..options(dir.path()) };

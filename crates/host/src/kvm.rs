@@ -1,5 +1,6 @@
-//! /dev/kvm for the users of VMs: by the group that has it, where one has it; else by an entry of the user's own in its access
-//! list (acl(5)), which goes with the VM.
+//! Access to /dev/kvm for the users of VMs: through the device's group, if that group has access;
+//! otherwise through an entry for the user in the device's access list (acl(5)), which is removed
+//! with the VM.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,18 +13,18 @@ use rustix::io::Errno;
 use crate::user::User;
 
 const DEVICE: &str = "/dev/kvm";
-/// Where Linux keeps an access list: linux/posix_acl_xattr.h.
+/// Extended attribute with an access list: linux/posix_acl_xattr.h.
 const ATTRIBUTE: &str = "system.posix_acl_access";
 const VERSION: u32 = 2;
 const VERSION_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 8;
-/// Entries of 8 bytes each; more than any device has.
+/// Size limit of a list; more than any device has.
 const MOST_BYTES: usize = VERSION_BYTES + ENTRY_BYTES * 4096;
 const READ_WRITE: u16 = 6;
-/// The number in an entry that is about nobody in particular.
+/// ID in an entry that names no user or group.
 const NO_ID: u32 = u32::MAX;
 
-/// Kinds of entries, in the order in which the kernel wants them.
+/// Kinds of entries, in the order that the kernel requires.
 const OWNER: u16 = 0x01;
 const NAMED_USER: u16 = 0x02;
 const GROUP: u16 = 0x04;
@@ -31,11 +32,12 @@ const NAMED_GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHERS: u16 = 0x20;
 
-/// The user as which a QEMU may open /dev/kvm. What can't be had QEMU itself will tell.
-pub(crate) fn let_in(user: User) -> User {
+/// Gives a user access to /dev/kvm; returns it with the group to use. On failure QEMU itself
+/// reports the missing access.
+pub(crate) fn allow(user: User) -> User {
     let device = Path::new(DEVICE);
     let Ok(metadata) = fs::metadata(device) else { return user };
-    // Beside an access list the mode's middle digits are the list's mask, and no group's.
+    // With an access list, the mode's group digits are the list's mask and not the group's rights.
     let list = read(device).ok().flatten().unwrap_or_else(|| of_mode(metadata.mode()));
     match by_list(&list, metadata.gid()) {
         Some(Way::Anybody) => return user,
@@ -43,36 +45,38 @@ pub(crate) fn let_in(user: User) -> User {
         None => {}
     }
     if let Err(error) = change(device, |list| grant(list, user.uid)) {
-        tracing::warn!(uid = user.uid, %error, "{DEVICE} can't be opened for a VM's user");
+        tracing::warn!(uid = user.uid, %error, "cannot give a VM's user access to {DEVICE}");
     }
     user
 }
 
-/// Takes back what [`let_in`] gave to users, if anything: to all of whom `is_gone` says so.
-pub(crate) fn keep_out(is_gone: impl Fn(u32) -> bool) {
+/// Revokes the access that [`allow()`] gave, for all users that `is_gone` selects.
+pub(crate) fn revoke(is_gone: impl Fn(u32) -> bool) {
     let device = Path::new(DEVICE);
     let goes = |entry: &Entry| entry.kind == NAMED_USER && is_gone(entry.id);
-    // Most VMs have none: the list is read without its lock, as nobody else makes an entry for these users.
+    // Most VMs have no entry. Reading without the lock is safe: no other program adds entries for
+    // these users.
     if !matches!(read(device), Ok(Some(list)) if list.iter().any(goes)) {
         return;
     }
     let take_back = |list: &mut Vec<Entry>| {
         list.retain(|entry| !goes(entry));
-        drop_mask_of_nobody(list);
+        drop_unused_mask(list);
     };
     if let Err(error) = change(device, take_back) {
-        tracing::warn!(%error, "{DEVICE} stays open for the users of VMs that are gone");
+        tracing::warn!(%error, "cannot revoke access to {DEVICE} from users of deleted VMs");
     }
 }
 
-/// How a device is open to others than root.
+/// Access that users other than root have to a device.
 #[derive(Debug, PartialEq, Eq)]
 enum Way {
     Anybody,
     Group(u32),
 }
 
-/// Root's own group opens more than a device.
+/// Returns the way in that a list offers. Root's own group is excluded, as it gives access to more
+/// than the device.
 fn by_list(list: &[Entry], gid: u32) -> Option<Way> {
     let of =
         |kind: u16| list.iter().find(|entry| entry.kind == kind).map(|entry| entry.permissions);
@@ -92,7 +96,7 @@ struct Entry {
     id: u32,
 }
 
-/// Gives a user the device. The mask bounds what all named users and groups have.
+/// Adds an entry for a user. The mask bounds the rights of all named users and groups.
 fn grant(list: &mut Vec<Entry>, uid: u32) {
     list.retain(|entry| entry.kind != MASK && (entry.kind != NAMED_USER || entry.id != uid));
     list.push(Entry { kind: NAMED_USER, permissions: READ_WRITE, id: uid });
@@ -103,14 +107,15 @@ fn grant(list: &mut Vec<Entry>, uid: u32) {
     list.sort_by_key(|entry| (entry.kind, entry.id));
 }
 
-/// Without named users and groups a list is a mode again: a mask that is left would pass for the group's permissions.
-fn drop_mask_of_nobody(list: &mut Vec<Entry>) {
+/// Removes the mask of a list without named users and groups. Such a list is a mode, and its mask
+/// would pass for the group's rights.
+fn drop_unused_mask(list: &mut Vec<Entry>) {
     if !list.iter().any(|entry| matches!(entry.kind, NAMED_USER | NAMED_GROUP)) {
         list.retain(|entry| entry.kind != MASK);
     }
 }
 
-/// Changes a file's list with its lock held, which other agents of this machine take as well.
+/// Changes a file's list under its lock, which other agents of this machine also take.
 fn change(path: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> io::Result<()> {
     let lock = File::options().read(true).write(true).open(path)?;
     lock.lock()?;
@@ -122,7 +127,7 @@ fn change(path: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> io::Result<()> {
     Ok(rustix::fs::setxattr(path, ATTRIBUTE, &encode(&list), XattrFlags::empty())?)
 }
 
-/// The list that says the same as a mode.
+/// Returns the list that is equivalent to a mode.
 fn of_mode(mode: u32) -> Vec<Entry> {
     let entry = |(kind, shift): (u16, u32)| Entry {
         kind,
@@ -172,14 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_has_it_where_one_has_it_that_is_not_roots() {
+    fn a_group_is_used_if_it_has_access_and_is_not_roots() {
         let by_mode = |mode: u32, gid: u32| by_list(&of_mode(mode), gid);
         assert_eq!(by_mode(0o20666, 0), Some(Way::Anybody));
         assert_eq!(by_mode(0o20660, 108), Some(Way::Group(108)));
         assert_eq!(by_mode(0o20660, 0), None);
         assert_eq!(by_mode(0o20640, 108), None);
         assert_eq!(by_mode(0o20600, 0), None);
-        // Where users have entries of their own, the mode's digits say nothing of the group.
+        // With entries for users, the mode's digits do not describe the group.
         let mut list = of_mode(0o20600);
         grant(&mut list, 7);
         assert_eq!(by_list(&list, 108), None);
@@ -189,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_let_in_and_kept_out_again() {
+    fn access_is_given_and_revoked() {
         let mut list = of_mode(0o600);
         grant(&mut list, 7);
         grant(&mut list, 5);
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_takes_the_list() {
+    fn the_kernel_accepts_the_list() {
         let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
             eprintln!("skipped: no /dev/shm");
             return;
@@ -226,10 +231,10 @@ mod tests {
         let list = read(file.path()).unwrap().unwrap();
         assert!(list.iter().any(|entry| (entry.kind, entry.id) == (NAMED_USER, 4711)), "{list:?}");
         let mode = || fs::metadata(file.path()).unwrap().mode() & 0o777;
-        assert_eq!(mode(), 0o660, "the mask");
+        assert_eq!(mode(), 0o660, "the mode shows the mask");
         let take_back = |list: &mut Vec<Entry>| {
             list.retain(|entry| entry.id != 4711);
-            drop_mask_of_nobody(list);
+            drop_unused_mask(list);
         };
         change(file.path(), take_back).unwrap();
         assert_eq!((read(file.path()).unwrap(), mode()), (None, 0o600));

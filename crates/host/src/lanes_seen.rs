@@ -1,5 +1,5 @@
-//! What was lately seen of the lanes to other hosts, by migrations and by probes: what a prediction counts with. Kept as long as the
-//! agent lives.
+//! Recent measurements of the lanes to other hosts, by migrations and by probes. Predictions use
+//! them. They last as long as the agent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,37 +12,39 @@ use godwit_types::{
     probe::{Limit, ProbeReport, ThroughputRun},
 };
 
-/// What is older than this is not counted with any more.
+/// Age beyond which a measurement no longer counts.
 const LATELY: Duration = Duration::from_secs(3600);
-/// What was carried so lately is carried now: a probe that finds less was too short, or unlucky.
+/// Age up to which a migration's rate counts as current: a probe that measures less was too short,
+/// or unlucky.
 const JUST_NOW: Duration = Duration::from_secs(600);
-/// A round of fewer bytes says more of buffers than of the wire.
+/// Minimum size of a round: a smaller one measures buffers rather than the link.
 const TELLING_BYTES: u64 = 8 << 20;
-/// Unless a wire that it found full carries so much less.
+/// Ratio of a migration's rate to a probe's at which a probe limited by the link counts as correct.
 const MUCH_MORE: f64 = 1.5;
-/// From this part of a limit on, a rate tells the limit and not the lanes.
+/// Fraction of a bandwidth limit from which a rate measures the limit and not the lanes.
 const HELD: f64 = 0.8;
-/// Twice the streams that bring less than this bring nothing, and a migration does without them.
+/// Minimum gain of doubling the streams; with less, a migration does not use them.
 const WORTH_IT: f64 = 1.1;
-/// What a migration makes of CPUs that a probe has used up: it reads and writes the memory that the probe makes up and throws away.
-/// Measured on the lab's unshaped link, where both hosts and the guest share two cores.
+/// Share of a probe's rate that a migration reaches when the CPUs limit the probe: a migration
+/// reads and writes memory, where the probe generates and discards it. Measured on the lab's
+/// unshaped link, where both hosts and the guest share two cores.
 const OF_USED_UP_CPUS: f64 = 0.8;
-/// Pages of which this part goes are as good as raw.
+/// Compression ratio from which pages count as uncompressed.
 const HARDLY_COMPRESSED: f64 = 0.9;
 
-/// What was seen of the lanes to the other hosts, by their names.
+/// Measurements of the lanes to the other hosts, by host name.
 #[derive(Debug, Default)]
 pub(crate) struct LanesSeen {
     hosts: Mutex<HashMap<String, Seen>>,
 }
 
-/// What was seen of the lanes to one host.
+/// Measurements of the lanes to one host.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// By the last migration that could tell.
+    /// By the last migration that gave a measurement.
     carried: Option<Figure>,
     probed: Option<Figure>,
-    /// What streams of migrations to it have learnt; shared by those that run.
+    /// What the streams of migrations to this host have learnt; shared by those that run.
     experience: Arc<Experience>,
 }
 
@@ -50,29 +52,30 @@ struct Seen {
 struct Figure {
     at: Instant,
     bytes_per_s: f64,
-    /// Probed: it used up the CPUs. Carried: its pages were compressed. The lanes themselves may carry more.
+    /// Lower bound: the CPUs limited the probe, or the migration's pages were compressed. The lanes
+    /// themselves may carry more.
     is_least: bool,
     round_trip: Duration,
 }
 
-/// What the lanes to a host are taken to carry.
+/// Assumed capacity of the lanes to a host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LanesCarry {
     pub(crate) bytes_per_s: f64,
-    /// It is the CPUs that carry no more.
+    /// The CPUs are the limit.
     pub(crate) of_cpus: bool,
     pub(crate) round_trip: Duration,
     pub(crate) known_by: LanesKnownBy,
 }
 
 impl LanesSeen {
-    /// What is known of the lanes to a host; none: nothing of lately.
+    /// Returns the capacity of the lanes to a host; `None` without a recent measurement.
     pub(crate) fn to(&self, host: &str) -> Option<LanesCarry> {
         let Seen { carried, probed, .. } = self.lock().get(host).cloned()?;
         let lately = |figure: &Figure| figure.at.elapsed() < LATELY;
         let (carried, probed) = (carried.filter(lately), probed.filter(lately));
         let of_cpus = probed.is_some_and(|probed| probed.is_least);
-        // What a migration carried tells more of the next one than a probe does.
+        // A migration predicts the next one better than a probe does.
         match (carried, probed) {
             (Some(carried), Some(probed))
                 if carried.is_least && carried.bytes_per_s < probed.bytes_per_s =>
@@ -84,13 +87,13 @@ impl LanesSeen {
         }
     }
 
-    /// What a probe that has just ended says, or a migration of lately where that says more: it carried more just now, or the probe
-    /// used up the CPUs.
+    /// Returns the result of a probe that has just ended. A recent migration counts instead if it
+    /// says more: it was faster just now, or the CPUs limited the probe.
     pub(crate) fn by_probe(&self, probe: &ProbeReport) -> Option<LanesCarry> {
         let probed = figure_of(probe)?;
         let carried = self.lock().get(&probe.to).and_then(|seen| seen.carried);
         let says_more = |carried: &Figure| {
-            // As probes scatter; a wire that carries much less than it did is another wire.
+            // Probes scatter. A link that carries far less than before has changed.
             let may_be_luck =
                 carried.bytes_per_s < MUCH_MORE * probed.bytes_per_s || !is_of_wire(probe);
             let is_just_now = carried.at.elapsed() < JUST_NOW;
@@ -112,13 +115,14 @@ impl LanesSeen {
         }
     }
 
-    /// A migration has ended. QEMU's engine tells of other streams than a prediction is for.
+    /// Records an ended migration. QEMU's engine uses other streams than a prediction assumes, so
+    /// it does not count.
     pub(crate) fn carried(&self, report: &Report) {
         if report.engine != EngineKind::Godwit {
             return;
         }
         let telling =
-            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
+            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| is_telling(round));
         let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
         let bytes_per_s = rate_of(round.bytes, round.duration_ms);
         let raw_bytes = round.pages.saturating_sub(round.zero_pages) * PAGE_SIZE;
@@ -131,7 +135,8 @@ impl LanesSeen {
         let round_trip = Duration::try_from_secs_f64(round_trip_ms / 1e3).unwrap_or_default();
         let mut hosts = self.lock();
         let carried = &mut hosts.entry(report.to.clone()).or_default().carried;
-        // A guest whose pages are compressed leaves the wire waiting: the lanes carry what they have just carried for another.
+        // A guest with compressed pages does not fill the link: a higher rate of a moment ago, by
+        // another guest, stays valid.
         if carried
             .is_none_or(|known| known.bytes_per_s < bytes_per_s || known.at.elapsed() >= JUST_NOW)
         {
@@ -139,7 +144,8 @@ impl LanesSeen {
         }
     }
 
-    /// What streams to a host have learnt of its wire, to begin with and to add to.
+    /// Returns what streams to a host have learnt of its link; new streams start from it and add to
+    /// it.
     pub(crate) fn experience(&self, host: &str) -> Arc<Experience> {
         Arc::clone(&self.lock().entry(host.to_owned()).or_default().experience)
     }
@@ -161,8 +167,8 @@ fn rate_of(bytes: u64, ms: f64) -> f64 {
     bytes as f64 / ms * 1e3
 }
 
-/// Whether its time was the wire's, and not that of reading zeros.
-fn tells(round: &RoundReport) -> bool {
+/// Whether the link, and not reading zeros, determined the round's duration.
+fn is_telling(round: &RoundReport) -> bool {
     let sent = round.pages.saturating_sub(round.zero_pages);
     round.bytes >= TELLING_BYTES && round.duration_ms > 0.0 && round.zero_pages <= 8 * sent
 }
@@ -181,7 +187,7 @@ fn figure_of(probe: &ProbeReport) -> Option<Figure> {
         Some(lane) if probe.together.is_empty() => &lane.throughput,
         _ => &probe.together,
     };
-    // As many streams as a migration comes to: more, for as long as they bring more.
+    // A migration adds streams as long as they add throughput.
     let carried = runs.iter().fold(None, |best: Option<f64>, run| match best {
         Some(best) if run.bytes_per_s < WORTH_IT * best => Some(best),
         _ => Some(run.bytes_per_s),
@@ -205,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// A migration of 100 MB in a second.
+    /// A migration of 100 MB in one second.
     fn report(limit: Option<&str>) -> Report {
         let round = |round, pages, zero_pages, bytes, duration_ms| RoundReport {
             round,
@@ -266,12 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_migration_carried_is_known_to_the_next() {
+    fn the_rate_of_a_migration_is_known_to_the_next() {
         let seen = LanesSeen::default();
         assert_eq!(report(None).outcome, Outcome::Completed);
         seen.carried(&Report { to: "c".into(), engine: EngineKind::Qemu, ..report(None) });
         seen.carried(&Report { to: "d".into(), rounds: Vec::new(), ..report(None) });
-        // So close to a limit it says nothing of the lanes.
+        // A rate this close to a limit measures the limit.
         seen.carried(&Report { to: "e".into(), ..report(Some("810mbit")) });
         assert!(["b", "c", "d", "e"].into_iter().all(|host| seen.to(host).is_none()));
         seen.carried(&report(Some("2gbit")));
@@ -281,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn more_streams_count_where_they_bring_more() {
+    fn more_streams_count_if_they_add_throughput() {
         let seen = LanesSeen::default();
         assert_eq!(rate(seen.by_probe(&probe(&[1e8, 1.05e8], Limit::Wire))), Some(1e8));
         assert_eq!(rate(seen.by_probe(&probe(&[1e8, 4e8], Limit::FlowCap))), Some(4e8));
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_uses_up_the_cpus_says_less_than_a_migration() {
+    fn a_cpu_bound_probe_says_less_than_a_migration() {
         let seen = LanesSeen::default();
         let of_cpus = probe(&[2e9, 2e9], Limit::SourceCpu);
         assert_eq!(rate(seen.by_probe(&of_cpus)), Some(OF_USED_UP_CPUS * 2e9));
@@ -302,7 +308,7 @@ mod tests {
         assert!(known.of_cpus);
         assert_eq!(known.round_trip, Duration::from_millis(3));
         assert_eq!(rate(seen.by_probe(&probe(&[2e9, 2e9], Limit::Wire))), Some(2e9));
-        // Unless its pages were compressed: then the lanes may have waited for that.
+        // Unless the migration's pages were compressed: then the lanes may have waited for that.
         seen.probed(&of_cpus);
         assert_eq!(rate(seen.to("b")), Some(1e8));
         let compressed = LanesSeen::default();
@@ -313,7 +319,8 @@ mod tests {
         assert_eq!(rate(compressed.to("b")), Some(1e8));
         compressed.probed(&of_cpus);
         assert_eq!(rate(compressed.to("b")), Some(OF_USED_UP_CPUS * 2e9));
-        // Less than was carried just now; and so much less that a lane has failed since.
+        // Less than a migration carried just now; then so much less that a lane must have failed
+        // since.
         assert_eq!(rate(seen.by_probe(&probe(&[8e7, 8e7], Limit::Wire))), Some(1e8));
         assert_eq!(rate(seen.by_probe(&probe(&[5e7, 5e7], Limit::Unclear))), Some(1e8));
         assert_eq!(rate(seen.by_probe(&probe(&[5e7, 5e7], Limit::Wire))), Some(5e7));

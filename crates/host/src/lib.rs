@@ -1,13 +1,13 @@
 //! The host agent: runs this host's VMs and both ends of their migrations, behind an HTTP API.
 //!
-//! - [`Config`]: what the operator writes. [`run`]: everything, until a signal.
-//! - [`Agent`]: the VMs, each with its condition; one operation at a time on each.
-//! - [`Vm`]: a VM with a process. [`Migrations`]: progress and reports.
+//! - [`Config`]: the operator's configuration. [`run`]: runs the agent until a signal ends it.
+//! - [`Agent`]: the VMs, each with its condition; one operation at a time on each VM.
+//! - [`Vm`]: a VM that has a process. [`Migrations`]: progress and reports.
 //! - [`migration`]: the engines that move a VM.
 //!
-//! VMs do not end with the agent: QEMU runs in a session of its own, and the next agent adopts it.
+//! VMs outlive the agent: QEMU runs in its own session, and the next agent adopts it.
 
-// The support of the integration tests serves unit tests too, and names this crate.
+// The unit tests use the support module of the integration tests, which names this crate.
 #[cfg(test)]
 extern crate self as godwit_host;
 
@@ -36,16 +36,16 @@ mod store;
 mod user;
 mod vm;
 
-/// What the fuzz targets reach. No promise to anybody else.
+/// Entry points for the fuzz targets. Not a stable interface.
 #[doc(hidden)]
 pub mod fuzzing {
-    /// Reads a VM's record and writes it again; none where it is none.
+    /// Parses a VM's record and serializes it again; `None` if the record is invalid.
     #[must_use]
     pub fn record(text: &[u8]) -> Option<Vec<u8>> {
         serde_json::to_vec(&crate::store::parse(text).ok()?).ok()
     }
 
-    /// The same of what is kept of a VM that is gone.
+    /// Parses the record of a deleted VM and serializes it again; `None` if the record is invalid.
     #[must_use]
     pub fn gone(text: &[u8]) -> Option<Vec<u8>> {
         serde_json::to_vec(&serde_json::from_slice::<crate::store::GoneVm>(text).ok()?).ok()

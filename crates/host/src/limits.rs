@@ -1,5 +1,5 @@
-//! How fast the pages of guests may leave this host: its limits as the configuration gives them and as an operator changes them.
-//! A change holds until the agent ends; the configuration is never written.
+//! Bandwidth limits of outgoing migrations: those of the configuration, and changes by an operator.
+//! A change lasts until the agent ends; the agent never writes the configuration.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,19 +10,19 @@ use godwit_types::RateLimit;
 
 use crate::config::Config;
 
-/// The limits of one host.
+/// Bandwidth limits of one host.
 #[derive(Debug)]
 pub struct HostLimits {
     host: String,
-    /// Addresses that lanes leave from; none: the kernel chooses.
+    /// Source addresses of lanes; empty: the kernel chooses.
     addresses: Vec<IpAddr>,
     pacing: Pacing,
-    /// For migrations that begin and name none.
+    /// Limit of new migrations that request none.
     migration: Mutex<RateLimit>,
 }
 
 impl HostLimits {
-    /// As the configuration says.
+    /// Creates the limits that the configuration sets.
     pub(crate) fn new(config: &Config) -> Self {
         let pacing = Pacing::default();
         pacing.limit_host(config.limits.host);
@@ -37,7 +37,7 @@ impl HostLimits {
         }
     }
 
-    /// The limits as they are now.
+    /// Returns the current limits.
     #[must_use]
     pub fn show(&self) -> Limits {
         Limits {
@@ -47,10 +47,11 @@ impl HostLimits {
         }
     }
 
-    /// Sets one of them. Migrations under way notice at once, but for the default, which is for those to come.
+    /// Sets one limit. It applies to running migrations at once, except the default limit, which
+    /// applies to new migrations only.
     ///
     /// # Errors
-    /// [`ErrorCode::NotFound`]: no lane leaves from that address.
+    /// [`ErrorCode::NotFound`]: the address is not a lane address of this host.
     pub fn set(&self, of: LimitOf, limit: RateLimit) -> Result<Limits, ApiError> {
         match of {
             LimitOf::Host => self.pacing.limit_host(limit),
@@ -60,11 +61,11 @@ impl HostLimits {
                 self.pacing.limit_lane(address, limit);
             }
         }
-        tracing::info!(?of, %limit, "a limit is set");
+        tracing::info!(?of, %limit, "bandwidth limit set");
         Ok(self.show())
     }
 
-    /// What holds for a migration that begins and asks for this limit.
+    /// Returns the pace of a new migration; without a requested limit, the default limit applies.
     pub(crate) fn migration(&self, asked: Option<RateLimit>) -> MigrationPace {
         let limit = asked.unwrap_or_else(|| *self.each_migration());
         self.pacing.migration(limit)
@@ -77,8 +78,8 @@ impl HostLimits {
         let known: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
         Err(ApiError::new(
             ErrorCode::NotFound,
-            format!("no lane of host {} leaves from {address}", self.host),
-            format!("its migration_addresses are: {}", known.join(", ")),
+            format!("host {} has no lane with the address {address}", self.host),
+            format!("use one of its migration_addresses: {}", known.join(", ")),
         ))
     }
 
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_holds_until_it_is_changed() {
+    fn the_configured_limits_apply_until_they_are_changed() {
         let limits = limits();
         let shown = limits.show();
         assert_eq!((shown.host, shown.migration), (rate("5gbit"), rate("2gbit")));
@@ -121,10 +122,10 @@ mod tests {
         assert_eq!((named.limit(), unnamed.limit()), (RateLimit::NONE, rate("2gbit")));
         let shown = limits.set(LimitOf::Host, rate("1gbit")).unwrap();
         assert_eq!(shown.host, rate("1gbit"));
-        assert_eq!(named.holding(), rate("1gbit").rate(), "those under way notice");
+        assert_eq!(named.holding(), rate("1gbit").rate(), "running migrations follow at once");
         limits.set(LimitOf::Migration, RateLimit::NONE).unwrap();
         assert_eq!(limits.migration(None).limit(), RateLimit::NONE);
-        assert_eq!(unnamed.limit(), rate("2gbit"), "the default is for those to come");
+        assert_eq!(unnamed.limit(), rate("2gbit"), "the default applies to new migrations only");
         assert!(
             limits
                 .set(LimitOf::Lane("10.0.0.1".parse().unwrap()), RateLimit::NONE)
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_is_none_is_told_so() {
+    fn an_unknown_lane_is_refused() {
         let limits = limits();
         let refused =
             limits.set(LimitOf::Lane("10.0.0.9".parse().unwrap()), rate("1gbit")).unwrap_err();

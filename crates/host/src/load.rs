@@ -1,8 +1,8 @@
-//! How many processors the host has, and how busy they are.
+//! Number and load of the host's processors.
 
 use std::fs;
 
-/// Processors that run, each thread of a core counted; 0 where the kernel does not say.
+/// Number of online logical processors (hardware threads); 0 if the kernel does not report it.
 pub(crate) fn logical_cores() -> u32 {
     fs::read_to_string("/sys/devices/system/cpu/online")
         .ok()
@@ -10,13 +10,13 @@ pub(crate) fn logical_cores() -> u32 {
         .unwrap_or(0)
 }
 
-/// The load average of the last minute, /proc/loadavg (proc(5)); 0 where the kernel does not say.
+/// Load average of the last minute from /proc/loadavg (proc(5)); 0 if it cannot be read.
 pub(crate) fn average_1min() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
 }
 
-/// Counts a list like `0-3,8` (cpuset(7), list format).
+/// Counts the members of a list such as `0-3,8` (cpuset(7), list format).
 fn count(list: &str) -> Option<u32> {
     let ranges = list.trim().split(',').map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_processors_are_counted() {
+    fn processor_lists_are_counted() {
         assert_eq!(count("0-1\n"), Some(2));
         assert_eq!(count("0,2-5,9\n"), Some(6));
         assert_eq!(count("5-2"), None);

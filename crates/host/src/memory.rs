@@ -1,22 +1,23 @@
-//! How much memory a new VM can get: what the kernel has, less what is promised to VMs that have not touched it yet.
+//! Memory available to a new VM: what the kernel has, less what is promised to VMs that have not
+//! touched it yet.
 
 use std::io;
 use std::path::Path;
 
-/// Memory that is left to the host itself.
+/// Memory reserved for the host itself.
 const HOST_RESERVE_BYTES: u64 = 256 << 20;
 
-/// What is promised to an active VM, and what it has already taken of it.
+/// Memory promised to an active VM, and the part that it already holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
-    /// The guest's memory.
+    /// Size of the guest's memory.
     pub promised_bytes: u64,
-    /// What its files hold already; the kernel counts that as used.
+    /// Memory that its files already hold; the kernel counts it as used.
     pub taken_bytes: u64,
 }
 
-/// Bytes that a new VM can get. `available_bytes`: what the kernel could still give (MemAvailable);
-/// `ram_dir_bytes`: what the file system for guest memory still takes.
+/// Returns the bytes that a new VM can get. `available_bytes`: what the kernel can still provide
+/// (MemAvailable); `ram_dir_bytes`: free space of the file system for guest memory.
 #[must_use]
 pub(crate) fn grantable_bytes(
     available_bytes: u64,
@@ -31,20 +32,20 @@ pub(crate) fn grantable_bytes(
     free.saturating_sub(outstanding)
 }
 
-/// Guest memory that the host would have without any VM: what the kernel has less what is left to the host, as far as the file system for
-/// guest memory, mounted at `ram_dir`, takes it.
+/// Returns the guest memory that the host would have without any VM: the kernel's memory less the
+/// host's reserve, at most the size of the file system for guest memory, mounted at `ram_dir`.
 pub(crate) fn guest_bytes(ram_dir: &Path) -> io::Result<u64> {
     let size = rustix::fs::statvfs(ram_dir)
         .map_or(u64::MAX, |stat| stat.f_blocks.saturating_mul(stat.f_frsize));
     Ok(total_bytes()?.saturating_sub(HOST_RESERVE_BYTES).min(size))
 }
 
-/// MemAvailable of /proc/meminfo (proc(5)), in bytes.
+/// Returns MemAvailable of /proc/meminfo (proc(5)), in bytes.
 pub(crate) fn available_bytes() -> io::Result<u64> {
     of_meminfo("MemAvailable:")
 }
 
-/// MemTotal of /proc/meminfo (proc(5)), in bytes.
+/// Returns MemTotal of /proc/meminfo (proc(5)), in bytes.
 pub(crate) fn total_bytes() -> io::Result<u64> {
     of_meminfo("MemTotal:")
 }
@@ -69,7 +70,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_is_promised_is_not_granted_twice() {
+    fn promised_memory_is_not_granted_twice() {
         let fresh = Promise { promised_bytes: 4 * GIB, taken_bytes: 0 };
         let grown = Promise { promised_bytes: 4 * GIB, taken_bytes: 4 * GIB };
         let free = 8 * GIB + HOST_RESERVE_BYTES;

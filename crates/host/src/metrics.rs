@@ -1,5 +1,6 @@
-//! What the agent measures of its host, for Prometheus (OpenMetrics text). docs/metrics.md lists all of it. Labels are bounded: a VM's name is
-//! one only as long as a migration of it runs from here, and nothing tells what a guest has in its memory.
+//! Metrics of the host for Prometheus (OpenMetrics text). docs/metrics.md lists all of them. Labels
+//! are bounded: a VM's name is a label only while a migration of it runs from here. No metric
+//! reveals the content of a guest's memory.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -29,19 +30,19 @@ type Rates = Family<Labels, Gauge<f64, AtomicU64>>;
 type Counters = Family<Labels, Counter>;
 type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// Everything that is measured. One an agent.
+/// All metrics. One set for each agent.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     began: Instant,
-    /// One scrape at a time: what is set anew for one is not cleared by another.
+    /// Held during a scrape, so that another scrape does not clear gauges being set.
     scrape: Mutex<()>,
     now: Now,
     ended: Ended,
     requests: Histograms,
 }
 
-/// What is looked up when somebody asks.
+/// Metrics that are read at each scrape.
 #[derive(Debug, Default)]
 struct Now {
     uptime: Gauge<f64, AtomicU64>,
@@ -64,7 +65,7 @@ struct Now {
     lane_round_trip: Rates,
 }
 
-/// What is counted as migrations end.
+/// Metrics that are counted when migrations end.
 #[derive(Debug)]
 struct Ended {
     migrations: Counters,
@@ -83,12 +84,12 @@ struct Ended {
     page_in_waits: Counters,
 }
 
-/// 1 ms to 33 s.
+/// Buckets from 1 ms to 33 s.
 fn answers() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
 
-/// 0.1 s to 7 h.
+/// Buckets from 0.1 s to 7 h.
 fn migrations() -> Histogram {
     Histogram::new(exponential_buckets(0.1, 2.0, 19))
 }
@@ -114,7 +115,7 @@ impl Default for Ended {
     }
 }
 
-/// A name, its unit, a line of help, and the metric.
+/// Registers a metric under a name, with its unit and help text.
 fn add(
     registry: &mut Registry,
     name: &str,
@@ -132,24 +133,35 @@ impl Now {
     #[rustfmt::skip]
     fn register(&self, to: &mut Registry) {
         let (bytes, seconds) = (|| Some(Unit::Bytes), || Some(Unit::Seconds));
-        add(to, "uptime", seconds(), "Since the agent's start", &self.uptime);
+        add(to, "uptime", seconds(), "Time since the agent's start", &self.uptime);
         add(to, "vms", None, "VMs of this host, by state", &self.vms);
-        add(to, "vms_in_doubt", None, "VMs of which it is not known whether this host may run them", &self.vms_in_doubt);
-        add(to, "memory_total", bytes(), "Guest memory that there would be without any VM", &self.memory_total);
-        add(to, "memory_available", bytes(), "Guest memory that a new VM can get", &self.memory_available);
-        add(to, "memory_committed", bytes(), "Guest memory promised to VMs that are active", &self.memory_committed);
-        add(to, "migrations", None, "Migrations that run from this host, by phase", &self.migrations);
-        add(to, "migration_sent", bytes(), "Sent by a running migration", &self.sent);
-        add(to, "migration_remaining", bytes(), "What a running migration's round still has to look at or send", &self.remaining);
-        add(to, "migration_round", None, "The round of a running migration", &self.rounds);
-        add(to, "migration_bandwidth_bytes_per_second", None, "What the wire takes of a running migration", &self.bandwidth);
-        add(to, "migration_dirty_rate_bytes_per_second", None, "What the guest of a running migration dirties", &self.dirty_rate);
+        add(to, "vms_in_doubt", None, "VMs that another host may run", &self.vms_in_doubt);
+        add(to, "memory_total", bytes(), "Guest memory of the host without any VM",
+            &self.memory_total);
+        add(to, "memory_available", bytes(), "Guest memory available to a new VM",
+            &self.memory_available);
+        add(to, "memory_committed", bytes(), "Guest memory promised to active VMs",
+            &self.memory_committed);
+        add(to, "migrations", None, "Running migrations from this host, by phase",
+            &self.migrations);
+        add(to, "migration_sent", bytes(), "Bytes sent by a running migration", &self.sent);
+        add(to, "migration_remaining", bytes(),
+            "Bytes left to scan or send in the round of a running migration", &self.remaining);
+        add(to, "migration_round", None, "Round of a running migration", &self.rounds);
+        add(to, "migration_bandwidth_bytes_per_second", None,
+            "Bandwidth of a running migration", &self.bandwidth);
+        add(to, "migration_dirty_rate_bytes_per_second", None,
+            "Dirty rate of the guest of a running migration", &self.dirty_rate);
         add(to, "page_ins", None, "VMs that run here and lack pages", &self.page_ins);
-        add(to, "page_ins_cut", None, "VMs of these whose pages do not come at the moment", &self.page_ins_cut);
-        add(to, "page_in_missing_pages", None, "Pages that VMs which run here lack", &self.page_in_missing);
-        add(to, "probe_running", None, "1 where a probe of lanes runs", &self.probe);
-        add(to, "lane_bandwidth_bytes_per_second", None, "What the lanes to a host were lately seen to carry", &self.lane_bandwidth);
-        add(to, "lane_round_trip", seconds(), "The round trip to a host, as it was lately seen", &self.lane_round_trip);
+        add(to, "page_ins_cut", None, "VMs that lack pages and receive none at the moment",
+            &self.page_ins_cut);
+        add(to, "page_in_missing_pages", None, "Pages that VMs running here lack",
+            &self.page_in_missing);
+        add(to, "probe_running", None, "1 while a probe of lanes runs", &self.probe);
+        add(to, "lane_bandwidth_bytes_per_second", None,
+            "Recently measured bandwidth of the lanes to a host", &self.lane_bandwidth);
+        add(to, "lane_round_trip", seconds(), "Recently measured round trip to a host",
+            &self.lane_round_trip);
     }
 }
 
@@ -157,23 +169,36 @@ impl Ended {
     #[rustfmt::skip]
     fn register(&self, to: &mut Registry) {
         let (bytes, seconds) = (|| Some(Unit::Bytes), || Some(Unit::Seconds));
-        add(to, "migrations_ended", None, "Migrations from this host that are over, by outcome, engine and the code of the failure", &self.migrations);
-        add(to, "migration_duration", seconds(), "From a migration's request to its end, by outcome", &self.durations);
-        add(to, "switchover", seconds(), "The vCPUs' pause", &self.switchovers);
-        add(to, "blackout", seconds(), "The longest silence that a client outside saw", &self.blackouts);
-        add(to, "migration_rounds", None, "Rounds of migrations that moved their VM", &self.rounds);
-        add(to, "migration_cuts", None, "Cuts of the link after which a migration went on", &self.cuts);
-        add(to, "lane_sent", bytes(), "Sent by a lane, from an address of this host to a host, told as a migration ends", &self.lane_sent);
-        add(to, "lane_broken_streams", None, "Streams of a lane that broke or could not be opened", &self.lane_broken);
-        add(to, "migrations_throttled", None, "Migrations whose guest's writers were slowed", &self.throttled);
-        add(to, "throttle_faults", None, "Writes that waited for the throttle", &self.throttle_faults);
-        add(to, "throttle_held", seconds(), "How long vCPUs waited for the throttle, all together", &self.throttle_held);
-        add(to, "page_in_pages", None, "Pages that guests lacked when they were handed over", &self.page_in_pages);
-        add(to, "page_in_requests", None, "Pages of these that the guest came to before they were there", &self.page_in_requests);
-        add(to, "page_in_waits", None, "How often a guest waited so long for such a page", &self.page_in_waits);
+        add(to, "migrations_ended", None,
+            "Ended migrations from this host, by outcome, engine and failure code",
+            &self.migrations);
+        add(to, "migration_duration", seconds(),
+            "Time from a migration's request to its end, by outcome", &self.durations);
+        add(to, "switchover", seconds(), "Pause of the vCPUs", &self.switchovers);
+        add(to, "blackout", seconds(), "Longest silence seen by an outside client",
+            &self.blackouts);
+        add(to, "migration_rounds", None, "Rounds of completed migrations", &self.rounds);
+        add(to, "migration_cuts", None, "Cuts of the link that a migration survived", &self.cuts);
+        add(to, "lane_sent", bytes(),
+            "Bytes sent by a lane, from an address of this host to a host, counted at the \
+             migration's end", &self.lane_sent);
+        add(to, "lane_broken_streams", None,
+            "Streams of a lane that broke or could not be opened", &self.lane_broken);
+        add(to, "migrations_throttled", None, "Migrations whose guest was throttled",
+            &self.throttled);
+        add(to, "throttle_faults", None, "Writes that waited for the throttle",
+            &self.throttle_faults);
+        add(to, "throttle_held", seconds(), "Total time that vCPUs waited for the throttle",
+            &self.throttle_held);
+        add(to, "page_in_pages", None, "Pages that guests lacked at their hand-over",
+            &self.page_in_pages);
+        add(to, "page_in_requests", None, "Lacking pages that guests touched before they arrived",
+            &self.page_in_requests);
+        add(to, "page_in_waits", None, "Waits of guests for such pages, by duration",
+            &self.page_in_waits);
     }
 
-    /// A migration is over.
+    /// Counts an ended migration.
     fn take(&self, report: &Report) {
         let outcome = outcome(report.outcome).to_owned();
         let engine = match report.engine {
@@ -239,7 +264,7 @@ fn outcome(outcome: Outcome) -> &'static str {
     }
 }
 
-/// The code, where it is one of those that there are: reports carry words of other hosts.
+/// Returns the code if it is a known one: reports contain texts of other hosts.
 fn known_code(code: &str) -> &'static str {
     let names = (0..=64).map(|wire| FailureCode::from_wire(wire).name());
     let of_engine = names.into_iter().find(|name| *name == code);
@@ -279,13 +304,13 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A migration from this host is over.
+    /// Counts an ended migration of this host.
     pub(crate) fn ended(&self, report: &Report) {
         self.ended.take(report);
     }
 
-    /// Everything, as it is now.
-    pub(crate) fn tell(&self, agent: &Agent) -> Result<String, fmt::Error> {
+    /// Returns all metrics with their current values, as OpenMetrics text.
+    pub(crate) fn render(&self, agent: &Agent) -> Result<String, fmt::Error> {
         let _one = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let now = &self.now;
         now.uptime.set(self.began.elapsed().as_secs_f64());
@@ -295,13 +320,13 @@ impl Metrics {
             now.vms.get_or_create(&vec![("state", vm.state.name().to_owned())]).inc();
         }
         set(&now.vms_in_doubt, vms.iter().filter(|vm| vm.in_doubt).count() as u64);
-        // Where the kernel does not say, there is no figure to tell.
+        // If the kernel does not report memory, there is no figure.
         if let Ok(memory) = agent.memory_figures() {
             set(&now.memory_total, memory.total_bytes);
             set(&now.memory_available, memory.available_bytes);
             set(&now.memory_committed, memory.committed_bytes);
         }
-        self.look_at_migrations(&agent.migrations().running());
+        self.update_migrations(&agent.migrations().running());
         let missing: Vec<_> = vms.iter().filter_map(|vm| vm.page_in).collect();
         set(&now.page_ins, missing.len() as u64);
         set(&now.page_ins_cut, missing.iter().filter(|one| !one.connected).count() as u64);
@@ -320,8 +345,8 @@ impl Metrics {
         Ok(text)
     }
 
-    /// Those that run, by VM; those that are over are not told of any more.
-    fn look_at_migrations(&self, running: &[(String, Progress)]) {
+    /// Sets the gauges of running migrations, by VM, and removes those of ended ones.
+    fn update_migrations(&self, running: &[(String, Progress)]) {
         let now = &self.now;
         for phase in Phase::ALL {
             let count = running.iter().filter(|(_, progress)| progress.phase == phase).count();
@@ -358,9 +383,9 @@ fn set(gauge: &Gauge, count: u64) {
 
 /// `GET /metrics`.
 pub(crate) async fn show(State(agent): State<Arc<Agent>>) -> Response {
-    // Sizes are asked of the kernel: not on a thread that others wait for.
-    let told = tokio::task::spawn_blocking(move || agent.metrics().tell(&agent)).await;
-    match told {
+    // Memory figures come from blocking system calls, so this runs off the async threads.
+    let rendered = tokio::task::spawn_blocking(move || agent.metrics().render(&agent)).await;
+    match rendered {
         Ok(Ok(text)) => {
             ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
                 .into_response()
@@ -369,7 +394,7 @@ pub(crate) async fn show(State(agent): State<Arc<Agent>>) -> Response {
     }
 }
 
-/// Times a request by the route that answers it. Of one that is followed: until its answer begins.
+/// Measures the duration of a request, by its route. A streamed answer counts until it begins.
 pub(crate) async fn time(
     State(agent): State<Arc<Agent>>,
     route: Option<MatchedPath>,
@@ -377,7 +402,7 @@ pub(crate) async fn time(
     next: Next,
 ) -> Response {
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
-    // Methods that nobody knows are the caller's to invent.
+    // Clients can invent methods, so unknown ones share a label.
     let method = match request.method().as_str() {
         known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => {
             known.to_owned()
@@ -416,7 +441,7 @@ mod tests {
         }
     }
 
-    /// One that has had everything.
+    /// Creates a report with every kind of event.
     fn eventful() -> Report {
         let error =
             Fault { code: "lane-lost".into(), message: "cut".into(), remedy: String::new() };
@@ -447,13 +472,16 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_is_counted() {
+    fn ended_migrations_are_counted() {
         let metrics = Metrics::default();
         metrics.ended(&eventful());
         metrics.ended(&report("db"));
         let text = text(&metrics);
         for line in [
-            r#"godwit_host_migrations_ended_total{outcome="failed",engine="godwit",code="lane-lost"} 1"#,
+            concat!(
+                r#"godwit_host_migrations_ended_total{outcome="failed",engine="godwit","#,
+                r#"code="lane-lost"} 1"#
+            ),
             r#"godwit_host_migrations_ended_total{outcome="completed",engine="godwit",code=""} 1"#,
             r#"godwit_host_lane_sent_bytes_total{from="10.0.0.1",to="b"} 5000"#,
             r#"godwit_host_lane_broken_streams_total{from="10.0.0.1",to="b"} 1"#,
@@ -464,49 +492,51 @@ mod tests {
             r#"godwit_host_page_in_waits_total{below_seconds="0.002"} 2"#,
             r#"godwit_host_page_in_waits_total{below_seconds="inf"} 1"#,
         ] {
-            assert!(text.lines().any(|told| told == line), "{line}\n{text}");
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
         assert!(!text.contains("web") && !text.contains("db"), "{text}");
     }
 
     #[test]
-    fn a_vm_is_named_as_long_as_its_migration_runs() {
+    fn a_vm_is_a_label_only_while_its_migration_runs() {
         let metrics = Metrics::default();
         let progress =
             Progress { phase: Phase::PreCopy, round: 3, sent_bytes: 9, ..Progress::begin(1 << 20) };
-        metrics.look_at_migrations(&[("web".to_owned(), progress)]);
-        let told = text(&metrics);
+        metrics.update_migrations(&[("web".to_owned(), progress)]);
+        let rendered = text(&metrics);
         for line in [
             r#"godwit_host_migration_round{vm="web"} 3"#,
             r#"godwit_host_migration_sent_bytes{vm="web"} 9"#,
             r#"godwit_host_migrations{phase="pre-copy"} 1"#,
             r#"godwit_host_migrations{phase="switchover"} 0"#,
         ] {
-            assert!(told.lines().any(|told| told == line), "{line}\n{told}");
+            assert!(rendered.lines().any(|found| found == line), "{line}\n{rendered}");
         }
-        metrics.look_at_migrations(&[]);
-        let told = text(&metrics);
-        assert!(!told.contains("web") && told.contains(r#"{phase="pre-copy"} 0"#), "{told}");
+        metrics.update_migrations(&[]);
+        let rendered = text(&metrics);
+        let is_cleared = !rendered.contains("web");
+        assert!(is_cleared && rendered.contains(r#"{phase="pre-copy"} 0"#), "{rendered}");
     }
 
     #[test]
-    fn words_of_other_hosts_make_no_labels() {
+    fn texts_of_other_hosts_make_no_labels() {
         assert_eq!(known_code("not-converging"), "not-converging");
         assert_eq!(known_code("wrong-state"), "wrong-state");
         assert_eq!(known_code("whatever another host says"), "other");
     }
 
-    /// Each metric that a text names.
+    /// Returns each metric that a text names.
     fn named(text: &str) -> BTreeSet<String> {
         let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
         words.filter(|word| word.starts_with("godwit_host_")).map(str::to_owned).collect()
     }
 
-    /// Each metric that there is, as a query names it. What has no value yet is not told.
+    /// Returns each registered metric, as a query names it. A metric without a value is not
+    /// rendered.
     fn registered() -> BTreeSet<String> {
         let metrics = Metrics::default();
         metrics.ended(&eventful());
-        metrics.look_at_migrations(&[("web".to_owned(), Progress::begin(1))]);
+        metrics.update_migrations(&[("web".to_owned(), Progress::begin(1))]);
         metrics.request("GET", "/metrics", 200, Duration::from_millis(1));
         drop(metrics.now.vms.get_or_create(&Labels::new()));
         drop(metrics.now.lane_bandwidth.get_or_create(&Labels::new()));
@@ -522,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_and_the_dashboard_name_what_there_is() {
+    fn the_list_and_the_dashboard_match_the_registered_metrics() {
         let listed = named(include_str!("../../../docs/metrics.md"));
         assert_eq!(listed, registered());
         let shown = named(include_str!("../../../packaging/grafana/godwit.json"));

@@ -1,4 +1,4 @@
-//! The migrations that run or ran from this host: progress to watch, a way to cancel, the report at the end.
+//! Outgoing migrations of this host, running and ended: progress, cancellation and final report.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,16 +14,16 @@ use tokio::sync::watch;
 use crate::guest_trip::Trips;
 use crate::metrics::Metrics;
 
-/// Finished migrations that are remembered.
+/// Number of finished migrations that are kept.
 const HISTORY: usize = 256;
 
-/// Every migration of this agent's life, the oldest first, bounded.
+/// Every migration since the agent's start, oldest first, bounded.
 #[derive(Debug, Default)]
 pub struct Migrations {
     all: Mutex<VecDeque<Arc<Entry>>>,
     count: AtomicU64,
     metrics: Metrics,
-    /// Of those that began beside others.
+    /// Number of migrations that began while others ran.
     begun: AtomicU64,
 }
 
@@ -42,31 +42,31 @@ struct Entry {
     cancel: watch::Sender<bool>,
 }
 
-/// What an engine is given: where to tell how far it is, and where it learns that it shall stop.
+/// Interface of an engine to its migration: reports progress and receives cancellation.
 #[derive(Debug)]
 pub struct MigrationControl {
-    /// The migration's name.
+    /// ID of the migration.
     pub id: String,
-    /// The limits that hold for it.
+    /// Bandwidth limits that apply to it.
     pub pace: MigrationPace,
     progress: ProgressTeller,
     cancel: watch::Receiver<bool>,
     engine_began: Arc<AtomicBool>,
 }
 
-/// Shows how far a migration is, from any thread, and keeps what the report will tell of it.
+/// Reports a migration's progress from any thread, and collects figures for the final report.
 #[derive(Clone, Debug)]
 pub struct ProgressTeller {
     progress: watch::Sender<Progress>,
-    /// What the whole migration was foreseen to take, once it has been.
+    /// Predicted duration of the whole migration, once known.
     foreseen_ms: Arc<OnceLock<f64>>,
     bandwidth: Arc<Mutex<Bandwidth>>,
-    /// How long the guest takes to answer.
+    /// Response times of the guest.
     trips: Trips,
 }
 
 impl ProgressTeller {
-    /// Shows how far it is.
+    /// Publishes the progress.
     pub fn tell(&self, progress: Progress) {
         lock(&self.bandwidth)
             .take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
@@ -79,75 +79,77 @@ impl ProgressTeller {
 }
 
 impl MigrationControl {
-    /// The engine begins: from here on the guest may be stopped and handed over.
+    /// Records that the engine begins: from here on, the guest may be paused and handed over.
     pub fn engine_begins(&self) {
         self.engine_began.store(true, Ordering::Relaxed);
     }
 
-    /// Tells whether [`MigrationControl::engine_begins`] was called, also when this is gone.
+    /// Returns whether [`MigrationControl::engine_begins`] was called; the flag outlives this
+    /// value.
     #[must_use]
     pub fn engine_began(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.engine_began)
     }
 
-    /// So long the whole of it was foreseen to take: how far it is, is told with that from here on.
+    /// Sets the predicted duration of the whole migration, which later progress includes.
     pub fn foresees(&self, migration_time_ms: f64) {
-        // It is foreseen once.
+        // Only the first prediction counts.
         let _ = self.progress.foreseen_ms.set(migration_time_ms);
     }
 
-    /// Shows how far it is.
+    /// Publishes the progress.
     pub fn progress(&self, progress: Progress) {
         self.progress.tell(progress);
     }
 
-    /// Returns when somebody asks to cancel; never, if nobody does.
+    /// Waits until the migration is cancelled; never returns if it is not.
     pub async fn cancelled(&self) {
         let mut cancel = self.cancel.clone();
         if cancel.wait_for(|cancelled| *cancelled).await.is_err() {
-            // Nobody is left who could ask.
+            // No one is left to cancel it.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Shows that the link is cut, so long after the begin.
+    /// Publishes that the link is cut, `elapsed_ms` after the start.
     pub fn reconnects(&self, elapsed_ms: f64) {
         let last = self.progress.progress.borrow().clone();
         self.progress.tell(Progress { phase: Phase::Reconnect, elapsed_ms, eta_ms: None, ..last });
     }
 
-    /// Where how long the guest takes to answer is noted: it is told with how far it is.
+    /// Returns the record of the guest's response times, which progress includes.
     pub(crate) fn trips(&self) -> Trips {
         self.progress.trips.clone()
     }
 
-    /// Shows the progress too, for another thread.
+    /// Returns a second reporter of progress, for another thread.
     #[must_use]
     pub fn progress_teller(&self) -> ProgressTeller {
         self.progress.clone()
     }
 }
 
-/// One migration as those see it who watch it.
+/// A migration as its observers see it.
 #[derive(Clone, Debug)]
 pub struct MigrationWatch {
-    /// Where it is.
+    /// Current progress.
     pub progress: watch::Receiver<Progress>,
-    /// How it ended; none until then.
+    /// Final report; `None` until the end.
     pub report: watch::Receiver<Option<Report>>,
 }
 
 impl Migrations {
-    /// A name for the next migration: the second it begins in and a count, so that it differs from those of this
-    /// agent's earlier lives too.
+    /// Returns the ID of the next migration: the second of its start and a count, so that it
+    /// differs from those of earlier agents.
     #[must_use]
     pub fn fresh_id(&self) -> String {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         format!("m{:x}-{}", since_1970.as_secs(), self.count.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Where in a guest's memory a migration begins, as a part of it: another place than those that run beside it, so that each finds
-    /// at the destination what others have brought. Multiples of the golden ratio spread evenly, however many there are.
+    /// Returns the position in the guest's memory at which a migration begins, as a fraction. It
+    /// differs from the positions of running migrations, so that each finds at the destination what
+    /// others have sent. Multiples of the golden ratio are evenly spread, for any number of them.
     #[must_use]
     pub fn place_to_begin(&self) -> f64 {
         const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
@@ -159,23 +161,24 @@ impl Migrations {
         }
     }
 
-    /// Whether a migration of that name is this one, of that VM to that host; none: there is none of that name.
+    /// Whether the migration of that ID exists and is the one of that VM to that host; false if the
+    /// ID is unused.
     ///
     /// # Errors
-    /// [`ErrorCode::AlreadyExists`]: it is another one.
+    /// [`ErrorCode::AlreadyExists`]: the ID belongs to another migration.
     pub fn begun(&self, id: &str, vm: &str, to: &str) -> Result<bool, ApiError> {
         match self.find(id) {
             Err(_) => Ok(false),
             Ok(entry) if entry.vm == vm && entry.to == to => Ok(true),
             Ok(entry) => {
                 let message =
-                    format!("migration {id} is that of VM \"{}\" to host {}", entry.vm, entry.to);
-                Err(ApiError::new(ErrorCode::AlreadyExists, message, "take another id"))
+                    format!("migration {id} is one of VM \"{}\" to host {}", entry.vm, entry.to);
+                Err(ApiError::new(ErrorCode::AlreadyExists, message, "use another id"))
             }
         }
     }
 
-    /// Takes a migration in that begins now.
+    /// Registers a migration that begins now.
     pub fn register(
         &self,
         id: &str,
@@ -210,7 +213,7 @@ impl Migrations {
         };
         let mut all = self.lock();
         while all.len() >= HISTORY {
-            // Only what is over may be forgotten.
+            // Only finished migrations may be removed.
             let Some(oldest) = all.iter().position(|entry| entry.report.borrow().is_some()) else {
                 break;
             };
@@ -227,7 +230,7 @@ impl Migrations {
         }
     }
 
-    /// Ends a migration; who watches it gets the report.
+    /// Ends a migration and publishes its report.
     pub fn finish(&self, id: &str, report: Report) {
         if let Ok(entry) = self.find(id) {
             let end = BandwidthPoint { ms: report.migration_time_ms, bytes: report.wire_bytes };
@@ -238,25 +241,25 @@ impl Migrations {
         }
     }
 
-    /// What is measured of them, and of their host.
+    /// Returns the metrics of the migrations and of the host.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// How far those are that run, by VM.
+    /// Returns the progress of running migrations, by VM.
     pub(crate) fn running(&self) -> Vec<(String, Progress)> {
         let all = self.lock();
         let running = all.iter().filter(|entry| entry.report.borrow().is_none());
         running.map(|entry| (entry.vm.clone(), entry.progress.borrow().clone())).collect()
     }
 
-    /// All of them, the newest first.
+    /// Returns all migrations, newest first.
     #[must_use]
     pub fn list(&self) -> Vec<MigrationStatus> {
         self.lock().iter().rev().map(|entry| entry.status()).collect()
     }
 
-    /// The VM that is leaving, if one is.
+    /// Returns a VM that is migrating out, if any.
     #[must_use]
     pub fn under_way(&self) -> Option<String> {
         self.lock()
@@ -265,18 +268,19 @@ impl Migrations {
             .map(|entry| entry.vm.clone())
     }
 
-    /// One of them.
+    /// Returns the status of a migration.
     pub fn status(&self, id: &str) -> Result<MigrationStatus, ApiError> {
         self.find(id).map(|entry| entry.status())
     }
 
-    /// One of them, to follow.
+    /// Returns a migration's progress and report, to follow.
     pub fn watch(&self, id: &str) -> Result<MigrationWatch, ApiError> {
         let entry = self.find(id)?;
         Ok(MigrationWatch { progress: entry.progress.clone(), report: entry.report.subscribe() })
     }
 
-    /// Asks one to roll back; an error when it is over, or its guest runs at the destination already.
+    /// Asks a migration to roll back. Fails if it is over, or if its guest already runs at the
+    /// destination.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
         let entry = self.find_running(id)?;
         if entry.engine == EngineKind::Godwit && entry.progress.borrow().phase == Phase::PageIn {
@@ -286,11 +290,11 @@ impl Migrations {
         Ok(())
     }
 
-    /// Sets the limit of one; it holds from now on. An error when it is over.
+    /// Sets the bandwidth limit of a migration, effective at once. Fails if the migration is over.
     pub fn limit(&self, id: &str, limit: RateLimit) -> Result<MigrationStatus, ApiError> {
         let entry = self.find_running(id)?;
         entry.pace.set_limit(limit);
-        tracing::info!(migration = id, %limit, "a migration's limit is set");
+        tracing::info!(migration = id, %limit, "bandwidth limit of a migration set");
         Ok(entry.status())
     }
 
@@ -299,7 +303,7 @@ impl Migrations {
         if entry.report.borrow().is_none() {
             return Ok(entry);
         }
-        let message = format!("migration {id} is over already");
+        let message = format!("migration {id} is already over");
         let remedy = format!("see its report with `godwit migration show {id}`");
         Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
@@ -309,7 +313,10 @@ impl Migrations {
             ApiError::new(
                 ErrorCode::NotFound,
                 format!("no migration {id} on this host"),
-                format!("see `godwit migration list`; the last {HISTORY} since the agent's start are kept, on the source host"),
+                format!(
+                    "see `godwit migration list`; the source host keeps the last {HISTORY} since \
+                     its agent's start"
+                ),
             )
         })
     }
@@ -324,16 +331,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
-    /// Why it can't be undone any more.
+    /// Returns the error of a cancellation that comes too late.
     fn pages_are_kept(&self) -> ApiError {
         let Entry { id, vm, from, to, .. } = self;
         ApiError::new(
             ErrorCode::Busy,
             format!(
-                "migration {id} can't be cancelled any more: VM \"{vm}\" runs at host {to}, or may, and host {from} keeps the pages that it lacks there"
+                "cannot cancel migration {id}: VM \"{vm}\" may run on host {to} and lacks pages \
+                 that only host {from} has"
             ),
             format!(
-                "wait until host {to} has them; if that host is gone for good and powered off, so is the guest as it ran there: `godwit migration resolve {vm} --runs-on {from}`, then `godwit vm start` it anew from its disks"
+                "wait until host {to} has them; if that host is permanently lost and powered off, \
+                 the guest as it ran there is lost too: run `godwit migration resolve {vm} \
+                 --runs-on {from}`, then `godwit vm start` to boot it from its disks"
             ),
         )
     }
@@ -371,7 +381,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_migration_is_watched_cancelled_and_over() {
+    async fn a_migration_is_watched_cancelled_and_ended() {
         let migrations = Migrations::default();
         let control = begin(&migrations);
         let mut watch = migrations.watch(&control.id).unwrap();
@@ -391,8 +401,8 @@ pub(crate) mod tests {
         assert!(*control.cancel.borrow());
         migrations.finish(&control.id, Report { wire_bytes: 9, ..report("web") });
         assert!(watch.report.wait_for(Option::is_some).await.is_ok());
-        let told = watch.report.borrow().as_ref().unwrap().bandwidth.clone();
-        assert_eq!(told, [(0.5, 5), (1.0, 9)].map(|(ms, bytes)| BandwidthPoint { ms, bytes }));
+        let samples = watch.report.borrow().as_ref().unwrap().bandwidth.clone();
+        assert_eq!(samples, [(0.5, 5), (1.0, 9)].map(|(ms, bytes)| BandwidthPoint { ms, bytes }));
         assert_eq!(migrations.cancel(&control.id).unwrap_err().code, ErrorCode::WrongState);
         assert_eq!(migrations.cancel("m0").unwrap_err().code, ErrorCode::NotFound);
         assert_eq!(migrations.limit(&control.id, limit).unwrap_err().code, ErrorCode::WrongState);
@@ -400,7 +410,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_name_stands_for_one_migration() {
+    fn an_id_identifies_one_migration() {
         let migrations = Migrations::default();
         let MigrationControl { id, .. } = begin(&migrations);
         assert_eq!(migrations.begun("another", "web", "b"), Ok(false));
@@ -410,21 +420,21 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_lacks_pages_at_the_destination_is_not_cancelled() {
+    fn a_migration_in_page_in_is_not_cancelled() {
         let migrations = Migrations::default();
         let control = begin(&migrations);
         control.progress(Progress { phase: Phase::PageIn, ..Progress::begin(1 << 20) });
         let refused = migrations.cancel(&control.id).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Busy);
         assert!(
-            refused.message.contains("host b") && refused.remedy.contains("gone for good"),
+            refused.message.contains("host b") && refused.remedy.contains("permanently lost"),
             "{refused}"
         );
         assert!(!*control.cancel.borrow());
     }
 
     #[test]
-    fn the_history_is_bounded_and_keeps_what_runs() {
+    fn the_history_is_bounded_and_keeps_running_migrations() {
         let migrations = Migrations::default();
         let first = begin(&migrations);
         for _ in 0..2 * HISTORY {

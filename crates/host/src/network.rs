@@ -1,5 +1,6 @@
-//! Taps for NICs: made here, joined to their network's bridge, and handed to QEMU as an open file. A tap lives as
-//! long as a process holds that file, so the end of QEMU is its end too; nothing has to be removed.
+//! Taps for NICs: created here, attached to their network's bridge, and passed to QEMU as an open
+//! file. A tap lives as long as a process holds that file. It ends with QEMU, and nothing has to be
+//! removed.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -15,56 +16,51 @@ use tun_rs::{DeviceBuilder, Layer};
 
 use crate::config::NetworkConfig;
 
-/// Why a NIC has no network.
+/// Failure to connect a NIC to its network.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NetworkError {
-    /// The kernel makes no tap.
-    #[error("the tap {tap} can't be made: {source} ({})", tap_mend(.source))]
-    Tap {
-        /// Its name.
-        tap: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The bridge is not there.
+    /// The kernel refuses the tap.
+    #[error("cannot create the tap {tap}: {source} ({})", tap_remedy(.source))]
+    Tap { tap: String, source: std::io::Error },
+    /// The bridge does not exist.
     #[error(
-        "the bridge {bridge} of network \"{network}\" does not exist (make it with `ip link add {bridge} type bridge`, or correct networks.{network}.bridge in the configuration)"
+        "cannot use bridge {bridge} of network \"{network}\": it does not exist (create it with \
+         `ip link add {bridge} type bridge`, or correct networks.{network}.bridge in the \
+         configuration)"
     )]
     NoBridge { network: String, bridge: String },
-    /// The kernel is to serve its NICs and can't.
+    /// vhost-net is configured for the network but unavailable.
     #[error(
-        "network \"{network}\" is to be served by vhost-net, and {VHOST_NET} can't be opened: {source} (load the kernel module vhost_net, or set networks.{network}.vhost = false in the configuration)"
+        "cannot open {VHOST_NET} for network \"{network}\": {source} (load the kernel module \
+         vhost_net, or set networks.{network}.vhost = false in the configuration)"
     )]
-    NoVhost {
-        network: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Netlink says no.
-    #[error("{what} failed: {why} (the agent needs CAP_NET_ADMIN in its network namespace)")]
+    NoVhost { network: String, source: std::io::Error },
+    /// A netlink request failed.
+    #[error("cannot {what}: {why} (the agent needs CAP_NET_ADMIN in its network namespace)")]
     Netlink {
-        /// What was tried.
+        /// Verb phrase of the failed action.
         what: String,
         why: String,
     },
 }
 
-fn tap_mend(error: &std::io::Error) -> &'static str {
+fn tap_remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         // EBUSY
         Some(16) => {
-            "another process holds a tap of that name: is a QEMU of an earlier VM of that name still running?"
+            "another process holds a tap of that name: check whether a QEMU of an earlier VM of \
+             that name still runs"
         }
         // EPERM
         Some(1) => "the agent needs CAP_NET_ADMIN",
-        _ => "is the kernel module tun loaded?",
+        _ => "load the kernel module tun if it is missing",
     }
 }
 
-/// Where the kernel has what serves NICs in QEMU's stead.
+/// Device of the kernel's NIC back end.
 const VHOST_NET: &str = "/dev/vhost-net";
 
-/// Opens what serves the NICs of a network in the kernel; none: QEMU serves them.
+/// Opens the kernel's back end for the NICs of a network; `None` if QEMU serves them.
 pub(crate) fn open_vhost(
     name: &str,
     network: &NetworkConfig,
@@ -78,9 +74,9 @@ pub(crate) fn open_vhost(
     }
 }
 
-/// The name of a VM's tap: at most 15 bytes (IFNAMSIZ), the same at every start, another for every host, VM and
-/// NIC. 40 bits of FNV-1a: among a thousand taps two share a name with a chance of 1 in 2 million, which the
-/// kernel then tells as a tap in use.
+/// Returns the name of a VM's tap: at most 15 bytes (IFNAMSIZ), the same at every start, and
+/// different for every host, VM and NIC. It has 40 bits of FNV-1a: among a thousand taps, two share
+/// a name with a probability of 1 in 2 million, which the kernel reports as a tap in use.
 #[must_use]
 pub(crate) fn tap_name(host: &str, vm: &str, nic: usize) -> String {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -88,7 +84,8 @@ pub(crate) fn tap_name(host: &str, vm: &str, nic: usize) -> String {
     format!("gw{:010x}.{}", (hash ^ (hash >> 24)) & 0xff_ffff_ffff, nic % 100)
 }
 
-/// Makes a tap, joins it to its network's bridge and sets it up. Dropping the result removes it.
+/// Creates a tap, attaches it to its network's bridge and brings it up. Dropping the result removes
+/// it.
 pub(crate) async fn attach_tap(
     host: &str,
     vm: &str,
@@ -101,18 +98,18 @@ pub(crate) async fn attach_tap(
     Ok(Tap { file, vhost })
 }
 
-/// The same for the host itself, by which it sees how long the VM's guest takes to answer.
+/// Creates a tap for the host itself, on which it measures the guest's response time.
 pub(crate) async fn attach_watcher(
     host: &str,
     vm: &str,
     nic: &ResolvedNic,
     network: &NetworkConfig,
 ) -> Result<OwnedFd, NetworkError> {
-    // No VM's name has such a character.
+    // A VM's name cannot contain this character.
     join_bridge(&tap_name(host, &format!("{vm}\0watched"), 0), nic, network, false).await
 }
 
-/// A tap of that name, up and in its network's bridge.
+/// Creates a tap of that name, attached to its network's bridge and up.
 async fn join_bridge(
     name: &str,
     nic: &ResolvedNic,
@@ -126,13 +123,13 @@ async fn join_bridge(
     let file = open_tap(name, offload)
         .map_err(|source| NetworkError::Tap { tap: name.to_owned(), source })?;
     let tap_index = link_index(&netlink, name).await?.ok_or_else(|| NetworkError::Netlink {
-        what: format!("looking for the tap {name}"),
-        why: "it is gone".into(),
+        what: format!("find the tap {name}"),
+        why: "it does not exist any longer".into(),
     })?;
-    // The host itself has nothing to say on this interface: no address, no neighbour discovery.
+    // The host itself does not use this interface: no address, no neighbour discovery.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
-    // A bridge takes the lowest hardware address of its ports: fe keeps the tap from being that one, so that the
-    // bridge's own address does not change when a VM comes or goes.
+    // A bridge takes the lowest hardware address of its ports. With fe, the tap never has the
+    // lowest one, so the bridge's address does not change when a VM comes or goes.
     let [_, b1, b2, b3, b4, b5] = nic.mac.bytes();
     let link = LinkUnspec::new_with_index(tap_index)
         .address(vec![0xfe, b1, b2, b3, b4, b5])
@@ -140,7 +137,7 @@ async fn join_bridge(
         .up()
         .build();
     netlink.link().set(link).execute().await.map_err(|error| NetworkError::Netlink {
-        what: format!("joining the tap {name} to the bridge {bridge}"),
+        what: format!("attach the tap {name} to the bridge {bridge}"),
         why: error.to_string(),
     })?;
     Ok(file)
@@ -151,7 +148,7 @@ pub(crate) async fn link_exists(name: &str) -> Result<bool, NetworkError> {
     Ok(link_index(&netlink()?, name).await?.is_some())
 }
 
-/// Addresses of this host, each with the network that it is in.
+/// Returns addresses of this host, each with its network.
 pub(crate) async fn near(addresses: &[IpAddr]) -> Vec<Near> {
     let mut all = Vec::with_capacity(addresses.len());
     for &address in addresses {
@@ -159,15 +156,15 @@ pub(crate) async fn near(addresses: &[IpAddr]) -> Vec<Near> {
             Ok(netlink) => interface_of(&netlink, address).await,
             Err(error) => Err(error),
         };
-        let found =
-            found.inspect_err(|error| tracing::warn!(%address, %error, "its network is not known"));
+        let found = found
+            .inspect_err(|error| tracing::warn!(%address, %error, "network of an address unknown"));
         let prefix = found.ok().flatten().map(|found| found.prefix_len);
         all.push(Near { address, prefix });
     }
     all
 }
 
-/// The MTU of the interface that has an address; none where no interface of this host has it.
+/// Returns the MTU of the interface with an address; `None` if no interface of this host has it.
 pub(crate) async fn mtu_of(address: IpAddr) -> Result<Option<u32>, NetworkError> {
     let netlink = netlink()?;
     let Some(found) = interface_of(&netlink, address).await? else {
@@ -183,7 +180,7 @@ pub(crate) async fn mtu_of(address: IpAddr) -> Result<Option<u32>, NetworkError>
     }))
 }
 
-/// The interface that has an address.
+/// Returns the interface with an address.
 async fn interface_of(
     netlink: &Handle,
     address: IpAddr,
@@ -195,14 +192,12 @@ async fn interface_of(
 }
 
 fn not_found(what: &str, address: IpAddr, error: &rtnetlink::Error) -> NetworkError {
-    NetworkError::Netlink {
-        what: format!("looking for the {what} of {address}"),
-        why: error.to_string(),
-    }
+    NetworkError::Netlink { what: format!("find the {what} of {address}"), why: error.to_string() }
 }
 
 fn open_tap(name: &str, offload: bool) -> std::io::Result<OwnedFd> {
-    // `offload` is IFF_VNET_HDR: QEMU then passes checksums and segments through instead of computing them.
+    // `offload` is IFF_VNET_HDR: QEMU then passes checksums and segments through without computing
+    // them.
     let device = DeviceBuilder::new().name(name).layer(Layer::L2).enable(false).with(|tap| {
         tap.offload(offload);
     });
@@ -211,7 +206,7 @@ fn open_tap(name: &str, offload: bool) -> std::io::Result<OwnedFd> {
 
 fn netlink() -> Result<Handle, NetworkError> {
     let (connection, handle, _) = new_connection().map_err(|error| NetworkError::Netlink {
-        what: "opening netlink".into(),
+        what: "open netlink".into(),
         why: error.to_string(),
     })?;
     // Ends when the last handle is dropped.
@@ -240,7 +235,7 @@ async fn link_index(netlink: &Handle, name: &str) -> Result<Option<u32>, Network
             }
             Err(error) => {
                 return Err(NetworkError::Netlink {
-                    what: format!("looking for {name}"),
+                    what: format!("find {name}"),
                     why: error.to_string(),
                 });
             }
@@ -253,11 +248,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_serves_a_network_is_as_configured() {
+    fn a_network_is_served_as_configured() {
         let network = |vhost| NetworkConfig { bridge: "br0".into(), vhost };
         assert!(open_vhost("lan", &network(false)).unwrap().is_none());
         match open_vhost("lan", &network(true)) {
-            Ok(vhost) => assert!(vhost.is_some(), "this kernel has it"),
+            Ok(vhost) => assert!(vhost.is_some(), "this kernel supports it"),
             Err(error) => {
                 assert!(error.to_string().contains("networks.lan.vhost = false"), "{error}")
             }

@@ -1,4 +1,4 @@
-//! The hosts that VMs can be moved to: those of the configuration, and those that a manager names.
+//! Hosts that VMs can move to: those of the configuration, and those that a manager sets.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
@@ -8,14 +8,14 @@ use godwit_api::{ApiError, Endpoint, ErrorCode, SetPeers};
 use crate::config::Config;
 use crate::store::Store;
 
-/// The most hosts that may be named: a cluster's.
+/// Limit on the number of peers: the size of a cluster.
 const MOST_PEERS: usize = 10_000;
 
-/// Addresses of other hosts' agents, by name. What the configuration says of a name holds.
+/// URLs of the agents of other hosts, by host name. The configuration takes precedence.
 #[derive(Debug)]
 pub(crate) struct Peers {
     configured: BTreeMap<String, String>,
-    /// By a manager; they outlive the agent.
+    /// Set by a manager; they outlive the agent.
     named: RwLock<BTreeMap<String, String>>,
 }
 
@@ -25,14 +25,14 @@ impl Peers {
         Ok(Peers { configured: config.peers.clone(), named })
     }
 
-    /// All of them.
+    /// Returns all peers.
     pub(crate) fn all(&self) -> BTreeMap<String, String> {
         let mut all = self.named.read().unwrap_or_else(PoisonError::into_inner).clone();
         all.extend(self.configured.clone());
         all
     }
 
-    /// The address of one.
+    /// Returns the URL of one peer.
     pub(crate) fn find(&self, name: &str) -> Option<String> {
         let configured = self.configured.get(name).cloned();
         configured.or_else(|| {
@@ -40,7 +40,7 @@ impl Peers {
         })
     }
 
-    /// Takes those that a manager names, in the place of those that it named before. They are on disk when this returns.
+    /// Replaces the peers that a manager set. The new ones are on disk when this returns.
     pub(crate) fn set(
         &self,
         config: &Config,
@@ -48,13 +48,13 @@ impl Peers {
         peers: SetPeers,
     ) -> Result<(), ApiError> {
         let SetPeers { mut peers } = peers;
-        // One list is for all hosts.
+        // A manager sends the same list to all hosts, so this host is in it.
         peers.remove(&config.name);
         check(&peers, config)?;
         let mut named = self.named.write().unwrap_or_else(PoisonError::into_inner);
         if *named != peers {
             store.save_peers(&peers)?;
-            tracing::info!(peers = peers.len(), "other hosts are named");
+            tracing::info!(peers = peers.len(), "peers set");
             *named = peers;
         }
         Ok(())
@@ -66,22 +66,22 @@ fn check(peers: &BTreeMap<String, String>, config: &Config) -> Result<(), ApiErr
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     };
     if peers.len() > MOST_PEERS {
-        return wrong(format!("{} hosts are too many", peers.len()), "name 10,000 at most");
+        return wrong(format!("{} hosts are too many", peers.len()), "use at most 10,000");
     }
     for (name, url) in peers {
         match url.parse::<Endpoint>()? {
             Endpoint::Tls(_) if config.insecure => {
                 return wrong(
-                    format!("host {name} is protected, and this host is not"),
-                    "give this host [tls]",
+                    format!("cannot use https:// for host {name}: this host is insecure"),
+                    "set [tls] on this host",
                 );
             }
             Endpoint::Tcp(_) if !config.insecure => {
-                return wrong(format!("host {name} is named by http://"), "write https://");
+                return wrong(format!("cannot use http:// for host {name}"), "write https://");
             }
             Endpoint::Unix(_) => {
                 return wrong(
-                    format!("host {name} is named by a socket"),
+                    format!("cannot use a unix socket for host {name}"),
                     "write https://address:port",
                 );
             }

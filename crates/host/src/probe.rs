@@ -1,5 +1,6 @@
-//! Probes of the lanes to another host (`/v1/probes`), and by another host (`/v1/incoming-probes`). A host takes part in one
-//! at a time, and in none while a VM leaves or arrives: each would spoil the other. A VM that begins to move ends it.
+//! Probes of the lanes to another host (`/v1/probes`), and by another host (`/v1/incoming-probes`).
+//! A host takes part in one probe at a time, and in none during a migration: each would distort the
+//! other. A migration that begins ends a running probe.
 
 mod incoming;
 mod outgoing;
@@ -27,29 +28,29 @@ use tokio::sync::watch;
 use crate::agent::Agent;
 use crate::server::routes::{Refusal, body};
 
-/// How long the end of a probe may take: its threads are woken at once.
+/// Time for a probe to end; its threads are woken at once.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// What probes of this host there are.
+/// Probes that this host takes part in.
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
     under_way: Arc<Mutex<Option<String>>>,
-    /// Ends the probe that leaves from this host.
+    /// Cancels the outgoing probe.
     outgoing: Mutex<Option<Arc<Cancel>>>,
-    /// The probe that comes from another host.
+    /// The incoming probe.
     incoming: Mutex<Option<Expected>>,
 }
 
-/// A probe that comes from another host.
+/// A probe by another host.
 #[derive(Clone, Debug)]
 struct Expected {
     id: String,
     session: Arc<ProbeSession>,
-    /// Its other end is gone when the next probe may come.
+    /// Closed when the probe has ended and the next one may begin.
     over: watch::Receiver<()>,
 }
 
-/// The right to be this host's only probe, given back when dropped.
+/// Right to be this host's only probe; released when dropped.
 #[derive(Debug)]
 struct Turn(Arc<Mutex<Option<String>>>);
 
@@ -60,61 +61,57 @@ impl Drop for Turn {
 }
 
 impl Probes {
-    /// `what` says what the probe is, for whoever comes second.
+    /// Takes the turn. `what` describes the probe in the error of a second one.
     fn take_turn(&self, agent: &Agent, what: String) -> Result<Turn, ApiError> {
         let host = &agent.config().name;
         let busy = |message, remedy| Err(ApiError::new(ErrorCode::Busy, message, remedy));
         if let Some(vm) = agent.migrations().under_way().or_else(|| agent.incoming().under_way()) {
-            let message = format!(
-                "VM \"{vm}\" is on the move from or to host {host}: a probe would slow it down"
-            );
-            return busy(message, "probe when it has moved, see `godwit migration list`");
+            let message = format!("cannot probe: VM \"{vm}\" is migrating from or to host {host}");
+            return busy(message, "retry after its migration, see `godwit migration list`");
         }
         let mut under_way = lock(&self.under_way);
         if let Some(other) = &*under_way {
             return busy(
-                format!("{other} already"),
-                "wait until it is over: a probe takes some seconds",
+                format!("cannot probe: {other}"),
+                "wait until that probe ends, in a few seconds",
             );
         }
         *under_way = Some(what);
         Ok(Turn(Arc::clone(&self.under_way)))
     }
 
-    /// Whether a probe leaves from this host or comes to it.
+    /// Whether an outgoing or incoming probe is running.
     pub(crate) fn runs(&self) -> bool {
         lock(&self.under_way).is_some()
     }
 
-    /// A VM begins to leave or to arrive, and waits for no probe: one that is under way ends, since both would tell and do less.
+    /// Ends a running probe because a migration begins, which does not wait: each would distort and
+    /// slow the other.
     pub(crate) fn give_way(&self, vm: &str) {
         if let Some(cancel) = &*lock(&self.outgoing) {
-            cancel.ask(&format!("the probe gave way to VM \"{vm}\", which begins to move"));
+            cancel.ask(&format!("the probe gave way to a migration of VM \"{vm}\""));
         }
         if let Some(expected) = &*lock(&self.incoming) {
-            tracing::info!(vm, "a probe of this host gives way to a VM");
+            tracing::info!(vm, "incoming probe ended: a migration begins");
             expected.session.end();
         }
     }
 
     fn find(&self, id: &str) -> Result<Expected, ApiError> {
         lock(&self.incoming).as_ref().filter(|known| known.id == id).cloned().ok_or_else(|| {
-            let message = format!("no probe {id} comes to this host");
-            ApiError::new(
-                ErrorCode::NotFound,
-                message,
-                "it took too long, or was ended: probe again",
-            )
+            let message = format!("no incoming probe {id} on this host");
+            ApiError::new(ErrorCode::NotFound, message, "it timed out or was ended: probe again")
         })
     }
 }
 
-/// What is behind these locks is replaced whole.
+/// Locks a value that is only ever replaced whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the lanes to a host carry, by a short probe; with so many streams of each lane, where they are given.
+/// Measures the lanes to a host with a short probe; `streams`: fixed number of streams for each
+/// lane.
 pub(crate) async fn brief(
     agent: &Arc<Agent>,
     to: &str,
@@ -172,7 +169,7 @@ async fn end(
 ) -> Result<StatusCode, Refusal> {
     let mut expected = agent.probes().find(&id)?;
     expected.session.end();
-    // Answered when the next may come; whoever ends it does not wait long.
+    // The answer comes when the next probe may begin; the wait is bounded.
     let _ = tokio::time::timeout(END_LIMIT, expected.over.changed()).await;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,5 +1,5 @@
-//! This host's certificate, as its files hold it now, and the certificates that are revoked: a renewed certificate and a
-//! new list are taken without a restart.
+//! This host's certificate and the revoked certificates, as in their files now. A renewed
+//! certificate and a new list take effect without a restart.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use crate::failure::host_failed;
 /// The list that a manager sent last: `STATE_DIR/revoked.pem`.
 const LIST: &str = "revoked.pem";
 
-/// A host's identity and the files that it is read from.
+/// A host's identity and the files that hold it.
 #[derive(Debug)]
 pub(crate) struct Protection {
     files: TlsConfig,
@@ -30,18 +30,18 @@ pub(crate) struct Protection {
 
 #[derive(Debug)]
 struct Known {
-    /// The time of the certificate's last change, as last read.
+    /// Modification time of the certificate when last read.
     changed: Option<SystemTime>,
-    /// The same of the configured list.
+    /// Modification time of the configured list when last read.
     list_changed: Option<SystemTime>,
     identity: Identity,
 }
 
 impl Protection {
-    /// Reads the files, and the list that a manager sent before.
+    /// Reads the files, and the list that a manager sent earlier.
     ///
     /// # Errors
-    /// [`PkiError`]: what is wrong with the files. A list of a manager that is not good any more is left out.
+    /// [`PkiError`]: what is wrong with the files. An invalid list of a manager is ignored.
     pub(crate) fn load(files: &TlsConfig, state_dir: &Path) -> Result<Protection, PkiError> {
         let (revocations, list) = (Revocations::default(), state_dir.join(LIST));
         let (changed, list_changed) = (changed(&files.certificate), configured_change(files));
@@ -49,7 +49,7 @@ impl Protection {
         match read_list(&list, &files.authority) {
             Ok(kept) => drop(kept.map(|kept| revocations.accept(kept))),
             Err(error) => {
-                tracing::warn!(list = %list.display(), %error, "the list of revoked certificates is left out");
+                tracing::warn!(list = %list.display(), %error, "revocation list ignored");
             }
         }
         let identity = read(files, &revocations)?;
@@ -63,7 +63,7 @@ impl Protection {
         })
     }
 
-    /// The identity as the files have it; as they had it, while they can't be read.
+    /// Returns the identity that is in the files, or the last valid one while they cannot be read.
     #[must_use]
     pub(crate) fn identity(&self) -> Identity {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,47 +71,48 @@ impl Protection {
         if changed != known.changed {
             match read(&self.files, &self.revocations) {
                 Ok(identity) => {
-                    tracing::info!(certificate = %self.files.certificate.display(), "a new certificate is taken");
+                    let certificate = self.files.certificate.display();
+                    tracing::info!(%certificate, "new certificate loaded");
                     (known.changed, known.identity) = (changed, identity);
                 }
-                // Half written: the next connection looks again.
-                Err(error) => tracing::warn!(%error, "the new certificate is not taken"),
+                // The file may be incomplete; the next connection tries again.
+                Err(error) => tracing::warn!(%error, "cannot load the new certificate"),
             }
         }
         let list_changed = configured_change(&self.files);
         if list_changed != known.list_changed {
             match configured(&self.files) {
                 Ok(list) => {
-                    tracing::info!(?list, "the configured list of revoked certificates is taken");
+                    tracing::info!(?list, "configured revocation list loaded");
                     self.revocations.configure(list);
                     known.list_changed = list_changed;
                     self.lists.send_replace(());
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the configured list of revoked certificates is not taken");
+                    tracing::warn!(%error, "cannot load the configured revocation list");
                 }
             }
         }
         known.identity.clone()
     }
 
-    /// Takes a manager's list in the place of the one before. It is on disk when this returns, and counts from the next
-    /// handshake on.
+    /// Replaces the manager's list. Once this returns, the list is on disk; it applies from the
+    /// next handshake on.
     ///
     /// # Errors
-    /// [`ErrorCode::InvalidRequest`]: no list of an authority that is trusted here; [`ErrorCode::WrongState`]: a later one
-    /// is here; [`ErrorCode::HostFailed`]: it cannot be written. The one before stays.
+    /// [`ErrorCode::InvalidRequest`]: the list is not signed by an authority trusted here.
+    /// [`ErrorCode::WrongState`]: a later list is already loaded. [`ErrorCode::HostFailed`]: the
+    /// list cannot be written. In each case the old list stays.
     pub(crate) fn revoke(&self, list: &str) -> Result<RevocationsTaken, ApiError> {
         let list =
             RevocationList::read(list, &self.files.authority).map_err(|error| refused(&error))?;
         let taken = RevocationsTaken { number: list.number(), certificates: list.revoked().len() };
-        // One at a time: what is on disk is what counts.
+        // One at a time, so that the list on disk is the one in force.
         let _alone = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if self.revocations.check_newer(&list).map_err(|error| refused(&error))? {
-            replace(&self.list, list.pem()).map_err(|error| {
-                host_failed("the list of revoked certificates can't be written", &error)
-            })?;
-            tracing::info!(?list, "a list of revoked certificates is taken");
+            replace(&self.list, list.pem())
+                .map_err(|error| host_failed("cannot write the revocation list", &error))?;
+            tracing::info!(?list, "revocation list loaded");
             self.revocations.accept(list).map_err(|error| refused(&error))?;
             self.lists.send_replace(());
         }
@@ -122,7 +123,7 @@ impl Protection {
     pub(crate) async fn until_revoked(&self, serial: &Serial) {
         let mut lists = self.lists.subscribe();
         while !self.revocations.has(serial) {
-            // It cannot fail: the sender is part of self.
+            // Cannot fail: `self` owns the sender.
             let _ = lists.changed().await;
         }
     }
@@ -134,14 +135,15 @@ fn refused(error: &PkiError) -> ApiError {
         PkiError::BadList { .. } => ErrorCode::InvalidRequest,
         _ => ErrorCode::HostFailed,
     };
-    ApiError::new(code, error.to_string(), "have the manager, or `godwit pki crl`, sign a new list")
+    let remedy = "sign a new list with the manager or `godwit pki crl`";
+    ApiError::new(code, error.to_string(), remedy)
 }
 
 fn read(files: &TlsConfig, revocations: &Revocations) -> Result<Identity, PkiError> {
     Identity::load_with(&files.authority, &files.certificate, &files.key, revocations)
 }
 
-/// The list that the configuration names; none: it names none.
+/// Reads the list that the configuration names; `None` if it names none.
 fn configured(files: &TlsConfig) -> Result<Option<RevocationList>, PkiError> {
     let Some(path) = &files.revoked else { return Ok(None) };
     match read_list(path, &files.authority)? {
@@ -153,7 +155,7 @@ fn configured(files: &TlsConfig) -> Result<Option<RevocationList>, PkiError> {
     }
 }
 
-/// A list that is kept in a file; none: there is no file.
+/// Reads a list from a file; `None` if there is no file.
 fn read_list(path: &Path, authority: &Path) -> Result<Option<RevocationList>, PkiError> {
     let failed = |source| PkiError::File { path: path.to_owned(), action: "read", source };
     match fs::metadata(path) {
@@ -166,7 +168,7 @@ fn read_list(path: &Path, authority: &Path) -> Result<Option<RevocationList>, Pk
     RevocationList::read(&fs::read_to_string(path).map_err(failed)?, authority).map(Some)
 }
 
-/// Replaces a file by one that survives a power cut.
+/// Replaces a file; the new one survives a power cut.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension("pem.new");
     let mut file = File::create(&fresh)?;

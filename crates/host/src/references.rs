@@ -1,8 +1,10 @@
-//! Memory that this host lets the sources of arriving guests refer to, so that they need not send it: the RAM of VMs that left
-//! (bases, for their way back), and that of VMs which arrive or arrived and run here.
+//! Memory that sources of arriving guests may refer to in place of sending pages: the RAM of VMs
+//! that left (bases, for their return), and the RAM of VMs that are arriving or have arrived and
+//! run here.
 //!
-//! A base is memory without a name: its files are removed as those of any VM that leaves, and stay open here. So nothing of it
-//! outlives the agent, and nothing can run on it; it is read, and believed only where its BLAKE3 is that of the guest's page.
+//! A base is memory without a name: its files are removed like those of any VM that leaves, and
+//! stay open here. So nothing of it outlives the agent, and nothing can run on it. It is only read,
+//! and a page of it is used only if its BLAKE3 digest is that of the guest's page.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,16 +17,16 @@ use godwit_ram::{RamError, Region};
 use crate::config::ReferencesConfig;
 use crate::vm::Vm;
 
-/// The source is told of so many pages at most: 16 MiB of digests.
+/// Limit on the pages offered to a source: 16 MiB of digests.
 const MOST_PAGES: u64 = 2 << 20;
-/// Of so many before it begins: 2 MiB of digests.
+/// Limit on the pages offered before the migration begins: 2 MiB of digests.
 const FIRST_PAGES: u64 = 256 << 10;
-/// How often it is looked whether guests are still on their way.
+/// Poll interval for the end of running migrations.
 const BUSY_INTERVAL: Duration = Duration::from_millis(500);
-/// How much of a base is given back to the kernel at once.
+/// Step in which a base is freed.
 const FREE_STEP_BYTES: u64 = 32 << 20;
 
-/// What is kept and offered.
+/// Retained and offered memory.
 #[derive(Debug)]
 pub(crate) struct References {
     most_base_bytes: u64,
@@ -36,7 +38,7 @@ pub(crate) struct References {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The oldest first.
+    /// Oldest first.
     bases: Vec<Base>,
 }
 
@@ -48,7 +50,7 @@ struct Base {
 }
 
 impl References {
-    /// Nothing kept yet; `host_bytes`: the host's RAM.
+    /// Creates an empty set; `host_bytes`: the host's RAM.
     pub(crate) fn new(config: &ReferencesConfig, host_bytes: u64) -> Self {
         References {
             most_base_bytes: config.base_memory.bytes(host_bytes),
@@ -60,12 +62,12 @@ impl References {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Lists, each changed by one call.
+        // Holds lists, each changed by one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the memory of a VM that left, before its files' names go. False: it is to be freed with them.
-    /// `is_busy` says whether guests are on their way.
+    /// Retains the memory of a VM that left, before its files' names are removed. Returns false if
+    /// the memory is to be freed with them. `is_busy` reports whether a migration is running.
     pub(crate) fn keep(
         self: &Arc<Self>,
         vm: &str,
@@ -77,14 +79,11 @@ impl References {
             return false;
         }
         let digest_bytes = 8 * regions.iter().map(|region| region.pages()).sum::<u64>();
-        // Its own earlier base makes room first.
+        // The VM's own earlier base is dropped first.
         let mut dropped = self.take_bases(|base| base.vm == vm);
         if self.arrived_digest_bytes() + digest_bytes > self.most_digest_bytes {
             free_later(dropped);
-            tracing::info!(
-                vm,
-                "its memory is not kept: its digests would take more than digest_memory"
-            );
+            tracing::info!(vm, "memory not retained: its digests would exceed digest_memory");
             return false;
         }
         dropped.extend(self.make_room(taken_bytes, digest_bytes));
@@ -92,13 +91,13 @@ impl References {
         let content = match Content::of(regions) {
             Ok(content) => Arc::new(content),
             Err(error) => {
-                tracing::warn!(vm, %error, "its memory is not kept for its way back");
+                tracing::warn!(vm, %error, "memory not retained for the VM's return");
                 return false;
             }
         };
         let base = Base { vm: vm.to_owned(), content: Arc::clone(&content), since: Instant::now() };
         self.state().bases.push(base);
-        tracing::info!(vm, bytes = taken_bytes, "its memory is kept for its way back");
+        tracing::info!(vm, bytes = taken_bytes, "memory retained for the VM's return");
         work_out_later(&content, is_busy);
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
@@ -110,14 +109,16 @@ impl References {
         true
     }
 
-    /// Offers the memory of a VM that begins to arrive, as it comes and as long as it is there, to those that arrive beside it.
+    /// Offers the memory of an arriving VM, as it arrives and while the VM exists, to VMs that
+    /// arrive at the same time.
     pub(crate) fn arriving(&self, vm: &Vm) -> Option<Beside> {
         let content = self.content_of(vm, Content::of_arriving)?;
         vm.offers(Arc::clone(&content));
         Some(Beside::begin(&self.arrivals, content))
     }
 
-    /// Offers the memory of a VM that arrived, as long as it is there. `is_busy` says whether guests are on their way.
+    /// Offers the memory of a VM that has arrived, while the VM exists. `is_busy` reports whether a
+    /// migration is running.
     pub(crate) fn arrived(&self, vm: &Vm, is_busy: impl Fn() -> bool + Send + 'static) {
         let content = vm.offered().or_else(|| {
             let content = self.content_of(vm, Content::of)?;
@@ -131,7 +132,7 @@ impl References {
         }
     }
 
-    /// None: it is of no use to others here.
+    /// Opens the VM's memory as a source of pages; `None` if it cannot be offered.
     fn content_of(
         &self,
         vm: &Vm,
@@ -141,30 +142,32 @@ impl References {
         if self.digest_bytes() + 8 * pages > self.most_digest_bytes {
             tracing::debug!(
                 vm = vm.name.as_str(),
-                "no memory is left for the digests of its pages"
+                "memory not offered: no memory is left for its digests"
             );
             return None;
         }
         let warn = |error: &RamError| {
-            tracing::warn!(vm = vm.name.as_str(), %error, "its memory is of no use to other guests");
+            tracing::warn!(vm = vm.name.as_str(), %error, "memory not offered to other guests");
         };
         of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
     }
 
-    /// The memory of a VM whose QEMU has ended is of no use to others any more, and nobody's any more: sources that were told of it
-    /// send those pages after all.
+    /// Withdraws the memory of a VM whose QEMU has ended, and frees it. Sources that received its
+    /// digests send those pages in full.
     pub(crate) fn withdraw(vm: &Vm) {
         let Some(content) = vm.withdraws() else { return };
         let vm = vm.name.clone();
         in_the_background("free-offers", move || empty(&vm, &content));
     }
 
-    /// Drops what is kept of a VM: it is deleted, or its operator wants nothing of it kept.
+    /// Drops the retained memory of a VM that is deleted, or whose operator wants none of it
+    /// retained.
     pub(crate) fn drop_bases_of(&self, vm: &str) {
         free_later(self.take_bases(|base| base.vm == vm));
     }
 
-    /// What a source of this VM may refer to: the VM's own base first, then whatever is newest, and what comes beside.
+    /// Returns the memory that a source of this VM may refer to: first the VM's own base, then the
+    /// newest memory, and what arrives at the same time.
     pub(crate) fn offer(&self, vm: &Vm) -> Offer {
         let mut offer = self.offer_here(&vm.name);
         offer.beside = self.arriving(vm);
@@ -184,12 +187,12 @@ impl References {
         Offer { contents, most_pages: MOST_PAGES, first_pages: FIRST_PAGES, beside: None }
     }
 
-    /// Memory that bases hold, bytes: another VM may have it.
+    /// Returns the memory that bases hold, in bytes. It is available to other VMs.
     pub(crate) fn base_bytes(&self) -> u64 {
         self.state().bases.iter().map(|base| base.content.taken_bytes()).sum()
     }
 
-    /// What is here, for people.
+    /// Returns the figures that users see.
     pub(crate) fn info(&self) -> ReferencesInfo {
         let state = self.state();
         let contents: Vec<_> = state
@@ -206,7 +209,7 @@ impl References {
         }
     }
 
-    /// Gives at least so many bytes of bases back to the kernel, where there are that many, and returns when that is done.
+    /// Frees at least `bytes` of bases, if there are that many, before it returns.
     pub(crate) fn free(&self, bytes: u64) {
         let mut freed = 0;
         while freed < bytes {
@@ -218,23 +221,24 @@ impl References {
                 state.bases.remove(0)
             };
             freed += oldest.content.taken_bytes();
-            tracing::info!(vm = oldest.vm, "its kept memory is needed by another VM");
+            tracing::info!(vm = oldest.vm, "retained memory freed for another VM");
             empty(&oldest.vm, &oldest.content);
         }
     }
 
-    /// Memory that the digests of all that is offered take.
+    /// Returns the memory that the digests of all offered memory take.
     fn digest_bytes(&self) -> u64 {
         let bases: u64 = self.state().bases.iter().map(|base| base.content.digest_bytes()).sum();
         bases + self.arrived_digest_bytes()
     }
 
-    /// The part of that which no base has: to drop bases makes no room in it.
+    /// Returns the part of the digests' memory that dropping bases does not free.
     fn arrived_digest_bytes(&self) -> u64 {
         self.arrivals.all().iter().map(|content| content.digest_bytes()).sum()
     }
 
-    /// Drops the oldest bases until one of so many bytes, with so many bytes of digests, fits beside the others.
+    /// Drops the oldest bases until a base of `bytes`, with `digest_bytes` of digests, fits beside
+    /// the others.
     fn make_room(&self, bytes: u64, digest_bytes: u64) -> Vec<Base> {
         let mut dropped = Vec::new();
         while self.base_bytes() + bytes > self.most_base_bytes
@@ -249,7 +253,7 @@ impl References {
         dropped
     }
 
-    /// Drops what is too old.
+    /// Drops bases past their retention time.
     fn expire(&self) {
         free_later(self.take_bases(|base| base.since.elapsed() >= self.base_time));
     }
@@ -261,11 +265,11 @@ impl References {
 
 fn empty(vm: &str, content: &Content) {
     if let Err(error) = content.empty(FREE_STEP_BYTES) {
-        tracing::warn!(vm, %error, "its kept memory is freed in one go");
+        tracing::warn!(vm, %error, "retained memory freed in one step");
     }
 }
 
-/// Gives bases back at the lowest priority.
+/// Frees bases at the lowest priority.
 fn free_later(bases: Vec<Base>) {
     if bases.is_empty() {
         return;
@@ -275,8 +279,8 @@ fn free_later(bases: Vec<Base>) {
     });
 }
 
-/// Works digests out with at most half of a core that nobody else wants, and not while guests are on their way. A migration that
-/// arrives before does it itself, as far as it needs them.
+/// Computes digests with at most half of an idle core, and never while a migration is running. A
+/// migration that begins earlier computes the digests that it needs itself.
 fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 'static) {
     let content = Arc::downgrade(content);
     in_the_background("digests", move || {
@@ -287,7 +291,7 @@ fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 's
                 pause(BUSY_INTERVAL);
             }
             let begun = Instant::now();
-            // It may be gone meanwhile.
+            // The content may be gone by now.
             let Some(content) = content.upgrade() else { return };
             if content.digests(block, pages).is_err() {
                 return;
@@ -298,19 +302,19 @@ fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 's
     });
 }
 
-#[expect(clippy::disallowed_methods, reason = "time that passes for others is what this is for")]
+#[expect(clippy::disallowed_methods, reason = "its purpose is to leave time to others")]
 fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
 fn in_the_background(name: &str, body: impl FnOnce() + Send + 'static) {
     let body = move || {
-        // Of this thread alone (Linux). Refused: then it is done at the ordinary priority.
+        // Applies to this thread alone (Linux). If refused, the ordinary priority stays.
         let _ = rustix::process::nice(19);
         body();
     };
     if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(body) {
-        tracing::debug!(%error, name, "no thread can be started");
+        tracing::debug!(%error, name, "cannot start a thread");
     }
 }
 
@@ -328,7 +332,7 @@ mod tests {
         Arc::new(References::new(config, 1 << 30))
     }
 
-    /// Memory of a VM, whose names are gone.
+    /// Creates a VM's memory whose files are already removed.
     fn memory(byte: u8) -> [Arc<Region>; 1] {
         let folder = tempfile::tempdir().unwrap();
         let region = Region::create(&folder.path().join("ram"), BYTES, None).unwrap();
@@ -358,7 +362,7 @@ mod tests {
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         assert_eq!(offered(&references, "api"), [Some(2), Some(1)]);
         assert_eq!(offered(&references, "new"), [Some(2), Some(1)]);
-        // A later stay takes the place of the earlier one, a third VM that of the oldest.
+        // A VM's later base replaces its earlier one; the base of a third VM replaces the oldest.
         assert!(
             references.keep("web", &memory(3), BYTES, || false)
                 && references.keep("db", &memory(4), BYTES, || false)
@@ -366,12 +370,12 @@ mod tests {
         assert_eq!(offered(&references, "web"), [Some(3), Some(4)]);
         assert!(
             !references.keep("huge", &memory(5), 3 * BYTES, || false),
-            "more than may be kept at all"
+            "larger than base_memory"
         );
     }
 
     #[tokio::test]
-    async fn what_is_needed_is_given_back_at_once_also_while_it_is_offered() {
+    async fn needed_memory_is_freed_at_once_even_while_it_is_offered() {
         let references = references(&ReferencesConfig::default());
         for (vm, byte) in [("web", 1), ("api", 2), ("db", 3)] {
             assert!(references.keep(vm, &memory(byte), BYTES, || false));
@@ -389,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_where_nothing_may_be() {
+    async fn nothing_is_retained_if_a_limit_is_zero() {
         let none = BaseMemory::Size(ByteSize::from_bytes(0));
         for config in [
             ReferencesConfig { base_memory: none, ..ReferencesConfig::default() },
@@ -406,12 +410,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_can_not_be_kept_drops_nothing_else() {
+    async fn memory_that_cannot_be_retained_displaces_nothing() {
         let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
         let references =
             references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
         assert!(references.keep("web", &memory(1), BYTES, || false));
-        // A guest that arrived has so many digests that no other can be kept, whatever is dropped.
+        // The digests of this guest exceed the limit, whatever is dropped.
         let big = [memory(2), memory(2), memory(2), memory(2)].concat();
         assert!(!references.keep("big", &big, 4 * BYTES, || false));
         assert_eq!(offered(&references, "web"), [Some(1)]);

@@ -1,5 +1,5 @@
-//! The agent's life: opens its state, listens on the unix socket and for peers, serves until a signal, and leaves
-//! the VMs running.
+//! Lifetime of the agent: opens its state, listens on the unix socket and for peers, serves until a
+//! signal, and leaves the VMs running.
 
 mod connections;
 mod console;
@@ -33,7 +33,7 @@ use connections::Patience;
 pub(crate) use named::Named;
 pub use routes::router;
 
-/// Why the agent does not run.
+/// Error that keeps the agent from running.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Its state can't be used.
@@ -71,7 +71,7 @@ impl RunError {
     pub fn remedy(&self) -> String {
         match self {
             RunError::State(error) => error.remedy.clone(),
-            RunError::Listen { source, .. } => listen_mend(source).to_owned(),
+            RunError::Listen { source, .. } => listen_remedy(source).to_owned(),
             RunError::Socket { .. } => {
                 "is its directory writable? socket of the configuration names it".to_owned()
             }
@@ -83,24 +83,25 @@ impl RunError {
     }
 }
 
-fn listen_mend(error: &io::Error) -> &'static str {
+fn listen_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another program has that port: stop it, or take another in listen of the configuration"
+            "another program uses that port: stop it, or change listen in the configuration"
         }
         io::ErrorKind::AddrNotAvailable => {
-            "no interface of this host has that address: correct listen of the configuration"
+            "no interface of this host has that address: correct listen in the configuration"
         }
-        _ => "correct listen of the configuration",
+        _ => "correct listen in the configuration",
     }
 }
 
-/// Runs the agent until SIGTERM or SIGINT; then its sockets are gone and its VMs run on.
+/// Runs the agent until SIGTERM or SIGINT. It then removes its socket and leaves its VMs running.
 pub async fn run(config: Config) -> Result<(), RunError> {
     keep_to_itself();
     let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
-    // Who answers on the socket works with this state: told before the state's own lock would tell it less clearly.
+    // An agent that answers on the socket uses this state. This check comes first because its error
+    // is clearer than that of the state's lock.
     if UnixStream::connect(&config.socket).await.is_ok() {
         return Err(RunError::SocketInUse { path: config.socket.clone() });
     }
@@ -125,25 +126,31 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     }
     if config.insecure {
         tracing::warn!(
-            "insecure: whoever reaches this agent can run VMs here and read guests on their way"
+            "insecure mode: any client of this agent can run VMs here and read migrating guests"
         );
     }
-    tracing::info!(host = config.name, socket = %config.socket.display(), listen = ?config.listen, "agent ready");
+    tracing::info!(
+        host = config.name,
+        socket = %config.socket.display(),
+        listen = ?config.listen,
+        "agent ready"
+    );
     probe_in_background(agent.clone());
     tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM: the agent ends, its VMs run on"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: the agent ends, its VMs run on"),
+        _ = terminate.recv() => tracing::info!("SIGTERM: the agent ends; its VMs keep running"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: the agent ends; its VMs keep running"),
     }
     stop.send_replace(true);
-    // Streams that are being followed would keep a graceful end waiting: they are cut.
+    // Open event streams would delay a graceful shutdown, so they are cut.
     servers.shutdown().await;
     agent.let_all_vcpus_go();
     Ok(())
 }
 
-/// What guests have in their memory, and the host's key, get into no file that others could come by: nobody else reads what this process
-/// makes, and neither it nor a QEMU, which inherits both settings, leaves a core. The limit is for cores in files; a program that the kernel
-/// pipes them to gets one of which the filter leaves nothing (core(5)).
+/// Keeps guest memory and the host's key out of files that others can read. Files that this process
+/// creates are unreadable to others. Neither this process nor a QEMU, which inherits both settings,
+/// leaves a core. The resource limit applies to cores written to files. The filter leaves an empty
+/// core for a program to which the kernel pipes cores (core(5)).
 fn keep_to_itself() {
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let none = Rlimit { current: Some(0), maximum: Some(0) };
@@ -153,7 +160,7 @@ fn keep_to_itself() {
         set_dumpable_behavior(DumpableBehavior::NotDumpable).err().map(io::Error::from),
     ];
     for error in refused.into_iter().flatten() {
-        tracing::warn!(%error, "a process that crashes may leave a core with a guest's memory");
+        tracing::warn!(%error, "a process that crashes may leave a core with guest memory");
     }
 }
 
@@ -177,7 +184,7 @@ where
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(until).await {
-        tracing::error!(%error, "a listener ended");
+        tracing::error!(%error, "listener ended");
     }
 }
 
@@ -188,7 +195,7 @@ async fn serve_local(listener: UnixListener, app: Router, mut stopped: watch::Re
     let app = app.layer(axum::middleware::from_fn(local::guard));
     let service = app.into_make_service_with_connect_info::<local::Caller>();
     if let Err(error) = axum::serve(listener, service).with_graceful_shutdown(until).await {
-        tracing::error!(%error, "the socket's listener ended");
+        tracing::error!(%error, "listener of the unix socket ended");
     }
 }
 
@@ -199,7 +206,7 @@ async fn serve_secure(
     mut stopped: watch::Receiver<bool>,
 ) {
     let patience = Patience::default();
-    // Who may ask at all is looked at before anything of the body is read.
+    // The guard checks the caller's rights before any of the body is read.
     let app = connections::reading(app, patience).layer(axum::middleware::from_fn(secure::guard));
     let mut connections = tokio::task::JoinSet::new();
     loop {
@@ -214,24 +221,27 @@ async fn serve_secure(
             let shown = connection.clone();
             tokio::select! {
                 () = connections::serve(stream, app, ConnectInfo(connection), patience) => {}
-                () = shown.until_revoked(&agent) => tracing::warn!("a connection ends: its certificate is revoked"),
+                () = shown.until_revoked(&agent) => {
+                    tracing::warn!("connection closed: its certificate is revoked");
+                }
             }
             drop(place);
         });
     }
 }
 
-/// The first VM should not wait for the probe of KVM, nor the first guest that arrives for what CPU it could have.
+/// Probes QEMU, KVM and the CPU model in the background, so that neither the first VM nor the first
+/// arriving guest waits for it.
 fn probe_in_background(agent: Arc<Agent>) {
     tokio::spawn(async move {
         let qemu = match agent.qemu(None).await {
             Ok(qemu) => qemu,
-            Err(error) => return tracing::warn!(%error, "no QEMU yet"),
+            Err(error) => return tracing::warn!(%error, "QEMU unavailable"),
         };
         let accel =
             if agent.accel(&qemu.path).await.kvm { Accelerator::Kvm } else { Accelerator::Tcg };
         if let Err(error) = agent.cpu(&qemu, accel).await {
-            tracing::warn!(%error, remedy = error.remedy(), "it is not known what CPU guests can have");
+            tracing::warn!(%error, remedy = error.remedy(), "cannot determine the guest CPU model");
         }
     });
 }

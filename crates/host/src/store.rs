@@ -1,7 +1,9 @@
-//! What survives the agent: one file a VM, `STATE_DIR/vms/NAME/vm.json`, replaced atomically and synced, so that
-//! after a crash the old record or the new one is there, whole.
+//! State that survives the agent: one file for each VM, `STATE_DIR/vms/NAME/vm.json`. It is
+//! replaced atomically and synced, so that after a crash either the old record or the new one is
+//! complete.
 //!
-//! The saved type is apart from what the agent works with: its fields are a promise to later versions.
+//! The saved types are separate from those that the agent works with: later versions must be able
+//! to read their fields.
 
 mod disk;
 
@@ -21,18 +23,19 @@ use serde::{Deserialize, Serialize};
 
 use disk::Disk;
 
-/// The version this agent writes; it reads this one only.
+/// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;
-/// VMs that are gone and remembered. Whoever asks after one that is forgotten was cut off for as long as it took so many to leave.
+/// Limit on the records of deleted VMs. Only a host that was cut off while this many VMs left can
+/// ask about a deleted record.
 const MOST_GONE: usize = 10_000;
 
-/// Whether a VM shall run.
+/// Whether a VM should run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Desired {
-    /// It shall run; where it does not, something happened to it.
+    /// It should run; if it does not, it has failed.
     Running,
-    /// It shall not.
+    /// It should not run.
     Stopped,
 }
 
@@ -41,35 +44,35 @@ pub(crate) enum Desired {
 #[serde(deny_unknown_fields)]
 pub(crate) struct OtherHost {
     pub name: String,
-    /// Pages that the guest lacks there are kept here.
+    /// This host retains pages that the guest lacks there.
     #[serde(default)]
     pub needs_pages: bool,
-    /// The guest ran when it was handed over; else it was paused, and stays so.
+    /// The guest ran when it was handed over; otherwise it was paused and stays so.
     pub runs: bool,
 }
 
-/// A VM as it is saved.
+/// Saved form of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedVm {
-    /// The version of this format.
+    /// Format version of this record.
     pub format: u32,
-    /// Whether it shall run.
+    /// Whether the VM should run.
     pub desired: Desired,
     pub role: Role,
-    /// Which life of the VM it is. A record without one is of a VM that an earlier version created.
+    /// Incarnation of the VM. A record without one belongs to a VM that an earlier version created.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     pub incarnation: Incarnation,
-    /// The generation of its ownership.
+    /// Epoch of its ownership.
     pub epoch: u64,
-    /// The host that it is handed over to, or comes from; none: it stays.
+    /// Other host of a migration or hand-over; `None` if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other: Option<OtherHost>,
     pub spec: ResolvedSpec,
 }
 
 impl SavedVm {
-    /// A record in this version's format.
+    /// Creates a record in this version's format.
     #[must_use]
     pub(crate) fn new(
         spec: ResolvedSpec,
@@ -81,38 +84,39 @@ impl SavedVm {
         SavedVm { format: FORMAT, desired, role, incarnation, epoch, other: None, spec }
     }
 
-    /// The same, of a hand-over with that host.
+    /// Adds the other host of a hand-over.
     #[must_use]
     pub(crate) fn with(self, other: OtherHost) -> Self {
         SavedVm { other: Some(other), ..self }
     }
 
-    /// The host that pages of it are kept for.
+    /// Returns the host that pages are retained for.
     #[must_use]
     pub(crate) fn pages_kept_for(&self) -> Option<&str> {
         self.other.as_ref().filter(|other| other.needs_pages).map(|other| &*other.name)
     }
 
-    /// What it says of the guest's ownership.
+    /// Returns the guest's role and ownership.
     #[must_use]
     pub(crate) fn standing(&self) -> Standing {
         Standing { role: self.role, ownership: self.ownership() }
     }
 
-    /// The ownership that it records: this host's, or the one that this host would get.
+    /// Returns the recorded ownership: this host's, or the one that this host would get.
     #[must_use]
     pub(crate) fn ownership(&self) -> Ownership {
         Ownership { incarnation: self.incarnation, epoch: self.epoch }
     }
 
-    /// Whether it is of this life of this VM.
+    /// Whether the record belongs to this VM and incarnation.
     #[must_use]
     pub(crate) fn is_of(&self, uuid: Uuid, incarnation: Incarnation) -> bool {
         self.spec.uuid == uuid && self.incarnation == incarnation
     }
 }
 
-/// What is kept of a VM that this host owned and has no more: enough to answer a host that asks later.
+/// Record of a VM that this host owned and no longer has: what is needed to answer a host that asks
+/// later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GoneVm {
@@ -123,7 +127,7 @@ pub(crate) struct GoneVm {
     epoch: u64,
 }
 
-/// The hosts that a manager named: `STATE_DIR/peers.json`.
+/// Peers that a manager set: `STATE_DIR/peers.json`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedPeers {
@@ -131,72 +135,65 @@ struct SavedPeers {
     peers: BTreeMap<String, String>,
 }
 
-/// Why a record can't be read or written.
+/// Failure to read or write a record.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// The file system says no.
+    /// The file system refused the access.
     #[error(
-        "{path} can't be {action}: {source} (is the disk full or not writable? state_dir of the configuration names it)"
+        "cannot {action} {path}: {source} (is the disk full or not writable? change state_dir in \
+         the configuration if needed)"
     )]
     Io {
-        /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// Verb of the attempted action.
         action: &'static str,
-        /// Why it failed.
         source: io::Error,
     },
-    /// The file is no record of this version.
+    /// The file is not a valid record of this version.
     #[error(
-        "{path} is no VM record of this version: {why} (restore it, or remove the directory to forget the VM)"
+        "cannot use {path}: it is not a VM record of this version: {why} (restore it, or remove \
+         the directory to forget the VM)"
     )]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// Another agent works with the same directory.
+    Format { path: PathBuf, why: String },
+    /// Another agent uses the directory.
     #[error(
-        "another agent uses {path} already (stop it, or give this one its own state_dir and run_dir)"
+        "another agent already uses {path} (stop it, or give this agent its own state_dir and \
+         run_dir)"
     )]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
 }
 
-/// The directory of all records, held by one agent at a time.
+/// Directory of all records, used by one agent at a time.
 #[derive(Debug)]
 pub(crate) struct Store {
     vms: PathBuf,
-    /// One file for each life of a VM that this host had: `STATE_DIR/gone/UUID.INCARNATION.json`, or `UUID.json` where the VM is
-    /// older than incarnations.
+    /// One file for each deleted incarnation of a VM: `STATE_DIR/gone/UUID.INCARNATION.json`, or
+    /// `UUID.json` if the VM is older than incarnations.
     gone: PathBuf,
     peers: PathBuf,
     pub(crate) disk: Disk,
-    /// Held while a record is written: a half-written one is nobody else's to rename.
+    /// Held while a record is written, so that no other task renames an incomplete one.
     writing: Mutex<()>,
-    /// The lock ends with this file.
+    /// The lock is released with this file.
     _lock: File,
 }
 
 impl Store {
-    /// Opens or makes the store, and keeps others out while it lives.
+    /// Opens or creates the store, and locks it against other agents.
     pub(crate) fn open(state_dir: &Path) -> Result<Store, StoreError> {
         let vms = state_dir.join("vms");
         let gone = state_dir.join("gone");
         for dir in [&vms, &gone] {
-            fs::create_dir_all(dir).map_err(|source| failed(dir, "made", source))?;
+            fs::create_dir_all(dir).map_err(|source| failed(dir, "create", source))?;
         }
-        // Definitions may have secrets in them, on kernels' command lines.
+        // Definitions may contain secrets, such as kernel command lines.
         fs::set_permissions(state_dir, fs::Permissions::from_mode(0o700))
-            .map_err(|source| failed(state_dir, "closed to others", source))?;
+            .map_err(|source| failed(state_dir, "set the permissions of", source))?;
         let path = state_dir.join("agent.lock");
-        let lock = File::create(&path).map_err(|source| failed(&path, "made", source))?;
+        let lock = File::create(&path).map_err(|source| failed(&path, "create", source))?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
-            fs::TryLockError::Error(source) => failed(&path, "locked", source),
+            fs::TryLockError::Error(source) => failed(&path, "lock", source),
         })?;
         let peers = state_dir.join("peers.json");
         Ok(Store {
@@ -209,29 +206,30 @@ impl Store {
         })
     }
 
-    /// The names of all VMs that have a record, readable or not.
+    /// Returns the names of all VMs that have a record, readable or not.
     pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
         let entries =
-            fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
+            fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "list", source))?;
         let mut names = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(|source| failed(&self.vms, "listed", source))?;
+            let entry = entry.map_err(|source| failed(&self.vms, "list", source))?;
             names.extend(entry.file_name().into_string().ok());
         }
         Ok(names)
     }
 
-    /// Every record, and what is wrong with those that can't be read.
+    /// Returns every readable record, and the errors of the others.
     pub(crate) fn load_all(&self) -> Result<(Vec<SavedVm>, Vec<StoreError>), StoreError> {
         let (mut records, mut problems) = (Vec::new(), Vec::new());
         let entries =
-            fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
+            fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "list", source))?;
         for entry in entries {
-            let dir = entry.map_err(|source| failed(&self.vms, "listed", source))?.path();
+            let dir = entry.map_err(|source| failed(&self.vms, "list", source))?.path();
             let path = dir.join("vm.json");
             match load(&path) {
                 Ok(record) => records.push(record),
-                // A crash between making the directory and its first record: nothing was promised yet.
+                // A crash after creating the directory and before its first record: nothing was
+                // promised yet.
                 Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                     let _ = fs::remove_dir_all(&dir);
                 }
@@ -242,19 +240,19 @@ impl Store {
         Ok((records, problems))
     }
 
-    /// The record of a VM; none: there is none, or none that can be read.
+    /// Returns the record of a VM; `None` if there is none or it cannot be read.
     pub(crate) fn load(&self, name: &VmName) -> Option<SavedVm> {
         let read = self.read(name);
         read.unwrap_or_else(|error| {
-            tracing::error!(vm = name.as_str(), %error, "its record");
+            tracing::error!(vm = name.as_str(), %error, "cannot read the VM's record");
             None
         })
     }
 
-    /// Reads the record of a VM; none: there is none.
+    /// Reads the record of a VM; `None` if there is none.
     ///
     /// # Errors
-    /// There is one, and it can't be read: nobody knows what it says.
+    /// The record cannot be read, so its content is unknown.
     pub(crate) fn read(&self, name: &VmName) -> Result<Option<SavedVm>, StoreError> {
         match load(&self.vms.join(name).join("vm.json")) {
             Ok(record) => Ok(Some(record)),
@@ -265,13 +263,14 @@ impl Store {
         }
     }
 
-    /// Where the record of a VM lies, readable or not; none: there is none.
+    /// Returns the path of a VM's record, readable or not; `None` if there is none.
     pub(crate) fn record_of(&self, name: &VmName) -> Option<PathBuf> {
         let path = self.vms.join(name).join("vm.json");
         path.exists().then_some(path)
     }
 
-    /// Returns all that this host ever wrote down of whose a guest is, in that life of its VM.
+    /// Returns everything that this host has recorded about the owner of a guest, for one
+    /// incarnation of its VM.
     pub(crate) fn known(
         &self,
         name: &VmName,
@@ -279,7 +278,7 @@ impl Store {
         incarnation: Incarnation,
     ) -> Result<Known, StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another VM may have that name, or another life of it.
+        // Another VM, or another incarnation of it, may have that name.
         if let Some(record) = self.read(name)?.filter(|record| record.is_of(uuid, incarnation)) {
             return Ok(Known::Has(record.standing()));
         }
@@ -321,13 +320,14 @@ impl Store {
         Ok(Some(gone))
     }
 
-    /// Writes a record; when this returns it survives a power cut.
+    /// Writes a record; once this returns, the record survives a power cut.
     pub(crate) fn save(&self, record: &SavedVm) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         self.write(record)
     }
 
-    /// The same, in the place of that record and no other: whether it was still there.
+    /// Writes a record in place of `stale` and of no other. Returns whether `stale` was still
+    /// there.
     pub(crate) fn save_over(&self, stale: &SavedVm, record: &SavedVm) -> Result<bool, StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.load(&stale.spec.name).as_ref() != Some(stale) {
@@ -338,7 +338,7 @@ impl Store {
 
     fn write(&self, record: &SavedVm) -> Result<(), StoreError> {
         let dir = self.vms.join(&record.spec.name);
-        self.disk.make_dir(&dir).map_err(|source| failed(&dir, "made", source))?;
+        self.disk.make_dir(&dir).map_err(|source| failed(&dir, "create", source))?;
         self.replace(&dir.join("vm.json"), record, kind_of(record))
     }
 
@@ -348,11 +348,11 @@ impl Store {
             why: error.to_string(),
         })?;
         let replaced = fail_writes::check(kind).and_then(|()| self.disk.replace(path, &text));
-        replaced.map_err(|source| failed(path, "written", source))
+        replaced.map_err(|source| failed(path, "write", source))
     }
 
-    /// Forgets a VM that this host owned, or was handing over; what it answers a host that asks later is kept. To be called before
-    /// the record goes.
+    /// Records that a VM which this host owned, or was handing over, is gone; the record answers
+    /// hosts that ask later. Must be called before the VM's own record is removed.
     pub(crate) fn note_gone(&self, record: &SavedVm) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let &SavedVm { incarnation, epoch, ref spec, .. } = record;
@@ -361,7 +361,7 @@ impl Store {
         self.replace(&self.gone_path(spec.uuid, incarnation), &gone, "gone")
     }
 
-    /// Keeps the number of VMs that are gone within its bound.
+    /// Removes the oldest records of deleted VMs beyond the limit.
     fn forget_oldest(&self) -> Result<(), StoreError> {
         let list = || -> io::Result<Vec<_>> {
             let dated = fs::read_dir(&self.gone)?.map(|entry| {
@@ -370,18 +370,18 @@ impl Store {
             });
             dated.collect()
         };
-        let mut all = list().map_err(|source| failed(&self.gone, "listed", source))?;
+        let mut all = list().map_err(|source| failed(&self.gone, "list", source))?;
         if all.len() < MOST_GONE {
             return Ok(());
         }
         all.sort();
         for (_, path) in all.iter().take(all.len() + 1 - MOST_GONE) {
-            fs::remove_file(path).map_err(|source| failed(path, "removed", source))?;
+            fs::remove_file(path).map_err(|source| failed(path, "remove", source))?;
         }
         Ok(())
     }
 
-    /// The hosts that a manager named; none, where it never did.
+    /// Reads the peers that a manager set; empty if it never did.
     pub(crate) fn load_peers(&self) -> Result<BTreeMap<String, String>, StoreError> {
         let text = match fs::read(&self.peers) {
             Ok(text) => text,
@@ -398,23 +398,23 @@ impl Store {
         }
     }
 
-    /// Writes the hosts that a manager names.
+    /// Writes the peers that a manager sets.
     pub(crate) fn save_peers(&self, peers: &BTreeMap<String, String>) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() }, "peers")
     }
 
-    /// Forgets a VM; no error when there is none.
+    /// Removes a VM's record; no error if there is none.
     pub(crate) fn remove(&self, name: &VmName) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(name);
         let path = dir.join("vm.json");
         let removed = fail_writes::check("removal").and_then(|()| self.disk.remove(&path));
-        removed.map_err(|source| failed(&path, "removed", source))?;
-        // Nobody reads a directory without a record, and the agent's start removes it.
+        removed.map_err(|source| failed(&path, "remove", source))?;
+        // A directory without a record is ignored, and removed at the agent's start.
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %dir.display(), %error, "a record's directory is left over");
+                tracing::warn!(path = %dir.display(), %error, "cannot remove a record's directory");
             }
             _ => {}
         }
@@ -422,7 +422,7 @@ impl Store {
     }
 }
 
-/// What kind of write it is to save a record, by the names that tests have it fail by ([`fail_writes`]).
+/// Returns the kind of a write, by which tests make it fail ([`fail_writes`]).
 fn kind_of(record: &SavedVm) -> &'static str {
     match (record.role, &record.other) {
         (Role::Owner, None) => "owner",
@@ -439,10 +439,10 @@ fn load(path: &Path) -> Result<SavedVm, StoreError> {
     parse(&text).map_err(|why| StoreError::Format { path: path.to_owned(), why })
 }
 
-/// Reads a record.
+/// Parses a record.
 ///
 /// # Errors
-/// In words: it is none of this version.
+/// Why it is not a valid record of this version.
 pub(crate) fn parse(text: &[u8]) -> Result<SavedVm, String> {
     let record: SavedVm = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if record.format != FORMAT {
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_as_it_was_written() {
+    fn a_record_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let mut record = SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(3));
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_is_written_over_nothing_newer() {
+    fn a_late_write_does_not_replace_a_newer_record() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let owner = SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(3));
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_is_gone_is_remembered_by_what_it_was_and_not_by_its_name() {
+    fn a_deleted_vm_is_remembered_by_its_identity_and_not_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let old = SavedVm::new(
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_of_one_life_is_no_answer_for_another() {
+    fn the_record_of_one_incarnation_does_not_answer_for_another() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let spec = ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") };
@@ -558,7 +558,7 @@ mod tests {
         store.save(&owner(newer)).unwrap();
         let has = Known::Has(Standing { role: Role::Owner, ownership: newer });
         assert_eq!(known(newer.incarnation), has);
-        // A newer life overwrites nothing that older ones have to answer.
+        // A newer incarnation leaves the records of older ones.
         store.note_gone(&owner(newer)).unwrap();
         store.remove(&web()).unwrap();
         for gone in [unrecorded, older, newer] {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_earlier_versions_are_of_the_unrecorded_life() {
+    fn records_of_earlier_versions_have_the_unrecorded_incarnation() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let spec = ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") };
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_leaves_is_no_record() {
+    fn the_leftovers_of_a_crash_are_not_a_record() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         fs::create_dir(dir.path().join("vms/half")).unwrap();
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_or_later_record_is_told_and_harms_no_other() {
+    fn a_broken_or_later_record_is_reported_and_does_not_affect_others() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         store.save(&SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(1))).unwrap();
@@ -613,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_agent_is_kept_out() {
+    fn a_second_agent_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let first = Store::open(dir.path()).unwrap();
         assert!(matches!(Store::open(dir.path()), Err(StoreError::InUse { .. })));

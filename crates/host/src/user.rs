@@ -1,8 +1,9 @@
-//! Whom QEMUs run as: each as a user of its own, out of a range of numbers that belong to nobody else.
+//! Users of QEMUs: each QEMU runs as a user of its own, from a range of IDs that nothing else uses.
 //!
-//! A guest that broke out of its QEMU is then a stranger to every other VM, to the agent and to the host's users. Which number a VM
-//! has is noted beside its other files, where root alone can write: so the next agent knows, and it is free again when these go.
-//! On another host the VM has another number, and nothing depends on it: what its QEMU needs of the host it gets opened.
+//! A guest that escapes from its QEMU then has no rights over other VMs, the agent or the host's
+//! users. The ID of a VM is recorded beside its other files, where only root can write. So the next
+//! agent finds it, and the ID is free again when those files are removed. On another host the VM
+//! has another ID. Nothing depends on it: QEMU receives what it needs from the host as open files.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,13 +19,14 @@ use serde::Deserialize;
 
 use crate::config::Config;
 
-/// Numbers that no distribution, no directory service by its defaults and no container manager gives out: between systemd's
-/// last (`UIDS-GIDS.md`: 1879048191) and those that some programs take for negative, above SSSD's last (2000200000).
+/// Default IDs. No distribution, no directory service by its defaults and no container manager
+/// assigns them. They are between systemd's last (`UIDS-GIDS.md`: 1879048191) and those that some
+/// programs read as negative, and below SSSD's default range (which ends at 2000200000).
 pub const DEFAULT_USERS: UserRange = UserRange { first: 0x7f00_0000, last: 0x7f00_ffff };
-/// The file in a VM's run directory with the number of its user.
+/// Name of the file in a VM's run directory with the ID of its user.
 const NOTE: &str = "qemu.user";
 
-/// Numbers of users, and of groups of the same numbers; both ends are in it.
+/// Range of user IDs, and of group IDs of the same numbers; both ends are included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct UserRange {
@@ -37,7 +39,8 @@ impl UserRange {
         (self.first..=self.last).contains(&id)
     }
 
-    /// Every number once, beginning at a place that is the VM's own: what a user left behind its VM finds again, as a rule, and no other.
+    /// Returns every ID once, starting at an ID derived from the VM's name: what a user left behind
+    /// is then usually found by the same VM and by no other.
     fn beginning_for(self, vm: &str) -> impl Iterator<Item = u32> {
         let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let hash = vm.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
@@ -62,19 +65,19 @@ impl FromStr for UserRange {
         });
         let Some((first, last)) = parsed else {
             return Err(format!(
-                "\"{text}\" is no range of users: write FIRST-LAST, as {DEFAULT_USERS}"
+                "\"{text}\" is not a range of users: write FIRST-LAST, such as {DEFAULT_USERS}"
             ));
         };
         if first < 1000 || last < first || last >= u32::MAX - 1 {
             return Err(format!(
-                "{text} can't be users: from 1000 on, upwards, below {}",
+                "{text} is not a valid range of users: use ascending IDs from 1000 on, below {}",
                 u32::MAX - 1
             ));
         }
         let range = UserRange { first, last };
         match [65534, 65535].into_iter().find(|id| range.contains(*id)) {
             Some(id) => {
-                Err(format!("{text} has {id} in it, which the system uses itself: leave it out"))
+                Err(format!("{text} contains {id}, which the system itself uses: leave it out"))
             }
             None => Ok(range),
         }
@@ -96,19 +99,19 @@ pub(crate) struct User {
     pub(crate) gid: u32,
 }
 
-/// Whom this host's QEMUs run as.
+/// Users of this host's QEMUs.
 #[derive(Debug)]
 pub(crate) enum QemuUsers {
     Shared(User),
-    /// Each as one of these. The lock is held while one is chosen.
+    /// Each QEMU has one of these. The lock is held while one is chosen.
     Each(UserRange, Mutex<()>),
 }
 
 impl QemuUsers {
-    /// As configured.
+    /// Reads the users from the configuration.
     ///
     /// # Errors
-    /// The user is not there, or the range is somebody's, or not to be had on this host.
+    /// The user does not exist, or the range is in use or not mapped on this host.
     pub(crate) fn of(config: &Config) -> Result<QemuUsers, ApiError> {
         let refused = |key: &str, why: String, remedy: &str| {
             ApiError::new(ErrorCode::InvalidRequest, format!("{key}: {why}"), remedy)
@@ -118,48 +121,45 @@ impl QemuUsers {
                 refused("qemu_user", why, "correct qemu_user in the configuration")
             })?;
             let what = if user.uid == 0 {
-                "root: a guest that breaks out owns the host"
+                "root: a guest that escapes owns the host"
             } else {
-                "one user"
+                "one shared user"
             };
             tracing::warn!(uid = user.uid, "all QEMUs of this host run as {what}");
             return Ok(QemuUsers::Shared(user));
         }
         let range = config.qemu_users.unwrap_or(DEFAULT_USERS);
         let problem = ["/etc/passwd", "/etc/group"].into_iter().find_map(|path| {
-            somebodys(range, &fs::read_to_string(path).ok()?).map(|who| (path, who.to_owned()))
+            owner_in(range, &fs::read_to_string(path).ok()?).map(|who| (path, who.to_owned()))
         });
         if let Some((path, who)) = problem {
-            let why = format!("{range} has the number of \"{who}\" of {path} in it");
-            return Err(refused(
-                "qemu_users",
-                why,
-                "name a range of numbers that belong to nobody",
-            ));
+            let why = format!("{range} contains the ID of \"{who}\" in {path}");
+            return Err(refused("qemu_users", why, "use a range of IDs that nothing else uses"));
         }
         for path in ["/proc/self/uid_map", "/proc/self/gid_map"] {
             let map = fs::read_to_string(path).unwrap_or_default();
             if !map.is_empty() && !is_mapped(range, &map) {
-                let why = format!("{range} is not to be had in this user namespace ({path})");
+                let why = format!("{range} is not mapped in this user namespace ({path})");
                 return Err(refused(
                     "qemu_users",
                     why,
-                    "name a range that is mapped there and belongs to nobody",
+                    "use a range that is mapped there and that nothing else uses",
                 ));
             }
         }
-        // What VMs had that ended while no agent ran.
+        // Access that belonged to VMs which ended while no agent ran.
         if let Ok(running) = running_users(range) {
-            crate::kvm::keep_out(|uid| range.contains(uid) && !running.contains(&uid));
+            crate::kvm::revoke(|uid| range.contains(uid) && !running.contains(&uid));
         }
         Ok(QemuUsers::Each(range, Mutex::new(())))
     }
 
-    /// Takes a user for a VM, and notes it in the VM's run directory, which is there: no other VM below `vms` has it until that note
-    /// is gone, and no process on this machine at this moment.
+    /// Assigns a user to a VM and records it in the VM's run directory, which must exist. No other
+    /// VM below `vms` gets that user until the record is removed, and no process on this machine
+    /// has it now.
     ///
     /// # Errors
-    /// The note can't be written; [`io::ErrorKind::QuotaExceeded`] where none is free.
+    /// The record cannot be written; [`io::ErrorKind::QuotaExceeded`] if no user is free.
     pub(crate) fn claim(&self, vms: &Path, vm: &VmName) -> io::Result<User> {
         let (range, lock) = match self {
             QemuUsers::Shared(user) => return Ok(*user),
@@ -180,7 +180,7 @@ impl QemuUsers {
 }
 
 impl QemuUsers {
-    /// The user that all QEMUs run as. `None`: each has its own.
+    /// Returns the user that all QEMUs run as; `None` if each has its own.
     pub(crate) fn shared(&self) -> Option<u32> {
         match self {
             QemuUsers::Shared(user) => Some(user.uid),
@@ -188,7 +188,7 @@ impl QemuUsers {
         }
     }
 
-    /// Whether QEMUs run as that user, those of VMs or those that are asked something.
+    /// Whether QEMUs, of VMs or started for queries, may run as that user.
     pub(crate) fn include(&self, uid: u32) -> bool {
         match self {
             QemuUsers::Shared(user) => user.uid == uid,
@@ -196,8 +196,8 @@ impl QemuUsers {
         }
     }
 
-    /// Whom a QEMU is asked as what it is: one that no VM has at the moment.
-    pub(crate) fn of_question(&self) -> User {
+    /// Returns the user of a QEMU that is started for a query; no VM has it at the moment.
+    pub(crate) fn for_query(&self) -> User {
         let range = match self {
             QemuUsers::Shared(user) => return *user,
             QemuUsers::Each(range, _) => *range,
@@ -212,45 +212,49 @@ impl QemuUsers {
 }
 
 impl QemuUsers {
-    /// Whom a QEMU is asked as what it can by an accelerator. [`QemuUsers::end_question`] takes back what that takes.
-    pub(crate) fn of_question_by(&self, accel: Accelerator) -> User {
-        let user = self.of_question();
+    /// Returns the user of a QEMU that is queried for its abilities with an accelerator.
+    /// [`QemuUsers::end_query`] revokes the access that this needs.
+    pub(crate) fn for_query_with(&self, accel: Accelerator) -> User {
+        let user = self.for_query();
         match self {
-            QemuUsers::Each(..) if accel == Accelerator::Kvm => crate::kvm::let_in(user),
+            QemuUsers::Each(..) if accel == Accelerator::Kvm => crate::kvm::allow(user),
             QemuUsers::Each(..) | QemuUsers::Shared(_) => user,
         }
     }
 
-    /// The question is over: its user has no access to /dev/kvm any more, unless a VM of those below `vms` has got that user meanwhile.
-    pub(crate) fn end_question(&self, vms: &Path, user: User) {
+    /// Ends a query: revokes its user's access to /dev/kvm, unless a VM below `vms` has been
+    /// assigned that user meanwhile.
+    pub(crate) fn end_query(&self, vms: &Path, user: User) {
         let QemuUsers::Each(_, lock) = self else { return };
         let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_noted = |entry: io::Result<fs::DirEntry>| {
             entry.is_ok_and(|entry| noted(&entry.path()) == Some(user.uid))
         };
         if !fs::read_dir(vms).is_ok_and(|mut entries| entries.any(is_noted)) {
-            crate::kvm::keep_out(|uid| uid == user.uid);
+            crate::kvm::revoke(|uid| uid == user.uid);
         }
     }
 }
 
-/// The user that a VM's QEMU has, by the note in its run directory; none: there is no such note.
+/// Returns the user of a VM's QEMU, as recorded in its run directory; `None` without a record.
 pub(crate) fn noted(vm_dir: &Path) -> Option<u32> {
     fs::read_to_string(vm_dir.join(NOTE)).ok()?.trim().parse().ok()
 }
 
-/// Gives a VM's user back: its QEMU is gone.
+/// Releases a VM's user; its QEMU has ended.
 pub(crate) fn forget(vm_dir: &Path) -> io::Result<()> {
     fs::remove_file(vm_dir.join(NOTE))
 }
 
-/// Users of the range that a process of this machine has: also one that another agent started.
+/// Returns the users of the range that any process of this machine has, including those of another
+/// agent.
 fn running_users(range: UserRange) -> io::Result<BTreeSet<u32>> {
     Ok(godwit_qemu::users_of_processes()?.filter(|uid| range.contains(*uid)).collect())
 }
 
-/// Whose number is in the range, by a file as /etc/passwd and /etc/group are: name, password, number.
-fn somebodys(range: UserRange, file: &str) -> Option<&str> {
+/// Returns the owner of an ID in the range, from a file in the format of /etc/passwd and
+/// /etc/group: name, password, ID.
+fn owner_in(range: UserRange, file: &str) -> Option<&str> {
     file.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
@@ -259,7 +263,8 @@ fn somebodys(range: UserRange, file: &str) -> Option<&str> {
     })
 }
 
-/// Whether a user namespace has all numbers of the range (user_namespaces(7): first inside, first outside, count).
+/// Whether a user namespace maps all IDs of the range (user_namespaces(7): first inside, first
+/// outside, count).
 fn is_mapped(range: UserRange, map: &str) -> bool {
     map.lines().any(|line| {
         let mut numbers =
@@ -270,10 +275,11 @@ fn is_mapped(range: UserRange, map: &str) -> bool {
     })
 }
 
-/// Looks a user up: `name` of /etc/passwd or `UID:GID`. Only local users: the agent must start without a name service.
+/// Looks up a user: a name in /etc/passwd or `UID:GID`. Only local users, since the agent must
+/// start without a name service.
 fn look_up(user: &str) -> Result<User, String> {
     let passwd = fs::read_to_string("/etc/passwd")
-        .map_err(|error| format!("/etc/passwd can't be read: {error}"))?;
+        .map_err(|error| format!("cannot read /etc/passwd: {error}"))?;
     find(user, &passwd).ok_or_else(|| format!("there is no user \"{user}\" in /etc/passwd"))
 }
 
@@ -295,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_or_two_numbers() {
+    fn a_user_is_a_name_or_two_ids() {
         let passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65533:nobody:/:/sbin/nologin\n";
         assert_eq!(find("nobody", passwd), Some(User { uid: 65534, gid: 65533 }));
         assert_eq!(find("107:108", passwd), Some(User { uid: 107, gid: 108 }));
@@ -304,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_of_numbers_that_are_nobodys() {
+    fn a_range_contains_only_unused_ids() {
         let range: UserRange = "100000-165535".parse().unwrap();
         assert_eq!(range.to_string(), "100000-165535");
         assert_eq!(DEFAULT_USERS.to_string().parse(), Ok(DEFAULT_USERS));
@@ -314,10 +320,10 @@ mod tests {
             assert!(bad.parse::<UserRange>().is_err(), "{bad}");
         }
         assert_eq!(
-            somebodys(range, "root:x:0:0::/:/bin/sh\nweb:x:100007:5::/:/bin/sh"),
+            owner_in(range, "root:x:0:0::/:/bin/sh\nweb:x:100007:5::/:/bin/sh"),
             Some("web")
         );
-        assert_eq!(somebodys(range, "kvm:x:110:me\n"), None);
+        assert_eq!(owner_in(range, "kvm:x:110:me\n"), None);
         assert!(is_mapped(range, "         0          0 4294967295\n"));
         assert!(is_mapped(range, "0 1000 1\n100000 200000 65536\n"));
         assert!(!is_mapped(range, "0 100000 65536\n"));
@@ -330,7 +336,7 @@ mod tests {
         let claim = |vm: &str| {
             let vm = &VmName::new(vm).unwrap();
             fs::create_dir_all(folder.path().join(vm)).unwrap();
-            // An agent of its own each time: what is taken is known by the notes alone.
+            // A new agent each time: only the records show which users are taken.
             QemuUsers::Each(range, Mutex::new(())).claim(folder.path(), vm)
         };
         let users: BTreeSet<u32> = ["a", "b", "c", "d"].map(|vm| claim(vm).unwrap().uid).into();
@@ -349,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_whose_process_runs_is_not_given_out() {
+    fn a_user_with_a_running_process_is_not_assigned() {
         use std::os::unix::process::CommandExt;
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: only root can start a process as another user");

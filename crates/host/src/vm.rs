@@ -1,5 +1,5 @@
-//! A VM with a process on this host: how it is started, step by step with the undo of each, how it is found again
-//! by the next agent, and how it ends.
+//! A VM with a process on this host: its start, in steps that each have an undo; its adoption by
+//! the next agent; and its end.
 
 mod admission;
 mod files;
@@ -28,90 +28,88 @@ use crate::failure::{host_failed, no_user, ram_failed};
 use crate::network::attach_tap;
 use crate::user::User;
 
-/// How long the kernel may take to end a process that has closed its files: it frees the guest's memory.
+/// Time for the kernel to end a process that has closed its files; it frees the guest's memory.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A VM whose QEMU runs here: the guest itself, or a shadow that waits for it.
 #[derive(Debug)]
 pub struct Vm {
     pub name: VmName,
-    /// What it is, nothing left to defaults.
+    /// Complete specification, with no value left to defaults.
     pub spec: ResolvedSpec,
-    /// Which life of the VM it is.
+    /// Incarnation of the VM that this process runs.
     pub incarnation: Incarnation,
-    /// The generation of its ownership. An operator who takes a guest in doubt back begins a new one.
+    /// Epoch of its ownership. An operator who takes back a guest in doubt begins a new one.
     epoch: AtomicU64,
     pub process: QemuProcess,
-    /// The shared memory blocks, in the blocks' order (private ones are left out).
+    /// Shared memory blocks, in the blocks' order (private ones are left out).
     pub regions: Vec<Arc<Region>>,
-    /// Where the library in QEMU hands out a userfaultfd.
+    /// Socket on which the library in QEMU hands out a userfaultfd.
     pub tracker_socket: PathBuf,
-    /// Its files on this host.
     pub files: VmFiles,
-    /// Who tracks its writes.
+    /// Turns of tracking the guest's writes.
     pub(crate) tracking: TrackingTurn,
-    /// Its memory as other guests' pages may be made of it, where it is offered.
+    /// The memory offered as a source of pages for arriving guests, if it is offered.
     content: Mutex<Option<Arc<Content>>>,
 }
 
-/// A VM's process as far as it is known without a word of its QEMU: all that it takes to bring the pages which it lacks.
+/// A VM's process, described without contacting its QEMU: all that is needed to fetch its missing
+/// pages.
 #[derive(Clone, Debug)]
 pub(crate) struct UnaskedVm {
     pub name: VmName,
-    /// Its number.
     pub pid: i32,
     pub start_time: u64,
-    /// The shared memory blocks, as of a [`Vm`].
+    /// Shared memory blocks, as in [`Vm`].
     pub regions: Vec<Arc<Region>>,
-    /// Its files on this host.
     pub files: VmFiles,
 }
 
 impl UnaskedVm {
-    /// A VM's process that an earlier agent started; none where it is gone.
+    /// Finds a VM's process that an earlier agent started; `None` if it has ended.
     pub(crate) fn find(files: VmFiles, spec: &ResolvedSpec) -> Result<Option<UnaskedVm>, ApiError> {
         let Some((pid, start_time)) = files.living_process() else { return Ok(None) };
         let regions = open_memory(&files, spec)?;
         Ok(Some(UnaskedVm { name: spec.name.clone(), pid, start_time, regions, files }))
     }
 
-    /// Whether it ends within the limit, or has ended. Blocks.
+    /// Whether the process ends within the limit, or has ended. Blocks.
     pub(crate) fn ends_within(&self, limit: Duration) -> bool {
         godwit_qemu::ends_within(self.pid, self.start_time, limit)
     }
 }
 
-/// What a start needs to know of the host.
+/// Host parameters of a VM's start.
 #[derive(Clone, Debug)]
 pub(crate) struct LaunchSite<'a> {
     pub host: &'a str,
-    /// Where files go.
     pub places: &'a Places,
-    /// The QEMU binary, absolute.
+    /// QEMU program, an absolute path.
     pub qemu: &'a Path,
-    /// The library preloaded into it.
+    /// Library preloaded into QEMU.
     pub tracker: &'a Path,
-    /// The bridge of each of the specification's NICs, in order.
+    /// Network of each of the specification's NICs, in order.
     pub bridges: &'a [NetworkConfig],
-    /// Whether QEMU gives up the system calls that it never needs.
+    /// Whether QEMU runs with its seccomp filter.
     pub sandbox: bool,
 }
 
-/// How a VM begins.
+/// Mode of a VM's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begin {
-    /// By running its kernel or disk.
+    /// The VM boots from its kernel or disk.
     Boot,
-    /// As a shadow that waits for a migration and for the word that its guest may run.
+    /// A shadow waits for a migration and for permission to run its guest.
     Incoming,
-    /// As a shadow whose QEMU lets the guest run as soon as its state is loaded.
+    /// A shadow whose QEMU runs the guest as soon as its state is loaded.
     IncomingRuns,
 }
 
 impl Vm {
-    /// Starts a VM. On success its process runs (a booting guest's vCPUs too); on failure nothing of it is left:
-    /// files go when `staged` is dropped, taps with their open files, and QEMU is ended before the error returns.
+    /// Starts a VM. On success, its process runs (and the vCPUs of a booting guest). On failure,
+    /// nothing remains: files are removed when `staged` is dropped, taps with their open files, and
+    /// QEMU is ended before the error returns.
     pub(crate) async fn launch(
         site: &LaunchSite<'_>,
         spec: &ResolvedSpec,
@@ -123,10 +121,10 @@ impl Vm {
         let staged = StagedFiles::new(files.clone());
         files
             .make_dir()
-            .map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
+            .map_err(|error| host_failed("cannot create the VM's run directory", &error))?;
         files
             .clear_notes()
-            .map_err(|error| host_failed("notes of an older process can't be removed", &error))?;
+            .map_err(|error| host_failed("cannot remove the notes of an older process", &error))?;
         let user = files.claim_user(spec.accel).map_err(|error| no_user(&error))?;
         let regions = make_memory(&files, spec, user)?;
         let taps = attach_taps(site, spec).await?;
@@ -147,7 +145,7 @@ impl Vm {
             paused: begin != Begin::IncomingRuns,
         };
         let process = launch.start().await.map_err(|error| crate::failure::start_failed(&error))?;
-        // Before the guest's first instruction.
+        // Takes effect before the guest's first instruction.
         files.confine(process.pid, &limits);
         let vm = Vm {
             name: spec.name.clone(),
@@ -176,12 +174,12 @@ impl Vm {
     async fn finish_launch(&self, begin: Begin) -> Result<(), ApiError> {
         self.files
             .write_pid(self.process.pid, self.process.start_time)
-            .map_err(|error| host_failed("the VM's process can't be noted", &error))?;
+            .map_err(|error| host_failed("cannot record the VM's process", &error))?;
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
     }
 
-    /// Finds a VM's process again that an earlier agent started; none when it is gone. `process`: its number and start time, where they
-    /// are known; else its files tell.
+    /// Adopts a VM's process that an earlier agent started; `None` if it has ended. `process`: its
+    /// PID and start time, if known; otherwise the VM's files identify it.
     pub(crate) async fn adopt(
         files: VmFiles,
         spec: &ResolvedSpec,
@@ -195,15 +193,15 @@ impl Vm {
         let process = match QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
             Ok(process) => process,
             Err(AdoptError::Gone { .. }) => return Ok(None),
-            // Its monitor closes before the process is gone: a QEMU that is just ending is no QEMU that hangs.
+            // The monitor closes before the process ends: a QEMU that is ending does not hang.
             Err(AdoptError::Monitor { .. }) if ends_soon(pid, start_time).await => return Ok(None),
             Err(error) => {
-                let message = format!("QEMU of VM \"{}\" can't be adopted: {error}", spec.name);
+                let message = format!("cannot adopt QEMU of VM \"{}\": {error}", spec.name);
                 return Err(ApiError::new(ErrorCode::HypervisorFailed, message, error.remedy()));
             }
         };
         let regions = open_memory(&files, spec)?;
-        // An agent that was killed may not have come to it.
+        // An agent that was killed may have missed this step.
         files.confine_adopted(process.pid, &QemuLimits::of(spec));
         Ok(Some(Vm {
             name: spec.name.clone(),
@@ -219,7 +217,7 @@ impl Vm {
         }))
     }
 
-    /// What is known of its process without asking it.
+    /// Returns the description of its process that needs no contact with QEMU.
     pub(crate) fn unasked(&self) -> UnaskedVm {
         UnaskedVm {
             name: self.name.clone(),
@@ -230,7 +228,8 @@ impl Vm {
         }
     }
 
-    /// Its memory is offered to other guests, as long as this is here.
+    /// Offers the VM's memory as a source of pages for other guests, for as long as this VM is
+    /// here.
     pub(crate) fn offers(&self, content: Arc<Content>) {
         *self.content.lock().unwrap_or_else(PoisonError::into_inner) = Some(content);
     }
@@ -239,18 +238,18 @@ impl Vm {
         self.content.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What it has offered, which it offers no more.
+    /// Withdraws the offer of the VM's memory and returns it.
     pub(crate) fn withdraws(&self) -> Option<Arc<Content>> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The generation of its ownership.
+    /// Returns the epoch of its ownership.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// The life of the VM and the generation of its ownership.
+    /// Returns the incarnation of the VM and the epoch of its ownership.
     #[must_use]
     pub fn ownership(&self) -> Ownership {
         Ownership { incarnation: self.incarnation, epoch: self.epoch() }
@@ -260,21 +259,22 @@ impl Vm {
         self.epoch.store(epoch, Ordering::SeqCst);
     }
 
-    /// Lets paused vCPUs go on.
+    /// Resumes paused vCPUs.
     pub async fn resume(&self) -> Result<(), ApiError> {
         self.process
             .qmp
             .resume()
             .await
-            .map_err(|error| self.hypervisor_failed("let the vCPUs run", &error))
+            .map_err(|error| self.hypervisor_failed("resume the vCPUs", &error))
     }
 
-    /// Whether the vCPUs run; none when QEMU does not answer.
+    /// Whether the vCPUs run; `None` if QEMU does not respond.
     pub async fn is_running(&self) -> Option<bool> {
         self.process.qmp.status().await.ok().map(|state| state.is_running())
     }
 
-    /// Ends QEMU: where `grace` is given, by the power button first, with that much time for the guest. Whether that was enough.
+    /// Ends QEMU. With `grace`, presses the power button first and gives the guest that much time.
+    /// Returns whether that was enough.
     pub async fn end(&self, grace: Option<Duration>) -> bool {
         if let Some(grace) = grace {
             let pressed = self.process.qmp.system_powerdown().await;
@@ -286,16 +286,17 @@ impl Vm {
         false
     }
 
-    /// Puts QEMU's main thread, which tears everything down, behind all that runs: what it was needed for is over.
+    /// Lowers the priority of QEMU's main thread, which frees the guest's memory. The process is no
+    /// longer needed.
     pub(crate) fn yield_the_cpu(&self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.process.pid)
             && let Err(error) = rustix::process::setpriority_process(Some(pid), 19)
         {
-            tracing::debug!(vm = self.name.as_str(), %error, "the ended VM's QEMU keeps its priority");
+            tracing::debug!(vm = self.name.as_str(), %error, "cannot lower the priority of QEMU");
         }
     }
 
-    /// Memory that its files hold already, in bytes.
+    /// Returns how much memory its files already hold, in bytes.
     #[must_use]
     pub fn memory_taken_bytes(&self) -> u64 {
         self.regions.iter().map(|region| files::taken_bytes(region.path())).sum()
@@ -305,27 +306,27 @@ impl Vm {
         let words = self
             .files
             .last_words()
-            .map_or(String::new(), |words| format!(" (its last words: {words})"));
+            .map_or(String::new(), |words| format!(" (last log lines: {words})"));
         ApiError::new(
             ErrorCode::HypervisorFailed,
-            format!("QEMU of VM \"{}\" would not {what}: {error}{words}", self.name),
+            format!("cannot {what} of VM \"{}\": QEMU: {error}{words}", self.name),
             "see its log with `godwit vm logs --qemu`",
         )
     }
 }
 
-/// Whether a process that may be ending is gone within the limit.
+/// Whether a process that may be ending ends within the limit.
 async fn ends_soon(pid: i32, start_time: u64) -> bool {
-    let mut look = tokio::time::interval(LOOK_AGAIN);
+    let mut poll = tokio::time::interval(POLL_INTERVAL);
     let gone = async {
         while godwit_qemu::is_alive(pid, start_time) {
-            look.tick().await;
+            poll.tick().await;
         }
     };
     tokio::time::timeout(ENDING_LIMIT, gone).await.is_ok()
 }
 
-/// Opens the shared memory blocks' files that an earlier agent made.
+/// Opens the files of the shared memory blocks that an earlier agent created.
 fn open_memory(files: &VmFiles, spec: &ResolvedSpec) -> Result<Vec<Arc<Region>>, ApiError> {
     let paths = files.memory_of(spec);
     paths
@@ -334,7 +335,7 @@ fn open_memory(files: &VmFiles, spec: &ResolvedSpec) -> Result<Vec<Arc<Region>>,
         .collect()
 }
 
-/// Makes the shared memory blocks' files; they are removed with the staged files.
+/// Creates the files of the shared memory blocks; they are removed with the staged files.
 fn make_memory(
     files: &VmFiles,
     spec: &ResolvedSpec,
@@ -360,15 +361,18 @@ async fn attach_taps(site: &LaunchSite<'_>, spec: &ResolvedSpec) -> Result<Vec<T
     Ok(taps)
 }
 
-/// The library and its socket; none where the library is not installed: the VM then runs all the same, and a
-/// migration by the external engine says what is missing.
+/// Creates the library's socket; `None` if the library is not installed. The VM then runs without
+/// it, and a migration by the external engine reports what is missing.
 fn make_tracker(site: &LaunchSite<'_>, files: &VmFiles) -> Result<Option<Tracker>, ApiError> {
     if !site.tracker.exists() {
-        tracing::warn!(library = %site.tracker.display(), "no tracker library: only QEMU's own engine can move this VM");
+        tracing::warn!(
+            library = %site.tracker.display(),
+            "no tracker library: only QEMU's own engine can migrate this VM"
+        );
         return Ok(None);
     }
     let listener = tracker_listener(&files.tracker_socket)
-        .map_err(|error| host_failed("the tracker's socket can't be made", &error))?;
+        .map_err(|error| host_failed("cannot create the tracker's socket", &error))?;
     Ok(Some(Tracker {
         library: site.tracker.to_owned(),
         listener,

@@ -24,7 +24,7 @@ fn web() -> VmName {
     VmName::new("web").unwrap()
 }
 
-/// An agent, and a VM "web" that it runs.
+/// Opens an agent with a running VM "web".
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
     let agent = Agent::open(host.config.clone()).await.unwrap();
     agent
@@ -39,7 +39,7 @@ async fn resolved(agent: &Arc<Agent>, host: &TestHost, name: &str) -> ResolvedSp
 }
 
 #[test]
-fn a_second_agent_and_a_taken_port_are_one_clear_error() {
+fn a_second_agent_and_a_port_in_use_each_give_one_clear_error() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |_| {
         let same = godwit_host::run(host.config.clone()).await.unwrap_err();
@@ -66,7 +66,7 @@ fn a_second_agent_and_a_taken_port_are_one_clear_error() {
 }
 
 #[test]
-fn peers_reach_it_over_tcp_and_errors_are_typed_there_too() {
+fn peers_reach_the_agent_over_tcp_and_get_typed_errors() {
     let Some(mut host) = TestHost::new() else { return };
     let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
     host.config.listen = vec![address];
@@ -88,7 +88,7 @@ fn peers_reach_it_over_tcp_and_errors_are_typed_there_too() {
     });
 }
 
-/// The host's authority, with its own certificate in the configuration.
+/// Creates the host's authority, and puts its own certificate into the configuration.
 fn protect(host: &mut TestHost) -> Authority {
     let authority = Authority::create(&host.path().join("pki"), "test", 30).unwrap();
     let own = issue(&authority, "a", Role::Host);
@@ -151,24 +151,30 @@ fn a_certificate_tells_who_may_what() {
             let refused = refused.unwrap_err();
             assert!(refused.code().is_none(), "{refused}");
         }
-        // Who monitors reads the metrics, and nothing else; a host does not.
+        // A monitor may read the metrics and nothing else; a host may not read them.
         let monitor = client_of(&authority, &monitor, address, "a");
         assert_eq!(monitor.host().await.unwrap_err().code(), Some(ErrorCode::Forbidden));
         let (status, text) = metrics(&monitor).await;
         assert_eq!(status, StatusCode::OK);
-        for line in [r#"godwit_host_vms{state="stopped"} 1"#, r#"godwit_host_migrations{phase="pre-copy"} 0"#]
-        {
-            assert!(text.lines().any(|told| told == line), "{text}");
+        let lines = [
+            r#"godwit_host_vms{state="stopped"} 1"#,
+            r#"godwit_host_migrations{phase="pre-copy"} 0"#,
+        ];
+        for line in lines {
+            assert!(text.lines().any(|found| found == line), "{text}");
         }
-        assert!(text.contains("godwit_host_memory_total_bytes ") && !text.contains("web"), "{text}");
+        let has_memory = text.contains("godwit_host_memory_total_bytes ");
+        assert!(has_memory && !text.contains("web"), "{text}");
         assert_eq!(metrics(&from_b).await.0, StatusCode::FORBIDDEN);
-        // A host speaks for itself alone.
+        // A host may speak only for itself.
         let qemu = godwit_qemu::inspect("/usr/bin/qemu-system-x86_64", None).await.unwrap();
         let accel = AccelProbe { kvm: false, reason: String::new() };
-        let arriving = VmSpec { name: "db".to_owned(), ..create.spec }.resolve(&qemu, &accel).unwrap();
+        let arriving = VmSpec { name: "db".to_owned(), ..create.spec };
+        let arriving = arriving.resolve(&qemu, &accel).unwrap();
         for path in ["/v1/incoming", "/v1/incoming/checks"] {
             let incoming = serde_json::json!({
-                "spec": arriving, "epoch": 2, "from": "c", "qemu_version": "7.2.0", "engine": "godwit",
+                "spec": arriving, "epoch": 2, "from": "c", "qemu_version": "7.2.0",
+                "engine": "godwit",
             });
             let spoken = from_b.post::<_, serde_json::Value>(path, &incoming).await.unwrap_err();
             assert_eq!(spoken.code(), Some(ErrorCode::Forbidden), "{path}: {spoken}");
@@ -177,7 +183,7 @@ fn a_certificate_tells_who_may_what() {
 }
 
 #[test]
-fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
+fn a_revoked_certificate_opens_no_connection_and_loses_its_open_ones() {
     let Some(mut host) = TestHost::new() else { return };
     let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
     host.config.listen = vec![address];
@@ -211,9 +217,10 @@ fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
         let taken = from_admin.set_revocations(&newer).await.unwrap();
         assert_eq!((taken.number, taken.certificates), (2, 2));
         assert!(refused(from_b.host().await) && refused(from_thief.host().await));
-        // What was open has ended.
+        // The open connection has ended.
         while matches!(followed.next().await, Ok(Some(_))) {}
-        // The same list again is no harm; one that is older, or nobody's here, changes nothing.
+        // The same list again does no harm. An older list, or one of a foreign authority, changes
+        // nothing.
         from_admin.set_revocations(&newer).await.unwrap();
         for (wrong, code) in [
             (list(&authority, 1, &[]), ErrorCode::WrongState),
@@ -225,7 +232,7 @@ fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
         }
         assert!(refused(from_b.host().await));
     });
-    // An agent that is started again has not forgotten; one with a file reads that too.
+    // A restarted agent still has the list; with a configured file, it reads that too.
     let file = authority.revoke([of(&admin)]).unwrap();
     host.config.tls.as_mut().unwrap().revoked = Some(authority.list_file());
     assert_eq!(file.revoked().len(), 1);
@@ -238,7 +245,7 @@ fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
 }
 
 #[test]
-fn a_renewed_certificate_is_taken_without_a_restart() {
+fn a_renewed_certificate_is_loaded_without_a_restart() {
     let Some(mut host) = TestHost::new() else { return };
     let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
     host.config.listen = vec![address];
@@ -266,7 +273,7 @@ fn the_socket_is_root_only() {
 }
 
 #[test]
-fn a_shadow_is_removed_without_a_trace() {
+fn a_shadow_is_removed_completely() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
@@ -311,13 +318,13 @@ fn a_promoted_shadow_is_the_hosts_own() {
         let spec = resolved(&agent, &host, "web").await;
         let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
         agent.promote(&shadow).await;
-        // Nothing has arrived: its vCPUs stand still, and so it is shown.
+        // Nothing has arrived, so its vCPUs are paused, and it is shown as paused.
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Paused);
         agent.discard(&shadow).await;
         assert_eq!(agent.vms().len(), 1, "only a shadow can be discarded");
         assert!(
             agent.release(&shadow, false).await.is_err(),
-            "only a VM that has been handed over is let go"
+            "only a VM that has been handed over is released"
         );
         let saved = std::fs::read_to_string(host.path().join("state/vms/web/vm.json")).unwrap();
         assert!(saved.contains("\"owner\"") && saved.contains("\"epoch\": 2"), "{saved}");
@@ -325,7 +332,7 @@ fn a_promoted_shadow_is_the_hosts_own() {
 }
 
 #[test]
-fn the_source_is_marked_kept_and_released() {
+fn the_source_is_marked_retained_and_released() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = with_vm(&host).await;
@@ -369,13 +376,13 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
         let taken = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();
         assert_eq!(taken.state, VmState::Running);
         assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
-        assert_eq!(taken.epoch, 3, "the other host's generation is stale from here on");
+        assert_eq!(taken.epoch, 3, "the other host's epoch is stale from here on");
         agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
     });
 }
 
 #[test]
-fn what_was_never_offered_is_in_no_doubt() {
+fn a_guest_that_was_never_offered_is_not_in_doubt() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = with_vm(&host).await;
@@ -388,7 +395,7 @@ fn what_was_never_offered_is_in_no_doubt() {
 }
 
 #[test]
-fn an_operator_decides_where_a_guest_in_doubt_is() {
+fn an_operator_decides_where_a_guest_in_doubt_runs() {
     let Some(host) = TestHost::new() else { return };
     let word = |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
     host.run(async {
@@ -433,7 +440,7 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
 }
 
 #[test]
-fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
+fn retained_pages_are_served_after_each_doubt() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = with_vm(&host).await;
@@ -455,23 +462,24 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.in_doubt), (VmState::Paused, false));
-        assert!(info.reason.is_some_and(|reason| reason.contains("fetches pages")));
+        assert!(info.reason.is_some_and(|reason| reason.contains("fetches its pages")));
         assert_eq!(agent.delete(&web(), false).await.unwrap_err().code, ErrorCode::Busy);
-        // Its end is the end of what was kept.
+        // The retained pages end with their QEMU.
         for pid in host.qemus() {
             support::kill(pid);
         }
-        until("its end is seen", async || agent.vm_info("web").unwrap().in_doubt).await;
+        until("the end of QEMU is noticed", async || agent.vm_info("web").unwrap().in_doubt).await;
         agent.delete(&web(), true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
 
 #[test]
-fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
+fn a_guest_whose_missing_pages_cannot_be_fetched_does_not_run() {
     let Some(host) = TestHost::new() else { return };
     host.run(async { drop(with_vm(&host).await) });
-    // As an agent would leave it that died in the middle of page-in, but that nothing holds the guest back.
+    // The state that an agent leaves when it is killed during page-in, except that nothing holds
+    // the guest back.
     let ram = host.path().join("run/ram");
     let missing = godwit_ram::MissingPages::create(&ram.join("web.missing"), &[4096, 4]).unwrap();
     missing.insert(0, godwit_ram::PageRange::new(7, 3));
@@ -479,7 +487,7 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
     std::fs::write(ram.join("web.missing-from"), "b").unwrap();
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        until("it is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused)
+        until("the VM is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused)
             .await;
         let info = agent.vm_info("web").unwrap();
         assert!(info.reason.is_some_and(|reason| reason.contains("missing")) && !info.in_doubt);
@@ -499,7 +507,7 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
 }
 
 #[test]
-fn a_stop_ends_no_doubt_and_a_delete_does() {
+fn a_stop_does_not_end_a_doubt_but_a_delete_does() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = with_vm(&host).await;
@@ -537,9 +545,9 @@ fn a_qemu_that_answers_late_is_adopted_late() {
         let info = agent.vm_info("web").unwrap();
         assert!(info.in_doubt && info.pid.is_none(), "{info:?}");
         std::fs::rename(&aside, &socket).unwrap();
-        until("it is adopted", async || agent.vm_info("web").unwrap().pid.is_some()).await;
+        until("the VM is adopted", async || agent.vm_info("web").unwrap().pid.is_some()).await;
         let info = agent.vm_info("web").unwrap();
-        assert_eq!((info.state, info.epoch), (VmState::Paused, 1), "its pages are kept: {info:?}");
+        assert_eq!((info.state, info.epoch), (VmState::Paused, 1), "pages are retained: {info:?}");
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
         let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();
         assert_eq!((back.state, back.epoch), (VmState::Running, 3));
@@ -550,7 +558,7 @@ fn a_qemu_that_answers_late_is_adopted_late() {
 }
 
 #[test]
-fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
+fn a_silent_shadow_is_removed_and_leaves_no_record() {
     let Some(host) = TestHost::new() else { return };
     let uuid = host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
@@ -563,14 +571,14 @@ fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         assert!(agent.vms().is_empty());
-        // Its source owns that epoch still, and may offer it once more.
+        // Its source still owns that epoch, and may offer it again.
         assert_eq!(agent.known(&web(), uuid, arriving(2).incarnation).unwrap(), Known::Never);
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
 
 #[test]
-fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
+fn a_vm_with_an_unreadable_record_is_not_created_again() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
@@ -603,7 +611,7 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
 fn a_qemu_that_does_not_answer_is_not_started_twice() {
     let Some(host) = TestHost::new() else { return };
     host.run(async { drop(with_vm(&host).await) });
-    // Its monitor's socket is gone: no agent can adopt it, and the guest runs.
+    // Its monitor's socket is missing: no agent can adopt it, while its guest runs.
     std::fs::remove_file(host.path().join("run/vms/web/qmp.sock")).unwrap();
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
@@ -631,7 +639,7 @@ fn a_migration_is_followed_to_its_report() {
             .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
             .await
             .unwrap();
-        // Nobody listens there: whatever the engine, this fails and the guest runs on here.
+        // No agent listens there: with any engine this fails, and the guest continues here.
         let accepted = client.migrate("web", &MigrationRequest::to("b")).await.unwrap();
         let mut events = client.migration_events(&accepted.id).await.unwrap();
         let mut report: Option<Report> = None;
@@ -644,7 +652,7 @@ fn a_migration_is_followed_to_its_report() {
         let report = report.expect("the last event is the report");
         assert_eq!((report.outcome, report.to.as_str()), (Outcome::Failed, "b"));
         assert!(!report.error.unwrap().message.is_empty());
-        until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running)
+        until("the guest runs", async || client.vm("web").await.unwrap().state == VmState::Running)
             .await;
         let status = client.migration(&accepted.id).await.unwrap();
         assert_eq!(status.report.unwrap().outcome, Outcome::Failed);
@@ -656,7 +664,7 @@ fn a_migration_is_followed_to_its_report() {
 }
 
 #[test]
-fn limits_that_make_no_sense_are_refused_clearly() {
+fn invalid_limits_are_refused_clearly() {
     let Some(mut host) = TestHost::new() else { return };
     host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
     host.with_agent(async |client| {
@@ -672,7 +680,7 @@ fn limits_that_make_no_sense_are_refused_clearly() {
             ("0", "a limit of zero"),
             ("0mbit", "a limit of zero"),
             ("999kbit", "999kbit is too low"),
-            ("fast", "`fast` is no limit"),
+            ("fast", "`fast` is not a limit"),
         ] {
             for path in ["/v1/limits/host", "/v1/limits/migration", "/v1/migrations/m0/limit"] {
                 let refused = put(path, limit).await.unwrap_err();
@@ -697,9 +705,9 @@ fn limits_that_make_no_sense_are_refused_clearly() {
         assert_eq!(
             empty.unwrap_err().code(),
             Some(ErrorCode::InvalidRequest),
-            "no limit is no word for none"
+            "a missing limit does not mean no limit"
         );
-        assert_eq!(client.limits().await.unwrap(), Limits::default(), "nothing of it was taken");
+        assert_eq!(client.limits().await.unwrap(), Limits::default(), "nothing was changed");
         assert!(client.migrations().await.unwrap().is_empty());
     });
 }
@@ -727,22 +735,27 @@ fn limits_are_set_shown_and_kept_by_migrations() {
         for (asked, expected) in
             [(None, "2gbit"), (Some(limit("300mbit")), "300mbit"), (Some(RateLimit::NONE), "none")]
         {
-            // Nobody listens there: it ends soon, and its limit can't be changed any more.
+            // No agent listens there: the migration ends soon, and its limit can no longer be
+            // changed.
             let request = MigrationRequest { bandwidth_limit: asked, ..MigrationRequest::to("b") };
             let id = client.migrate("web", &request).await.unwrap().id;
-            until("it is over", async || client.migration(&id).await.unwrap().report.is_some())
-                .await;
+            until("the migration ends", async || {
+                client.migration(&id).await.unwrap().report.is_some()
+            })
+            .await;
             assert_eq!(client.migration(&id).await.unwrap().bandwidth_limit, limit(expected));
             let over = client.limit_migration(&id, limit("1gbit")).await.unwrap_err();
             assert_eq!(over.code(), Some(ErrorCode::WrongState), "{over}");
-            until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running)
-                .await;
+            until("the guest runs", async || {
+                client.vm("web").await.unwrap().state == VmState::Running
+            })
+            .await;
         }
     });
 }
 
 #[test]
-fn a_guest_whose_cpu_is_more_than_there_is_is_refused_by_its_features() {
+fn a_guest_with_an_unavailable_cpu_is_refused_by_its_features() {
     let Some(mut host) = TestHost::new() else { return };
     host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
     let spec = host.spec("web");
@@ -770,10 +783,10 @@ fn a_guest_whose_cpu_is_more_than_there_is_is_refused_by_its_features() {
 }
 
 #[test]
-fn a_host_tells_what_cpu_its_guests_can_have() {
+fn a_host_reports_the_cpu_of_its_guests() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        until("QEMU has said it", async || client.host().await.unwrap().cpu.is_some()).await;
+        until("QEMU has answered", async || client.host().await.unwrap().cpu.is_some()).await;
         let info = client.host().await.unwrap();
         let cpu = info.cpu.unwrap();
         assert!(

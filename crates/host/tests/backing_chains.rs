@@ -7,7 +7,7 @@
     reason = "a test fails by panicking"
 )]
 
-#[allow(dead_code, reason = "these tests need little of it")]
+#[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
 
 use std::fs::{self, Permissions};
@@ -26,7 +26,7 @@ fn web() -> VmName {
     VmName::new("web").unwrap()
 }
 
-/// A host with a directory for VMs, one that is not, and in the first a disk "top.qcow2".
+/// A host with one directory for VMs, which holds the disk "top.qcow2", and one other directory.
 struct Images {
     host: TestHost,
     images: PathBuf,
@@ -37,7 +37,7 @@ impl Images {
     fn new() -> Option<Images> {
         let mut host = TestHost::new()?;
         if !Path::new("/usr/bin/qemu-img").exists() {
-            eprintln!("skipped: there is no qemu-img (apt-get install qemu-utils)");
+            eprintln!("skipped: qemu-img is missing (apt-get install qemu-utils)");
             return None;
         }
         let root = host.path().canonicalize().unwrap();
@@ -58,7 +58,7 @@ impl Images {
         self.images.join("top.qcow2")
     }
 
-    /// Makes the disk, on top of a raw file that need not be there.
+    /// Creates the disk on top of a raw file, which need not exist.
     fn make_on(&self, base: &Path) {
         qemu_img(
             &["create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b"],
@@ -67,7 +67,7 @@ impl Images {
         );
     }
 
-    /// Has the disk's header name another file.
+    /// Puts the name of another file into the disk's header.
     fn rename_in_header(&self, base: &Path) {
         qemu_img(&["rebase", "-q", "-u", "-F", "raw", "-b"], &[base, &self.disk()], &[]);
     }
@@ -86,7 +86,7 @@ impl Images {
         agent.create(CreateVm { spec: self.spec(), start: false, vm_dirs_only }).await
     }
 
-    /// The VM as another host sends it, with these recorded backing files.
+    /// Returns the VM as another host sends it, with these recorded backing files.
     async fn sent(&self, agent: &Arc<Agent>, recorded: Option<&[PathBuf]>) -> ResolvedSpec {
         let mut spec = agent.resolve(self.spec()).await.unwrap();
         let file = |path: &PathBuf| BackingFile { path: path.clone(), format: DiskFormat::Raw };
@@ -94,7 +94,7 @@ impl Images {
         spec
     }
 
-    /// Lets every user of the host read a file.
+    /// Makes a file readable by every user of the host.
     fn open_to_all(&self, file: &Path) {
         for path in [self.host.path(), file.parent().unwrap(), file] {
             fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
@@ -111,7 +111,7 @@ impl Images {
         record["spec"]["disks"][0]["backing"].clone()
     }
 
-    /// Rewrites the record as a release that recorded no chains wrote it.
+    /// Rewrites the record in the form of a release that recorded no chains.
     fn forget_chain(&self) {
         let mut record: serde_json::Value =
             serde_json::from_slice(&fs::read(self.record()).unwrap()).unwrap();
@@ -125,7 +125,7 @@ fn qemu_img(before: &[&str], files: &[&Path], after: &[&str]) {
     assert!(made.success(), "qemu-img {before:?}");
 }
 
-/// An agent, once the one before has let go of the state.
+/// Opens an agent once the previous one has released the state.
 async fn opened(host: &TestHost) -> Arc<Agent> {
     let mut opened = None;
     until("the lock is free", async || {
@@ -157,10 +157,11 @@ fn an_image_that_names_a_file_that_is_not_for_vms_is_refused_at_creation() {
                 assert_refused(refused, &format!("cannot open backing file {}", named.display()));
             }
         }
-        // What every user can read is no secret; VMs of the manager's operators stay below vm_dirs.
+        // A file that every user can read is permitted; VMs of the manager's operators stay below
+        // vm_dirs.
         all.open_to_all(&secret);
         all.make_on(&secret);
-        assert_refused(all.create(&agent, true).await, "below none of the vm_dirs");
+        assert_refused(all.create(&agent, true).await, "it is not below vm_dirs");
         all.create(&agent, false).await.unwrap();
         agent.delete(&web(), false).await.unwrap();
         all.make_on(Path::new("base.img"));
@@ -198,7 +199,7 @@ fn a_header_that_changed_between_creation_and_start_is_refused() {
     all.host.run(async {
         let agent = opened(&all.host).await;
         all.create(&agent, false).await.unwrap();
-        // The other file is for VMs too: another one's disk.
+        // The other file is also for VMs: the disk of another VM.
         all.rename_in_header(&other);
         assert_refused(agent.start(&web()).await, &changed);
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Stopped);
@@ -207,7 +208,7 @@ fn a_header_that_changed_between_creation_and_start_is_refused() {
     all.host.run(async {
         let agent = opened(&all.host).await;
         assert_refused(agent.start(&web()).await, &changed);
-        // The same file by another name in the header is the recorded chain.
+        // The same file under another name in the header is the recorded chain.
         all.rename_in_header(&base);
         assert_eq!(agent.start(&web()).await.unwrap().state, VmState::Running);
         agent.delete(&web(), true).await.unwrap_err();
@@ -239,10 +240,10 @@ fn another_host_sends_no_vm_with_another_chain_or_one_that_is_not_for_vms() {
         assert_refused(arrive(Some(&[])).await, changed);
         assert_refused(arrive(Some(&[base.clone(), other.clone()])).await, changed);
         arrive(Some(std::slice::from_ref(&base))).await.unwrap();
-        // Of a release that recorded no chains: the rule alone decides.
+        // A release that recorded no chains: only the rule decides.
         arrive(None).await.unwrap();
         all.make_on(&secret);
-        let not_for_vms = "opens for no guest of another host";
+        let not_for_vms = "does not open it for a guest of another host";
         assert_refused(arrive(Some(std::slice::from_ref(&secret))).await, not_for_vms);
         assert_refused(arrive(None).await, not_for_vms);
         assert_eq!(all.host.remains(), Vec::<String>::new());
@@ -255,25 +256,25 @@ fn a_block_device_is_no_backing_file_unless_it_is_below_vm_dirs() {
     let device = all.elsewhere.join("device");
     let mode = Mode::from_raw_mode(0o644);
     if let Err(error) = mknodat(CWD, &device, FileType::BlockDevice, mode, makedev(120, 1)) {
-        return eprintln!("skipped: no block device can be made here: {error}");
+        return eprintln!("skipped: cannot create a block device: {error}");
     }
     all.open_to_all(&device);
     all.make_on(&device);
     let recorded = [device.clone()];
     all.host.run(async {
         let agent = opened(&all.host).await;
-        // Every user can read it, and still it is not for VMs.
+        // Every user can read it, but it is still not for VMs.
         for vm_dirs_only in [false, true] {
             assert_refused(all.create(&agent, vm_dirs_only).await, "cannot open backing file");
         }
         let spec = all.sent(&agent, Some(&recorded)).await;
         let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await;
-        assert_refused(refused, "opens for no guest of another host");
+        assert_refused(refused, "does not open it for a guest of another host");
     });
     all.host.config.vm_dirs.push(all.elsewhere.clone());
     all.host.run(async {
         let agent = opened(&all.host).await;
-        // The rule allows it; no driver has that number (120 is for experiments).
+        // The rule permits it; no driver has that number (120 is for experiments).
         let refused = all.create(&agent, false).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::NotFound, "{refused}");
     });

@@ -1,4 +1,5 @@
-//! What keeps whom out on one host: the agent's socket, a VM's user, the tracker's socket, keys. docs/security.md names these tests.
+//! Isolation on one host: the agent's socket, a VM's user, the tracker's socket, keys.
+//! docs/security.md names these tests.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,10 +30,10 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketTyp
 use rustix::process::{DumpableBehavior, Gid, Pid, Resource, Uid};
 use support::{LIMIT, TestHost, arriving, until};
 
-/// Somebody on the host who has no VM.
+/// A user on the host without a VM.
 const SOMEBODY: u32 = 1_999_960_000;
 
-/// Does something as another user, with no right of root's left.
+/// Runs a function as another user, without any rights of root.
 fn as_user<T: Send>(id: u32, act: impl FnOnce() -> T + Send) -> T {
     let become_user = || {
         rustix::thread::set_thread_groups(&[]).unwrap();
@@ -52,7 +53,7 @@ fn open_wide(path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
 }
 
-/// The first line of the agent's answer to a request on its socket.
+/// Returns the first line of the agent's answer to a request on its socket.
 fn ask(socket: &Path, request: &str) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.write_all(
@@ -70,7 +71,7 @@ async fn started(client: &Client, host: &TestHost, name: &str) -> VmInfo {
         .unwrap()
 }
 
-/// What the kernel tells of a process: the words behind a key of its status.
+/// Returns the fields of a key in a process's kernel status.
 fn status(pid: i32, key: &str) -> Vec<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap();
@@ -81,11 +82,11 @@ fn user_of(vm: &VmInfo) -> u32 {
     status(vm.pid.unwrap(), "Uid")[0].parse().unwrap()
 }
 
-/// Asks a tracker for a userfaultfd; the length of its answer.
+/// Asks a tracker for a userfaultfd; returns the length of its answer.
 fn ask_tracker(socket: &Path) -> Result<usize, Errno> {
     let connection = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
     rustix::net::connect(&connection, &SocketAddrUnix::new(socket)?)?;
-    // One that has hung up already takes no request.
+    // A tracker that has already closed the connection accepts no request.
     let sent = rustix::net::send(&connection, b"GWTK\x01\0\0\0", SendFlags::NOSIGNAL);
     let mut answer = [0; 16];
     let received = rustix::net::recv(&connection, &mut answer, RecvFlags::empty());
@@ -144,7 +145,7 @@ fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
                 ["0", "0"],
                 "{cores}"
             );
-            // No cgroup bounds memory here: its address space is bounded instead.
+            // There is no cgroup to limit its memory here, so its address space is limited.
             let record =
                 fs::read(host.config.state_dir.join("vms").join(&vm.name).join("vm.json")).unwrap();
             let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
@@ -161,7 +162,7 @@ fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
             let filter = fs::read_to_string(format!("/proc/{pid}/coredump_filter")).unwrap();
             assert_eq!(filter.trim().trim_start_matches('0'), "", "a core would hold memory");
         }
-        // Stopped and started again it has a user, and nobody else's.
+        // After a restart, the VM has a user that no other VM has.
         client.stop_vm("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         assert!(!host.config.run_dir.join("vms/web/qemu.user").exists());
         let again = client.start_vm("web").await.unwrap();
@@ -187,7 +188,7 @@ fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
     host.with_agent(async |client| {
         let (web, db) = (started(&client, &host, "web").await, started(&client, &host, "db").await);
         let (user, other) = (user_of(&web), db.pid.unwrap());
-        // As far as anybody gets: the directory above all of these is open.
+        // The worst case: the directory above all of these is open.
         open_wide(host.path());
         let run = &host.config.run_dir;
         let files = [
@@ -214,10 +215,11 @@ fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
             as_user(user, || paths.iter().filter(open).cloned().collect())
         };
         assert_eq!((opened(&closed), opened(&dirs)), (Vec::new(), Vec::new()));
-        // Its memory alone belongs to it, and that nobody else may read though he came so far.
+        // The VM's memory belongs to its user, and no one else can read it even with access to its
+        // directory.
         let memory = fs::metadata(run.join("ram/web.0.ram")).unwrap();
         assert_eq!((memory.uid(), memory.mode() & 0o777), (user, 0o600));
-        // And each of the files keeps itself closed, should all directories be open.
+        // Each file is also closed by itself, even if all directories were open.
         for wide in [false, true] {
             if wide {
                 dirs.iter().chain([&run.join("vms/web")]).for_each(|dir| open_wide(dir));
@@ -241,7 +243,7 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
         eprintln!("skipped: /dev/kvm: {error}");
         return;
     }
-    // One that nothing of KVM is asked for: whatever guests it runs, QEMU opens it.
+    // A guest that needs nothing of KVM: QEMU opens the device for any guest.
     let spec = VmSpec {
         accel: Accel::Kvm,
         cpu_model: Some("qemu32,enforce=off".to_owned()),
@@ -263,10 +265,10 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
         let opened = files
             .filter_map(|file| fs::read_link(file.path()).ok())
             .any(|path| path == Path::new("/dev/kvm"));
-        assert!(opened, "it runs without");
+        assert!(opened, "QEMU runs without /dev/kvm");
         client.stop_vm("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         let has_entry = list().windows(4).any(|bytes| bytes == user.to_le_bytes());
-        assert!(!has_entry, "its user may still open /dev/kvm");
+        assert!(!has_entry, "the VM's user can still open /dev/kvm");
     });
 }
 
@@ -289,7 +291,8 @@ fn a_tracker_answers_its_agents_user_alone() {
         for path in [host.path(), &host.config.run_dir, &trackers, &socket] {
             open_wide(path);
         }
-        // Strangers, and whoever broke out of that very VM, are hung up on.
+        // The tracker closes the connections of strangers and of a guest that escaped from this
+        // very VM.
         for user in [SOMEBODY, user_of(&web)] {
             assert_eq!(as_user(user, || ask_tracker(&socket)), Ok(0), "user {user} had an answer");
         }
@@ -356,10 +359,11 @@ fn another_host_names_no_file_that_is_not_for_vms() {
             let spec = guest(kernel.clone(), disk.clone(), readonly).await;
             let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
             assert_eq!(refused.code, ErrorCode::Preflight, "{kernel:?} {disk:?}");
-            assert!(refused.message.contains("opens for no guest of another host"), "{refused}");
+            let not_for_vms = "does not open it for a guest of another host";
+            assert!(refused.message.contains(not_for_vms), "{refused}");
             assert!(refused.remedy.contains("vm_dirs"), "{refused}");
         }
-        // What everybody on the host can read is no secret of it; to write is another matter.
+        // A file that every user of the host can read may be read, but not written.
         open_wide(host.path());
         for path in [&elsewhere, &elsewhere.join("disk"), &elsewhere.join("guest")] {
             open_wide(path);
@@ -382,21 +386,21 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
     host.with_agent(async |client| {
         let program = host.path().join("qemu");
         fs::copy("/usr/bin/qemu-system-x86_64", &program).unwrap();
-        // /tmp is everybody's: what lies below may be replaced.
+        // /tmp is open to everybody, so what is below it can be replaced.
         let mut spec = host.spec("web");
         spec.qemu = Some(program);
         let refused = client
             .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false })
             .await
             .unwrap_err();
-        assert!(refused.to_string().contains("others than root may change it"), "{refused}");
+        assert!(refused.to_string().contains("other than root can change it"), "{refused}");
     });
 }
 
 #[test]
 fn another_host_names_no_program_but_those_that_are_for_it() {
     let Some(mut host) = TestHost::new() else { return };
-    // Root's, as any script of the host is; /tmp is everybody's.
+    // Owned by root, like any script of the host; /tmp is open to everybody.
     let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib").unwrap();
     let (script, ran) = (folder.path().join("script"), host.path().join("ran"));
     fs::write(&script, format!("#!/bin/sh\necho ran >> {}\n", ran.display())).unwrap();
@@ -425,11 +429,11 @@ fn another_host_names_no_program_but_those_that_are_for_it() {
             let refused = ask(&client, program).await.unwrap_err();
             assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
             assert!(
-                refused.to_string().contains("starts for no guest of another host"),
+                refused.to_string().contains("it is not in qemu_programs of host"),
                 "{refused}"
             );
         }
-        // A bare name, which would be looked for in PATH.
+        // A bare name would be looked up in PATH.
         let refused = ask(&client, Path::new("sh")).await.unwrap_err();
         assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
         assert_eq!(fs::read_to_string(&ran).unwrap(), "");
@@ -467,17 +471,17 @@ fn a_strangers_process_keeps_no_vm_from_starting() {
         client.stop_vm("web", force).await.unwrap();
         client.delete_vm("web").await.unwrap();
     });
-    assert!(stranger.try_wait().unwrap().is_none(), "somebody else's process was ended");
+    assert!(stranger.try_wait().unwrap().is_none(), "the process of another user was ended");
     stranger.kill().unwrap();
     stranger.wait().unwrap();
 }
 
 #[test]
-fn what_is_no_name_of_a_vm_reaches_no_file() {
+fn an_invalid_vm_name_reaches_no_file() {
     let Some(host) = TestHost::new() else { return };
     let uuid = "uuid=00000000-0000-0000-0000-000000000001";
     host.with_agent(async |_| {
-        // What a VM of that name would have, where a name could leave its folder.
+        // The files that a VM of that name would have if a name could leave its directory.
         fs::create_dir_all(host.config.run_dir.join("passwd")).unwrap();
         fs::write(host.config.run_dir.join("passwd/console.log"), "secret").unwrap();
         for name in ["%2Fetc%2Fpasswd", "..%2Fpasswd", "%2e%2e", "a%00b", "a%2F..%2F..%2Fpasswd"] {
@@ -502,10 +506,11 @@ fn what_is_no_name_of_a_vm_reaches_no_file() {
     });
 }
 
-/// Where the agent of [`an_agent_in_a_process_of_its_own`] finds its configuration.
+/// Environment variable with the path of the configuration for
+/// [`an_agent_in_a_process_of_its_own`].
 const AGENTS_CONFIG: &str = "GODWIT_TEST_AGENT";
 
-/// No test by itself: what a test starts to kill it.
+/// Not a test by itself: another test starts it as a process, to kill it.
 #[test]
 fn an_agent_in_a_process_of_its_own() {
     let Some(path) = std::env::var_os(AGENTS_CONFIG).map(PathBuf::from) else { return };
@@ -515,9 +520,9 @@ fn an_agent_in_a_process_of_its_own() {
 }
 
 #[test]
-fn what_an_agent_asks_ends_with_it_when_it_is_killed() {
+fn a_query_of_an_agent_ends_with_it_when_it_is_killed() {
     let Some(host) = TestHost::new() else { return };
-    // A QEMU that never answers; in a folder of root's, as any that is started.
+    // A QEMU that never answers, in a directory of root, as required.
     let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib").unwrap();
     let (script, note) = (folder.path().join("qemu"), host.path().join("asked"));
     fs::write(&script, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", note.display()))
@@ -526,7 +531,8 @@ fn what_an_agent_asks_ends_with_it_when_it_is_killed() {
     [folder.path(), &script, host.path(), &note].into_iter().for_each(open_wide);
     let (at, config) = (host.path().display(), host.path().join("agent.toml"));
     let text = format!(
-        "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\nqemu = \"{}\"\n",
+        "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\n\
+         run_dir = \"{at}/run\"\nqemu = \"{}\"\n",
         script.display()
     );
     fs::write(&config, text).unwrap();
@@ -537,19 +543,19 @@ fn what_an_agent_asks_ends_with_it_when_it_is_killed() {
         .spawn()
         .unwrap();
     let asked = || fs::read_to_string(&note).unwrap().trim().parse::<i32>().ok();
-    host.run(until("it asks its QEMU", async || asked().is_some()));
+    host.run(until("the agent queries its QEMU", async || asked().is_some()));
     let asked = RunningProcess::of(asked().unwrap()).unwrap();
     agent.kill().unwrap();
     agent.wait().unwrap();
-    assert!(ends_within(asked.pid, asked.start_time, LIMIT), "process {} runs on", asked.pid);
+    assert!(ends_within(asked.pid, asked.start_time, LIMIT), "process {} still runs", asked.pid);
 }
 
-/// A process that says that a process which is gone has asked it.
+/// Starts a process that names an ended process as the agent that queried it.
 fn left_over(user: u32) -> Child {
     let asker = format!("{}.1", std::process::id());
     let mut command = Command::new("/bin/sleep");
     let child = command.arg("1000").env("GODWIT_ASKED_BY", asker).uid(user).spawn().unwrap();
-    // It is there before the kernel has set its environment up.
+    // The process exists before the kernel has set up its environment.
     let said = || RunningProcess::of(child.id().cast_signed()).unwrap().variable("GODWIT_ASKED_BY");
     while said().is_none() {
         std::thread::yield_now();
@@ -566,14 +572,14 @@ fn the_next_agent_ends_what_an_older_one_left_and_nothing_of_strangers() {
     host.with_agent(async |_| {
         for left in [&roots, &users] {
             let pid = left.id().cast_signed();
-            until("it is ended", async || RunningProcess::of(pid).is_none()).await;
+            until("the process has ended", async || RunningProcess::of(pid).is_none()).await;
         }
     });
     for left in [&mut roots, &mut users] {
-        // The agent, in this process, may have reaped it.
+        // The agent, which runs in this process, may have reaped it.
         let _ = left.wait();
     }
-    assert!(stranger.try_wait().unwrap().is_none(), "somebody else's process was ended");
+    assert!(stranger.try_wait().unwrap().is_none(), "the process of another user was ended");
     stranger.kill().unwrap();
     stranger.wait().unwrap();
 }

@@ -1,8 +1,9 @@
-//! Lives of a VM: one that is created again under its old name and uuid is another VM to all records of the old one.
+//! Incarnations of a VM: a VM created again under its old name and UUID is a different VM to all
+//! records of the old one.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-#[allow(dead_code, reason = "these tests need little of it")]
+#[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
 
 use std::sync::Arc;
@@ -30,13 +31,13 @@ async fn create(agent: &Arc<Agent>, spec: VmSpec, start: bool) -> Ownership {
 }
 
 #[test]
-fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
+fn a_vm_created_again_is_unaffected_by_the_record_of_its_older_incarnation() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let older = create(&agent, spec(&host, "web"), true).await;
         assert!(!older.incarnation.is_unrecorded());
-        // It goes to host b, and an operator says so.
+        // It moves to host b, as an operator confirms.
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt(&web(), "b").await;
@@ -45,7 +46,8 @@ fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
         let known = |life: Ownership| agent.known(&web(), UUID, life.incarnation).unwrap();
         assert_eq!(known(older), Known::Gone(older));
 
-        // The same specification again, here or elsewhere: this host has nothing to say of the new life.
+        // The same specification again, here or elsewhere: this host's records do not concern the
+        // new incarnation.
         let newer = create(&agent, spec(&host, "web"), false).await;
         assert_ne!(newer.incarnation, older.incarnation);
         assert_eq!(known(newer), Known::Has(Standing { role: Role::Owner, ownership: newer }));
@@ -55,7 +57,7 @@ fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
         assert_eq!(of_destination(known(elsewhere), elsewhere.offered()), OfDestination::Refused);
         assert_eq!(of_destination(known(older), elsewhere.offered()), OfDestination::Refused);
     });
-    // Records outlive the agent, and are told apart by the next one as well.
+    // Records outlive the agent, and the next agent distinguishes them as well.
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let kept = create(&agent, spec(&host, "web"), false).await;
@@ -71,7 +73,7 @@ fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
 }
 
 #[test]
-fn a_second_vm_of_one_uuid_is_refused_in_clear_words() {
+fn a_second_vm_of_one_uuid_is_refused_with_a_clear_error() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
@@ -95,7 +97,7 @@ fn a_second_vm_of_one_uuid_is_refused_in_clear_words() {
 }
 
 #[test]
-fn a_question_about_another_life_is_answered_as_about_a_vm_that_never_was() {
+fn a_query_about_another_incarnation_is_answered_as_for_an_unknown_vm() {
     let Some(host) = TestHost::new() else { return };
     let spec = spec(&host, "web");
     host.with_agent(async |client| {
@@ -107,14 +109,14 @@ fn a_question_about_another_life_is_answered_as_about_a_vm_that_never_was() {
         };
         let has = Known::Has(Standing { role: Role::Owner, ownership });
         assert_eq!(known(&format!("&incarnation={}", vm.incarnation)).await, has);
-        // Another life, and an agent that knows none.
+        // Another incarnation, and an agent that knows no incarnations.
         assert_eq!(known(&format!("&incarnation={}", arriving(1).incarnation)).await, Known::Never);
         assert_eq!(known("").await, Known::Never);
         let bad =
             client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}&incarnation=7")).await;
         assert!(bad.is_err(), "{bad:?}");
 
-        // A source that keeps pages of an older life is not told that they have all come.
+        // A source that retains pages of an older incarnation must not learn that all have arrived.
         let session = async |incarnation| {
             let request = PageInRequest { incarnation, epoch: vm.epoch, from: "b".to_owned() };
             client.post::<_, PageInAnswer>("/v1/page-ins/web", &request).await

@@ -1,4 +1,4 @@
-//! A VM's life under a real QEMU, across restarts of the agent.
+//! Lifecycle of a VM under a real QEMU, across restarts of the agent.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -58,7 +58,7 @@ fn a_vm_outlives_its_agent() {
         assert_eq!((stopped.state, stopped.pid), (VmState::Stopped, None));
         assert!(stopped.reason.is_some_and(|reason| reason.contains("power button")));
         assert!(host.qemus().is_empty() && host.taps().is_empty());
-        assert!(log(&client, "web").await.contains("ping"), "the log is kept");
+        assert!(log(&client, "web").await.contains("ping"), "the log stays");
         assert_eq!(client.start_vm("web").await.unwrap().state, VmState::Running);
         client.stop_vm("web", AT_ONCE).await.unwrap();
         client.delete_vm("web").await.unwrap();
@@ -91,7 +91,7 @@ fn a_followed_log_ends_with_its_vm() {
 }
 
 #[test]
-fn a_start_that_fails_leaves_nothing() {
+fn a_failed_start_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         let mut spec = host.spec("web");
@@ -105,7 +105,8 @@ fn a_start_that_fails_leaves_nothing() {
         assert_eq!(host.remains(), Vec::<String>::new());
         assert!(client.vms().await.unwrap().is_empty());
 
-        // Defined without being started, it stays; the start that fails leaves the definition as it was.
+        // A VM that was defined without a start stays defined; a failed start does not change its
+        // definition.
         client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap();
         client.start_vm("web").await.unwrap_err();
         assert_eq!(client.vm("web").await.unwrap().state, VmState::Stopped);
@@ -115,7 +116,7 @@ fn a_start_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+fn an_invalid_specification_is_refused_and_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         let refused = async |spec| {
@@ -128,7 +129,7 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
         spec.nics[0].network = "wan".into();
         let error = refused(spec).await;
         assert_eq!(error.code(), Some(ErrorCode::NotFound));
-        assert!(error.to_string().contains("lan"), "the known networks are named: {error}");
+        assert!(error.to_string().contains("lan"), "the error names the known networks: {error}");
         let mut spec = host.spec("web");
         spec.nics[0].network = "lost".into();
         assert!(refused(spec).await.to_string().contains("br-lost"));
@@ -166,19 +167,20 @@ fn a_qemu_that_dies_is_noticed() {
             .await
             .unwrap();
         kill(vm.pid.unwrap());
-        until("the death is noticed", async || {
+        until("the end of QEMU is noticed", async || {
             client.vm("web").await.unwrap().state == VmState::Failed
         })
         .await;
         assert!(client.vm("web").await.unwrap().reason.unwrap().contains("signal 9"));
-        until("its memory is gone", async || !host.path().join("run/ram/web.0.ram").exists()).await;
+        until("the memory is freed", async || !host.path().join("run/ram/web.0.ram").exists())
+            .await;
         let vm = client.start_vm("web").await.unwrap();
         assert_eq!((vm.state, vm.reason), (VmState::Running, None));
         vm.pid.unwrap()
     });
-    // This time nobody looks.
+    // This time no agent is watching.
     kill(pid);
-    host.run(until("it is gone", async || host.qemus().is_empty()));
+    host.run(until("QEMU has ended", async || host.qemus().is_empty()));
     host.with_agent(async |client| {
         let vm = client.vm("web").await.unwrap();
         assert_eq!(vm.state, VmState::Failed);
@@ -190,7 +192,7 @@ fn a_qemu_that_dies_is_noticed() {
 }
 
 #[test]
-fn operations_at_the_same_time_do_not_meet() {
+fn concurrent_operations_do_not_interfere() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         client

@@ -1,4 +1,5 @@
-//! Probes between two agents of one machine: what is measured, who is refused, and that nothing outlives its client.
+//! Probes between two agents on one machine: measurements, refusals, and cleanup after the client
+//! has gone.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,13 +24,13 @@ use godwit_types::probe::{ProbeReport, ProbeStage, STREAM_COUNTS};
 use rustix::mount::UnmountFlags;
 use support::{TestHost, until};
 
-/// A second agent's directories on the host of the first.
+/// Directories of a second agent on the host of the first.
 struct Second {
     config: Config,
 }
 
 impl Second {
-    /// The hosts a, at 127.0.0.1, and b, at 127.0.0.2; each knows the other.
+    /// Configures the hosts a, at 127.0.0.1, and b, at 127.0.0.2, as peers of each other.
     fn beside(host: &mut TestHost) -> Second {
         let at = host.path().join("b");
         let address = |last| IpAddr::from([127, 0, 0, last]);
@@ -94,7 +95,7 @@ async fn to_the_end(mut events: ProbeEvents) -> (ProbeReport, Vec<ProbeStage>) {
 
 fn code(asked: Result<ProbeEvents, ClientError>) -> Option<ErrorCode> {
     let error = asked.unwrap_err();
-    eprintln!("  told: {error}");
+    eprintln!("  error: {error}");
     error.code()
 }
 
@@ -126,7 +127,7 @@ fn every_figure_of_a_lane_is_measured() {
 }
 
 #[test]
-fn a_lane_that_fails_is_told_and_the_others_are_measured() {
+fn a_failed_lane_is_reported_and_the_others_are_measured() {
     let Some(mut host) = TestHost::new() else { return };
     let mut second = Second::beside(&mut host);
     // The first host lacks the address of the second lane.
@@ -159,14 +160,14 @@ fn lanes_are_also_measured_together() {
 }
 
 #[test]
-fn one_at_a_time_and_none_outlives_its_client() {
+fn one_probe_runs_at_a_time_and_none_outlives_its_client() {
     let Some(mut host) = TestHost::new() else { return };
     let second = Second::beside(&mut host);
     with_both(&host, &second, async |a, b| {
         let mut first = a.probe(&ProbeRequest { seconds: 30.0, ..quick() }).await.unwrap();
         assert!(matches!(first.next().await, Ok(Some(ProbeEvent::Progress(_)))));
         assert_eq!(code(a.probe(&quick()).await), Some(ErrorCode::Busy));
-        // Its destination takes no other either, and begins none.
+        // Its destination accepts no other probe either, and begins none.
         let other = IncomingProbeRequest { from: "c".into(), limit_ms: 1000 };
         let refused =
             b.post::<_, IncomingProbeAccepted>("/v1/incoming-probes", &other).await.unwrap_err();
@@ -189,21 +190,21 @@ fn one_at_a_time_and_none_outlives_its_client() {
 }
 
 #[test]
-fn a_probe_that_nobody_comes_for_is_forgotten() {
+fn a_probe_without_a_connection_expires() {
     let Some(mut host) = TestHost::new() else { return };
     let second = Second::beside(&mut host);
     with_both(&host, &second, async |_, b| {
         let wanted = IncomingProbeRequest { from: "a".into(), limit_ms: 1 };
         let ask = async || b.post::<_, IncomingProbeAccepted>("/v1/incoming-probes", &wanted).await;
         let first = ask().await.unwrap();
-        until("it is forgotten", async || ask().await.is_ok()).await;
+        until("the probe expires", async || ask().await.is_ok()).await;
         let gone = b.delete(&format!("/v1/incoming-probes/{}", first.id)).await.unwrap_err();
         assert_eq!(gone.code(), Some(ErrorCode::NotFound));
     });
 }
 
 #[test]
-fn what_can_not_be_probed_is_refused_with_its_reason() {
+fn an_impossible_probe_is_refused_with_its_reason() {
     let Some(mut host) = TestHost::new() else { return };
     let old = host.run(async { TcpListener::bind("127.0.0.1:0").unwrap() });
     host.config.peers.insert("old".into(), format!("http://{}", old.local_addr().unwrap()));
@@ -212,7 +213,7 @@ fn what_can_not_be_probed_is_refused_with_its_reason() {
         let to = async |host: &str| code(a.probe(&ProbeRequest::to(host)).await);
         assert_eq!(to("a").await, Some(ErrorCode::InvalidRequest));
         assert_eq!(to("z").await, Some(ErrorCode::NotFound));
-        // Nobody listens there.
+        // No agent listens there.
         assert_eq!(to("b").await, Some(ErrorCode::PeerUnreachable));
         assert_eq!(to("old").await, Some(ErrorCode::PeerVersion));
         for wrong in [
@@ -225,9 +226,12 @@ fn what_can_not_be_probed_is_refused_with_its_reason() {
     });
 }
 
-/// What a release without probes says to one.
+/// Answers like a release that has no probes.
 fn answer_like_an_old_agent(listener: &TcpListener) {
-    let body = r#"{"code":"not-found","message":"the agent knows no such request","remedy":"see docs/api.md"}"#;
+    let body = concat!(
+        r#"{"code":"not-found","message":"the agent knows no such request","#,
+        r#""remedy":"see docs/api.md"}"#
+    );
     for mut stream in listener.incoming().flatten() {
         let mut request = [0; 4096];
         let _ = stream.read(&mut request);

@@ -80,7 +80,7 @@ struct Cost {
 fn streams() -> Result<(Stream, Stream)> {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
     let near = connect(Lane { from: None, to: listener.local_addr()? }, LIMIT)?;
-    let far = accept(&[listener], LIMIT)?.ok_or("nobody came")?;
+    let far = accept(&[listener], LIMIT)?.ok_or("no connection came")?;
     Ok((near, far))
 }
 

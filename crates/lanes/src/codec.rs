@@ -151,7 +151,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_survive(codec in codec(), words in prop::collection::vec(any::<u16>(), 1..40), count in 1usize..=64) {
+        fn pages_survive(
+            codec in codec(),
+            words in prop::collection::vec(any::<u16>(), 1..40),
+            count in 1usize..=64,
+        ) {
             let (mut compressor, mut unpacker) = (Compressor::default(), Unpacker::default());
             // Twice: what one piece leaves behind does not affect the next.
             for raw in [pages(&words, count), pages(&words, 65 - count)] {
@@ -162,7 +166,11 @@ mod tests {
         }
 
         #[test]
-        fn another_number_of_pages_is_refused(codec in codec(), count in 1usize..64, claimed in 1usize..=64) {
+        fn another_number_of_pages_is_refused(
+            codec in codec(),
+            count in 1usize..64,
+            claimed in 1usize..=64,
+        ) {
             prop_assume!(count != claimed);
             let mut compressor = Compressor::default();
             let packed = compressor.pack(codec, &pages(&[7, 8], count)).expect("it pays");
@@ -185,7 +193,11 @@ mod tests {
         }
 
         #[test]
-        fn damaged_pieces_never_panic(codec in codec(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
+        fn damaged_pieces_never_panic(
+            codec in codec(),
+            at in any::<prop::sample::Index>(),
+            value in any::<u8>(),
+        ) {
             let raw = pages(&[1, 500, 77], 8);
             let mut packed = Compressor::default().pack(codec, &raw).expect("it pays").to_vec();
             let at = at.index(packed.len());
@@ -197,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_codec_makes_smaller_is_left_alone() {
+    fn incompressible_content_is_sent_raw() {
         let mut state = 1u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -212,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_tells_what_would_be_sent() {
+    fn a_trial_reports_what_would_be_sent() {
         let (ratios, shrinks) = try_codec(Codec::Zstd, &[pages(&[1, 2], 64), pages(&[3], 8)]);
         assert_eq!(shrinks.raw_bytes, 72 * PAGE as u64);
         assert!(shrinks.packed_bytes < shrinks.raw_bytes / 2, "{shrinks:?}");

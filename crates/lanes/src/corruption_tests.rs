@@ -120,7 +120,7 @@ fn frames(bytes: &[u8]) -> Vec<usize> {
 }
 
 #[test]
-fn a_changed_byte_is_noticed_and_nothing_is_done_by_it() {
+fn a_changed_byte_is_noticed_and_has_no_effect() {
     let folder = tempfile::tempdir().unwrap();
     let from = region(&folder, "from");
     for number in 0..PAGES {

@@ -172,8 +172,11 @@ mod tests {
                 })
                 .collect();
             let (sampled, others) = split_sample(&runs);
-            let pages = |runs: &[PageRange]| -> Vec<u64> { runs.iter().flat_map(|run| run.first..run.end()).collect() };
-            let (in_it, not) = pages(&runs).into_iter().partition::<Vec<_>, _>(|page| is_sampled(*page));
+            let pages = |runs: &[PageRange]| -> Vec<u64> {
+                runs.iter().flat_map(|run| run.first..run.end()).collect()
+            };
+            let (in_it, not) =
+                pages(&runs).into_iter().partition::<Vec<_>, _>(|page| is_sampled(*page));
             prop_assert_eq!(pages(&sampled), in_it);
             prop_assert_eq!(pages(&others), not);
         }

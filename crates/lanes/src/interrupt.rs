@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_to_nobody_returns_at_once() {
+    fn connecting_to_no_listener_returns_at_once() {
         // It queues one connection for later; the kernel answers no other.
         let full = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&full, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shakes_hands_with_nobody_returns_at_once() {
+    fn a_handshake_with_no_listener_returns_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create(folder.path(), "test", 1).unwrap();
         let grant =

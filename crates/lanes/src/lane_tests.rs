@@ -304,7 +304,7 @@ fn compressed_pages_that_are_not_what_they_claim_are_refused() {
 }
 
 #[test]
-fn nobody_comes() {
+fn no_peer_connects() {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     assert!(accept(&[listener], Duration::from_millis(1)).unwrap().is_none());
 }
@@ -375,7 +375,7 @@ fn a_stream_leaves_from_its_lanes_address() {
 }
 
 #[test]
-fn a_certificate_that_ends_keeps_no_open_stream_from_its_work_and_no_new_one_in() {
+fn an_expired_certificate_keeps_open_streams_and_refuses_new_ones() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::create(folder.path(), "test", 1).unwrap();
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

@@ -45,7 +45,8 @@ use std::net::SocketAddr;
 pub enum LaneError {
     /// The address is unreachable.
     #[error(
-        "can't connect the lane to {to}: {source}; check the migration network and the destination's migration_addresses"
+        "can't connect the lane to {to}: {source}; check the migration network and the \
+        destination's migration_addresses"
     )]
     Connect {
         /// The destination's address.
@@ -55,7 +56,8 @@ pub enum LaneError {
     },
     /// The address cannot be listened on.
     #[error(
-        "can't listen for lanes on {on}: {source}; check migration_addresses in this agent's configuration"
+        "can't listen for lanes on {on}: {source}; check migration_addresses in this agent's \
+        configuration"
     )]
     Listen {
         /// The address.
@@ -96,7 +98,8 @@ pub enum LaneError {
     },
     /// The peer sent compressed pages whose content does not match the header.
     #[error(
-        "the peer sent {count} compressed pages that can't be unpacked (block {block}, from page {first})"
+        "the peer sent {count} compressed pages that can't be unpacked (block {block}, from page \
+        {first})"
     )]
     Garbled {
         block: u16,
@@ -107,7 +110,8 @@ pub enum LaneError {
     },
     /// The peer sent pages of an older round after those of a newer one.
     #[error(
-        "the peer sent pages of round {round} after those of a later one (block {block}, page {first})"
+        "the peer sent pages of round {round} after those of a later one (block {block}, page \
+        {first})"
     )]
     OldRound {
         block: u16,

@@ -158,7 +158,7 @@ impl Tls {
     ) -> Result<(Tls, Peer), LaneError> {
         let connection = ServerConnection::new(Arc::clone(config));
         let (tls, peer) = Tls::shake_hands(socket, connection.map(Connection::Server))?;
-        let unknown = || LaneError::Handshake("its certificate names nobody".to_owned());
+        let unknown = || LaneError::Handshake("its certificate has no name".to_owned());
         Ok((tls, peer.ok_or_else(unknown)?))
     }
 

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_left_is_thrown_away() {
+    fn unsent_pages_are_discarded() {
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let near =
             crate::connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();

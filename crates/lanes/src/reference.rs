@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_cut_into_what_is_told_and_what_is_sent() {
+    fn a_piece_is_split_into_references_and_content() {
         let pages: Vec<[u8; 4096]> = (0..8u8).map(|page| [page + 1; 4096]).collect();
         let mut fake = Fake::default();
         for (page, content, at) in [(0, 1, 70), (1, 1, 71), (2, 2, 72), (5, 1, 9), (7, 1, 11)] {

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_probed_is_the_beginning() {
+    fn the_probe_covers_the_beginning() {
         let runs = [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 9 }];
         let (first, rest) = split(&runs, 5);
         assert_eq!(first, [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 3 }]);

@@ -360,7 +360,8 @@ fn fit_to_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) {
     };
     // Perhaps slower, but it works.
     if let Err(error) = fitted {
-        tracing::debug!(%error, round_trip_us = round_trip.as_micros(), "the socket's buffers stay as they are");
+        tracing::debug!(%error, round_trip_us = round_trip.as_micros(), "the socket's buffers stay \
+            as they are");
     }
 }
 

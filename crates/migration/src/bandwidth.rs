@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_soon_is_left_out_and_the_end_is_not() {
+    fn early_samples_are_dropped_but_not_the_last() {
         let mut bandwidth = Bandwidth::default();
         for point in [at(10.0, 0), at(20.0, 5), at(30.0, 6), at(90.0, 9)] {
             bandwidth.take(point);
@@ -80,7 +80,9 @@ mod tests {
             }
             let points = bandwidth.end(at(ms + 1.0, bytes));
             prop_assert!(points.len() <= MOST_POINTS);
-            prop_assert!(points.is_sorted_by(|one, next| one.ms < next.ms && one.bytes <= next.bytes));
+            prop_assert!(
+                points.is_sorted_by(|one, next| one.ms < next.ms && one.bytes <= next.bytes)
+            );
             // At most half of the points are dropped at once.
             prop_assert!(ms < 20_000.0 || points.len() > MOST_POINTS / 8);
         }

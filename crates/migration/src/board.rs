@@ -58,7 +58,8 @@ impl Unit {
 /// Error in the destination's report about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} before"
+    "the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} \
+    before"
 )]
 pub struct Misaccounted {
     stream: u16,
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_cut_finer_only_when_nothing_is_on_its_way() {
+    fn chunks_are_split_only_when_nothing_is_in_flight() {
         let mut board = Board::default();
         let (a, b) = (board.open(), board.open());
         board.push(unit(0));

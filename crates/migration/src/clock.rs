@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shortest_round_trip_tells_the_offset() {
+    fn the_shortest_round_trip_gives_the_offset() {
         let mut clock = PeerClock::default();
         assert_eq!(clock.round_trip(), None);
         // The peer's clock is 1,000,000 ahead; the first sample was queued on its way out.
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_of_a_peer_is_no_sample() {
+    fn invalid_figures_of_a_peer_are_not_samples() {
         let mut clock = PeerClock::default();
         clock.pong(500, 0, 100);
         assert_eq!(clock.round_trip(), None);

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_in_a_short_round_is_no_rate() {
+    fn a_burst_in_a_short_round_is_not_a_rate_sample() {
         assert_eq!(after(&[(5000, 5000, None)]), 1000.0);
         // 60 pages in 4 ms, as in every round that short.
         assert_eq!(after(&[(5000, 5000, None), (4, 60, None)]), 1560.0);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_held_shows_another_rate() {
+    fn a_throttled_guest_shows_another_rate() {
         assert_eq!(after(&[(5000, 500_000, None), (10, 100, HELD)]), 10_000.0);
         assert_eq!(after(&[(5000, 500_000, None), (50, 500, HELD), (10, 20, HELD)]), 2000.0);
         assert_eq!(after(&[(5000, 500_000, HELD), (10, 20, HELD), (10, 40, HELD)]), 3000.0);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_again_replaces_what_was() {
+    fn a_new_count_replaces_the_old_one() {
         let mut rate = DirtyRate::default();
         rate.round_begins(None);
         assert_eq!(rate.pages_per_s(), 0.0);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_fails_as_often_as_it_is_planned_to_and_no_other_does() {
+    fn only_planned_writes_fail_and_as_often_as_planned() {
         let directory = tempfile::tempdir().unwrap();
         for folder in ["fail", "failed"] {
             std::fs::create_dir(directory.path().join(folder)).unwrap();

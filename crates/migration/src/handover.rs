@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_offer_is_no_answer_to_it() {
+    fn a_message_older_than_the_offer_does_not_answer_it() {
         let has = |role, epoch| Known::Has(Standing { role, ownership: at(epoch) });
         for took in [has(Role::Owner, 4), has(Role::HandingOver, 6), gone(4)] {
             assert_eq!(of_destination(took, at(4)), OfDestination::Took, "{took:?}");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_kept_until_nobody_will_ask_and_a_guest_that_ran_elsewhere_is_not_resumed() {
+    fn pages_are_kept_until_no_request_can_come_and_a_guest_that_ran_elsewhere_is_not_resumed() {
         let has = |role, epoch| Known::Has(Standing { role, ownership: at(epoch) });
         // It ran there: deleted, moved on, or moved on and back. Its memory here is old in any
         // case.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_has_gone_on_has_taken_it_back() {
+    fn a_source_that_resumed_has_taken_the_guest_back() {
         let has = |role, epoch| Known::Has(Standing { role, ownership: at(epoch) });
         for back in [has(Role::Owner, 5), has(Role::HandingOver, 5), gone(5), has(Role::Owner, 3)] {
             assert_eq!(of_source(back, at(4)), OfSource::TookBack, "{back:?}");
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_may_run_elsewhere_is_let_go_by_a_start() {
+    fn a_start_releases_nothing_that_may_run_elsewhere() {
         use Found::{Gone, GoneUnrun, Ran, Still};
         for found in [Gone, GoneUnrun, Still] {
             assert_eq!(recover(Role::HandingOver, found), Recovery::AskDestination);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_life_is_no_answer() {
+    fn a_record_of_another_incarnation_is_not_an_answer() {
         // Every record that would decide if it were of this life.
         let roles =
             [Role::Owner, Role::Shadow, Role::TakingOver, Role::HandingOver, Role::Stranded];
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_older_agents_say_is_of_the_unrecorded_life() {
+    fn reports_of_older_agents_apply_to_the_unrecorded_incarnation() {
         let known: Known = serde_json::from_str(r#"{"has":{"role":"owner","epoch":3}}"#).unwrap();
         let ownership = Ownership { incarnation: Incarnation::UNRECORDED, epoch: 3 };
         assert_eq!(known, Known::Has(Standing { role: Role::Owner, ownership }));

@@ -55,7 +55,7 @@ fn directory() -> Option<&'static Path> {
 fn wait(directory: &Path, point: &str) {
     let held = directory.join("hold").join(point);
     if let Err(error) = std::fs::write(directory.join("reached").join(point), "") {
-        tracing::warn!(point, %error, "nobody learns that this point is reached");
+        tracing::warn!(point, %error, "cannot report that this point is reached");
     }
     if held.exists() {
         tracing::info!(point, "held");
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_point_is_told_and_held_until_its_file_is_gone() {
+    fn a_point_is_reported_and_held_until_its_file_is_gone() {
         let directory = tempfile::tempdir().unwrap();
         for folder in ["hold", "reached"] {
             std::fs::create_dir(directory.path().join(folder)).unwrap();

@@ -70,7 +70,7 @@ impl PolicySettings {
             return Some(("throttle_above", why, "write a share from throttle_to to 1"));
         }
         if self.longest_pause_ms.is_some_and(|ms| !(1..=most_pause_ms).contains(&u128::from(ms))) {
-            let why = "such a pause can't be kept to".to_owned();
+            let why = "such a pause cannot be guaranteed".to_owned();
             return Some(("longest_pause_ms", why, "write a number from 1 to 8000"));
         }
         if self.most_rounds.is_some_and(|rounds| !(2..=MOST_ROUNDS).contains(&rounds)) {

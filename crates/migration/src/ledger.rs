@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidth_comes_from_rounds_that_tell() {
+    fn bandwidth_comes_from_long_rounds() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_round_tells_nothing_of_the_wire() {
+    fn a_short_round_is_not_a_bandwidth_sample() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         let mut round = |begins, ends, applied: bool, pages: u64, packed_to: u64| {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn one_look_at_a_large_guest_is_no_slow_wire() {
+    fn one_scan_of_a_large_guest_does_not_mean_a_slow_link() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.scanned(ms(130));
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_the_destination_has_promise_nothing_for_others() {
+    fn pages_at_the_destination_predict_nothing_about_others() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_pages_count_whole_where_pages_are_asked_for() {
+    fn compressed_pages_count_as_whole_pages() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);

@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_within_the_limit_is_taken_at_its_minimum() {
+    fn a_stall_within_the_limit_uses_its_minimum() {
         let mut convergence = Convergence::new(Policy::default());
         // 20 MB at 125 MB/s: 160 ms, over the budget and under the limit, and it does not decrease.
         let busy = measured(5_000, 40_000.0, 125.0, 0);
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_faster_than_the_wire_is_slowed_within_two_rounds() {
+    fn a_guest_that_writes_faster_than_the_link_is_slowed_within_two_rounds() {
         for times in [2.0, 5.0, 20.0] {
             for mb_per_s in [25.0, 125.0] {
                 let writes = times * mb_per_s * 1e6 / 4096.0;
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_be_slowed_is_not() {
+    fn a_guest_that_must_not_be_slowed_is_not() {
         let forbidden = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
         let mut unable = Convergence::new(Policy::default());
         unable.cannot_throttle();
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_converge_is_paged_in_where_it_may_be() {
+    fn a_guest_that_does_not_converge_is_paged_in_where_allowed() {
         let with = |page_in| Policy { page_in, ..Policy::default() };
         assert_eq!(decided(with(PageIn::Now), true), (1, Decision::PageIn));
         assert_eq!(decided(with(PageIn::InsteadOfThrottle), true), (1, Decision::PageIn));
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_destination_cannot_page_in_rounds_go_on() {
+    fn without_page_in_at_the_destination_rounds_continue() {
         let mut convergence =
             Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
         let busy = measured(65_536, 100_000.0, 25.0, 0);
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_can_be_borne_comes_before_page_in() {
+    fn an_acceptable_pause_is_preferred_to_page_in() {
         let overdue = Policy { deadline: Some(Duration::from_millis(1)), ..Policy::default() };
         // 40 ms.
         let late =
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_let_go_when_the_wire_carries_what_it_writes() {
+    fn a_guest_is_released_when_the_link_carries_its_writes() {
         let mut convergence = Convergence::new(Policy::default());
         for _ in 0..3 {
             convergence.decide(&measured(200_000, 20_000.0, 12.5, 0));
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_guest_is_looked_at_twice_while_it_stands_still() {
+    fn a_large_guest_is_scanned_twice_while_it_is_paused() {
         let small = measured(100, 0.0, 1000.0, 0);
         let large = Measured { scan: Duration::from_millis(130), ..small };
         let more = large.predicted_switchover().checked_sub(small.predicted_switchover()).unwrap();
@@ -710,7 +710,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_always_ends(remaining in prop::collection::vec(0u64..1 << 30, 40), mb in 0.0f64..10_000.0, rtt in 0u64..500) {
+        fn it_always_ends(
+            remaining in prop::collection::vec(0u64..1 << 30, 40),
+            mb in 0.0f64..10_000.0,
+            rtt in 0u64..500,
+        ) {
             let mut convergence = Convergence::new(Policy::default());
             // Then the remainder no longer decreases.
             let rest = std::iter::repeat_n(remaining.last().unwrap_or(&0), 40);
@@ -721,7 +725,10 @@ mod tests {
         }
 
         #[test]
-        fn far_means_no_switchover(pages in prop::collection::vec(0u64..1 << 22, 1..40), mb in 0.1f64..10_000.0) {
+        fn a_distant_convergence_causes_no_switchover(
+            pages in prop::collection::vec(0u64..1 << 22, 1..40),
+            mb in 0.1f64..10_000.0,
+        ) {
             let mut convergence = Convergence::new(Policy::default());
             for pages in pages {
                 let now = measured(pages, 0.0, mb, 1);

@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_guest_takes_what_its_memory_takes_once() {
+    fn an_idle_guest_takes_one_pass_over_its_memory() {
         let prediction = predict(&conditions(DirtyCurve::default(), 118.0));
         let once = DATA_PAGES as f64 * 4096.0 / 118e6;
         assert_eq!((prediction.means, prediction.rounds), (Means::Plain, 2));
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_writes_too_much_is_throttled_and_takes_little_more_than_once() {
+    fn a_guest_that_writes_too_much_is_throttled_and_sent_little_more_than_once() {
         for (times, mb_per_s) in
             [(2.0, 23.6), (5.0, 23.6), (20.0, 23.6), (2.0, 118.0), (20.0, 118.0)]
         {
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_may_not_be_throttled_it_does_not_move() {
+    fn without_permission_to_throttle_the_guest_does_not_move() {
         let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert_eq!(predict(&Conditions { policy, ..busy }).means, Means::None);
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_easily_compressed_takes_less() {
+    fn compressible_memory_takes_less() {
         let idle = conditions(DirtyCurve::default(), 118.0);
         let half = PageCost {
             wire_bytes: idle.data.wire_bytes / 2.0,
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_protected_long_before_it_is_sent_is_written_again() {
+    fn pages_protected_long_before_sending_are_written_again() {
         let curve = all_over(16_384.0, 20_000.0);
         let remaining = |ahead| curve.remaining_after(16_384.0, ahead, ms(1000), ms(0));
         assert!(remaining(0.0) < remaining(0.3) && remaining(0.3) < remaining(1.0));
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_way_takes_its_round_trips() {
+    fn a_long_distance_costs_its_round_trips() {
         let near = conditions(all_over(65_536.0, 5000.0), 118.0);
         let far = predict(&Conditions { round_trip: ms(40), ..near.clone() });
         let near = predict(&near);
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn with_page_in_nobody_stands_still_for_what_follows() {
+    fn with_page_in_the_guest_does_not_wait_for_later_pages() {
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         let policy = Policy { page_in: PageIn::Now, ..Policy::default() };
         let at_once = predict(&Conditions { policy, ..busy.clone() });
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn the_means_are_told_with_why() {
+    fn the_means_are_reported_with_the_reason() {
         let told = |conditions: &Conditions| predict(conditions).why(conditions);
         let idle = conditions(DirtyCurve::default(), 118.0);
         assert!(told(&idle).contains("writes 0 pages/s") && told(&idle).contains("by themselves"));
@@ -613,7 +613,7 @@ mod tests {
             told(&busy)
         );
         let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
-        assert!(told(&Conditions { policy, ..busy }).contains("can't be slowed here"));
+        assert!(told(&Conditions { policy, ..busy }).contains("cannot be slowed here"));
         let report = predict(&idle).to_report();
         assert_eq!(serde_json::to_value(report).unwrap()["means"], "plain");
         assert_eq!(serde_json::to_value(Means::PageIn).unwrap(), Means::PageIn.name());
@@ -626,14 +626,25 @@ mod tests {
             data_pages in 0u64..1 << 28, mb in 0.0f64..20_000.0, rtt in 0u64..500
         ) {
             let curve = DirtyCurve::new(samples.into_iter().map(|(at, pages)| (ms(at), pages)));
-            let all = Conditions { data_pages, round_trip: ms(rtt), tracked: ms(rtt / 2), ..conditions(curve, mb) };
+            let all = Conditions {
+                data_pages,
+                round_trip: ms(rtt),
+                tracked: ms(rtt / 2),
+                ..conditions(curve, mb)
+            };
             let prediction = predict(&all);
             prop_assert!(prediction.rounds >= 1 && prediction.wire_bytes >= 0.0);
-            prop_assert!(prediction.to_report().migration_time_ms >= prediction.to_report().switchover_ms || prediction.means == Means::None);
+            prop_assert!(
+                prediction.to_report().migration_time_ms >= prediction.to_report().switchover_ms
+                    || prediction.means == Means::None
+            );
         }
 
         #[test]
-        fn more_bandwidth_never_takes_longer_for_an_idle_guest(mb in 1.0f64..5000.0, more in 1.0f64..10.0) {
+        fn more_bandwidth_never_takes_longer_for_an_idle_guest(
+            mb in 1.0f64..5000.0,
+            more in 1.0f64..10.0,
+        ) {
             let took = |mb| predict(&conditions(DirtyCurve::default(), mb)).migration;
             prop_assert!(took(mb * more) <= took(mb));
         }

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_flows_are_told_apart_too() {
+    fn slow_flows_are_distinguished_too() {
         // A flow of 200 kbit/s, and a wire of 400 kbit/s.
         let mut wires = [Wire::new(1e6, 25e3), Wire::new(50e3, 1e9)];
         settle(&mut wires, 64, 800);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_carries_nothing_for_a_while_settles_on_nothing() {
+    fn a_temporarily_stalled_lane_draws_no_conclusion() {
         let (mut scaler, mut wire) = (Scaler::new(1, 64), Wire::new(250e6, 25e6));
         let mut cut_at = None;
         for tick in 0..800 {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_streams_tell_nothing() {
+    fn idle_streams_give_no_sample() {
         let mut scaler = Scaler::new(1, 64);
         let sample = [LaneSample { streams: 2, bytes: 5, connecting: false }];
         for tick in 0..100 {

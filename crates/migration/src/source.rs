@@ -1,6 +1,6 @@
-//! The source of a migration as a state machine: (state, event) → (state, actions). It does no I/O
-//! and reads no clock. `drive::source` carries out its decisions, and the tests do so against an
-//! in-memory peer.
+//! The source of a migration as a state machine: (state, event) → (state, actions). It does no
+//! I/O and reads no clock. `drive::source` carries out its decisions, and the tests do so against
+//! an in-memory peer.
 //!
 //! Who may run the guest, by state:
 //! - up to and including [`State::HandingOver`]: the source, whatever fails;
@@ -637,7 +637,8 @@ impl Source {
             }
             Decision::GiveUp => {
                 let detail = format!(
-                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {} pages remain after {} rounds",
+                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {} pages \
+                    remain after {} rounds",
                     self.ledger.rates().dirty_bytes_per_s / 1e6,
                     self.ledger.rates().carried_bytes_per_s / 1e6,
                     measured.remaining_pages,

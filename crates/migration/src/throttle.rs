@@ -34,8 +34,8 @@ pub enum MeansUse {
 const ANSWERS_PER_S: f64 = 50_000.0;
 /// Number of answers after which the measured time per answer is used.
 const ENOUGH_ANSWERS: u64 = 1000;
-/// Writes per second of one vCPU that only waits for answers: 25 µs each, including the wake-ups of
-/// handler and vCPU.
+/// Writes per second of one vCPU that only waits for answers: 25 µs each, including the wake-ups
+/// of handler and vCPU.
 const VCPU_WRITES_PER_S: f64 = 40_000.0;
 /// Maximum share of a core that answers, and of a vCPU that waits for answers.
 const BUSY_SHARE: f64 = 0.5;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_answers_take_is_measured() {
+    fn the_cost_of_answers_is_measured() {
         assert_eq!(means_for(40_000.0, figures(5000, 5), 8, None), ThrottleMeans::Faults);
         assert_eq!(means_for(40_000.0, figures(5000, 25), 8, None), ThrottleMeans::Quota);
         assert_eq!(means_for(20_000.0, figures(5000, 100), 8, None), ThrottleMeans::Quota);
@@ -225,15 +225,24 @@ mod tests {
                 prop_assert!((LEAST_SHARE..=1.0).contains(&share));
             }
             let dirties = guest.dirties(control.share());
-            prop_assert!(dirties <= limit || control.share() == LEAST_SHARE, "{dirties} of {limit}, {control:?}");
-            prop_assert!(dirties >= ENOUGH * limit || control.share() == 1.0, "{dirties} of {limit}, {control:?}");
+            prop_assert!(
+                dirties <= limit || control.share() == LEAST_SHARE,
+                "{dirties} of {limit}, {control:?}"
+            );
+            prop_assert!(
+                dirties >= ENOUGH * limit || control.share() == 1.0,
+                "{dirties} of {limit}, {control:?}"
+            );
             // It stays there.
             let share = control.share();
             prop_assert_eq!(control.look(dirties, limit), share);
         }
 
         #[test]
-        fn it_recovers_when_the_guest_calms_down_or_the_link_gets_faster(guest in guests(), limit in 10.0..1e4f64) {
+        fn it_recovers_when_the_guest_calms_down_or_the_link_gets_faster(
+            guest in guests(),
+            limit in 10.0..1e4f64,
+        ) {
             let mut control = QuotaLoop::default();
             for _ in 0..200 {
                 control.look(guest.dirties(control.share()), limit);
@@ -245,14 +254,21 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_seen_it_keeps_its_bounds(seen in prop::collection::vec((0.0..1e9f64, 0.0..1e9f64), 1..200)) {
+        fn the_share_stays_within_its_limits(
+            seen in prop::collection::vec((0.0..1e9f64, 0.0..1e9f64), 1..200),
+        ) {
             let mut control = QuotaLoop::default();
             for (dirtied, limit) in seen {
                 let before = control.share();
                 let share = control.look(dirtied, limit);
                 prop_assert!((LEAST_SHARE..=1.0).contains(&share) && control.least() <= share);
-                prop_assert!(share >= before / MOST_TAKEN * 0.999 && share <= before * MOST_GIVEN * 1.001);
-                prop_assert!(dirtied <= limit.max(1.0) || share <= before, "it never gives where too much is written");
+                prop_assert!(
+                    share >= before / MOST_TAKEN * 0.999 && share <= before * MOST_GIVEN * 1.001
+                );
+                prop_assert!(
+                    dirtied <= limit.max(1.0) || share <= before,
+                    "it never gives where too much is written"
+                );
             }
         }
     }

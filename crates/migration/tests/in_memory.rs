@@ -601,7 +601,7 @@ fn a_fault_at_any_step_of_a_page_in_leaves_exactly_one_guest() {
 }
 
 #[test]
-fn a_guest_that_is_gone_from_where_it_ran_is_in_doubt_and_not_resumed() {
+fn a_guest_missing_at_its_source_is_in_doubt_and_not_resumed() {
     let mut world = World::with(3, 40, PageIn::Now);
     while world.source.state() != State::PagingIn && world.step() {}
     if world.source.state() == State::PagingIn {
@@ -613,7 +613,7 @@ fn a_guest_that_is_gone_from_where_it_ran_is_in_doubt_and_not_resumed() {
 }
 
 #[test]
-fn what_nobody_knows_is_no_refusal() {
+fn an_unknown_fact_is_not_a_refusal() {
     let mut source = Source::new(&Plan {
         policy: Policy { page_in: PageIn::Now, switchover_budget: BUDGET, ..Policy::default() },
         preflight: Duration::ZERO,
@@ -716,9 +716,10 @@ fn a_message_out_of_order_discards_the_shadow() {
     let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
     let actions = destination.on(DestinationEvent::Commit { ownership: OWNERSHIP });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
-    assert!(
-        matches!(&actions[1], DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken)
-    );
+    assert!(matches!(
+        &actions[1],
+        DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken
+    ));
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Authority {
     }
 
     fn make(dir: &Path, name: &str, days: u32, kind: Option<Role>) -> Result<Authority, PkiError> {
-        fs::create_dir_all(dir).map_err(file_error(dir, "made"))?;
+        fs::create_dir_all(dir).map_err(file_error(dir, "create"))?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.distinguished_name.push(DnType::CommonName, name);
         if let Some(kind) = kind {
@@ -258,7 +258,7 @@ impl Authority {
         let (path, fresh) = (self.list_file(), self.dir.join(format!("{LIST}.new")));
         let _ = fs::remove_file(&fresh);
         write_new(&fresh, list.pem(), 0o644)?;
-        fs::rename(&fresh, &path).map_err(file_error(&path, "written"))?;
+        fs::rename(&fresh, &path).map_err(file_error(&path, "write"))?;
         Ok(list)
     }
 
@@ -283,9 +283,9 @@ impl Authority {
         }
         write_new(&new_key, &key.serialize_pem(), 0o600)?;
         write_new(&new_certificate, &certificate.pem(), 0o644)?;
-        fs::rename(&new_key, &issued.key).map_err(file_error(&issued.key, "written"))?;
+        fs::rename(&new_key, &issued.key).map_err(file_error(&issued.key, "write"))?;
         fs::rename(&new_certificate, &issued.certificate)
-            .map_err(file_error(&issued.certificate, "written"))
+            .map_err(file_error(&issued.certificate, "write"))
     }
 }
 
@@ -371,7 +371,7 @@ fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     let mut file = opened.map_err(|source| match source.kind() {
         std::io::ErrorKind::AlreadyExists => PkiError::Exists { path: path.to_owned() },
-        _ => PkiError::File { path: path.to_owned(), action: "made", source },
+        _ => PkiError::File { path: path.to_owned(), action: "create", source },
     })?;
-    file.write_all(text.as_bytes()).map_err(file_error(path, "written"))
+    file.write_all(text.as_bytes()).map_err(file_error(path, "write"))
 }

@@ -88,8 +88,8 @@ pub fn describe(path: &Path) -> Result<Description, PkiError> {
     let bytes = fs::read(path).map_err(file_error(path, "read"))?;
     let unreadable = |why: String| PkiError::Unreadable { path: path.to_owned(), why };
     let (_, pem) = parse_x509_pem(&bytes)
-        .map_err(|error| unreadable(format!("it is no certificate: {error}")))?;
-    describe_der(&pem.contents).ok_or_else(|| unreadable("it is no certificate".to_owned()))
+        .map_err(|error| unreadable(format!("it is not a certificate: {error}")))?;
+    describe_der(&pem.contents).ok_or_else(|| unreadable("it is not a certificate".to_owned()))
 }
 
 /// Reads a certificate as TLS presents it. Returns `None` if this crate did not issue it.

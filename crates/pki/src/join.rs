@@ -96,12 +96,12 @@ impl FromStr for Fingerprint {
 pub fn request(key: &Path) -> Result<String, PkiError> {
     if !key.exists() {
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(key);
-        let mut file = opened.map_err(file_error(key, "made"))?;
+        let mut file = opened.map_err(file_error(key, "create"))?;
         let text = KeyPair::generate()?.serialize_pem();
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
         if let Err(error) = written {
             let _ = fs::remove_file(key);
-            return Err(file_error(key, "written")(error));
+            return Err(file_error(key, "write")(error));
         }
     }
     check_key(key)?;

@@ -32,7 +32,7 @@ pub fn machine_name() -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A file cannot be read or written.
-    #[error("{path} can't be {action}: {source}")]
+    #[error("cannot {action} {path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
@@ -53,7 +53,11 @@ pub enum PkiError {
     },
     /// Users other than the owner may read the key, or its owner is neither this program's user nor
     /// root.
-    #[error("the key {path} can be read by others (mode {mode:04o}, owner {uid})")]
+    #[error(
+        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its \
+        user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one \
+        with `godwit pki renew` if others had it"
+    )]
     OpenKey {
         /// The key.
         path: PathBuf,
@@ -86,7 +90,7 @@ pub enum PkiError {
         why: String,
     },
     /// Certificate, key and authority do not belong together.
-    #[error("{path} can't be used: {why}")]
+    #[error("cannot use {path}: {why}")]
     Mismatch {
         /// The certificate.
         path: PathBuf,
@@ -101,7 +105,9 @@ pub enum PkiError {
     },
     /// The cluster's authority has issued a certificate for browsers.
     #[error(
-        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that trust that authority trust every host"
+        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that \
+        trust that authority trust every host (make an authority for browsers with `godwit pki \
+        init --web` and issue the certificate there)"
     )]
     ClusterAuthority {
         /// The certificate.
@@ -132,7 +138,7 @@ pub enum PkiError {
         newest: u64,
     },
     /// A certificate cannot be made.
-    #[error("a certificate can't be made: {0}")]
+    #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
 

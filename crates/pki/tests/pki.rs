@@ -92,7 +92,7 @@ fn both_ends_know_each_other() {
 }
 
 #[test]
-fn who_monitors_asks_and_passes_for_no_host() {
+fn a_monitor_certificate_can_query_but_not_act_as_a_host() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, a, _) = made(dir.path());
     let issued = authority.issue(&Grant { role: Role::Monitor, ..grant("prometheus") }).unwrap();
@@ -122,7 +122,7 @@ fn no_host_passes_for_a_manager_whatever_its_certificate_names() {
 }
 
 #[test]
-fn what_browsers_trust_is_of_an_authority_that_signs_no_host() {
+fn browsers_trust_an_authority_that_signs_no_hosts() {
     let (dir, web_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (cluster, a, _) = made(dir.path());
     let web = Authority::create_web(web_dir.path(), "web", 365).unwrap();
@@ -176,7 +176,7 @@ fn a_revoked_certificate_is_refused_in_both_directions_from_the_next_handshake_o
 }
 
 #[test]
-fn an_older_list_or_one_of_somebody_else_takes_no_place() {
+fn an_older_or_foreign_list_replaces_nothing() {
     let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (authority, a, _) = made(dir.path());
     let foreign = Authority::create(elsewhere.path(), "test", 30).unwrap();
@@ -210,7 +210,7 @@ fn an_older_list_or_one_of_somebody_else_takes_no_place() {
 }
 
 #[test]
-fn a_list_that_was_altered_anywhere_or_cut_is_refused() {
+fn an_altered_or_truncated_list_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, a, _) = made(dir.path());
     let ca = authority.certificate();
@@ -274,7 +274,7 @@ fn another_host_and_another_authority_are_refused() {
 }
 
 #[test]
-fn keys_are_for_their_owner_alone_and_nothing_is_overwritten() {
+fn keys_are_private_and_never_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, ..) = made(dir.path());
     for key in ["ca.key", "a.key"] {
@@ -307,7 +307,7 @@ fn a_key_that_others_may_read_is_not_used() {
 }
 
 #[test]
-fn a_renewed_certificate_says_the_same_for_longer() {
+fn a_renewed_certificate_has_the_same_content_for_longer() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, ..) = made(dir.path());
     let path = dir.path().join("a.pem");
@@ -325,7 +325,7 @@ fn a_renewed_certificate_says_the_same_for_longer() {
 }
 
 #[test]
-fn what_has_ended_or_does_not_belong_together_is_told() {
+fn expired_and_mismatched_certificates_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, ..) = made(dir.path());
     let ended = authority.issue(&Grant { days: 0, ..grant("old") }).unwrap();
@@ -345,7 +345,7 @@ fn what_has_ended_or_does_not_belong_together_is_told() {
 }
 
 #[test]
-fn a_request_gets_what_its_grant_says_and_nothing_that_it_says_itself() {
+fn a_request_gets_only_what_its_grant_allows() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let key = dir.path().join("new.key");
@@ -367,7 +367,7 @@ fn a_request_gets_what_its_grant_says_and_nothing_that_it_says_itself() {
 }
 
 #[test]
-fn a_request_that_proves_nothing_is_refused() {
+fn a_request_without_proof_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let request = godwit_pki::request(&dir.path().join("new.key")).unwrap();

@@ -1,5 +1,5 @@
-//! How long the queue takes over 10,000 waiting jobs on 1,000 hosts, and a drain's plan over 200 VMs: `cargo run --release -p godwit-planner
-//! --example queue_speed`.
+//! Measures the queue with 10,000 waiting jobs on 1,000 hosts, and the plan of a drain with 200
+//! VMs: `cargo run --release -p godwit-planner --example queue_speed`.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ fn facts(number: u64) -> HostFacts {
     }
 }
 
-/// A job of one of so many sources, with so many targets.
+/// Returns a job from one of `sources` hosts, with `targets` targets.
 fn job(number: u64, sources: u64, targets: u64) -> WaitingJob {
     WaitingJob {
         id: format!("job{number:05}"),
@@ -68,7 +68,8 @@ fn queue(hosts: &[HostFacts]) {
         let took_ms = begun.elapsed().as_secs_f64() * 1e3;
         let (starts, waits) = (decided.starts.len(), decided.waits.len());
         println!(
-            "queue: {sources} sources, {targets} targets a job: {took_ms:.1} ms, {starts} start, {waits} wait"
+            "queue: {sources} sources, {targets} targets per job: {took_ms:.1} ms, {starts} start, \
+            {waits} wait"
         );
     }
 }

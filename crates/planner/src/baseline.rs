@@ -1,4 +1,5 @@
-//! The CPUs of a cluster at one moment: what hosts have in common, which hosts fall short of a baseline and which VMs must restart for it.
+//! The CPUs of a cluster at one moment: the features that hosts have in common, hosts that fall
+//! short of a baseline, and VMs that must restart for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,38 +14,39 @@ use godwit_qemu::{
 
 use crate::words::some_features;
 
-/// A host, as a survey takes it.
+/// A host in a survey.
 #[derive(Clone, Debug)]
 pub struct SurveyedHost {
     pub name: String,
-    /// Whether it takes VMs, or has some.
+    /// Whether the host accepts VMs, or has some.
     pub in_use: bool,
-    /// What its agent reported last; none: the agent has not answered yet.
+    /// The last report of its agent; `None` if the agent has not reported yet.
     pub info: Option<Arc<HostInfo>>,
 }
 
-/// A host and its kind of CPU.
+/// A host and the kind of its CPU.
 #[derive(Debug)]
 struct SeenHost {
     name: String,
     in_use: bool,
     info: Option<Arc<HostInfo>>,
-    /// Which of the kinds its CPU is; none: it has not told.
+    /// Index of the kind of its CPU; `None` if unknown.
     kind: Option<usize>,
 }
 
-/// Hosts and VMs of a cluster, taken at one moment.
+/// Hosts and VMs of a cluster at one moment.
 #[derive(Debug)]
 pub struct CpuSurvey {
     hosts: Vec<SeenHost>,
-    /// CPUs of hosts, each once: most hosts of a cluster are alike.
+    /// Distinct CPUs of hosts: most hosts of a cluster are alike.
     kinds: Vec<(String, HostCpu)>,
-    /// Those that run.
+    /// VMs that run.
     vms: Vec<Arc<VmInfo>>,
 }
 
 impl CpuSurvey {
-    /// Takes hosts in the order of their names, and VMs in any order; VMs that do not run are left out.
+    /// Creates a survey of hosts in the order of their names, and of VMs in any order. Leaves out
+    /// VMs that do not run.
     #[must_use]
     pub fn new(
         hosts: impl IntoIterator<Item = SurveyedHost>,
@@ -81,16 +83,17 @@ impl CpuSurvey {
         self.kinds.iter().map(|(name, cpu)| (name.as_str(), cpu)).collect()
     }
 
-    /// Whether a host of that name is part of it.
+    /// Whether the survey has a host of that name.
     #[must_use]
     pub fn has_host(&self, name: &str) -> bool {
         self.hosts.iter().any(|host| host.name == name)
     }
 
-    /// What hosts have in common that have told what guests can have, without some of them.
+    /// Returns what hosts have in common, without the named ones. Ignores hosts with an unknown
+    /// CPU.
     ///
     /// # Errors
-    /// [`NoCommon`]: they have nothing in common, by the names of hosts.
+    /// [`NoCommon`]: the hosts, named in the error, have nothing in common.
     pub fn common(&self, without: &[String]) -> Result<Common, NoCommon> {
         let meant = || self.hosts.iter().filter(|host| !without.contains(&host.name));
         let of: BTreeSet<usize> = meant().filter_map(|host| host.kind).collect();
@@ -116,7 +119,8 @@ impl CpuSurvey {
         host.kind.and_then(|kind| self.kinds.get(kind)).map(|(_, cpu)| cpu)
     }
 
-    /// The baseline of a name, an alias told by the version that it stands for; none: no host says what it holds.
+    /// Returns the baseline of a name, with an alias resolved to its version; `None` if no host
+    /// knows its features.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<Baseline> {
         let kinds = self.kinds();
@@ -130,7 +134,8 @@ impl CpuSurvey {
         Some(baseline)
     }
 
-    /// Names that each host satisfies that has told what guests can have: levels, then generations, the oldest first.
+    /// Returns the names that each host with a known CPU satisfies: levels, then generations, the
+    /// oldest first.
     #[must_use]
     pub fn choices(&self) -> Vec<NamedCpu> {
         let mut choices = Vec::new();
@@ -143,7 +148,7 @@ impl CpuSurvey {
         choices
     }
 
-    /// Names that mean something to one of the hosts.
+    /// Returns the names that at least one host knows.
     fn names(&self) -> Vec<String> {
         if self.kinds.is_empty() {
             return Vec::new();
@@ -164,13 +169,13 @@ impl CpuSurvey {
         names
     }
 
-    /// Names that a baseline may have, for who named one that no host knows.
+    /// Lists valid names of baselines, for an error about an unknown one.
     #[must_use]
     pub fn known_names(&self) -> String {
         self.names().join(", ")
     }
 
-    /// Every host against a baseline, by name.
+    /// Compares every host with a baseline; sorted by name.
     #[must_use]
     pub fn hosts(&self, baseline: Option<&Baseline>) -> Vec<BaselineHost> {
         let lacks =
@@ -189,7 +194,7 @@ impl CpuSurvey {
                 host: host.name.clone(),
                 fit: baseline.map(|_| fit),
                 lacks,
-                why: cpu.is_none().then(|| untold(host.info.as_deref())),
+                why: cpu.is_none().then(|| why_unknown(host.info.as_deref())),
                 vendor: cpu.map(|cpu| cpu.vendor.clone()),
                 accel: cpu.map(|cpu| cpu.accel.name().to_owned()),
                 level: cpu.and_then(level),
@@ -198,20 +203,20 @@ impl CpuSurvey {
         self.hosts.iter().map(of).collect()
     }
 
-    /// Whether a host takes VMs, or has some.
+    /// Whether a host accepts VMs, or has some.
     #[must_use]
     pub fn is_in_use(&self, name: &str) -> bool {
         self.hosts.iter().any(|host| host.name == name && host.in_use)
     }
 
-    /// VMs that run with another CPU than a baseline's, by name.
+    /// Returns the VMs that run with another CPU than the baseline's, by name.
     #[must_use]
     pub fn restarts(&self, baseline: &Baseline) -> Vec<BaselineVm> {
         let kind_of: BTreeMap<&str, usize> =
             self.hosts.iter().filter_map(|host| Some((host.name.as_str(), host.kind?))).collect();
         let model_of =
             |vm: &VmInfo| vm.spec.cpu_model.clone().unwrap_or_else(|| DEFAULT_CPU_MODEL.to_owned());
-        // Many VMs have one model, on hosts of one kind: each of these pairs is compared once.
+        // Many VMs have the same model on hosts of the same kind: each such pair is compared once.
         let mut pairs: BTreeMap<(String, Option<usize>), usize> = BTreeMap::new();
         let pair_of = |vm: &VmInfo| (model_of(vm), kind_of.get(vm.host.as_str()).copied());
         let its_own = baseline.model();
@@ -246,7 +251,8 @@ impl CpuSurvey {
     }
 }
 
-/// Of each that is not as the baseline what it lacks and what it has beyond it; neither where that is not known.
+/// Returns for each VM or host that differs from the baseline its missing and its further features;
+/// both are empty if unknown.
 fn differences(change: BaselineChange) -> BTreeMap<String, (CpuFeatures, CpuFeatures)> {
     let BaselineChange { behind, beyond, unknown, .. } = change;
     let mut all: BTreeMap<String, (CpuFeatures, CpuFeatures)> = BTreeMap::new();
@@ -264,7 +270,7 @@ fn differences(change: BaselineChange) -> BTreeMap<String, (CpuFeatures, CpuFeat
 
 fn why(model: &str, lacks: &CpuFeatures, beyond: &CpuFeatures) -> String {
     match (lacks.is_empty(), beyond.is_empty()) {
-        (true, true) => format!("no host says what CPU model {model} holds"),
+        (true, true) => format!("no host knows the features of CPU model {model}"),
         (false, true) => format!("it lacks {} of the baseline", some_features(lacks)),
         (true, false) => format!("it has {} beyond the baseline", some_features(beyond)),
         (false, false) => {
@@ -277,16 +283,16 @@ fn why(model: &str, lacks: &CpuFeatures, beyond: &CpuFeatures) -> String {
     }
 }
 
-fn untold(info: Option<&HostInfo>) -> String {
+fn why_unknown(info: Option<&HostInfo>) -> String {
     match info {
-        None => "its agent has not been heard".to_owned(),
+        None => "its agent has not reported yet".to_owned(),
         Some(info) => {
             info.cpu_problem.clone().unwrap_or_else(|| "its QEMU has not been asked yet".to_owned())
         }
     }
 }
 
-/// What hosts have in common, as it is told.
+/// Converts what hosts have in common for the API.
 #[must_use]
 pub fn told_common(common: &Common) -> CommonCpu {
     let Common { baseline, vendors, .. } = common;

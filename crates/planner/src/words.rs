@@ -1,4 +1,4 @@
-//! Figures and lists as the texts of reasons have them.
+//! Formats of figures and lists in the texts of reasons.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use godwit_qemu::CpuFeatures;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// The features named in a message; the rest are counted.
+/// Most features named in a message; the rest are counted.
 const NAMED_FEATURES: usize = 12;
 
-/// Bytes as people write them: `512 MiB`, `1.5 GiB`.
+/// Bytes in human-readable form: `512 MiB`, `1.5 GiB`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes(pub u64);
 
@@ -22,7 +22,7 @@ impl fmt::Display for Bytes {
             KIB.. => (KIB, "KiB"),
             bytes => return write!(f, "{bytes} bytes"),
         };
-        // Rounded down: what is free is never told as more than it is.
+        // Rounded down: free memory is never shown as more than it is.
         match (self.0 % unit) * 10 / unit {
             0 => write!(f, "{} {name}", self.0 / unit),
             tenth => write!(f, "{}.{tenth} {name}", self.0 / unit),
@@ -30,13 +30,14 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A length of time, given in milliseconds, in its two largest units: `40 s`, `4 min 30 s`, `2 h 5 min`.
+/// A duration in milliseconds, formatted in its two largest units: `40 s`, `4 min 30 s`,
+/// `2 h 5 min`.
 #[derive(Clone, Copy, Debug)]
 pub struct Span(pub u64);
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Rounded up: nothing is told to be due in 0 s that is not due yet.
+        // Rounded up: an event in the future is never shown as due in 0 s.
         let seconds = self.0.div_ceil(1000);
         let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
         let (first, second, more) = match seconds {
@@ -52,7 +53,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// CPU features as a sentence has them: the first few, and how many more there are.
+/// Lists CPU features for a sentence: the first few, and the number of the others.
 #[must_use]
 pub fn some_features(features: &CpuFeatures) -> String {
     let named: Vec<&str> = features.iter().take(NAMED_FEATURES).map(String::as_str).collect();
@@ -62,7 +63,8 @@ pub fn some_features(features: &CpuFeatures) -> String {
     }
 }
 
-/// Names as a sentence has them: `a`, `a and b`, `a, b and 3 more`. `count` is how many there are, of which `names` may be the first.
+/// A list of names for a sentence: `a`, `a and b`, `a, b and 3 more`. `count` is the whole number,
+/// of which `names` may be the first.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a>(pub &'a [String], pub usize);
 
@@ -84,7 +86,7 @@ impl fmt::Display for Names<'_> {
     }
 }
 
-/// `1 job`, `2 jobs`.
+/// A number with its noun: `1 job`, `2 jobs`.
 #[derive(Clone, Copy, Debug)]
 pub struct Count(pub usize, pub &'static str);
 
@@ -96,7 +98,8 @@ impl fmt::Display for Count {
     }
 }
 
-/// Milliseconds of a number that may be none (infinite, negative, too large): the nearest that is one.
+/// Converts a duration in milliseconds that may be infinite, negative or too large to the nearest
+/// valid number.
 #[must_use]
 pub fn millis(ms: f64) -> u64 {
     std::time::Duration::try_from_secs_f64(ms.max(0.0) / 1e3)
@@ -110,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_short_and_never_flatter() {
+    fn figures_are_short_and_rounded_conservatively() {
         assert_eq!(Bytes(512 * MIB).to_string(), "512 MiB");
         assert_eq!(Bytes(GIB + GIB / 2).to_string(), "1.5 GiB");
         assert_eq!(Bytes(2 * GIB - 1).to_string(), "1.9 GiB");
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_no_time_is_the_nearest() {
+    fn an_invalid_number_becomes_the_nearest_valid_one() {
         assert_eq!(millis(1500.0), 1500);
         assert_eq!(millis(f64::INFINITY), u64::MAX);
         assert_eq!(millis(-1.0), 0);

@@ -1,12 +1,14 @@
-//! How long QEMU itself takes in a switchover, on this machine: moves a guest's device state between two QEMUs that
-//! share one memory file (no page is copied, so what is left is QEMU's own time) and prints medians.
+//! Measures QEMU's own time in a switchover, on this machine. It moves a guest's device state
+//! between two QEMUs that share one memory file, and prints medians. No page is copied, so only
+//! QEMU's own time is left.
 //!
 //! ```text
-//! cargo run --release -p godwit-qemu --example device_state -- KERNEL INITRD [CMDLINE] [--moves N] [--kvm]
+//! cargo run --release -p godwit-qemu --example device_state -- \
+//!     KERNEL INITRD [CMDLINE] [--moves N] [--kvm]
 //! ```
 //!
-//! Each order of commands is measured: with and without a pause before the switchover, with `cont` after the load
-//! or before the last byte of the state.
+//! It measures each order of commands: with and without a pause before the switchover, with `cont`
+//! after the load or before the last byte of the state.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // An example may fail loudly.
 
@@ -24,7 +26,7 @@ use godwit_qemu::{
 use serde_json::json;
 use tokio::sync::broadcast::Receiver;
 
-/// How long a step may take.
+/// Longest time for a step.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
@@ -52,7 +54,7 @@ const ORDERS: [Order; 3] = [
     },
 ];
 
-/// What one move took. Times in ms, sizes in KiB.
+/// Figures of one move. Times in ms, sizes in KiB.
 #[derive(Default)]
 struct Figures(Vec<(&'static str, f64)>);
 
@@ -67,7 +69,7 @@ impl Figures {
     }
 }
 
-/// The source's stream, cut at what was read when.
+/// The source's stream, with the time of each read.
 struct Stream {
     pieces: Vec<(Instant, Vec<u8>)>,
     ended: Instant,
@@ -181,7 +183,7 @@ impl Lab {
         figures.time("last byte → source completed", last, completed);
         figures.time("STOP → last byte of the state", stopped, last);
         let all: Vec<u8> = stream.pieces.iter().flat_map(|(_, piece)| piece).copied().collect();
-        // The event may be read after the bytes; the last one is kept back in any case.
+        // The event may be read after the bytes; the last byte is held back in any case.
         let before = stream.bytes_before(stopped).min(all.len() - 1);
         figures.size("stream before STOP, KiB", before);
         figures.size("stream after STOP, KiB", all.len() - before);
@@ -191,7 +193,7 @@ impl Lab {
     }
 }
 
-/// Feeds the state to the shadow and lets it run.
+/// Feeds the state to the shadow and starts its vCPUs.
 async fn load(
     shadow: &QemuProcess,
     to_shadow: &mut UnixStream,
@@ -201,7 +203,8 @@ async fn load(
     figures: &mut Figures,
 ) {
     let mut events = shadow.qmp.events();
-    // What came before the stop is loaded while the guest runs; the write returns when QEMU has taken most of it.
+    // The part from before the stop is loaded while the guest runs; the write returns when QEMU has
+    // taken most of it.
     to_shadow.write_all(&state[..early]).unwrap();
     shadow.qmp.status().await.unwrap();
     let (most, last) = state[early..].split_at(state.len() - early - 1);
@@ -230,7 +233,8 @@ async fn load(
     figures.time("state in → RESUME", arrived, resumed);
 }
 
-/// Waits until the guest has written nothing for 3 s: it has booted. What is measured is a guest, not its firmware.
+/// Waits until the guest has written nothing for 3 s: it has booted. The measurement is of a guest,
+/// not of its firmware.
 async fn until_quiet(run_dir: &Path) {
     let written =
         || std::fs::metadata(run_dir.join(CONSOLE_LOG)).map_or(0, |metadata| metadata.len());

@@ -1,8 +1,9 @@
-//! Whether KVM really runs 64-bit guests here.
+//! A test whether KVM runs 64-bit guests on this host.
 //!
-//! That `/dev/kvm` opens says little: in some clouds and sandboxes KVM has been replaced by something that runs
-//! only the guests of its maker, and a stock kernel hangs in it without a word. So a guest of 900 bytes is booted
-//! that does what a 64-bit kernel does first (`accel/probe.S` lists its steps) and says how far it came.
+//! An accessible `/dev/kvm` proves little. In some clouds and sandboxes it is a replacement that
+//! runs only its vendor's guests, and a stock kernel hangs in it without a message. So this module
+//! boots a guest of 900 bytes that does what a 64-bit kernel does first (`accel/probe.S` lists its
+//! steps) and reports how far it came.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -16,13 +17,13 @@ use crate::helper::{helper, spawn};
 use crate::launch::{SANDBOX, path_in_qemu};
 use crate::spec::{Accelerator, DEFAULT_CPU_MODEL};
 
-/// The probe guest, made from `accel/probe.S` by the command in its head.
+/// The probe guest, built from `accel/probe.S` by the command in its header.
 const PROBE_GUEST: &[u8] = include_bytes!("accel/probe.bin");
-/// How QEMU ends when the guest wrote 0x2a to isa-debug-exit.
+/// QEMU's exit code after the guest wrote 0x2a to isa-debug-exit.
 const PASSED_EXIT_CODE: i32 = 0x2a * 2 + 1;
-/// The guest needs 0.1 s under TCG, with the firmware before it.
+/// Longest run of the probe. The guest needs 0.1 s under TCG, firmware included.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
-/// What each letter that the guest prints says it can do.
+/// Ability that each letter printed by the guest proves.
 const STEPS: [(char, &str); 10] = [
     ('a', "start in protected mode"),
     ('b', "enter long mode with paging"),
@@ -31,8 +32,8 @@ const STEPS: [(char, &str); 10] = [
     ('e', "take a breakpoint and return from it"),
     ('f', "repair a page fault"),
     ('g', "take timer interrupts out of hlt"),
-    ('h', "enter user mode and come back by an interrupt"),
-    ('i', "come back by a system call"),
+    ('h', "enter user mode and return by an interrupt"),
+    ('i', "return by a system call"),
     ('j', "use SSE registers"),
 ];
 
@@ -40,16 +41,17 @@ const STEPS: [(char, &str); 10] = [
 pub struct AccelProbe {
     /// Whether 64-bit guests run under KVM.
     pub kvm: bool,
-    /// Why, in one sentence.
+    /// The reason, in one sentence.
     pub reason: String,
 }
 
-/// Finds out whether 64-bit guests run under KVM here: boots the probe guest, for 3 s at most. Does not fail: what
-/// goes wrong is the reason why KVM isn't used. `sandbox`: QEMU gives up what it does not need for that.
+/// Determines whether 64-bit guests run under KVM here. Boots the probe guest, for 3 s at most.
+/// Does not fail: an error is the reason why KVM is not used. `sandbox`: QEMU gives up the rights
+/// that it does not need for this.
 pub async fn usable_accel(qemu: &Path, sandbox: bool) -> AccelProbe {
     let device = Path::new("/dev/kvm");
     if let Err(why) = std::fs::OpenOptions::new().read(true).write(true).open(device) {
-        return AccelProbe { kvm: false, reason: format!("/dev/kvm can't be opened: {why}") };
+        return AccelProbe { kvm: false, reason: format!("cannot open /dev/kvm: {why}") };
     }
     match run_probe(qemu, Accelerator::Kvm, sandbox).await {
         Ok(()) => AccelProbe { kvm: true, reason: "a 64-bit guest runs under KVM".to_owned() },
@@ -60,12 +62,11 @@ pub async fn usable_accel(qemu: &Path, sandbox: bool) -> AccelProbe {
 /// Boots the probe guest.
 ///
 /// # Errors
-/// In one sentence, what the guest or QEMU could not do.
+/// One sentence: what the guest or QEMU could not do.
 async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(), String> {
-    let not_run = |what: &str, why: &std::io::Error| {
-        format!("the probe guest could not be run: {what}: {why}")
-    };
-    // It has no name: nothing of it stays, whatever ends this process.
+    let not_run =
+        |what: &str, why: &std::io::Error| format!("cannot run the probe guest: {what}: {why}");
+    // The file has no name: nothing of it stays, however this process ends.
     let mut guest = tempfile::tempfile().map_err(|why| not_run("temporary file", &why))?;
     guest.write_all(PROBE_GUEST).map_err(|why| not_run("temporary file", &why))?;
     let mut command = helper(qemu, None);
@@ -86,7 +87,7 @@ async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(),
     }
     let mut child = spawn(command).await.map_err(|why| not_run("QEMU", &why))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    // The pipes end with QEMU, so reading them to their ends runs beside the wait.
+    // The pipes end with QEMU, so they are read to the end beside the wait.
     let steps = tokio::spawn(read_start(stdout));
     let complaints = tokio::spawn(read_start(stderr));
     let exit = tokio::time::timeout(TIME_LIMIT, child.wait()).await;
@@ -99,20 +100,20 @@ async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(),
     judge(accel, code, &steps, &complaints)
 }
 
-/// Reads what QEMU prints, up to 64 KiB, and lets the rest go by.
+/// Reads up to 64 KiB of QEMU's output and discards the rest.
 async fn read_start(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
     use tokio::io::AsyncReadExt;
     let mut start = Vec::new();
     if let Some(mut pipe) = pipe {
         let mut limited = (&mut pipe).take(64 << 10);
-        // What was read before an error is all there is to judge.
+        // After an error, the output so far is what there is to judge.
         let _ = limited.read_to_end(&mut start).await;
         let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
     }
     String::from_utf8_lossy(&start).into_owned()
 }
 
-/// Turns what the probe's QEMU left behind into a verdict. `code` is `None` when it had to be killed.
+/// Derives the verdict from the output of the probe's QEMU. `code` is `None` if it was killed.
 fn judge(
     accel: Accelerator,
     code: Option<i32>,
@@ -121,7 +122,8 @@ fn judge(
 ) -> Result<(), String> {
     let accel = accel.name().to_uppercase();
     if code == Some(PASSED_EXIT_CODE) {
-        // QEMU drops features that the accelerator lacks with a warning; a VM with the default CPU would not start.
+        // QEMU drops features that the accelerator lacks, with a warning. A VM with the default CPU
+        // would not start.
         let missing: Vec<&str> = complaints
             .lines()
             .filter_map(|line| line.split_once("doesn't support requested feature: "))
@@ -143,10 +145,8 @@ fn judge(
         (None, None) => format!("it hung for {TIME_LIMIT:?}"),
         (Some(0), None) => "it was reset".to_owned(),
         (Some(code), None) if steps.is_empty() => {
-            let last = complaints
-                .lines()
-                .rfind(|line| !line.contains("warning:"))
-                .unwrap_or("nothing said");
+            let last =
+                complaints.lines().rfind(|line| !line.contains("warning:")).unwrap_or("no message");
             return Err(format!("QEMU ended with exit code {code} on {accel}: {}", last.trim()));
         }
         (Some(code), None) => format!("QEMU ended with exit code {code}"),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_embedded_guest_is_what_its_source_says() {
+    fn the_embedded_guest_matches_its_source() {
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/accel/probe.S");
         let script = "as --64 -o probe.o \"$1\" && \

@@ -1,5 +1,5 @@
-//! The QMP commands that Godwit uses, typed. Names and fields as in QEMU 7.2 to 10.x; what a version lacks is
-//! `None` or zero.
+//! Typed QMP commands that Godwit uses. Names and fields as in QEMU 7.2 to 10.x. A field that a
+//! version lacks is `None` or zero.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -10,34 +10,37 @@ use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError, QmpEvent};
 
-/// Capability: shared file-backed RAM is left out of QEMU's stream. From 4.1; both sides must set it.
+/// Capability: leaves shared file-backed RAM out of QEMU's stream. From QEMU 4.1; both sides must
+/// set it.
 pub const X_IGNORE_SHARED: &str = "x-ignore-shared";
-/// Capability: with the vCPUs stopped, QEMU waits for [`Qmp::migrate_continue`] before the device state. Source only.
+/// Capability: with the vCPUs stopped, QEMU waits for [`Qmp::migrate_continue`] before the device
+/// state. Source only.
 ///
-/// It costs 1 ms of every switchover: before QEMU tells that it waits, it lets a semaphore run dry by a wait of 1 ms
-/// (7.2 `migration_maybe_pause`), after [`STOP`]. Without it the state follows the stop at once; whoever relays the
-/// stream can hold it back as well, and the source takes guest and disks back by [`Qmp::resume`].
+/// It costs 1 ms of every switchover: before QEMU reports that it waits, it waits 1 ms for a
+/// semaphore (7.2 `migration_maybe_pause`), after [`STOP`]. Without the capability the state
+/// follows the stop at once. A relay of the stream can also hold the state back, and the source
+/// takes guest and disks back by [`Qmp::resume`].
 pub const PAUSE_BEFORE_SWITCHOVER: &str = "pause-before-switchover";
-/// Capability: an incoming VM takes its disks (and their locks) when it is let run, not when it is loaded, so that
-/// until then the source can go on. Destination only.
+/// Capability: an incoming VM activates its disks (and takes their locks) when its vCPUs start, not
+/// when it is loaded. Until then the source can resume. Destination only.
 pub const LATE_BLOCK_ACTIVATE: &str = "late-block-activate";
 /// Capability: [`MIGRATION`] events.
 pub const EVENTS: &str = "events";
 
 /// Event: a migration's status changed.
 pub const MIGRATION: &str = "MIGRATION";
-/// Event: the vCPUs stopped. Disk requests under way may still write guest memory until the migration's status goes
-/// past `active` (7.2 `do_vm_stop` tells this before it drains them).
+/// Event: the vCPUs stopped. Disk requests in flight may still write guest memory until the
+/// migration's status is past `active` (7.2 `do_vm_stop` sends this event before it drains them).
 pub const STOP: &str = "STOP";
 /// Event: the vCPUs run.
 pub const RESUME: &str = "RESUME";
-/// Event: QEMU is about to end; `guest` in its data says whether the guest requested that. QEMU's main
-/// loop sends it in the turn in which it finds the request: before it answers a later command, and
-/// before the completion of a migration whose guest was stopped after the request (7.2
+/// Event: QEMU is about to end; `guest` in its data says whether the guest requested that. QEMU's
+/// main loop sends it in the turn in which it finds the request: before it answers a later command,
+/// and before the completion of a migration whose guest was stopped after the request (7.2
 /// `main_loop_should_exit`).
 pub const SHUTDOWN: &str = "SHUTDOWN";
 
-/// What QEMU does with the guest (`query-status`).
+/// State of the guest in QEMU (`query-status`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunState {
@@ -49,18 +52,18 @@ pub enum RunState {
     Prelaunch,
     /// Waits for or loads a migration.
     Inmigrate,
-    /// Stopped for the end of its migration away.
+    /// Stopped for the end of an outgoing migration.
     FinishMigrate,
     /// Migrated away.
     Postmigrate,
     /// Powered off by the guest.
     Shutdown,
-    /// KVM could not go on.
+    /// KVM could not continue.
     InternalError,
     /// A disk failed.
     IoError,
     GuestPanicked,
-    /// A state this version of Godwit doesn't know.
+    /// A state that this version of Godwit does not know.
     #[serde(untagged)]
     Other(String),
 }
@@ -80,8 +83,8 @@ impl RunState {
         *self == RunState::Running
     }
 
-    /// Whether they run or have run in this process, by what they stand still for. A plain pause tells nothing: a shadow whose state is
-    /// loaded is paused as well.
+    /// Whether the vCPUs run or have run in this process, judging by the reason of the stop. A
+    /// plain pause proves nothing: a shadow with loaded state is paused as well.
     #[must_use]
     pub fn has_run(&self) -> bool {
         use RunState as S;
@@ -93,36 +96,36 @@ impl RunState {
     }
 }
 
-/// Where a migration of QEMU's is.
+/// Status of QEMU's own migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationStatus {
-    /// None was begun.
+    /// No migration was begun.
     None,
     /// Connecting.
     Setup,
     Cancelling,
     /// Cancelled; the source runs.
     Cancelled,
-    /// Memory travels.
+    /// Memory is transferred.
     Active,
     /// Post-copy runs.
     PostcopyActive,
-    /// Post-copy lost its link.
+    /// Post-copy lost its connection.
     PostcopyPaused,
-    /// Post-copy gets its link back.
+    /// Post-copy re-establishes its connection.
     PostcopyRecover,
-    /// Done.
+    /// Completed.
     Completed,
     /// Failed; see the error's description.
     Failed,
-    /// vCPUs stopped, waits for [`Qmp::migrate_continue`].
+    /// The vCPUs are stopped; QEMU waits for [`Qmp::migrate_continue`].
     PreSwitchover,
-    /// Device state travels.
+    /// Device state is transferred.
     Device,
-    /// Waits for a device's partner to go.
+    /// Waits until the guest has released a failover device.
     WaitUnplug,
-    /// A status this version of Godwit doesn't know.
+    /// A status that this version of Godwit does not know.
     #[serde(untagged)]
     Other(String),
 }
@@ -136,14 +139,14 @@ impl MigrationStatus {
         }
     }
 
-    /// Whether nothing of this migration goes on any more.
+    /// Whether the migration has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         use MigrationStatus as S;
         matches!(self, S::Completed | S::Failed | S::Cancelled | S::None)
     }
 
-    /// The status that a [`MIGRATION`] event tells; `None` for other events.
+    /// Returns the status in a [`MIGRATION`] event; `None` for other events.
     #[must_use]
     pub fn of_event(event: &QmpEvent) -> Option<MigrationStatus> {
         if event.name != MIGRATION {
@@ -159,7 +162,7 @@ impl fmt::Display for MigrationStatus {
     }
 }
 
-/// What QEMU tells of its migration (`query-migrate`). Times in ms.
+/// QEMU's figures of its migration (`query-migrate`). Times in ms.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct MigrateInfo {
@@ -167,19 +170,19 @@ pub struct MigrateInfo {
     pub status: Option<MigrationStatus>,
     /// Figures of guest memory.
     pub ram: Option<RamInfo>,
-    /// Since the migration began.
+    /// Time since the migration began.
     pub total_time: Option<u64>,
-    /// How long the vCPUs stood still.
+    /// Time for which the vCPUs were stopped.
     pub downtime: Option<u64>,
-    /// How long they would if it ended now.
+    /// Downtime if the migration ended now.
     pub expected_downtime: Option<u64>,
-    /// How long the preparations took.
+    /// Duration of the preparations.
     pub setup_time: Option<u64>,
-    /// Share of time that auto-converge takes from the vCPUs.
+    /// Share of CPU time, in percent, that auto-converge takes from the vCPUs.
     pub cpu_throttle_percentage: Option<u64>,
-    /// Why it failed.
+    /// Why the migration failed.
     pub error_desc: Option<String>,
-    /// Why the VM can't migrate now.
+    /// Why the VM cannot migrate now.
     pub blocked_reasons: Option<Vec<String>>,
 }
 
@@ -187,15 +190,15 @@ pub struct MigrateInfo {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct RamInfo {
-    /// Sent so far, with headers.
+    /// Bytes sent so far, with headers.
     pub transferred: u64,
-    /// Still to send.
+    /// Bytes still to send.
     pub remaining: u64,
-    /// All of the guest's memory.
+    /// Size of guest memory.
     pub total: u64,
-    /// Zero pages so far.
+    /// Zero pages sent so far.
     pub duplicate: u64,
-    /// Pages sent whole so far.
+    /// Full pages sent so far.
     pub normal: u64,
     /// Bytes of those pages.
     pub normal_bytes: u64,
@@ -205,29 +208,30 @@ pub struct RamInfo {
     pub dirty_sync_count: u64,
     /// Throughput in Mbit/s.
     pub mbps: f64,
-    /// Pages asked for in post-copy.
+    /// Pages requested in post-copy.
     pub postcopy_requests: u64,
     pub multifd_bytes: u64,
     /// Pages sent per second.
     pub pages_per_second: u64,
     /// Bytes sent while the guest ran at the source.
     pub precopy_bytes: u64,
-    /// Bytes sent while it stood still.
+    /// Bytes sent while the guest was stopped.
     pub downtime_bytes: u64,
-    /// Bytes sent while it ran at the destination.
+    /// Bytes sent while the guest ran at the destination.
     pub postcopy_bytes: u64,
 }
 
-/// How the destination announces the guest's addresses (`announce-self`). Times in ms.
+/// Timing of the announcements of the guest's addresses by the destination (`announce-self`). Times
+/// in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct AnnounceParameters {
-    /// Before the second announcement; the first goes out at once.
+    /// Delay before the second announcement. The first is sent at once.
     pub initial: u32,
-    /// Longest time between two.
+    /// Longest interval.
     pub max: u32,
-    /// How many.
+    /// Number of announcements.
     pub rounds: u32,
-    /// By how much the time between two grows.
+    /// Increase of the interval after each announcement.
     pub step: u32,
 }
 
@@ -242,13 +246,13 @@ impl Qmp {
     async fn query<T: DeserializeOwned>(&self, command: &str) -> Result<T, QmpError> {
         let answer = self.execute(command, Value::Null).await?;
         serde_json::from_value(answer)
-            .map_err(|why| QmpError::Protocol { why: format!("the answer to {command}: {why}") })
+            .map_err(|why| QmpError::Protocol { why: format!("the response to {command}: {why}") })
     }
 
-    /// What QEMU does with the guest.
+    /// Returns the state of the guest.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; so for all commands below.
+    /// Those of [`Qmp::execute`].
     pub async fn status(&self) -> Result<RunState, QmpError> {
         #[derive(Deserialize)]
         struct Status {
@@ -257,10 +261,10 @@ impl Qmp {
         Ok(self.query::<Status>("query-status").await?.status)
     }
 
-    /// The threads that run the guest's processors, by their ids; one for all of them where TCG has them take turns.
+    /// Returns the IDs of the vCPU threads. Under single-threaded TCG there is one for all vCPUs.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn vcpu_threads(&self) -> Result<Vec<u32>, QmpError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "kebab-case")]
@@ -274,18 +278,18 @@ impl Qmp {
         Ok(threads)
     }
 
-    /// Stops the vCPUs; done when it returns.
+    /// Stops the vCPUs. They are stopped when this returns.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn stop(&self) -> Result<(), QmpError> {
         self.execute("stop", Value::Null).await.map(drop)
     }
 
-    /// Ends QEMU. The guest is not asked.
+    /// Ends QEMU without asking the guest.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn quit(&self) -> Result<(), QmpError> {
         self.execute("quit", Value::Null).await.map(drop)
     }
@@ -293,64 +297,65 @@ impl Qmp {
     /// Presses the guest's power button.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn system_powerdown(&self) -> Result<(), QmpError> {
         self.execute("system_powerdown", Value::Null).await.map(drop)
     }
 
-    /// Has every network interface announce its hardware address (RARP), and guests that can, their own.
+    /// Announces the hardware address of every network interface (RARP). Guests that support it
+    /// also announce their own.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn announce_self(&self, parameters: AnnounceParameters) -> Result<(), QmpError> {
         self.execute("announce-self", json!(parameters)).await.map(drop)
     }
 
-    /// Gives QEMU a descriptor under a name, for the address `fd:NAME`. A descriptor given earlier under that name
-    /// is closed.
+    /// Passes a descriptor to QEMU under a name, for the address `fd:NAME`. Closes a descriptor
+    /// passed earlier under that name.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn getfd(&self, name: &str, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
         self.execute_with_fd("getfd", json!({"fdname": name}), fd).await.map(drop)
     }
 
-    /// Closes a descriptor given by [`Qmp::getfd`] that no command has taken.
+    /// Closes a descriptor from [`Qmp::getfd`] that no command has taken.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; also if there is none of that name.
+    /// Those of [`Qmp::execute`]; also if no descriptor has that name.
     pub async fn closefd(&self, name: &str) -> Result<(), QmpError> {
         self.execute("closefd", json!({"fdname": name})).await.map(drop)
     }
 
-    /// Begins to migrate away; returns when it has begun.
+    /// Begins an outgoing migration; returns once it has begun.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn migrate(&self, uri: &str) -> Result<(), QmpError> {
         self.execute("migrate", json!({"uri": uri})).await.map(drop)
     }
 
-    /// Says where the migration comes from, on a QEMU started with `-incoming defer`.
+    /// Sets the source address of an incoming migration, on a QEMU started with `-incoming defer`.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn migrate_incoming(&self, uri: &str) -> Result<(), QmpError> {
         self.execute("migrate-incoming", json!({"uri": uri})).await.map(drop)
     }
 
-    /// Lets a migration go on that waits in `state`, which is [`MigrationStatus::PreSwitchover`].
+    /// Continues a migration that waits in `state`, which is [`MigrationStatus::PreSwitchover`].
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn migrate_continue(&self, state: &MigrationStatus) -> Result<(), QmpError> {
         self.execute("migrate-continue", json!({"state": state})).await.map(drop)
     }
 
-    /// Begins to cancel; the end is told by a [`MIGRATION`] event.
+    /// Begins to cancel a migration. A [`MIGRATION`] event reports the end.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn migrate_cancel(&self) -> Result<(), QmpError> {
         self.execute("migrate_cancel", Value::Null).await.map(drop)
     }
@@ -358,15 +363,15 @@ impl Qmp {
     /// Switches a running migration to post-copy.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn migrate_start_postcopy(&self) -> Result<(), QmpError> {
         self.execute("migrate-start-postcopy", Value::Null).await.map(drop)
     }
 
-    /// Sets capabilities; those not named stay.
+    /// Sets capabilities. Others are left unchanged.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; also for one that this QEMU lacks.
+    /// Those of [`Qmp::execute`]; also for a capability that this QEMU lacks.
     pub async fn migrate_set_capabilities(
         &self,
         capabilities: &[(&str, bool)],
@@ -378,18 +383,18 @@ impl Qmp {
         self.execute("migrate-set-capabilities", json!({"capabilities": list})).await.map(drop)
     }
 
-    /// Sets parameters, an object as `migrate-set-parameters` takes it; those not named stay.
+    /// Sets parameters, given as an object of `migrate-set-parameters`. Others are left unchanged.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; also for one that this QEMU lacks.
+    /// Those of [`Qmp::execute`]; also for a parameter that this QEMU lacks.
     pub async fn migrate_set_parameters(&self, parameters: Value) -> Result<(), QmpError> {
         self.execute("migrate-set-parameters", parameters).await.map(drop)
     }
 
-    /// How the last or running migration stands.
+    /// Returns the state of the last or running migration.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn query_migrate(&self) -> Result<MigrateInfo, QmpError> {
         self.query("query-migrate").await
     }
@@ -400,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_that_later_versions_bring_are_kept() {
+    fn unknown_states_of_later_versions_are_kept() {
         let state = |name: &str| serde_json::from_value::<RunState>(name.into()).unwrap();
         assert_eq!(state("finish-migrate"), RunState::FinishMigrate);
         assert_eq!(state("levitating"), RunState::Other("levitating".into()));
@@ -413,7 +418,8 @@ mod tests {
 
     #[test]
     fn figures_of_every_version_are_read() {
-        let answer = json!({"status": "active", "total-time": 5, "ram": {"total": 7, "mbps": 1.5, "skipped": 0},
+        let answer = json!({
+            "status": "active", "total-time": 5, "ram": {"total": 7, "mbps": 1.5, "skipped": 0},
             "expected-downtime": 300, "socket-address": []});
         let info: MigrateInfo = serde_json::from_value(answer).unwrap();
         assert_eq!(info.status, Some(MigrationStatus::Active));

@@ -1,4 +1,5 @@
-//! What of a VM the external engine can't move, and why. QEMU's own engine may still move it.
+//! Parts of a VM that the external engine cannot move, and why. QEMU's own engine may still move
+//! them.
 
 use serde_json::Value;
 
@@ -6,7 +7,7 @@ use crate::inspect::{OLDEST_QEMU, QemuInfo};
 use crate::spec::{Backing, MemoryBlock, ResolvedSpec};
 use godwit_types::Fault;
 
-/// What keeps the external engine from moving this VM; empty: nothing.
+/// Returns what prevents the external engine from moving this VM; may be empty.
 #[must_use]
 pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Fault> {
     let mut obstacles = Vec::new();
@@ -21,7 +22,8 @@ pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Fa
     obstacles
 }
 
-/// What of a VM keeps the external engine from moving it, whatever runs it.
+/// Returns the parts of a VM that prevent the external engine from moving it, whichever QEMU runs
+/// it.
 #[must_use]
 pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Vec<Fault> {
     let mut obstacles = Vec::new();
@@ -29,7 +31,7 @@ pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Ve
     obstacles.extend(private.map(|(index, _)| {
         Fault::new(
             "memory-private",
-            format!("memory block {index} is private to QEMU: nobody else can read it"),
+            format!("memory block {index} is private to QEMU: no other process can read it"),
             "start the VM with backing \"shared\", or use --engine qemu",
         )
     }));
@@ -37,31 +39,33 @@ pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Ve
     obstacles
 }
 
-/// Why a device given as a `-device` argument can't go with the external engine.
+/// Returns why a device given as a `-device` argument does not work with the external engine.
 fn device_obstacle(argument: &str) -> Option<Fault> {
     let driver = driver_of(argument);
     let has = |part: &str| driver.contains(part);
     let (code, why, remedy) = if has("vhost-user") || driver.starts_with("vhost-vdpa") {
-        let why = "its back end writes guest memory from a process of its own, which dirty tracking doesn't see";
+        let why = "its back end writes guest memory from its own process, which dirty tracking \
+            does not see";
         ("device-vhost-user", why, "use --engine qemu, or a virtio device that QEMU itself serves")
     } else if driver.starts_with("vfio") {
-        let why = "the hardware writes guest memory, which dirty tracking doesn't see";
+        let why = "the hardware writes guest memory, which dirty tracking does not see";
         (
             "device-vfio",
             why,
-            "unplug the device before the migration, or use --engine qemu where its driver can migrate it",
+            "unplug the device before the migration, or use --engine qemu if its driver can \
+            migrate it",
         )
     } else if driver.starts_with("vhost-") {
         let why = "its state is in this host's kernel";
         ("device-vhost", why, "unplug the device before the migration, or use --engine qemu")
     } else if driver.starts_with("ivshmem") {
-        let why = "its memory is shared with other processes, which write it unseen";
+        let why = "its memory is shared with other processes, which write it undetected";
         ("device-shared-memory", why, "unplug the device before the migration")
     } else if ["pc-dimm", "nvdimm", "virtio-mem", "virtio-pmem", "sgx-epc"]
         .iter()
         .any(|name| driver.starts_with(name))
     {
-        let why = "it brings memory that is no block of the specification";
+        let why = "it adds memory that is not a block of the specification";
         ("device-memory", why, "give the VM this memory as a block, or use --engine qemu")
     } else {
         return None;
@@ -69,7 +73,7 @@ fn device_obstacle(argument: &str) -> Option<Fault> {
     Some(Fault::new(code, format!("device {driver}: {why}"), remedy))
 }
 
-/// The driver that a `-device` argument names, as JSON or as QEMU's own list; lower case.
+/// Returns the driver that a `-device` argument names, in JSON or QEMU's own syntax; lower case.
 fn driver_of(argument: &str) -> String {
     let driver = match serde_json::from_str::<Value>(argument) {
         Ok(Value::Object(device)) => {
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_tracker_cannot_see_is_refused() {
+    fn devices_that_the_tracker_cannot_see_are_refused() {
         assert!(codes(|_| {}, (7, 2, 0)).is_empty());
         assert_eq!(codes(|_| {}, (7, 1, 9)), ["qemu-too-old"]);
         let private = MemoryBlock { size: ByteSize::from_mib(16), backing: Backing::Private };

@@ -1,11 +1,11 @@
-//! QEMUs that are asked something and belong to no VM: their version, their CPUs, whether KVM runs
-//! a guest.
+//! QEMUs that belong to no VM and answer queries: their version, their CPUs, whether KVM runs a
+//! guest.
 //!
-//! They end with the process that asks, whatever ends that. The kernel sees to it by the
-//! parent-death signal, which follows the *thread* that spawned: so one thread spawns all of them,
-//! and lives as long as the process. What slips through all the same (an asker that was killed
-//! between `fork` and that setting, or one of an earlier release) the next agent finds by its
-//! environment, which names the asker, and ends ([`end_left_helpers`]).
+//! They end with the process that queries them, however it ends. The kernel ensures that by the
+//! parent-death signal, which follows the *thread* that spawned them. So one thread spawns all of
+//! them and lives as long as the process. A helper may still be left over: its process was killed
+//! between `fork` and that setting, or belonged to an earlier release. The next agent finds it by
+//! its environment, which names its process, and ends it ([`end_left_helpers`]).
 
 use std::io;
 use std::path::Path;
@@ -21,14 +21,14 @@ use tokio::sync::oneshot;
 use crate::process::{end_process, is_alive, start_time_of};
 use crate::running::RunningProcess;
 
-/// Names the process that asks, by its number and its start time: `PID.TIME`.
+/// Environment variable that names the querying process by number and start time: `PID.TIME`.
 const ASKER: &str = "GODWIT_ASKED_BY";
-/// Helpers that wait for their start. A caller beyond waits until there is room: a start takes some
+/// Most helpers that wait for their start. Further callers wait for a place: a start takes some
 /// milliseconds.
 const MOST_WAITING_JOBS: usize = 16;
 
-/// A QEMU to ask. It knows nothing of the caller but where programs are, and is ended when its
-/// handle is dropped. `user`: the user and group that it runs as; `None`: the caller's.
+/// Returns the command of a helper. It inherits only PATH from the caller, and is ended when its
+/// handle is dropped. `user`: the user and group that it runs as; `None` for those of the caller.
 pub(crate) fn helper(program: &Path, user: Option<(u32, u32)>) -> Command {
     let mut command = Command::new(program);
     command.current_dir("/").env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
@@ -42,7 +42,7 @@ pub(crate) fn helper(program: &Path, user: Option<(u32, u32)>) -> Command {
     command
 }
 
-/// Starts a helper, in the thread that lives as long as this process.
+/// Starts a helper from the thread that lives as long as this process.
 ///
 /// # Errors
 /// The program cannot be started.
@@ -56,9 +56,9 @@ pub(crate) async fn spawn(command: Command) -> io::Result<Child> {
 
 struct Job {
     command: Command,
-    /// The runtime that waits for the child.
+    /// Runtime that waits for the child.
     runtime: Handle,
-    /// Takes the child. Where nobody waits any more it is dropped, which ends it.
+    /// Receives the child. A child that nobody receives is dropped, which ends it.
     answer: oneshot::Sender<io::Result<Child>>,
 }
 
@@ -68,8 +68,8 @@ fn spawner() -> io::Result<&'static SyncSender<Job>> {
         return Ok(spawner);
     }
     let (jobs, coming) = sync_channel::<Job>(MOST_WAITING_JOBS);
-    // Should two come here at once, the thread of the one that is not kept ends before it has
-    // spawned anything.
+    // If two callers get here at once, the thread of the unused sender ends before it has spawned a
+    // helper.
     std::thread::Builder::new().name("helpers".to_owned()).spawn(move || {
         for Job { mut command, runtime, answer } in coming {
             let _entered = runtime.enter();
@@ -84,8 +84,8 @@ fn own_name() -> String {
     format!("{pid}.{}", start_time_of(pid).unwrap_or_default())
 }
 
-/// Ends the helpers of processes that are gone, and returns how many there were. `is_trusted`: the
-/// users that helpers run as. What a process of another user says of itself counts for nothing.
+/// Ends the helpers of processes that are gone, and returns their number. `is_trusted`: the users
+/// that helpers run as. The environment of another user's process is ignored.
 ///
 /// # Errors
 /// /proc cannot be read, or one of them cannot be ended.
@@ -93,11 +93,11 @@ pub async fn end_left_helpers(is_trusted: impl Fn(u32) -> bool) -> io::Result<us
     let own = rustix::process::geteuid().as_raw();
     let left: Vec<RunningProcess> = RunningProcess::all()?
         .filter(|process| process.is_wholly(|user| user == own || is_trusted(user)))
-        // Elsewhere the asker's number may mean another process.
+        // In another PID namespace the number may mean another process.
         .filter(|process| is_left(process) && process.shares_numbers())
         .collect();
     for process in &left {
-        tracing::warn!(pid = process.pid, "a QEMU that an earlier agent asked something is ended");
+        tracing::warn!(pid = process.pid, "ending a helper QEMU of an earlier agent");
         end_process(process.pid, process.start_time).await?;
     }
     Ok(left.len())
@@ -124,7 +124,7 @@ mod tests {
             command.uid(user);
         }
         let child = command.spawn().unwrap();
-        // It is there before the kernel has set its environment up.
+        // The process exists before the kernel has set up its environment.
         while RunningProcess::of(child.id().cast_signed()).unwrap().variable(ASKER).is_none() {
             std::thread::yield_now();
         }
@@ -132,18 +132,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn helpers_of_the_dead_are_ended_and_no_others() {
+    async fn only_helpers_of_ended_processes_are_ended() {
         let own = own_name();
         let (pid, start_time) = own.split_once('.').unwrap();
         let another = format!("{pid}.{}", start_time.parse::<u64>().unwrap() + 1);
         let mut spared = vec![sleeper(&own, None), sleeper("", None)];
         if rustix::process::geteuid().is_root() {
-            // It says of itself what it likes.
+            // It claims in its environment to be a helper.
             spared.push(sleeper(&another, Some(1_999_940_000)));
         }
         let mut left = sleeper(&another, None);
         end_left_helpers(|_| false).await.unwrap();
-        // Whether this or the one that ended it has reaped it, it is gone.
+        // It is gone, whether this process or the one that ended it has reaped it.
         let _ = left.wait();
         assert_eq!(RunningProcess::of(left.id().cast_signed()), None);
         for mut child in spared {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_helper_outlives_the_thread_and_the_runtime_that_asked_for_it() {
-        // A blocking thread of a runtime ends with it; the helper's end must not come from there.
+        // A blocking thread ends with its runtime; that must not end the helper.
         let asking = || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,4 +1,5 @@
-//! What a QEMU binary is and can: version, machine types, CPU models. Asked from the binary itself, never guessed.
+//! Inspection of a QEMU binary: version, machine types, CPU models. Queried from the binary itself,
+//! never guessed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,61 +10,62 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use crate::helper::{helper, spawn};
 use godwit_types::Fault;
 
-/// The first QEMU that Godwit works with: `-device` and `-object` in JSON, `x-ignore-shared` beside file backends.
+/// Oldest QEMU that Godwit supports: it has `-device` and `-object` in JSON, and `x-ignore-shared`
+/// beside file backends.
 pub const OLDEST_QEMU: (u32, u32, u32) = (7, 2, 0);
 
-/// How long a QEMU may take to print its version or a list.
+/// Longest time until a QEMU has printed its version or a list.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// Longest answer that is read from it.
+/// Most bytes of output that are read.
 const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
-/// Longest complaint that is read from it.
+/// Most bytes of error output that are read.
 const LONGEST_COMPLAINT_BYTES: u64 = 64 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuInfo {
-    /// The binary, absolute.
+    /// Absolute path of the binary.
     pub path: PathBuf,
     /// Major, minor, micro.
     pub version: (u32, u32, u32),
-    /// The machine types it has.
+    /// Machine types.
     pub machines: Vec<MachineType>,
-    /// The CPU models it has, in fixed versions and by their aliases.
+    /// CPU models, in fixed versions and by their aliases.
     pub cpu_models: Vec<String>,
 }
 
 /// A machine type of a QEMU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineType {
-    /// Its full name, `pc-q35-7.2`.
+    /// Full name, such as `pc-q35-7.2`.
     pub name: String,
-    /// A short name that stands for it in this QEMU, `q35`.
+    /// Alias in this QEMU, such as `q35`.
     pub alias: Option<String>,
-    /// Whether QEMU takes it when none is named.
+    /// Whether this is QEMU's default.
     pub is_default: bool,
 }
 
-/// Why a binary can't be used.
+/// Why a binary cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// It isn't there or can't be started.
-    #[error("QEMU \"{}\" can't be started: {why}", path.display())]
+    /// The binary does not exist or cannot be started.
+    #[error("cannot start QEMU \"{}\": {why}", path.display())]
     CannotStart {
-        /// The binary asked for.
+        /// The requested binary.
         path: PathBuf,
-        /// What the system said.
+        /// The system error.
         why: std::io::Error,
     },
-    /// It does not answer as QEMU does.
+    /// The binary does not answer as QEMU does.
     #[error("\"{}\" does not answer as QEMU does: {why}", path.display())]
     NotQemu {
-        /// The binary asked for.
+        /// The requested binary.
         path: PathBuf,
         /// What it did instead.
         why: String,
     },
     #[error("QEMU {found} at \"{}\" is too old: Godwit needs 7.2 or later", path.display())]
     TooOld {
-        /// The binary asked for.
+        /// The requested binary.
         path: PathBuf,
         /// Its version.
         found: String,
@@ -71,7 +73,7 @@ pub enum InspectError {
 }
 
 impl InspectError {
-    /// A stable code for programs.
+    /// Stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -86,15 +88,15 @@ impl InspectError {
     pub fn remedy(&self) -> String {
         let wanted = "QEMU 7.2 or later (Debian: apt-get install qemu-system-x86)";
         match self {
-            InspectError::CannotStart { .. } => format!("install {wanted}, or name its path"),
-            InspectError::NotQemu { .. } => "name the path of a qemu-system-x86_64".to_owned(),
+            InspectError::CannotStart { .. } => format!("install {wanted}, or configure its path"),
+            InspectError::NotQemu { .. } => "configure the path of a qemu-system-x86_64".to_owned(),
             InspectError::TooOld { .. } => {
-                format!("install {wanted}, or name the path of a newer one")
+                format!("install {wanted}, or configure the path of a newer one")
             }
         }
     }
 
-    /// Code, message and remedy together.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn fault(&self) -> Fault {
         Fault::new(self.code(), self.to_string(), self.remedy())
@@ -102,7 +104,7 @@ impl InspectError {
 }
 
 impl QemuInfo {
-    /// The versioned machine type behind a name or alias; `None` where this QEMU lacks it.
+    /// Returns the versioned machine type for a name or alias; `None` if this QEMU lacks it.
     #[must_use]
     pub fn versioned_machine(&self, name: &str) -> Option<&str> {
         let named = self.machines.iter().find(|machine| machine.name == name);
@@ -112,20 +114,20 @@ impl QemuInfo {
         found.map(|machine| machine.name.as_str())
     }
 
-    /// The machine type that this QEMU takes when none is named.
+    /// Returns the default machine type of this QEMU.
     #[must_use]
     pub fn default_machine(&self) -> Option<&str> {
         self.machines.iter().find(|machine| machine.is_default).map(|machine| machine.name.as_str())
     }
 
-    /// Whether it has that CPU model; features behind a comma are not looked at.
+    /// Whether this QEMU has that CPU model. Ignores features behind a comma.
     #[must_use]
     pub fn knows_cpu_model(&self, model: &str) -> bool {
         let name = model.split(',').next().unwrap_or(model);
         self.cpu_models.iter().any(|known| known == name)
     }
 
-    /// The version as people write it.
+    /// Returns the version as text.
     #[must_use]
     pub fn version_text(&self) -> String {
         version_text(self.version)
@@ -136,11 +138,11 @@ fn version_text((major, minor, micro): (u32, u32, u32)) -> String {
     format!("{major}.{minor}.{micro}")
 }
 
-/// Asks a binary what it is. `path` may be a bare name, then looked for in PATH. `user`: whom it is asked as, a user and a group; none:
-/// the caller.
+/// Inspects a binary. A bare name in `path` is searched in PATH. `user`: the user and group to run
+/// it as; `None` for those of the caller.
 ///
 /// # Errors
-/// It can't be started, it is no QEMU, or it is older than [`OLDEST_QEMU`].
+/// The binary cannot be started, is not a QEMU, or is older than [`OLDEST_QEMU`].
 pub async fn inspect(
     path: impl AsRef<Path>,
     user: Option<(u32, u32)>,
@@ -157,10 +159,10 @@ pub async fn inspect(
     Ok(QemuInfo { path, version, machines, cpu_models })
 }
 
-/// The absolute path of a binary, looked for in PATH where it is a bare name.
+/// Returns the absolute path of a binary. A bare name is searched in PATH.
 ///
 /// # Errors
-/// It is in no folder of PATH.
+/// No directory of PATH has the binary.
 pub fn find_program(path: &Path) -> Result<PathBuf, InspectError> {
     let error = |why| InspectError::CannotStart { path: path.to_owned(), why };
     if path.components().count() > 1 || path.is_absolute() {
@@ -172,11 +174,11 @@ pub fn find_program(path: &Path) -> Result<PathBuf, InspectError> {
         .filter(|candidate| candidate.is_absolute())
         .find(|candidate| candidate.is_file());
     found.ok_or_else(|| {
-        error(std::io::Error::new(std::io::ErrorKind::NotFound, "it is in no folder of PATH"))
+        error(std::io::Error::new(std::io::ErrorKind::NotFound, "no directory of PATH has it"))
     })
 }
 
-/// A binary that is asked something.
+/// A binary under inspection.
 struct Asked<'a> {
     path: &'a Path,
     user: Option<(u32, u32)>,
@@ -191,7 +193,8 @@ impl Asked<'_> {
         InspectError::CannotStart { path: self.path.to_owned(), why }
     }
 
-    /// What it prints for these arguments. It is ended where it goes on for too long or says too much.
+    /// Returns what it prints for these arguments. It is killed if it takes too long or prints too
+    /// much.
     async fn answer(&self, arguments: &[&str]) -> Result<String, InspectError> {
         let mut command = helper(self.path, self.user);
         command.args(arguments);
@@ -213,7 +216,7 @@ impl Asked<'_> {
         let asked = arguments.join(" ");
         let (printed, complained, status) =
             tokio::time::timeout(ANSWER_LIMIT, all).await.map_err(|_| {
-                self.not_qemu(format!("no answer to {asked} within {ANSWER_LIMIT:?}"))
+                self.not_qemu(format!("no response to {asked} within {ANSWER_LIMIT:?}"))
             })??;
         if !status.success() {
             let said = complained.lines().next().unwrap_or("nothing").to_owned();
@@ -231,7 +234,7 @@ impl Asked<'_> {
     }
 }
 
-/// What comes, up to so many bytes and one more.
+/// Reads up to `most` bytes and one more.
 async fn read_start(pipe: Option<impl AsyncRead + Unpin>, most: u64) -> std::io::Result<Vec<u8>> {
     let mut start = Vec::new();
     if let Some(pipe) = pipe {
@@ -240,7 +243,7 @@ async fn read_start(pipe: Option<impl AsyncRead + Unpin>, most: u64) -> std::io:
     Ok(start)
 }
 
-/// The version in the answer to `--version`, if Godwit works with it.
+/// Returns the version in the output of `--version`, if Godwit supports it.
 fn supported_version(path: &Path, answer: &str) -> Result<(u32, u32, u32), InspectError> {
     let path = path.to_owned();
     let Some(version) = parse_version(answer) else {
@@ -263,7 +266,8 @@ fn parse_version(answer: &str) -> Option<(u32, u32, u32)> {
     Some((major, minor, parts.next().flatten().unwrap_or(0)))
 }
 
-/// Reads `-machine help`: `NAME  DESCRIPTION (alias of NAME)` and `NAME  DESCRIPTION (default)` (7.2 to 10.x).
+/// Parses `-machine help`: `NAME  DESCRIPTION (alias of NAME)` and `NAME  DESCRIPTION (default)`
+/// (7.2 to 10.x).
 fn parse_machines(answer: &str) -> Vec<MachineType> {
     let rows = || answer.lines().skip(1).filter_map(|line| line.split_once(char::is_whitespace));
     let alias_target = |description: &str| {
@@ -289,7 +293,8 @@ fn parse_machines(answer: &str) -> Vec<MachineType> {
     machines
 }
 
-/// Reads `-cpu help`: rows of `x86 NAME  DESCRIPTION` (7.2) or `  NAME  DESCRIPTION` (9.x and later), up to the flags.
+/// Parses `-cpu help`: rows of `x86 NAME  DESCRIPTION` (7.2) or `  NAME  DESCRIPTION` (9.x and
+/// later), up to the flags.
 fn parse_cpu_models(answer: &str) -> Vec<String> {
     let rows = answer.lines().skip(1).take_while(|line| !line.starts_with("Recognized"));
     let names = rows.filter_map(|row| {
@@ -353,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_qemu_is_refused() {
+    async fn a_binary_that_is_not_qemu_is_refused() {
         let error = inspect("/nowhere/qemu", None).await.unwrap_err();
         assert_eq!(error.code(), "qemu-not-found");
         assert_eq!(
@@ -365,14 +370,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_goes_on_printing_is_ended() {
+    async fn a_binary_that_prints_endlessly_is_killed() {
         let asked = Asked { path: Path::new("/usr/bin/yes"), user: None };
         let error = asked.answer(&["QEMU emulator version 10.0.0"]).await.unwrap_err();
         assert!(error.to_string().contains("it prints more than 1048576 bytes"), "{error}");
     }
 
     #[test]
-    fn a_qemu_of_another_age_is_told_apart() {
+    fn an_old_qemu_is_refused() {
         let path = Path::new("/q");
         let error = supported_version(path, "QEMU emulator version 6.2.0").unwrap_err();
         assert_eq!(error.code(), "qemu-too-old", "{error}");

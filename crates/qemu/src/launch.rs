@@ -1,9 +1,10 @@
-//! From a resolved specification to a running QEMU: the command line, what the process inherits, and its start.
+//! The start of QEMU from a resolved specification: command line, inherited descriptors, process.
 //!
-//! The monitor and the console are sockets that the agent makes and QEMU inherits, listening: the agent connects
-//! before QEMU runs, waits for its greeting without looking for files, and nobody but the agent's user can connect.
-//! So is all else that QEMU needs of the host (see [`files`]): its user enters none of the agent's directories.
-//! QEMU lives in a session of its own with no tie to the agent, so that the agent may end and come back.
+//! The monitor and the console are listening sockets that the agent creates and QEMU inherits. So
+//! the agent connects before QEMU runs and waits for its greeting without polling for files, and
+//! only the agent's user can connect. QEMU inherits everything else that it needs of the host in
+//! the same way (see [`files`]): its user enters none of the agent's directories. QEMU runs in its
+//! own session without a tie to the agent, so that the agent may end and restart.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -34,71 +35,75 @@ pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, Op
 pub use qcow2::ImageError;
 pub(crate) use qcow2::backing;
 
-/// The monitor's socket in a VM's run directory.
+/// Socket of the monitor in a VM's run directory.
 pub const QMP_SOCKET: &str = "qmp.sock";
-/// The console's socket in a VM's run directory.
+/// Socket of the console in a VM's run directory.
 pub const SERIAL_SOCKET: &str = "serial.sock";
-/// What the guest wrote to its console.
+/// Output of the guest's console.
 pub const CONSOLE_LOG: &str = "console.log";
-/// What QEMU itself wrote.
+/// Output of QEMU itself.
 pub const QEMU_LOG: &str = "qemu.log";
 
-/// How much of QEMU's log is looked at for its last words.
+/// Bytes at the end of QEMU's log that are searched for its last words.
 const LAST_WORDS_BYTES: u64 = 8 << 10;
-/// How many lines of it an error tells.
+/// Most lines of QEMU's log in an error.
 const LAST_WORDS_LINES: usize = 6;
 
-/// All that a start of QEMU needs.
+/// Parameters of a start of QEMU.
 #[derive(Debug)]
 pub struct Launch {
     /// The VM.
     pub spec: ResolvedSpec,
     /// The binary, absolute.
     pub qemu: PathBuf,
-    /// The VM's own directory: sockets and logs are made here. It must exist, and may be closed to QEMU's user.
+    /// The VM's own directory, for sockets and logs. It must exist, and may be closed to QEMU's
+    /// user.
     pub run_dir: PathBuf,
-    /// The files of the host that the specification names.
+    /// The host's files that the specification names.
     pub files: OpenFiles,
-    /// The files of the shared memory blocks, in the blocks' order, of the blocks' sizes. They belong to QEMU's user; the directories
-    /// above may be closed to it.
+    /// Files of the shared memory blocks, in the order and with the sizes of the blocks. They
+    /// belong to QEMU's user; the directories above may be closed to it.
     pub ram_files: Vec<PathBuf>,
-    /// What each NIC is behind, in order.
+    /// The tap of each NIC, in order.
     pub taps: Vec<Tap>,
-    /// The library that hands out QEMU's userfaultfd; none: the external engine can't move this VM.
+    /// The library that passes on QEMU's userfaultfd. `None`: the external engine cannot move this
+    /// VM.
     pub tracker: Option<Tracker>,
-    /// Whom QEMU runs as; none: the agent's own user. Supplementary groups are dropped.
+    /// User and group that QEMU runs as; `None` for the agent's own. Supplementary groups are
+    /// dropped.
     pub user: Option<(u32, u32)>,
-    /// Whether QEMU gives up what it never needs (seccomp): other programs, other rights, other priorities.
+    /// Whether QEMU gives up rights that it never needs (seccomp): to start programs, to change its
+    /// rights or priorities.
     pub sandbox: bool,
-    /// What the process is limited to from before its first instruction.
+    /// Limits of the process, in effect before its first instruction.
     pub limits: ChildLimits,
-    /// Waits for a migration.
+    /// Whether QEMU waits for a migration.
     pub incoming: bool,
-    /// Does not start the vCPUs: they wait for [`Qmp::cont`]. An incoming VM that is not paused takes its disks and
-    /// runs by itself as soon as its state is loaded, where it ran at the source.
+    /// Whether the vCPUs wait for [`Qmp::cont`]. An incoming VM that is not paused takes its disks
+    /// and runs by itself as soon as its state is loaded, if it ran at the source.
     pub paused: bool,
 }
 
-/// A tap, as QEMU inherits it. It lives as long as a process has it open.
+/// A tap that QEMU inherits. It exists as long as a process has it open.
 #[derive(Debug)]
 pub struct Tap {
-    /// The tap itself, open.
+    /// The open tap.
     pub file: OwnedFd,
-    /// The kernel's vhost-net, open, where that is to serve the NIC; none: QEMU does.
+    /// The open vhost-net device of the kernel, if that serves the NIC; `None` if QEMU does.
     pub vhost: Option<OwnedFd>,
 }
 
-/// The library preloaded into QEMU.
+/// The library that is preloaded into QEMU.
 #[derive(Debug)]
 pub struct Tracker {
     pub library: PathBuf,
-    /// Its listening socket.
+    /// Listening socket of the library.
     pub listener: OwnedFd,
-    /// Who may connect.
+    /// User that may connect.
     pub peer_uid: u32,
 }
 
-/// What a start makes in the run directory, to hand it to QEMU.
+/// Files and sockets that a start creates in the run directory and passes to QEMU.
 #[derive(Debug)]
 struct Prepared {
     qmp: OwnedFd,
@@ -111,7 +116,7 @@ struct Prepared {
     taps: Vec<Tap>,
     tracker: Option<PreparedTracker>,
     qemu_log: File,
-    /// What the log held before this start.
+    /// Size of the log before this start.
     qemu_log_start_bytes: u64,
 }
 
@@ -123,15 +128,16 @@ struct PreparedTracker {
 }
 
 impl Launch {
-    /// Starts QEMU and connects to its monitor. When it returns the machine is built and, unless paused, runs.
+    /// Starts QEMU and connects to its monitor. When this returns, the machine is built and, unless
+    /// paused, runs.
     ///
     /// # Errors
-    /// The files can't be made, the binary can't be started, or QEMU ends at once; then with its last words.
-    /// Nothing of the process is left; the run directory stays the caller's.
+    /// The files cannot be created, the binary cannot be started, or QEMU ends at once; then the
+    /// error has its last words. No process is left; the run directory stays the caller's.
     pub async fn start(mut self) -> Result<QemuProcess, StartError> {
         let run_dir = self.run_dir.clone();
         let log_path = run_dir.join(QEMU_LOG);
-        // Files may have to be copied: nobody else waits for that.
+        // Files may have to be copied, which must not block the runtime.
         let spawned = tokio::task::spawn_blocking(move || {
             let prepared = self.prepare()?;
             let log_start_bytes = prepared.qemu_log_start_bytes;
@@ -154,7 +160,7 @@ impl Launch {
             Ok(qmp) => return Ok(QemuProcess::new(process, qmp, run_dir)),
             Err(error) => error,
         };
-        // Either QEMU has ended, or it must not stay behind.
+        // Either QEMU has ended, or it must not be left behind.
         let exit = process.end_now(&error).await;
         let last_words = last_words(&log_path, log_start_bytes);
         Err(match exit {
@@ -163,7 +169,7 @@ impl Launch {
         })
     }
 
-    /// Opens and makes all that QEMU inherits.
+    /// Opens and creates everything that QEMU inherits.
     fn prepare(&mut self) -> Result<Prepared, StartError> {
         let qemu_log = self.open_log(QEMU_LOG)?;
         let qemu_log_start_bytes = qemu_log.metadata().map_or(0, |metadata| metadata.len());
@@ -239,8 +245,9 @@ impl Launch {
         command.preserved_fds(prepared.into_fds());
         limit_child(&mut command, self.limits);
         let mut command = CommandWrap::from(command);
-        // The child is watched by a pidfd, which serves adopted processes just as well. The command goes with this
-        // function and closes the agent's ends of what QEMU inherited: a disk's lock goes with QEMU's.
+        // A pidfd watches the child, as it does for adopted processes. The command is dropped with
+        // this function, which closes the agent's ends of what QEMU inherited: a disk's lock is
+        // released with QEMU's.
         let child = command
             .wrap(ProcessSession)
             .spawn()
@@ -250,7 +257,7 @@ impl Launch {
 }
 
 impl Prepared {
-    /// The descriptors' numbers, which they keep in QEMU.
+    /// Returns the numbers of the descriptors, which are the same in QEMU.
     fn numbers(&self) -> Inherited {
         let numbers = |fds: &[OwnedFd]| fds.iter().map(AsRawFd::as_raw_fd).collect();
         let layer = |layer: &OpenLayer| (layer.file.as_fd().as_raw_fd(), layer.format);
@@ -284,7 +291,7 @@ impl Prepared {
     }
 }
 
-/// The library may lie where QEMU's user has no right to go.
+/// Opens the library, which may be in a directory that QEMU's user cannot enter.
 fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
     let opened =
         File::open(&tracker.library).and_then(|file| files::readable_by_all(file, "tracker"));
@@ -292,12 +299,14 @@ fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
     Ok(PreparedTracker { library, listener: tracker.listener, peer_uid: tracker.peer_uid })
 }
 
-/// Opens once more, in QEMU, what it inherits by that number: by the rights that its user has to the file itself.
+/// Returns the path by which QEMU reopens the inherited descriptor with that number. The reopening
+/// needs its user's rights to the file itself.
 pub(crate) fn path_in_qemu(number: RawFd) -> String {
     format!("/proc/self/fd/{number}")
 }
 
-/// The last lines that QEMU wrote since the log had `start_bytes`, without time stamps.
+/// Returns the last lines that QEMU wrote after the first `start_bytes` of the log, without time
+/// stamps.
 fn last_words(log: &Path, start_bytes: u64) -> String {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(log)?;
@@ -310,12 +319,12 @@ fn last_words(log: &Path, start_bytes: u64) -> String {
     let Ok(tail) = read() else { return String::new() };
     let text = String::from_utf8_lossy(&tail);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // Warnings explain little where there are errors.
+    // Where there are errors, warnings explain little.
     let errors: Vec<&str> =
         lines.iter().copied().filter(|line| !line.contains("warning: ")).collect();
-    let told = if errors.is_empty() { &lines } else { &errors };
-    let told = told[told.len().saturating_sub(LAST_WORDS_LINES)..].iter();
-    told.map(|line| line.trim_start_matches("qemu-system-x86_64: ")).collect::<Vec<_>>().join("; ")
+    let shown = if errors.is_empty() { &lines } else { &errors };
+    let shown = shown[shown.len().saturating_sub(LAST_WORDS_LINES)..].iter();
+    shown.map(|line| line.trim_start_matches("qemu-system-x86_64: ")).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

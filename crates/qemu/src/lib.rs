@@ -1,5 +1,6 @@
-//! The hypervisor: VM specifications, QEMU's command line, its start and its control by QMP, what its binary and
-//! the host's KVM can do. Knows nothing of the migration protocol, of networks or of the host agent.
+//! The hypervisor: VM specifications, QEMU's command line, its start and control over QMP, and the
+//! abilities of its binary and of the host's KVM. Knows nothing of the migration protocol, of
+//! networks or of the host agent.
 
 mod accel;
 mod commands;
@@ -18,12 +19,12 @@ mod size;
 mod spec;
 mod vcpu_group;
 
-/// What the fuzz targets reach. No promise to anybody else.
+/// Entry points of the fuzz targets. Not a public interface.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::qmp::fuzzing::read_qmp;
 
-    /// Reads the head of a qcow2 image; none: it is whole, or can't be used.
+    /// Reads the head of a qcow2 image; `None` if it has no backing file or cannot be used.
     #[must_use]
     pub fn backing_file(head: &[u8]) -> Option<String> {
         crate::launch::backing(head).ok()?.map(|backing| backing.file)

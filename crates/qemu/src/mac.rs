@@ -10,18 +10,20 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddress([u8; 6]);
 
-/// A text that is no hardware address of a single interface.
+/// A text that is not a hardware address of a single interface.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is no hardware address: write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
+    "\"{0}\" is not a hardware address: write six hexadecimal bytes like 52:54:00:12:34:56, the \
+    first of them even"
 )]
 pub struct MacError(String);
 
 impl MacAddress {
-    /// The address of interface `index` of the VM `name`: the same on every host and at every start.
+    /// Derives the address of interface `index` of the VM `name`, the same on every host and at
+    /// every start.
     ///
-    /// 40 bits of a FNV-1a hash under the locally administered prefix 52, so that ten thousand interfaces share
-    /// an address with a chance of 1 in 20,000.
+    /// It has 40 bits of a FNV-1a hash under the locally administered prefix 52. Among ten thousand
+    /// interfaces the chance that two share an address is 1 in 20,000.
     #[must_use]
     pub fn derived(name: &str, index: usize) -> MacAddress {
         let key = format!("{name}\0{index}");
@@ -32,7 +34,7 @@ impl MacAddress {
         MacAddress([0x52, b1, b2, b3, b4, b5])
     }
 
-    /// The six bytes, first sent first.
+    /// Returns the six bytes, the first one sent first.
     #[must_use]
     pub fn bytes(self) -> [u8; 6] {
         self.0
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_addresses_of_one_interface_are_taken() {
+    fn only_addresses_of_one_interface_are_accepted() {
         assert!("52:54:00:12:34:56".parse::<MacAddress>().is_ok());
         for text in [
             "",

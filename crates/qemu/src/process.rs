@@ -1,4 +1,5 @@
-//! QEMU's process: watched by a pidfd, whether this agent started it or adopted it from an earlier one.
+//! The process of QEMU, watched by a pidfd, whether this agent started it or adopted it from an
+//! earlier one.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,26 +19,26 @@ use crate::launch::QMP_SOCKET;
 use crate::qmp::{Qmp, QmpError};
 use godwit_types::Fault;
 
-/// How long QEMU may take to end when told to: it flushes its disks.
+/// Longest time until QEMU ends after `quit`: it flushes its disks.
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
-/// How long the kernel may take to end a killed QEMU: it frees its memory.
+/// Longest time until the kernel has ended a killed QEMU: it frees its memory.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
 /// Longest time to read the last events of a process that is gone.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(5);
-/// How long a QEMU that closed its monitor at start may take to end by itself.
+/// Longest time until a QEMU that closed its monitor at the start ends by itself.
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The stack of a thread that only waits.
+/// Stack of a thread that only waits.
 const WAIT_STACK_BYTES: usize = 64 << 10;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Exit {
-    /// By itself, with this code.
+    /// The process exited with this code.
     Code(i32),
     Signal(i32),
-    /// Nobody knows: it was another agent's child.
+    /// Unknown: the process was the child of another agent.
     Unknown,
 }
 
@@ -56,39 +57,39 @@ impl fmt::Display for Exit {
 pub struct Ended {
     /// How the process ended.
     pub exit: Exit,
-    /// The guest requested it: it powered itself off.
+    /// Whether the guest requested the end by powering itself off.
     pub guest_shut_down: bool,
 }
 
-/// Why a process can't be adopted.
+/// Why a process cannot be adopted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    /// The process has ended, or its number belongs to another now.
+    /// The process has ended, or its number now belongs to another one.
     #[error("process {pid} is gone")]
     Gone {
-        /// Its number.
+        /// Number of the process.
         pid: i32,
     },
-    /// It runs, but its monitor can't be used.
+    /// The process runs, but its monitor is unusable.
     #[error("process {pid} runs, but {why}")]
     Monitor {
-        /// Its number.
+        /// Number of the process.
         pid: i32,
-        /// What its monitor did.
+        /// The error of its monitor.
         why: QmpError,
     },
-    /// The kernel does not let it be watched.
-    #[error("process {pid} can't be watched: {why}")]
+    /// The kernel does not allow watching the process.
+    #[error("cannot watch process {pid}: {why}")]
     Watch {
-        /// Its number.
+        /// Number of the process.
         pid: i32,
-        /// What the system said.
+        /// The system error.
         why: String,
     },
 }
 
 impl AdoptError {
-    /// A stable code for programs.
+    /// Stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -104,29 +105,29 @@ impl AdoptError {
         match self {
             AdoptError::Gone { .. } => "start the VM again".to_owned(),
             AdoptError::Monitor { pid, .. } => {
-                format!("see that no other agent runs here; if QEMU hangs, end process {pid}")
+                format!("check that no other agent runs here; if QEMU hangs, end process {pid}")
             }
             AdoptError::Watch { .. } => "run the agent as root".to_owned(),
         }
     }
 
-    /// Code, message and remedy together.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn fault(&self) -> Fault {
         Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 
-/// A running QEMU. Dropping it lets QEMU run on.
+/// A running QEMU. Dropping this does not end QEMU.
 #[derive(Clone, Debug)]
 pub struct QemuProcess {
-    /// Its number.
+    /// Number of the process.
     pub pid: i32,
-    /// When it started, in clock ticks since the host's boot: with the number, its identity.
+    /// Start time, in clock ticks since the host's boot. With the number it identifies the process.
     pub start_time: u64,
-    /// Its monitor.
+    /// Connection to the monitor.
     pub qmp: Qmp,
-    /// Where its sockets and logs are.
+    /// Directory of its sockets and logs.
     pub run_dir: PathBuf,
     process: Process,
 }
@@ -139,7 +140,8 @@ impl QemuProcess {
     /// Takes over a QEMU that an earlier agent started.
     ///
     /// # Errors
-    /// The process is gone (another with its number doesn't count), or its monitor can't be used.
+    /// The process is gone (another one with its number does not count), or its monitor is
+    /// unusable.
     pub async fn adopt(
         run_dir: PathBuf,
         pid: i32,
@@ -156,10 +158,11 @@ impl QemuProcess {
         }
     }
 
-    /// Ends QEMU: by its monitor, else by SIGKILL; returns when it is gone. The guest is not asked.
+    /// Ends QEMU by its monitor, otherwise by SIGKILL; returns when it is gone. The guest is not
+    /// asked.
     pub async fn quit(&self) {
         if !self.qmp.is_closed() {
-            // Whatever it answers, what counts is whether it ends.
+            // Whatever the response is, what counts is whether QEMU ends.
             let _ = self.qmp.execute_within("quit", serde_json::Value::Null, QUIT_LIMIT).await;
             if tokio::time::timeout(QUIT_LIMIT, self.exited()).await.is_ok() {
                 return;
@@ -168,7 +171,7 @@ impl QemuProcess {
         self.kill().await;
     }
 
-    /// Ends QEMU by SIGKILL at once: what fencing needs. Returns when it is gone.
+    /// Ends QEMU by SIGKILL at once, as fencing requires. Returns when it is gone.
     pub async fn kill(&self) {
         self.process.kill().await;
     }
@@ -181,22 +184,23 @@ impl QemuProcess {
     /// Waits until QEMU has ended and its last event is read.
     pub async fn ended(&self) -> Ended {
         let exit = self.exited().await;
-        // The kernel keeps what the process wrote; the reading task may be late.
+        // The kernel keeps the process's output; the reading task may be late.
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, self.qmp.closed()).await;
         Ended { exit, guest_shut_down: self.qmp.guest_has_shut_down() }
     }
 
-    /// How it ended, if it has.
+    /// Returns how QEMU ended, if it has.
     #[must_use]
     pub fn exit(&self) -> Option<Exit> {
         *self.process.exit.borrow()
     }
 }
 
-/// Ends a QEMU whose monitor does not answer, by SIGKILL, and returns when it is gone; one that is gone already is no error.
+/// Ends a QEMU whose monitor does not respond, by SIGKILL, and returns when it is gone. A process
+/// that is gone already is not an error.
 ///
 /// # Errors
-/// The kernel does not let this process watch or end it, or it hangs there.
+/// The kernel does not allow this process to watch or end it, or it hangs in the kernel.
 pub async fn end_process(pid: i32, start_time: u64) -> std::io::Result<()> {
     match Process::watch(pid, Some(start_time)) {
         Ok(process) => process.kill().await,
@@ -206,24 +210,26 @@ pub async fn end_process(pid: i32, start_time: u64) -> std::io::Result<()> {
     if is_alive(pid, start_time) { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(()) }
 }
 
-/// Whether that very process runs: a number is given anew, a number with a start time is not. A zombie doesn't run.
+/// Whether the process with this start time runs. Numbers are reused; pairs of number and start
+/// time are not. A zombie does not run.
 #[must_use]
 pub fn is_alive(pid: i32, start_time: u64) -> bool {
     matches!(stat_of(pid), Ok(stat) if stat.start_time == start_time && !stat.is_ended)
 }
 
-/// Whether that process ends within the limit, or has ended. Blocks.
+/// Whether the process ends within the limit, or has ended. Blocks.
 #[must_use]
 pub fn ends_within(pid: i32, start_time: u64, limit: Duration) -> bool {
     let Some(Ok(pidfd)) = Pid::from_raw(pid).map(|number| pidfd_open(number, PidfdFlags::empty()))
     else {
         return !is_alive(pid, start_time);
     };
-    // The one that is meant, or it is gone: the pidfd means whoever has the number since it was opened.
+    // Check the start time after opening the pidfd: the pidfd refers to the process that had the
+    // number at that time.
     if is_alive(pid, start_time)
         && let Ok(limit) = Timespec::try_from(limit)
     {
-        // A signal ends it early; who asks looks once more.
+        // A signal ends the wait early; the caller checks once more.
         let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit));
     }
     !is_alive(pid, start_time)
@@ -239,12 +245,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Watches a child just started. A child that has ended already is a zombie and watched all the same.
+    /// Watches a child that was just started. A child that has already ended is a zombie, which can
+    /// be watched too.
     pub(crate) fn of_child(pid: i32) -> std::io::Result<Process> {
         Process::watch(pid, None)
     }
 
-    /// Watches a process, one with this start time if it is given.
+    /// Watches a process. If a start time is given, the process must have it.
     fn watch(pid: i32, start_time: Option<u64>) -> std::io::Result<Process> {
         let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let number = Pid::from_raw(pid).ok_or_else(gone)?;
@@ -252,20 +259,20 @@ impl Process {
             Errno::SRCH => gone(),
             errno => errno.into(),
         })?;
-        // Looked at after the pidfd was opened: from here on it means this process and no other.
+        // Read after the pidfd was opened, which from then on refers to this process only.
         let stat = stat_of(pid)?;
         if start_time.is_some_and(|expected| expected != stat.start_time || stat.is_ended) {
             return Err(gone());
         }
         let waiting = pidfd.try_clone()?;
-        let (told, exit) = watch::channel(None);
-        // A thread, as tokio watches foreign descriptors by unsafe means only (1.53). It lives as long as the process
-        // does, so that no zombie stays.
+        let (sender, exit) = watch::channel(None);
+        // A thread, because tokio (1.53) watches foreign descriptors only by unsafe means. It lives
+        // as long as the process, so that no zombie stays.
         std::thread::Builder::new()
             .name(format!("wait-{pid}"))
             .stack_size(WAIT_STACK_BYTES)
             .spawn(move || {
-                told.send_replace(Some(wait(&waiting)));
+                sender.send_replace(Some(wait(&waiting)));
             })?;
         Ok(Process { pid, start_time: stat.start_time, pidfd: Arc::new(pidfd), exit })
     }
@@ -274,20 +281,21 @@ impl Process {
         let mut exit = self.exit.clone();
         match exit.wait_for(Option::is_some).await {
             Ok(exit) => exit.unwrap_or(Exit::Unknown),
-            // The runtime goes down.
+            // The runtime shuts down.
             Err(_) => Exit::Unknown,
         }
     }
 
     async fn kill(&self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = pidfd_send_signal(&*self.pidfd, Signal::KILL);
         if tokio::time::timeout(KILL_LIMIT, self.exited()).await.is_err() {
-            tracing::error!(pid = self.pid, "killed QEMU does not end: it hangs in the kernel");
+            tracing::error!(pid = self.pid, "a killed QEMU does not end: it hangs in the kernel");
         }
     }
 
-    /// Ends a process whose monitor failed at start; returns how it ended if it did so by itself.
+    /// Ends a process whose monitor failed at the start; returns how it ended if it did so by
+    /// itself.
     pub(crate) async fn end_now(&self, error: &QmpError) -> Option<Exit> {
         let is_ending = matches!(error, QmpError::Closed { .. } | QmpError::Io { .. });
         if is_ending && let Ok(exit) = tokio::time::timeout(EXIT_LIMIT, self.exited()).await {
@@ -298,12 +306,12 @@ impl Process {
     }
 }
 
-/// Blocks until the process has ended; takes its exit code where it is our child.
+/// Blocks until the process has ended; takes the exit code of a child.
 fn wait(pidfd: &OwnedFd) -> Exit {
     let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
     while let Err(errno) = poll(&mut ended, None) {
         if errno != Errno::INTR {
-            tracing::error!(%errno, "a QEMU can't be waited for");
+            tracing::error!(%errno, "cannot wait for a QEMU");
             return Exit::Unknown;
         }
     }
@@ -323,22 +331,24 @@ struct Stat {
     is_ended: bool,
 }
 
-/// When a process started, in clock ticks since the host's boot. `None`: it is gone, or a zombie.
+/// Returns the start time of a process, in clock ticks since the host's boot. `None` if it is gone,
+/// or a zombie.
 pub(crate) fn start_time_of(pid: i32) -> Option<u64> {
     stat_of(pid).ok().filter(|stat| !stat.is_ended).map(|stat| stat.start_time)
 }
 
 /// Reads `/proc/PID/stat`.
 fn stat_of(pid: i32) -> std::io::Result<Stat> {
-    // A process may give itself a name that is no text.
+    // The name of a process need not be valid text.
     let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
     parse_stat(&String::from_utf8_lossy(&stat))
         .ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
 
-/// `PID (NAME) STATE …`: the state is field 3, the number of threads field 20, the start time field 22
-/// (proc_pid_stat(5)). The name may hold anything, parentheses too. A process whose first thread has ended is a
-/// zombie to its state, and lives as long as it has others.
+/// Parses `PID (NAME) STATE …`: the state is field 3, the number of threads field 20, the start
+/// time field 22 (proc_pid_stat(5)). The name may contain anything, parentheses too. A process
+/// whose first thread has ended has the state of a zombie, but lives as long as it has other
+/// threads.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
@@ -358,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_by_number_and_start() {
+    fn a_process_is_identified_by_number_and_start_time() {
         let mut child = sleeper();
         let pid = child.id().cast_signed();
         let start_time = stat_of(pid).unwrap().start_time;
@@ -371,12 +381,12 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_waited_for_and_no_longer() {
+    fn waiting_for_an_end_stops_with_the_end() {
         let mut child = sleeper();
         let pid = child.id().cast_signed();
         let start_time = stat_of(pid).unwrap().start_time;
         assert!(!ends_within(pid, start_time, Duration::ZERO));
-        assert!(ends_within(pid, start_time + 1, Duration::from_secs(60)), "that one is gone");
+        assert!(ends_within(pid, start_time + 1, Duration::from_secs(60)), "that process is gone");
         child.kill().unwrap();
         assert!(ends_within(pid, start_time, Duration::from_secs(60)));
         child.wait().unwrap();
@@ -384,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_parentheses_are_read_over() {
+    fn names_with_parentheses_are_skipped() {
         let text = "12 (a) R (b) Z 1 12 12 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.start_time, stat.is_ended), (4242, true));
@@ -395,8 +405,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_name_is_no_text_is_alive() {
-        // The kernel names a process after its file; it can also name itself so.
+    fn a_process_whose_name_is_not_utf8_is_alive() {
+        // The kernel names a process after its file; a process can also choose such a name.
         let folder = tempfile::tempdir().unwrap();
         let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"\xff) Z");
         std::os::unix::fs::symlink("/bin/sleep", folder.path().join(name)).unwrap();
@@ -409,7 +419,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_ended_child_is_reaped_and_its_end_told() {
+    async fn an_ended_child_is_reaped_and_reported() {
         let child = sleeper();
         let pid = child.id().cast_signed();
         drop(child);
@@ -422,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_with_another_start_is_not_adopted() {
+    async fn a_process_with_another_start_time_is_not_adopted() {
         let mut child = sleeper();
         let pid = child.id().cast_signed();
         let start_time = stat_of(pid).unwrap().start_time;
@@ -430,7 +440,8 @@ mod tests {
         assert_eq!(adopt(start_time + 1).await.unwrap_err(), AdoptError::Gone { pid });
         assert_eq!(adopt(start_time).await.unwrap_err().code(), "qmp-unreachable");
         child.kill().unwrap();
-        // The adoption that failed for want of a monitor reaps a child of this process too, and may have been sooner.
+        // The adoption that failed for lack of a monitor also reaps a child of this process, and
+        // may have been faster.
         let _ = child.wait();
         assert_eq!(adopt(start_time).await.unwrap_err().code(), "qemu-gone");
     }

@@ -1,8 +1,9 @@
 //! QMP, QEMU's control protocol: one JSON object a line over a unix socket.
 //!
-//! A thin client of our own, because a switchover waits for it: one task reads the connection, stamps each event
-//! with the moment of its reading and hands answers to those who wait; nothing polls. It takes what QEMU 7.2 to 10.x
-//! say and ignores fields and events that it doesn't know.
+//! A small client of Godwit's own, because a switchover waits for it. One task reads the
+//! connection, stamps each event with the time of its reading and passes responses to their
+//! callers; nothing polls. It accepts the messages of QEMU 7.2 to 10.x and ignores unknown fields
+//! and events.
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -28,18 +29,20 @@ mod message;
 
 use message::Message;
 
-/// How long QEMU may take to greet. It answers once its main loop runs.
+/// Longest time until QEMU's greeting. It responds once its main loop runs.
 const GREETING_LIMIT: Duration = Duration::from_secs(30);
-/// How long a command may take unless said otherwise: a few (`stop`, `cont`) wait for disks.
+/// Longest time for a command by default: a few (`stop`, `cont`) wait for disks.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// The longest line taken. The longest known, the schema of QEMU 10, has 0.3 MB. As JSON values it may take a hundred times as much.
+/// Longest line accepted. The longest known, the schema of QEMU 10, has 0.3 MB. As JSON values it
+/// may use a hundred times as much.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
-/// Events kept for a receiver that doesn't look; older ones are lost to it.
+/// Events kept for a receiver that does not read; it loses older ones.
 const EVENTS_KEPT: usize = 256;
-/// The longest of them: a few hundred bytes in QEMU 10. Longer ones are dropped, as so many are kept.
+/// Longest event that is kept: a few hundred bytes in QEMU 10. Longer ones are dropped, because so
+/// many are kept.
 const LONGEST_EVENT_BYTES: usize = 8 << 10;
-/// Most values in one of them: about ten in QEMU 10. As JSON values 8 KiB of text may take a hundred times as much: those
-/// that are kept take 16 MiB at most.
+/// Most values in an event that is kept: about ten in QEMU 10. As JSON values, 8 KiB of text may
+/// use a hundred times as much; with this limit all kept events use 16 MiB at most.
 const MOST_EVENT_VALUES: usize = 64;
 
 /// A connection to one QEMU. Cheap to clone; the connection ends with the last clone.
@@ -48,69 +51,69 @@ pub struct Qmp {
     connection: Arc<Connection>,
 }
 
-/// Something that QEMU tells unasked.
+/// An event from QEMU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QmpEvent {
     /// `STOP`, `RESUME`, `MIGRATION` and so on.
     pub name: String,
-    /// What belongs to it; null where there is nothing.
+    /// Data of the event; null if it has none.
     pub data: Value,
-    /// When it was read from the connection.
+    /// Time when it was read from the connection.
     pub at: Instant,
-    /// When QEMU made it, by the wall clock since the epoch; microseconds.
+    /// Time when QEMU created it, by the wall clock since the epoch; microseconds.
     pub emitted: Option<Duration>,
 }
 
-/// Why a command has no answer, or a bad one.
+/// Why a command has no response, or an invalid one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QmpError {
-    /// QEMU refuses.
+    /// QEMU refuses the command.
     #[error("QEMU refuses {command}: {desc}")]
     Command {
         command: String,
-        /// QEMU's class of the error, mostly `GenericError`.
+        /// QEMU's error class, mostly `GenericError`.
         class: String,
-        /// QEMU's words.
+        /// QEMU's message.
         desc: String,
     },
-    /// The connection ended: QEMU is gone, as a rule.
+    /// The connection ended; usually QEMU is gone.
     #[error("the connection to QEMU's monitor is closed: {why}")]
     Closed {
-        /// How it ended.
+        /// How the connection ended.
         why: String,
     },
-    /// The socket can't be reached.
-    #[error("QEMU's monitor at {} can't be reached: {why}", path.display())]
+    /// The socket cannot be reached.
+    #[error("cannot reach QEMU's monitor at {}: {why}", path.display())]
     Io {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system error.
         why: String,
     },
-    /// No answer in time.
-    #[error("QEMU did not answer {command} within {limit:?}")]
+    /// No response within the limit.
+    #[error("QEMU did not respond to {command} within {limit:?}")]
     Timeout {
-        /// The command, or what was waited for.
+        /// The command, or what was awaited.
         command: String,
-        /// How long it had.
+        /// The time limit.
         limit: Duration,
     },
     /// QEMU does not start the vCPUs.
-    #[error("QEMU does not let the guest run: {why}")]
+    #[error("QEMU does not start the vCPUs: {why}")]
     NotResumed {
-        /// QEMU's words, or what it does instead.
+        /// QEMU's message, or its state.
         why: String,
     },
-    /// What came is no QMP, or lacks what the command promises.
-    #[error("QEMU's monitor does not keep to the protocol: {why}")]
+    /// The message is not QMP, or lacks what the command promises.
+    #[error("QEMU's monitor violates the protocol: {why}")]
     Protocol {
-        /// What came.
+        /// The offending message.
         why: String,
     },
 }
 
 impl QmpError {
-    /// A stable code for programs.
+    /// Stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -127,23 +130,24 @@ impl QmpError {
     #[must_use]
     pub fn remedy(&self) -> String {
         let text = match self {
-            QmpError::Command { .. } => "see the VM's log for what QEMU says beside this",
+            QmpError::Command { .. } => "see the VM's log for further messages of QEMU",
             QmpError::Closed { .. } => "see the VM's log for why QEMU ended, then start the VM",
             QmpError::Io { .. } => {
                 "check that the VM's QEMU runs; only the agent may use its monitor"
             }
             QmpError::Timeout { .. } => {
-                "check the host's load and disks, and that nobody else holds the monitor"
+                "check the host's load and disks, and that no other program uses the monitor"
             }
             QmpError::NotResumed { .. } => {
-                "see the VM's log for what holds its QEMU up; stop the VM and start it if that stays"
+                "see the VM's log for what blocks its QEMU; if that persists, stop the VM and \
+                start it"
             }
             QmpError::Protocol { .. } => "check that the VM runs under a stock QEMU, 7.2 or later",
         };
         text.to_owned()
     }
 
-    /// Code, message and remedy together.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn fault(&self) -> Fault {
         Fault::new(self.code(), self.to_string(), self.remedy())
@@ -154,21 +158,22 @@ impl QmpError {
 struct Connection {
     shared: Arc<Shared>,
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
-    /// Held from sending a descriptor to the answer: QEMU keeps those of the last message only.
+    /// Held from sending a descriptor to the response: QEMU keeps only those of the last message.
     descriptor_turn: tokio::sync::Mutex<()>,
     next_id: AtomicU64,
     reader: AbortHandle,
 }
 
-/// What the reading task and the callers share.
+/// State shared by the reading task and the callers.
 #[derive(Debug)]
 struct Shared {
     waiting: Mutex<HashMap<u64, Waiting>>,
-    /// The reading task owns the sender, so that receivers see the end of the connection.
+    /// Weak, because the reading task owns the sender: receivers then see the end of the
+    /// connection.
     events: broadcast::WeakSender<QmpEvent>,
-    /// Why the connection ended, once it has.
+    /// Why the connection ended; `None` while it is open.
     closed: watch::Sender<Option<String>>,
-    /// The guest has shut itself down.
+    /// Whether the guest has shut itself down.
     guest_has_shut_down: watch::Sender<bool>,
 }
 
@@ -188,8 +193,8 @@ impl Qmp {
     /// Connects to the unix socket of a QEMU and negotiates.
     ///
     /// # Errors
-    /// Nobody listens there, the greeting does not come within 30 s (QEMU serves one connection at a time), or what
-    /// comes is no QMP.
+    /// Nothing listens there, the greeting does not come within 30 s (QEMU serves one connection at
+    /// a time), or the peer does not speak QMP.
     pub async fn connect(path: impl AsRef<Path>) -> Result<Qmp, QmpError> {
         let path = path.as_ref();
         let stream = UnixStream::connect(path)
@@ -218,7 +223,7 @@ impl Qmp {
         let greeting = greeting.map_err(|why| QmpError::Closed { why })?;
         if !matches!(message::parse(greeting), Ok(Message::Greeting)) {
             return Err(QmpError::Protocol {
-                why: format!("it greets with {}", message::shorten(greeting)),
+                why: format!("its greeting is {}", message::shorten(greeting)),
             });
         }
         let reader = tokio::spawn(read(lines, events, Arc::clone(&shared))).abort_handle();
@@ -234,18 +239,19 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command; returns what QEMU returns (`{}` for most). `arguments` is an object, or null for none.
+    /// Runs a command; returns QEMU's return value (`{}` for most). `arguments` is an object, or
+    /// null for none.
     ///
     /// # Errors
-    /// QEMU refuses, the connection ends, or no answer comes within 60 s.
+    /// QEMU refuses, the connection ends, or no response comes within 60 s.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.execute_within(command, arguments, COMMAND_LIMIT).await
     }
 
-    /// Runs a command with a time limit of its own. The command is not undone when the limit passes.
+    /// Runs a command with its own time limit. The command is not undone when the limit passes.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn execute_within(
         &self,
         command: &str,
@@ -255,10 +261,11 @@ impl Qmp {
         self.run(command, arguments, None, limit).await
     }
 
-    /// Runs a command that takes a descriptor (`getfd`, `add-fd`). QEMU gets a duplicate; `fd` stays the caller's.
+    /// Runs a command that takes a descriptor (`getfd`, `add-fd`). QEMU gets a duplicate; the
+    /// caller keeps `fd`.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub async fn execute_with_fd(
         &self,
         command: &str,
@@ -269,12 +276,13 @@ impl Qmp {
         self.run(command, arguments, Some(fd), COMMAND_LIMIT).await
     }
 
-    /// Events from here on, each with the moment it was read. Subscribe before the command whose events matter.
+    /// Subscribes to events from now on, each with the time it was read. Subscribe before the
+    /// command whose events matter.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<QmpEvent> {
         match self.connection.shared.events.upgrade() {
             Some(events) => events.subscribe(),
-            // A receiver that tells the end at once.
+            // A receiver that reports the end at once.
             None => broadcast::channel(1).1,
         }
     }
@@ -290,14 +298,14 @@ impl Qmp {
 
     /// Returns whether the guest has shut itself down. QEMU ends after that.
     ///
-    /// Set before any message that follows QEMU's [`SHUTDOWN`](crate::SHUTDOWN) event reaches a caller:
-    /// an event, an answer, the end of the connection.
+    /// It is set before a caller gets any message that follows QEMU's [`SHUTDOWN`](crate::SHUTDOWN)
+    /// event: an event, a response, the end of the connection.
     #[must_use]
     pub fn guest_has_shut_down(&self) -> bool {
         *self.connection.shared.guest_has_shut_down.borrow()
     }
 
-    /// Waits until the guest shuts itself down, for ever if it does not.
+    /// Waits until the guest shuts itself down; forever if it does not.
     pub async fn until_guest_shuts_down(&self) {
         let mut shut_down = self.connection.shared.guest_has_shut_down.subscribe();
         if shut_down.wait_for(|shut_down| *shut_down).await.is_err() {
@@ -326,7 +334,7 @@ impl Qmp {
         let mut line = request.to_string().into_bytes();
         line.push(b'\n');
         let (answer, answered) = oneshot::channel();
-        // Forgets the command when this call ends early: a late answer then finds nobody.
+        // Forgets the command when this call ends early: a late response is then dropped.
         let _forget = Forget { shared: &self.connection.shared, id };
         self.connection
             .shared
@@ -344,7 +352,7 @@ impl Qmp {
     async fn send(&self, line: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), QmpError> {
         let writer = self.connection.writer.lock().await;
         let stream: &UnixStream = (*writer).as_ref();
-        // Half a line would spoil every command after it.
+        // Half a line would corrupt every command after it.
         let mut whole =
             CloseUnlessWhole { shared: &self.connection.shared, stream, is_between_lines: true };
         let mut sent = 0;
@@ -354,7 +362,7 @@ impl Qmp {
                 .async_io(Interest::WRITABLE, || send_some(stream, &line[sent..], fd_now))
                 .await;
             sent += result.map_err(|why| {
-                self.connection.shared.close(format!("writing to it failed: {why}"));
+                self.connection.shared.close(format!("cannot write to it: {why}"));
                 self.connection.shared.closed_error()
             })?;
             whole.is_between_lines = sent == line.len();
@@ -363,7 +371,7 @@ impl Qmp {
     }
 }
 
-/// Sends what the socket takes, the descriptor with the first byte.
+/// Sends as much as the socket accepts, with the descriptor on the first byte.
 fn send_some(
     stream: &UnixStream,
     bytes: &[u8],
@@ -388,9 +396,9 @@ struct CloseUnlessWhole<'a> {
 impl Drop for CloseUnlessWhole<'_> {
     fn drop(&mut self) {
         if !self.is_between_lines {
-            let why = "a command was given up while it was being written";
+            let why = "a command was cancelled while it was being written";
             self.shared.close(why.to_owned());
-            // The reading task ends by it; it may have ended already.
+            // This ends the reading task, unless it has ended already.
             let _ = rustix::net::shutdown(self.stream, rustix::net::Shutdown::Both);
         }
     }
@@ -409,13 +417,14 @@ impl Drop for Forget<'_> {
 
 impl Shared {
     fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Waiting>> {
-        // The map is whole whatever its last holder did.
+        // The map is valid even if a holder of the lock panicked.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait_for_answer(&self, id: u64, waiting: Waiting) -> Result<(), QmpError> {
         let mut all = self.waiting();
-        // Looked at under the lock that close() takes: either it finds this entry or this sees the end.
+        // Checked under the lock that close() takes: either close() finds this entry, or this sees
+        // the end.
         if self.closed.borrow().is_some() {
             return Err(self.closed_error());
         }
@@ -428,7 +437,7 @@ impl Shared {
         QmpError::Closed { why }
     }
 
-    /// Marks the connection as ended, the first reason counts, and tells all who wait.
+    /// Marks the connection as ended and wakes all callers. The first reason counts.
     fn close(&self, why: String) {
         let mut waiting = self.waiting();
         self.closed.send_if_modified(|closed| {
@@ -436,18 +445,18 @@ impl Shared {
             closed.get_or_insert(why);
             is_first
         });
-        // Their senders drop; they then ask for the reason.
+        // Their senders drop; the callers then read the reason.
         waiting.clear();
     }
 
     fn answer(&self, id: Option<u64>, result: Result<Value, (String, String)>) {
         let Some(waiting) = id.and_then(|id| self.waiting().remove(&id)) else {
-            tracing::debug!(?id, "QMP answer that nobody waits for");
+            tracing::debug!(?id, "unexpected QMP response");
             return;
         };
         let command = waiting.command;
         let result = result.map_err(|(class, desc)| QmpError::Command { command, class, desc });
-        // Who stopped waiting in this moment doesn't want it.
+        // The caller may just have stopped waiting.
         let _ = waiting.answer.send(result);
     }
 }
@@ -471,25 +480,25 @@ async fn read(
                 tracing::warn!(
                     length,
                     event = message::shorten(name.as_bytes()),
-                    "QEMU told something too long to keep"
+                    "dropping an event of QEMU that is too long to keep"
                 );
             }
             Ok(Message::Event { name, data, emitted }) => {
                 if name == SHUTDOWN && data["guest"] == true {
                     shared.guest_has_shut_down.send_replace(true);
                 }
-                // Nobody may be listening.
+                // There may be no subscriber.
                 let _ = events.send(QmpEvent { name, data, at, emitted });
             }
             Ok(Message::Answer { id, result }) => shared.answer(id, result),
-            Ok(Message::Greeting | Message::Unknown) => tracing::debug!("QMP message of no use"),
+            Ok(Message::Greeting | Message::Unknown) => tracing::debug!("ignoring a QMP message"),
             Err(why) => break why,
         }
     };
     shared.close(why);
 }
 
-/// How many values there are, those in lists and objects included.
+/// Counts the values, including those in lists and objects.
 fn count_values(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count_values).sum::<usize>(),
@@ -498,13 +507,13 @@ fn count_values(value: &Value) -> usize {
     }
 }
 
-/// Cuts the stream into lines of bounded length.
+/// Splits the stream into lines of bounded length.
 struct Lines<R> {
     stream: R,
     buffer: Vec<u8>,
-    /// Where in the buffer the next line starts.
+    /// Offset in the buffer of the next line.
     start: usize,
-    /// Up to where the buffer is known to hold no further line end.
+    /// Offset in the buffer up to which no further line end exists.
     searched: usize,
 }
 
@@ -513,7 +522,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Lines { stream, buffer: Vec::with_capacity(64 << 10), start: 0, searched: 0 }
     }
 
-    /// The next line, without its end.
+    /// Returns the next line without its end.
     async fn next(&mut self) -> Result<&[u8], String> {
         loop {
             if let Some(length) =
@@ -532,13 +541,13 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             match self.stream.read_buf(&mut self.buffer).await {
                 Ok(0) => return Err("QEMU closed it".to_owned()),
                 Ok(_) => {}
-                Err(why) => return Err(format!("reading from it failed: {why}")),
+                Err(why) => return Err(format!("cannot read from it: {why}")),
             }
         }
     }
 }
 
-/// Waits for the next event that `wanted` takes; others go by.
+/// Waits for the next event that `wanted` accepts; skips others.
 ///
 /// # Errors
 /// The connection ends, the limit passes, or so many events came that some were lost.

@@ -1,4 +1,4 @@
-//! Starting vCPUs. Every path to a running guest uses this function, so that all of them wait for
+//! Start of vCPUs. Every path to a running guest uses this function, so that all of them wait for
 //! QEMU in the same way.
 
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::time::Instant;
 
 use crate::qmp::{Qmp, QmpError};
 
-/// QEMU's refusal of `cont` for some milliseconds after its migration has completed (`qmp_cont`, 7.2
-/// to 10.x). Its migration thread reports the status first and sets the run state later.
+/// QEMU's refusal of `cont` for some milliseconds after its migration has completed (`qmp_cont`,
+/// 7.2 to 10.x). Its migration thread reports the status first and sets the run state later.
 const NOT_FINALIZED: &str = "Migration is not finalized yet";
 /// Longest time that QEMU may take to finalize a completed migration.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
-/// Wait between two attempts, at first and at most.
+/// Pause between two attempts: initial and longest.
 const AGAIN: Duration = Duration::from_millis(1);
 const AGAIN_MOST: Duration = Duration::from_millis(50);
 
@@ -21,12 +21,13 @@ impl Qmp {
     /// Starts the vCPUs and checks that they run. The answer may come milliseconds after
     /// [`RESUME`](crate::RESUME): vCPUs that start take QEMU's lock first.
     ///
-    /// Retries while QEMU has not finalized its own migration. QEMU also takes back the disks that it
-    /// had released. Not for a QEMU that still loads a migration: it runs the guest later.
+    /// Retries while QEMU has not finalized its own migration. QEMU also takes back the disks that
+    /// it had released. Not for a QEMU that still loads a migration: it runs the guest later.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; another QEMU has locked a disk; [`QmpError::NotResumed`] if QEMU does not
-    /// finalize its migration within 10 s, or accepts the command and the vCPUs do not run.
+    /// Those of [`Qmp::execute`]; another QEMU has locked a disk; [`QmpError::NotResumed`] if QEMU
+    /// does not finalize its migration within 10 s, or accepts the command and the vCPUs do not
+    /// run.
     pub async fn resume(&self) -> Result<(), QmpError> {
         self.resume_within(FINALIZE_LIMIT).await
     }
@@ -50,7 +51,8 @@ impl Qmp {
         }
     }
 
-    /// Checks after `cont` that the vCPUs run, or have run. A closed monitor does not disprove that.
+    /// Checks after `cont` that the vCPUs run, or have run. A closed monitor does not disprove
+    /// that.
     async fn expect_running(&self) -> Result<(), QmpError> {
         match self.status().await {
             Ok(state) if !state.has_run() => {

@@ -1,7 +1,7 @@
-//! Processes of this machine, by what the kernel says of them.
+//! Processes of this machine, identified by facts from the kernel.
 //!
-//! Anybody may give a process any name and any arguments. Who a process is, is its users and its
-//! executable: those it cannot choose.
+//! Any process can choose its name and arguments. A process is identified by its users and its
+//! executable, which it cannot choose.
 
 use std::fs;
 use std::io;
@@ -10,19 +10,19 @@ use std::path::PathBuf;
 
 use crate::process::start_time_of;
 
-/// A process, as the kernel knows it.
+/// A process, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningProcess {
-    /// Its number.
+    /// Number of the process.
     pub pid: i32,
-    /// Start time, in clock ticks since the host's boot: with the number, its identity.
+    /// Start time, in clock ticks since the host's boot. With the number it identifies the process.
     pub start_time: u64,
     /// Real, effective, saved and file-system user.
     users: [u32; 4],
 }
 
 impl RunningProcess {
-    /// Reads one process. `None`: there is none of that number, or it has ended.
+    /// Reads one process. `None` if no process has that number, or it has ended.
     #[must_use]
     pub fn of(pid: i32) -> Option<RunningProcess> {
         let start_time = start_time_of(pid)?;
@@ -35,7 +35,7 @@ impl RunningProcess {
         })
     }
 
-    /// Returns all processes that this process sees.
+    /// Returns all processes that this process can see.
     ///
     /// # Errors
     /// /proc cannot be read.
@@ -43,20 +43,20 @@ impl RunningProcess {
         Ok(numbers()?.filter_map(RunningProcess::of))
     }
 
-    /// Whether any of its users is this one: it may act as that user.
+    /// Whether any of its users is this one, so that it may act as that user.
     #[must_use]
     pub fn may_act_as(&self, user: u32) -> bool {
         self.users.contains(&user)
     }
 
-    /// Whether it is this user's and nobody else's. Another user can neither start nor pass for
-    /// such a process.
+    /// Whether all of its users are this one. Another user can neither start nor imitate such a
+    /// process.
     #[must_use]
     pub fn belongs_to(&self, user: u32) -> bool {
         self.users == [user; 4]
     }
 
-    /// Whether all of its users are such.
+    /// Whether `is_such` holds for all of its users.
     #[must_use]
     pub fn is_wholly(&self, is_such: impl Fn(u32) -> bool) -> bool {
         self.users.iter().all(|user| is_such(*user))
@@ -64,26 +64,25 @@ impl RunningProcess {
 
     /// Whether its executable is a QEMU that root has installed.
     ///
-    /// The file may have been replaced since by an upgrade; the kernel still knows the one that
-    /// runs.
+    /// An upgrade may have replaced the file since; the kernel still knows the one that runs.
     #[must_use]
     pub fn runs_qemu(&self) -> bool {
         let link = PathBuf::from(format!("/proc/{}/exe", self.pid));
         let named = fs::read_link(&link).is_ok_and(|path| {
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"qemu"))
         });
-        // Followed by the kernel to the file itself.
+        // The kernel follows the link to the file itself.
         named && fs::metadata(&link).is_ok_and(|file| file.uid() == 0)
     }
 
-    /// Its arguments, each with a zero byte behind it: its own words, which tell two processes of a
-    /// trusted user apart and prove nothing of others.
+    /// Returns its arguments, each followed by a zero byte. The process chose them: they
+    /// distinguish processes of a trusted user and prove nothing about others.
     #[must_use]
     pub fn arguments(&self) -> Vec<u8> {
         fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default()
     }
 
-    /// What its environment says under a name; its own words too.
+    /// Returns a variable of its environment, which the process chose as well.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<String> {
         let environment = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
@@ -93,7 +92,7 @@ impl RunningProcess {
         String::from_utf8(value.to_vec()).ok()
     }
 
-    /// Whether process numbers mean the same to it as to this process.
+    /// Whether it is in the PID namespace of this process.
     #[must_use]
     pub fn shares_numbers(&self) -> bool {
         let space = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();
@@ -114,8 +113,8 @@ fn numbers() -> io::Result<impl Iterator<Item = i32>> {
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
-/// The owner of /proc/PID would not do: it is root for a process that has made itself undumpable
-/// (proc(5)).
+/// Reads the users of a process from its status. The owner of /proc/PID is unsuitable: it is root
+/// for a process that has made itself undumpable (proc(5)).
 fn users_of(pid: i32) -> Option<[u32; 4]> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -133,7 +132,7 @@ mod tests {
 
     const STRANGER: u32 = 1_999_950_000;
 
-    /// A process that calls itself what it likes.
+    /// Starts a process with arbitrary arguments and environment.
     fn pretender(user: Option<u32>) -> Child {
         let mut command = Command::new("/bin/sleep");
         command.arg0("qemu-system-x86_64").arg("1000").env("WHO", "qemu");
@@ -141,7 +140,7 @@ mod tests {
             command.uid(user);
         }
         let child = command.spawn().unwrap();
-        // It is there before the kernel has set its arguments and environment up.
+        // The process exists before the kernel has set up its arguments and environment.
         while RunningProcess::of(child.id().cast_signed()).unwrap().variable("WHO").is_none() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write them: `1GiB`, `512M`, `1073741824`.
+//! Sizes in bytes in human-readable form: `1GiB`, `512M`, `1073741824`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,33 +6,36 @@ use std::str::FromStr;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A number of bytes. Read from a number or from text with a binary unit (`K`, `KiB`, `M`, `MiB`, `G`, `GiB`, `T`,
-/// `TiB`: all powers of 1024, as QEMU's own options take them); written as text with the largest unit that is exact.
+/// A number of bytes. Parsed from a number, or from text with a binary unit (`K`, `KiB`, `M`,
+/// `MiB`, `G`, `GiB`, `T`, `TiB`: all powers of 1024, as in QEMU's own options). Formatted as text
+/// with the largest unit that is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
 /// Units by their first letter, largest first.
 const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 
-/// A size that could not be read.
+/// A size that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no size: write bytes or a whole number with K, M, G or T, like 1GiB or 1536M")]
+#[error(
+    "\"{0}\" is not a size: write bytes or a whole number with K, M, G or T, like 1GiB or 1536M"
+)]
 pub struct SizeError(String);
 
 impl ByteSize {
-    /// A size of that many bytes.
+    /// Creates a size from bytes.
     #[must_use]
     pub const fn from_bytes(bytes: u64) -> ByteSize {
         ByteSize(bytes)
     }
 
-    /// A size of that many MiB (saturating).
+    /// Creates a size from MiB (saturating).
     #[must_use]
     pub const fn from_mib(mib: u64) -> ByteSize {
         ByteSize(mib.saturating_mul(1 << 20))
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
@@ -77,7 +80,7 @@ impl utoipa::PartialSchema for ByteSize {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
         use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
         let kinds = SchemaType::from_iter([Type::String, Type::Integer]);
-        let said = "A number of bytes, or text such as `4GiB`; told as text.";
+        let said = "A number of bytes, or text such as `4GiB`. Responses contain text.";
         ObjectBuilder::new().schema_type(kinds).minimum(Some(0)).description(Some(said)).into()
     }
 }
@@ -106,7 +109,7 @@ impl<'de> Deserialize<'de> for ByteSize {
             fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
                 u64::try_from(bytes)
                     .map(ByteSize)
-                    .map_err(|_| E::custom("a size can't be negative"))
+                    .map_err(|_| E::custom("a size cannot be negative"))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
                 text.parse().map_err(E::custom)
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_read_in_human_readable_form() {
         for (text, bytes) in [
             ("4096", 4096),
             ("4K", 4096),

@@ -1,5 +1,5 @@
-//! What a VM is: the specification a user writes, checked, and the resolved form in which nothing is left to a
-//! host's defaults, so that both ends of a migration start the same machine.
+//! VM specifications: the form that a user writes, and the resolved form. The resolved form leaves
+//! nothing to a host's defaults, so that both ends of a migration start the same machine.
 
 mod name;
 
@@ -18,31 +18,34 @@ use godwit_types::Fault;
 
 pub use name::VmName;
 
-/// The CPU model of a VM whose specification names none: x86-64-v2 with AES.
+/// CPU model of a VM whose specification names none: x86-64-v2 with AES.
 ///
-/// A named model in a fixed version, so the guest sees the same CPU on every host (`host` and `max` show each
-/// host's own and must not be migrated). Every server CPU since 2011 has it, Intel or AMD; QEMU's TCG implements
-/// all of it (no warning in 7.2 or 10.0), so a VM may run on either accelerator; and it meets the baseline of
-/// today's distributions (Debian: x86-64-v1, RHEL 9: v2). `qemu64` would lack SSE4 and carry `svm`, which Intel
-/// hosts refuse; the later models have features that TCG lacks (`spec-ctrl`, `pcid`, `tsc-deadline`).
+/// It is a named model in a fixed version, so that the guest sees the same CPU on every host
+/// (`host` and `max` are host-specific and must not be migrated). Every Intel or AMD server CPU
+/// since 2011 has it. QEMU's TCG implements all of it (no warning in 7.2 or 10.0), so a VM may run
+/// on either accelerator. It meets the baseline of current distributions (Debian: x86-64-v1, RHEL
+/// 9: v2). `qemu64` would lack SSE4 and include `svm`, which Intel hosts refuse; the later models
+/// have features that TCG lacks (`spec-ctrl`, `pcid`, `tsc-deadline`).
 pub const DEFAULT_CPU_MODEL: &str = "Westmere-v1";
 
-/// The machine type of a VM whose specification names none; resolved to the versioned type behind it.
+/// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
+/// it.
 pub const DEFAULT_MACHINE: &str = "q35";
 
-/// Bytes in a page, the unit that memory blocks are made of.
+/// Bytes in a page, the unit of memory blocks.
 const PAGE_BYTES: u64 = 4096;
-/// QEMU rounds a machine's memory up to this (7.2 `set_memory_options`) and then refuses a backend of another size.
+/// QEMU rounds a machine's memory up to a multiple of this (7.2 `set_memory_options`) and then
+/// refuses a backend of another size.
 const TOTAL_MEMORY_UNIT_BYTES: u64 = 8192;
 /// Most memory blocks (NUMA nodes) a VM may have.
 const MAX_MEMORY_BLOCKS: usize = 64;
-/// Least memory that a PC starts with.
+/// Least memory with which a PC starts.
 const MIN_MEMORY_BYTES: u64 = 1 << 20;
 /// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
 const MAX_VCPUS: u32 = 4096;
 /// Most backing files of a disk. A longer chain is a loop.
 pub(crate) const MOST_BACKING_FILES: usize = 31;
-/// Longest kernel command line that x86 takes (COMMAND_LINE_SIZE, Linux 6).
+/// Longest kernel command line on x86 (COMMAND_LINE_SIZE, Linux 6).
 const MAX_CMDLINE_BYTES: usize = 2047;
 
 /// A VM as its user describes it. JSON or TOML; unknown keys are refused.
@@ -52,22 +55,23 @@ const MAX_CMDLINE_BYTES: usize = 2047;
 pub struct VmSpec {
     /// Unique among all hosts; letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Memory blocks; several become as many NUMA nodes. A bare size stands for one shared block.
+    /// Memory blocks; several become as many NUMA nodes. A bare size means one shared block.
     #[serde(default = "default_memory", deserialize_with = "memory_blocks")]
     pub memory: Vec<MemoryBlock>,
     /// Number of vCPUs.
     #[serde(default = "default_vcpus")]
     pub vcpus: u32,
-    /// A CPU model of `qemu -cpu help`, with `,+feature` or `,-feature` behind it if wanted. Default: [`DEFAULT_CPU_MODEL`].
+    /// A CPU model of `qemu -cpu help`, optionally followed by `,+feature` or `,-feature`. Default:
+    /// [`DEFAULT_CPU_MODEL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_model: Option<String>,
     /// A machine type or alias of `qemu -machine help`. Default: [`DEFAULT_MACHINE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// What runs the guest's code.
+    /// Accelerator that runs the guest's code.
     #[serde(default)]
     pub accel: Accel,
-    /// Another QEMU than the host's own.
+    /// A QEMU other than the host's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub qemu: Option<PathBuf>,
@@ -88,13 +92,15 @@ pub struct VmSpec {
     /// Network interfaces, in the order in which the guest finds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<Nic>,
-    /// Further `-device` arguments, as QEMU takes them.
+    /// Further `-device` arguments in QEMU's syntax.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<String>,
-    /// It is never run while pages of its memory are at another host: a migration that can't end otherwise fails.
+    /// Whether the guest must never run while pages of its memory are at another host. A migration
+    /// that cannot end otherwise fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
-    /// What tells it from every other VM, whatever their names; the guest reads it too (SMBIOS). Default: drawn at random.
+    /// Identity of the VM, independent of its name; the guest reads it too (SMBIOS). Default:
+    /// random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub uuid: Option<Uuid>,
@@ -107,20 +113,20 @@ pub struct VmSpec {
 pub struct MemoryBlock {
     /// A multiple of 4 KiB.
     pub size: ByteSize,
-    /// Where the pages live.
+    /// Where the pages are stored.
     #[serde(default)]
     pub backing: Backing,
 }
 
 impl MemoryBlock {
-    /// A block in a file that the agent maps too: what the external engine moves.
+    /// Creates a block in a file that the agent maps too, which the external engine can move.
     #[must_use]
     pub fn shared(size: ByteSize) -> MemoryBlock {
         MemoryBlock { size, backing: Backing::Shared }
     }
 }
 
-/// Where the pages of a memory block live.
+/// Where the pages of a memory block are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -132,21 +138,21 @@ pub enum Backing {
     Private,
 }
 
-/// What a user asks to run the guest's code with.
+/// Accelerator that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Accel {
-    /// KVM where a 64-bit guest really runs on it, else TCG.
+    /// KVM if the host's probe ran a 64-bit guest on it, otherwise TCG.
     #[default]
     Auto,
-    /// KVM, also where the host's probe for 64-bit guests failed (a 32-bit guest may run all the same).
+    /// KVM, even if the host's probe for 64-bit guests failed (a 32-bit guest may still run).
     Kvm,
     /// QEMU's own translator.
     Tcg,
 }
 
-/// What runs the guest's code, decided.
+/// Accelerator after resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -158,7 +164,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// The name that QEMU's `-accel` takes.
+    /// Name for QEMU's `-accel`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -174,15 +180,16 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// A disk: an image on a path that every host of the VM sees.
+/// A disk: an image at a path that exists on every host of the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Disk {
-    /// The image, absolute.
+    /// Absolute path of the image.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
-    /// The image's format. Never guessed from its content: a guest could write another header into a raw image.
+    /// Format of the image. Never guessed from its content: a guest could write another header into
+    /// a raw image.
     pub format: DiskFormat,
     /// Whether the guest may only read it.
     #[serde(default)]
@@ -194,7 +201,7 @@ pub struct Disk {
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum DiskFormat {
-    /// The disk's bytes, one by one.
+    /// The bytes of the disk without a header.
     Raw,
     /// QEMU's own format.
     Qcow2,
@@ -223,9 +230,8 @@ pub struct ResolvedDisk {
     /// See [`Disk::readonly`].
     #[serde(default)]
     pub readonly: bool,
-    /// Backing files, from the image's own down to the one without a further one. None: not
-    /// recorded, as in definitions of releases that recorded no chains. A raw image has no chain to
-    /// record.
+    /// Backing files, from the image's own down to the last one. `None`: not recorded, as in
+    /// definitions of releases that recorded no chains. A raw image has no chain to record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<Vec<BackingFile>>,
 }
@@ -249,11 +255,11 @@ impl ResolvedDisk {
     }
 }
 
-/// A file that an image, or another backing file, is made on top of.
+/// A backing file of an image, or of another backing file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackingFile {
-    /// Its real path, every link followed.
+    /// Real path, with every link resolved.
     pub path: PathBuf,
     pub format: DiskFormat,
 }
@@ -269,34 +275,35 @@ impl fmt::Display for BackingFile {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Nic {
-    /// The network of the host's configuration that it joins.
+    /// The network in the host's configuration that it joins.
     pub network: String,
-    /// Its hardware address. Default: made from the VM's name and the interface's place.
+    /// Hardware address. Default: derived from the VM's name and the interface's position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// The address the guest has there: for those who watch it from outside, never given to the guest.
+    /// Address of the guest in that network, for external monitoring. It is never given to the
+    /// guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub address: Option<IpAddr>,
 }
 
-/// A VM in which nothing is left to defaults: what a host starts, what it remembers, what it sends to another host.
+/// A VM without defaults: the form that a host starts, stores and sends to another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResolvedSpec {
     /// See [`VmSpec::name`].
     pub name: VmName,
-    /// At least one block. Block `i` has the id `ram<i>` in QEMU.
+    /// At least one block. Block `i` has the ID `ram<i>` in QEMU.
     pub memory: Vec<MemoryBlock>,
-    /// At least one.
+    /// At least one vCPU.
     pub vcpus: u32,
-    /// What `-cpu` gets.
+    /// Value of `-cpu`.
     pub cpu_model: String,
-    /// A versioned machine type, `pc-q35-7.2`.
+    /// A versioned machine type, such as `pc-q35-7.2`.
     pub machine: String,
-    /// What runs the guest's code.
+    /// Accelerator that runs the guest's code.
     pub accel: Accelerator,
-    /// Another QEMU than the host's own, if the user asked for one.
+    /// A QEMU other than the host's own, if the user requested one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qemu: Option<PathBuf>,
     /// See [`VmSpec::kernel`].
@@ -311,7 +318,7 @@ pub struct ResolvedSpec {
     /// Disks with their backing chains. See [`VmSpec::disks`].
     #[serde(default)]
     pub disks: Vec<ResolvedDisk>,
-    /// Network interfaces with their addresses.
+    /// Network interfaces with their hardware addresses.
     #[serde(default)]
     pub nics: Vec<ResolvedNic>,
     /// See [`VmSpec::extra_devices`].
@@ -331,32 +338,32 @@ pub struct ResolvedSpec {
 pub struct ResolvedNic {
     /// See [`Nic::network`].
     pub network: String,
-    /// The hardware address, the same on every host.
+    /// Hardware address, the same on every host.
     pub mac: MacAddress,
     /// See [`Nic::address`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
 }
 
-/// Why a specification is refused. The text says what and why; [`SpecError::remedy`] what to do.
+/// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// A name that can't be part of file names.
-    #[error("\"{name}\" can't be a VM's name")]
+    /// The name cannot be part of file names.
+    #[error("\"{name}\" is not a valid VM name")]
     Name { name: String },
-    /// Memory that QEMU would refuse.
-    #[error("the VM's memory is refused: {why}")]
+    /// QEMU would refuse the memory.
+    #[error("invalid VM memory: {why}")]
     Memory {
         /// What is wrong with it.
         why: String,
     },
-    /// No vCPU, or more than KVM has.
-    #[error("{vcpus} vCPUs: a VM has 1 to {MAX_VCPUS}")]
+    /// No vCPU, or more than KVM supports.
+    #[error("invalid number of vCPUs {vcpus}: a VM has 1 to {MAX_VCPUS}")]
     Vcpus {
         /// The number given.
         vcpus: u32,
     },
-    /// A relative path, or one that is no UTF-8.
+    /// The path is relative or not UTF-8.
     #[error("{role} \"{}\" is {why}", path.display())]
     Path {
         /// What the path is for.
@@ -365,54 +372,52 @@ pub enum SpecError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// Neither a kernel nor a disk.
+    /// The specification has neither a kernel nor a disk.
     #[error("the VM has nothing to boot: no kernel and no disk")]
     NothingToBoot,
-    /// An initrd or a command line without a kernel.
+    /// An initrd or a command line is given without a kernel.
     #[error("{what} was given without a kernel")]
     NoKernel {
-        /// Which option lacks its kernel.
+        /// The option that lacks its kernel.
         what: &'static str,
     },
-    /// A kernel command line that the kernel would cut, or that holds a control character.
-    #[error("the kernel command line is refused: {why}")]
+    /// The kernel would truncate the command line, or it contains a control character.
+    #[error("invalid kernel command line: {why}")]
     Cmdline {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// No hardware address of a single station.
-    #[error("\"{mac}\" is no hardware address of a network interface")]
+    /// The address is not a hardware address of a single station.
+    #[error("\"{mac}\" is not a hardware address of a network interface")]
     Mac {
-        /// The address given.
+        /// The given address.
         mac: String,
     },
-    /// Two interfaces with one hardware address.
+    /// Two interfaces have one hardware address.
     #[error("two network interfaces have the hardware address {mac}")]
     MacTwice { mac: MacAddress },
-    /// A value that would spill into other options.
-    #[error(
-        "{what} \"{value}\" is refused: it is empty or holds a character that has no place there"
-    )]
+    /// The value would spill into other options.
+    #[error("invalid {what} \"{value}\": it is empty or contains a character that is not allowed")]
     Value {
-        /// Which option.
+        /// The option.
         what: &'static str,
         value: String,
     },
-    /// A machine type that this QEMU lacks.
+    /// This QEMU lacks the machine type.
     #[error("machine type \"{machine}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownMachine {
-        /// The machine type given.
+        /// The given machine type.
         machine: String,
         qemu: PathBuf,
         version: String,
     },
-    /// A CPU model that this QEMU lacks.
+    /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
 }
 
 impl SpecError {
-    /// A stable code for programs.
+    /// Stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -437,16 +442,19 @@ impl SpecError {
             SpecError::Name { .. } => {
                 let most = VmName::MAX_BYTES;
                 format!(
-                    "use 1 to {most} letters, digits, \"-\", \"_\" or \".\", starting with a letter or digit"
+                    "use 1 to {most} letters, digits, \"-\", \"_\" or \".\", starting with a \
+                    letter or digit"
                 )
             }
             SpecError::Memory { .. } => {
-                "give blocks like 1GiB, each a multiple of 4 KiB, 8 KiB in all".to_owned()
+                "give blocks like 1GiB, each a multiple of 4 KiB, with a total that is a multiple \
+                of 8 KiB"
+                    .to_owned()
             }
             SpecError::Vcpus { .. } => {
-                "set vcpus to the number of CPUs the guest shall have".to_owned()
+                "set vcpus to the number of CPUs that the guest shall have".to_owned()
             }
-            SpecError::Path { .. } => "give the absolute path as the host sees it".to_owned(),
+            SpecError::Path { .. } => "give the absolute path on the host".to_owned(),
             SpecError::NothingToBoot => "give a kernel (with initrd) or a disk image".to_owned(),
             SpecError::NoKernel { .. } => "give the kernel too, or leave this out".to_owned(),
             SpecError::Cmdline { .. } => {
@@ -456,9 +464,9 @@ impl SpecError {
                 "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
                     .to_owned()
             }
-            SpecError::MacTwice { .. } => "give each interface its own, or leave it out".to_owned(),
+            SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
             SpecError::Value { .. } => {
-                "see the names that the host's QEMU and configuration know".to_owned()
+                "use a name that the host's QEMU and configuration know".to_owned()
             }
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
@@ -469,7 +477,7 @@ impl SpecError {
         }
     }
 
-    /// Code, message and remedy together.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn fault(&self) -> Fault {
         Fault::new(self.code(), self.to_string(), self.remedy())
@@ -484,7 +492,7 @@ fn default_memory() -> Vec<MemoryBlock> {
     vec![MemoryBlock::shared(ByteSize::from_mib(1024))]
 }
 
-/// Takes `"1GiB"`, `1073741824`, one block or a list of blocks.
+/// Accepts `"1GiB"`, `1073741824`, one block or a list of blocks.
 fn memory_blocks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<MemoryBlock>, D::Error> {
     #[derive(Deserialize)]
     #[serde(
@@ -504,7 +512,7 @@ fn memory_blocks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Memor
 }
 
 impl VmSpec {
-    /// A VM of that name with one vCPU, 1 GiB of shared memory and nothing to boot yet.
+    /// Creates a VM of that name with one vCPU, 1 GiB of shared memory and nothing to boot yet.
     #[must_use]
     pub fn new(name: impl Into<String>) -> VmSpec {
         VmSpec {
@@ -526,10 +534,10 @@ impl VmSpec {
         }
     }
 
-    /// Checks all that can be checked without a host.
+    /// Checks everything that can be checked without a host.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error found.
     pub fn validate(&self) -> Result<(), SpecError> {
         VmName::new(self.name.as_str())?;
         check_memory(&self.memory)?;
@@ -577,7 +585,7 @@ impl VmSpec {
                 Err(SpecError::Cmdline { why: "it is too long" })
             }
             Some(line) if line.chars().any(char::is_control) => {
-                Err(SpecError::Cmdline { why: "it holds a control character" })
+                Err(SpecError::Cmdline { why: "it contains a control character" })
             }
             _ => Ok(()),
         }
@@ -598,10 +606,11 @@ impl VmSpec {
         Ok(nics)
     }
 
-    /// Settles what the specification leaves open, with the QEMU that will run it and what the host's KVM can do.
+    /// Resolves everything that the specification leaves open, for the QEMU that will run it and
+    /// the host's KVM.
     ///
     /// # Errors
-    /// Whatever [`VmSpec::validate`] finds, and machine types and CPU models that this QEMU lacks.
+    /// Those of [`VmSpec::validate`], and machine types and CPU models that this QEMU lacks.
     pub fn resolve(self, qemu: &QemuInfo, accel: &AccelProbe) -> Result<ResolvedSpec, SpecError> {
         self.validate()?;
         let machine = self.machine.as_deref().unwrap_or(DEFAULT_MACHINE);
@@ -643,29 +652,29 @@ impl VmSpec {
 }
 
 impl ResolvedSpec {
-    /// All memory of the guest, in bytes.
+    /// Total guest memory in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory.iter().map(|block| block.size.bytes()).fold(0, u64::saturating_add)
     }
 
-    /// The memory of the guest that lives in files of the RAM directory, in bytes.
+    /// Guest memory in files of the RAM directory, in bytes.
     #[must_use]
     pub fn shared_memory_bytes(&self) -> u64 {
         let shared = self.memory.iter().filter(|block| block.backing == Backing::Shared);
         shared.map(|block| block.size.bytes()).fold(0, u64::saturating_add)
     }
 
-    /// Checks a specification that came from a peer as strictly as one that came from a user.
+    /// Checks a specification from a peer as strictly as one from a user.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error found.
     pub fn validate(&self) -> Result<(), SpecError> {
         self.to_vm_spec().validate()?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(check_chain)
     }
 
-    /// The same VM as a specification with every choice spelled out.
+    /// Returns the VM as a specification with every choice spelled out.
     #[must_use]
     pub fn to_vm_spec(&self) -> VmSpec {
         VmSpec {
@@ -710,11 +719,11 @@ fn check_value(what: &'static str, value: &str, punctuation: &str) -> Result<(),
 fn check_path(role: &'static str, path: &Path) -> Result<(), SpecError> {
     let error = |why| Err(SpecError::Path { role, path: path.to_owned(), why });
     match path.to_str() {
-        None => error("no UTF-8"),
+        None => error("not UTF-8"),
         Some(text) if text.chars().any(char::is_control) => {
             error("a path with a control character")
         }
-        Some(_) if !path.is_absolute() => error("no absolute path"),
+        Some(_) if !path.is_absolute() => error("not an absolute path"),
         Some(_) => Ok(()),
     }
 }
@@ -743,7 +752,7 @@ fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
         let bytes = block.size.bytes();
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
             return error(format!(
-                "block {index} of {} is no whole number of 4 KiB pages",
+                "block {index} of {} is not a whole number of 4 KiB pages",
                 block.size
             ));
         }
@@ -756,7 +765,7 @@ fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
         return error(format!("{} in all is less than 1 MiB", ByteSize::from_bytes(total_bytes)));
     }
     if !total_bytes.is_multiple_of(TOTAL_MEMORY_UNIT_BYTES) {
-        return error(format!("{total_bytes} bytes in all is no multiple of 8 KiB"));
+        return error(format!("{total_bytes} bytes in all is not a multiple of 8 KiB"));
     }
     Ok(())
 }

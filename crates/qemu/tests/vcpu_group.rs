@@ -1,4 +1,4 @@
-//! A thread of this process, as a vCPU, in a group of this machine's own hierarchy.
+//! A test with a thread of this process as a vCPU, in a group of this machine's own hierarchy.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -15,7 +15,7 @@ fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap()
 }
 
-/// A thread that computes all the time, and stops with this.
+/// A thread that computes all the time, and ends when this is dropped.
 struct Busy {
     thread: u32,
     over: Arc<AtomicBool>,
@@ -24,10 +24,10 @@ struct Busy {
 impl Busy {
     fn start() -> Busy {
         let over = Arc::new(AtomicBool::new(false));
-        let (told, id) = mpsc::channel();
+        let (sender, id) = mpsc::channel();
         let until = Arc::clone(&over);
         std::thread::spawn(move || {
-            told.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            sender.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
             while !until.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
@@ -48,10 +48,10 @@ impl Busy {
         Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
     }
 
-    /// The share of a CPU that it gets for a time.
+    /// Measures its share of a CPU over a time.
     fn share(&self, time: Duration) -> f64 {
         let (begun, before) = (Instant::now(), self.ran());
-        // Nobody sends: it waits for the time.
+        // Nothing is sent: this waits for the time to pass.
         let (_keep, nothing) = mpsc::channel::<()>();
         let _ = nothing.recv_timeout(time);
         (self.ran() - before).as_secs_f64() / begun.elapsed().as_secs_f64()
@@ -64,7 +64,7 @@ impl Drop for Busy {
     }
 }
 
-/// A group at this share; none, with the reason printed, where this machine has none to give.
+/// Returns a group with this share; `None`, with the reason printed, if this machine offers none.
 fn group_at(busy: &Busy, share: f64) -> Option<VcpuGroup> {
     let mut group = VcpuGroup::new(&VmName::new("test").unwrap(), own_pid(), vec![busy.thread]);
     match group.set_share(Some(share)) {
@@ -84,7 +84,7 @@ fn group_at(busy: &Busy, share: f64) -> Option<VcpuGroup> {
 }
 
 #[test]
-fn a_thread_is_slowed_and_put_back() {
+fn a_thread_is_slowed_and_released() {
     let busy = Busy::start();
     let before = busy.groups();
     let main = || fs::read_to_string(format!("/proc/{0}/task/{0}/cgroup", own_pid())).unwrap();
@@ -93,7 +93,7 @@ fn a_thread_is_slowed_and_put_back() {
     let name = format!("godwit.test.{}", own_pid());
     assert!(busy.groups().contains(&name), "{}", busy.groups());
     assert_eq!(main(), main_before, "the other threads stay where they are");
-    // What it had left of its slice when the limit came is gone after a period or two.
+    // The rest of its time slice from before the limit is used up after a period or two.
     busy.share(Duration::from_millis(200));
     let share = busy.share(Duration::from_secs(1));
     assert!(share < 0.15, "{share} of a CPU at a tenth");
@@ -102,7 +102,7 @@ fn a_thread_is_slowed_and_put_back() {
     assert!(share > 0.15, "{share} of a CPU without a limit");
     drop(group);
     assert_eq!(busy.groups(), before);
-    // An agent dies over the next one.
+    // An agent dies while the next group is in use.
     let group = group_at(&busy, 0.1).unwrap();
     std::mem::forget(group);
     assert!(put_back_vcpus(own_pid()).unwrap());
@@ -111,7 +111,7 @@ fn a_thread_is_slowed_and_put_back() {
     ends_with_its_threads(busy);
 }
 
-/// A QEMU that ends leaves an empty group, which goes as well.
+/// Ends the threads as an ending QEMU does. The empty group that this leaves is removed as well.
 fn ends_with_its_threads(busy: Busy) {
     let mut group = group_at(&busy, 1.0).unwrap();
     group.set_share(Some(0.5)).unwrap();

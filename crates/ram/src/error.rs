@@ -20,23 +20,31 @@ pub enum RamError {
         source: io::Error,
     },
     /// A RAM file with that name exists already.
-    #[error("{path} exists already: another VM of this name runs or has left its RAM behind; stop it, or remove the file",
-        path = path.display())]
+    #[error(
+        "{path} exists already: another VM of this name runs or has left its RAM behind; stop it, \
+        or remove the file",
+        path = path.display()
+    )]
     Exists {
         /// The file.
         path: PathBuf,
     },
     /// The size is zero or not in whole pages.
-    #[error("a RAM block of {size_bytes} bytes ({path}): the size must be a multiple of 4096 bytes and not zero",
-        path = path.display())]
+    #[error(
+        "a RAM block of {size_bytes} bytes ({path}): the size must be a multiple of 4096 bytes and \
+        not zero",
+        path = path.display()
+    )]
     Size {
         /// The file.
         path: PathBuf,
         size_bytes: u64,
     },
     /// The host has not enough memory left.
-    #[error("no memory left for {bytes} bytes of {path}: free memory on this host, or choose another",
-        path = path.display())]
+    #[error(
+        "no memory left for {bytes} bytes of {path}: free memory on this host, or choose another",
+        path = path.display()
+    )]
     NoSpace {
         /// The file.
         path: PathBuf,
@@ -44,7 +52,10 @@ pub enum RamError {
         bytes: u64,
     },
     /// The pages or bytes are outside the block.
-    #[error("bytes {offset_bytes} to {end_bytes} lie outside {path} of {size_bytes} bytes", path = path.display())]
+    #[error(
+        "bytes {offset_bytes} to {end_bytes} lie outside {path} of {size_bytes} bytes",
+        path = path.display()
+    )]
     OutOfBounds {
         /// The file.
         path: PathBuf,
@@ -55,15 +66,22 @@ pub enum RamError {
         size_bytes: u64,
     },
     /// Another file system than tmpfs is mounted where guest RAM should be.
-    #[error("{path} is a mount of another kind than tmpfs: guest RAM can only be tracked on tmpfs; unmount it, or \
-        choose another ram_dir", path = path.display())]
+    #[error(
+        "{path} is a mount of another kind than tmpfs: guest RAM can only be tracked on tmpfs; \
+        unmount it, or choose another ram_dir",
+        path = path.display()
+    )]
     NotTmpfs {
         /// The directory.
         path: PathBuf,
     },
     /// The tmpfs could not be mounted.
-    #[error("cannot mount a tmpfs for guest RAM at {path}: {source}; run the agent as root (CAP_SYS_ADMIN), or mount \
-        one there beforehand (mount -t tmpfs -o huge=within_size,size=100% godwit-ram {path})", path = path.display())]
+    #[error(
+        "cannot mount a tmpfs for guest RAM at {path}: {source}; run the agent as root \
+        (CAP_SYS_ADMIN), or mount one there beforehand (mount -t tmpfs -o \
+        huge=within_size,size=100% godwit-ram {path})",
+        path = path.display()
+    )]
     Mount {
         /// The directory.
         path: PathBuf,
@@ -88,8 +106,8 @@ impl RamError {
 pub enum TrackError {
     /// The kernel lacks a feature that tracking needs.
     #[error(
-        "this kernel ({found}) cannot track dirty pages from outside QEMU ({missing}): boot Linux 6.7 or later, \
-        or migrate with --engine qemu"
+        "this kernel ({found}) cannot track dirty pages from outside QEMU ({missing}): boot Linux \
+        6.7 or later, or migrate with --engine qemu"
     )]
     KernelTooOld {
         /// The running kernel's release.
@@ -98,8 +116,8 @@ pub enum TrackError {
     },
     /// The kernel's page size is not 4 KiB.
     #[error(
-        "this kernel's pages are of {found} bytes, and Godwit tracks pages of 4096: boot a kernel with 4 KiB pages, \
-        or migrate with --engine qemu"
+        "this kernel's pages are of {found} bytes, and Godwit tracks pages of 4096: boot a kernel \
+        with 4 KiB pages, or migrate with --engine qemu"
     )]
     PageSize {
         /// The page size, in bytes.
@@ -107,45 +125,63 @@ pub enum TrackError {
     },
     /// No userfaultfd is available.
     #[error(
-        "no userfaultfd to be had: {reason}; run the agent as root, and see that /dev/userfaultfd is there \
-        (CONFIG_USERFAULTFD) and not barred by a container's device rules"
+        "no userfaultfd available: {reason}; run the agent as root, and check that \
+        /dev/userfaultfd is there (CONFIG_USERFAULTFD) and not barred by a container's device rules"
     )]
     NoUserfaultfd {
         /// What refused it, and why.
         reason: String,
     },
     /// QEMU runs without the tracker library.
-    #[error("QEMU does not answer at {socket} ({source}): it was not started with the tracker library; stop the VM and \
-        start it by this agent (LD_PRELOAD=libgodwit_tracker.so), or migrate with --engine qemu", socket = socket.display())]
+    #[error(
+        "QEMU does not answer at {socket} ({source}): it was not started with the tracker library; \
+        stop the VM and start it by this agent (LD_PRELOAD=libgodwit_tracker.so), or migrate with \
+        --engine qemu",
+        socket = socket.display()
+    )]
     LibraryMissing {
         socket: PathBuf,
         /// The error of connecting or waiting.
         source: io::Error,
     },
     /// The answer did not come from a tracker library of this version.
-    #[error("the tracker library at {socket} gave an answer that this agent does not understand: it is of another \
-        version; restart the VM with this agent's library, or migrate with --engine qemu", socket = socket.display())]
+    #[error(
+        "the tracker library at {socket} gave an answer that this agent does not understand: it is \
+        of another version; restart the VM with this agent's library, or migrate with --engine \
+        qemu",
+        socket = socket.display()
+    )]
     LibraryVersion { socket: PathBuf },
     /// The version of the library in QEMU keeps no userfaultfd.
-    #[error("the tracker library at {socket} is too old for a guest that runs before its memory is there: an earlier agent \
-        started the VM; migrate it with pre-copy alone, or restart it by this agent", socket = socket.display())]
+    #[error(
+        "the tracker library at {socket} is too old for a guest that runs before its memory is \
+        there: an earlier agent started the VM; migrate it with pre-copy alone, or restart it by \
+        this agent",
+        socket = socket.display()
+    )]
     LibraryTooOld { socket: PathBuf },
     /// The library in QEMU has no copy of a userfaultfd.
-    #[error("the tracker library at {socket} keeps no userfaultfd: no memory of this VM was waited for when its agent ended, \
-        or QEMU has been started anew since", socket = socket.display())]
+    #[error(
+        "the tracker library at {socket} keeps no userfaultfd: no memory of this VM was waited for \
+        when its agent ended, or QEMU has been started anew since",
+        socket = socket.display()
+    )]
     NothingKept { socket: PathBuf },
     /// The userfaultfd belongs to another process than the one to be tracked.
     #[error(
-        "the tracker library that answered does not run in process {pid}: the VM's tracker socket is another VM's; \
-        restart the VM by this agent"
+        "the tracker library that answered does not run in process {pid}: the VM's tracker socket \
+        is another VM's; restart the VM by this agent"
     )]
     WrongProcess {
         /// The process that should have answered.
         pid: i32,
     },
     /// The RAM file is not in QEMU's address space.
-    #[error("process {pid} does not map {path}: the VM's RAM is not in that file; start it with \
-        memory-backend-file,share=on,mem-path={path}, or migrate with --engine qemu", path = path.display())]
+    #[error(
+        "process {pid} does not map {path}: the VM's RAM is not in that file; start it with \
+        memory-backend-file,share=on,mem-path={path}, or migrate with --engine qemu",
+        path = path.display()
+    )]
     NotMapped {
         /// QEMU's process.
         pid: i32,
@@ -153,8 +189,11 @@ pub enum TrackError {
         path: PathBuf,
     },
     /// The RAM file is mapped privately.
-    #[error("process {pid} maps {path} privately: what the guest writes stays in QEMU; start the VM with share=on in its \
-        memory-backend-file, or migrate with --engine qemu", path = path.display())]
+    #[error(
+        "process {pid} maps {path} privately: what the guest writes stays in QEMU; start the VM \
+        with share=on in its memory-backend-file, or migrate with --engine qemu",
+        path = path.display()
+    )]
     NotShared {
         /// QEMU's process.
         pid: i32,
@@ -162,28 +201,36 @@ pub enum TrackError {
         path: PathBuf,
     },
     /// The file system does not support write protection from user space.
-    #[error("the kernel cannot track {path}: it must lie on a tmpfs; put ram_dir there, or migrate with --engine qemu",
-        path = path.display())]
+    #[error(
+        "the kernel cannot track {path}: it must lie on a tmpfs; put ram_dir there, or migrate \
+        with --engine qemu",
+        path = path.display()
+    )]
     NotTrackable {
         /// The RAM file.
         path: PathBuf,
     },
     /// Another program tracks the same memory.
-    #[error("{path} is being tracked already: another migration of this VM runs, or another tool holds a userfaultfd \
-        of its QEMU; let it end first", path = path.display())]
+    #[error(
+        "{path} is being tracked already: another migration of this VM runs, or another tool holds \
+        a userfaultfd of its QEMU; let it end first",
+        path = path.display()
+    )]
     AlreadyTracked {
         /// The RAM file.
         path: PathBuf,
     },
     /// The userfaultfd does not deliver faults that occur in the kernel.
     #[error(
-        "the guest can't be made to wait, for its writes to be slowed or its memory to come: QEMU may only handle its own \
-        faults; run the agent as root with /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1, and start the VM again"
+        "cannot make the guest wait, for its writes to be slowed or its memory to come: QEMU may \
+        only handle its own faults; run the agent as root with /dev/userfaultfd, or set \
+        vm.unprivileged_userfaultfd=1, and start the VM again"
     )]
     NoKernelFaults,
     /// The thread that answers throttled writes has ended.
     #[error(
-        "the writes of process {pid} that were slowed can't be answered any more: the kernel's userfaultfd failed"
+        "the slowed writes of process {pid} cannot be resolved any more: the kernel's userfaultfd \
+        failed"
     )]
     ThrottleFailed {
         /// QEMU's process.
@@ -192,8 +239,8 @@ pub enum TrackError {
     /// Each watched stretch of memory is a mapping of its own, and there are as many as the kernel
     /// allows.
     #[error(
-        "process {pid} has as many mappings as the kernel allows: what is missing of its memory is too scattered; raise \
-        vm.max_map_count (sysctl) on this host, or migrate with pre-copy alone"
+        "process {pid} has as many mappings as the kernel allows: what is missing of its memory is \
+        too scattered; raise vm.max_map_count (sysctl) on this host, or migrate with pre-copy alone"
     )]
     TooManyMappings {
         /// QEMU's process.
@@ -201,8 +248,9 @@ pub enum TrackError {
     },
     /// QEMU maps a RAM block in more places than a stock QEMU ever does.
     #[error(
-        "cannot track {path}: process {pid} maps it at more than {limit} places; its guest may have broken out of \
-        QEMU: stop the VM and start it again", path = path.display()
+        "cannot track {path}: process {pid} maps it at more than {limit} places; its guest may \
+        have broken out of QEMU: stop the VM and start it again",
+        path = path.display()
     )]
     TooManyPlaces {
         /// QEMU's process.
@@ -214,8 +262,8 @@ pub enum TrackError {
     },
     /// QEMU's list of mappings is longer than the maximum that is read.
     #[error(
-        "cannot read the mappings of process {pid}: there are more than {limit}, or the path of one is too long; its \
-        guest may have broken out of QEMU: stop the VM and start it again"
+        "cannot read the mappings of process {pid}: there are more than {limit}, or the path of \
+        one is too long; its guest may have broken out of QEMU: stop the VM and start it again"
     )]
     MapsTooLong {
         /// QEMU's process.
@@ -224,7 +272,11 @@ pub enum TrackError {
         limit: usize,
     },
     /// There is no such RAM block, or the pages are outside it.
-    #[error("pages {} to {} of RAM block {block} are not among those tracked", range.first, range.end())]
+    #[error(
+        "pages {} to {} of RAM block {block} are not among those tracked",
+        range.first,
+        range.end()
+    )]
     OutOfBounds {
         block: usize,
         /// The pages requested.

@@ -114,7 +114,7 @@ mod tests {
     /// Checks that a reader survives: a destination that discards a shadow empties its files while
     /// a reader may still be handling zero pages.
     #[test]
-    fn zeros_for_a_file_that_was_emptied_kill_nobody() {
+    fn zeros_for_an_emptied_file_kill_no_process() {
         let folder = tempfile::tempdir().unwrap();
         let region = Region::create(&folder.path().join("ram"), 8 * PAGE_SIZE, None).unwrap();
         region.copy_in(0, &[7; 8 * 4096]).unwrap();

@@ -16,7 +16,8 @@
 //! change: such memory is read through raw pointers or by the kernel.
 #![allow(
     unsafe_code,
-    reason = "memory shared with another process is mapped and read through raw pointers here, so that nobody else has to"
+    reason = "memory shared with another process is mapped and read through raw pointers here, so \
+        that nobody else has to"
 )]
 
 mod child;

@@ -51,7 +51,11 @@ proptest! {
             match step {
                 Step::Insert(block, pages) => {
                     missing.insert(block, pages);
-                    model.extend((pages.first..pages.end()).filter(|page| inside(block, *page)).map(|page| (block, page)));
+                    model.extend(
+                        (pages.first..pages.end())
+                            .filter(|page| inside(block, *page))
+                            .map(|page| (block, page)),
+                    );
                 }
                 Step::Remove(block, page) => {
                     prop_assert_eq!(missing.remove(block, page), model.remove(&(block, page)));
@@ -66,8 +70,9 @@ proptest! {
             let runs = missing.runs(block, within);
             prop_assert!(runs.windows(2).all(|pair| pair[0].end() < pair[1].first));
             let found: Vec<u64> = runs.iter().flat_map(|run| run.first..run.end()).collect();
-            let expected: Vec<u64> =
-                (within.first..within.end()).filter(|page| model.contains(&(block, *page))).collect();
+            let expected: Vec<u64> = (within.first..within.end())
+                .filter(|page| model.contains(&(block, *page)))
+                .collect();
             prop_assert_eq!(missing.count_in(block, within), expected.len() as u64);
             prop_assert_eq!(found, expected);
             for page in 0..220 {
@@ -77,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_in_a_file_is_refused_or_read(at in 0..4160usize, value: u8, cut in 0..5000u64) {
+    fn any_file_is_refused_or_read(at in 0..4160usize, value: u8, cut in 0..5000u64) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing");
         drop(MissingPages::create(&path, &SIZES).unwrap());
@@ -89,7 +94,8 @@ proptest! {
         std::fs::write(&path, &bytes).unwrap();
         if let Ok(missing) = MissingPages::open(&path) {
             let all = PageRange::new(0, u64::MAX);
-            let runs: u64 = (0..SIZES.len()).map(|block| page_count(&missing.runs(block, all))).sum();
+            let runs: u64 =
+                (0..SIZES.len()).map(|block| page_count(&missing.runs(block, all))).sum();
             prop_assert_eq!(missing.count(), runs);
         }
         if cut != len as u64 {
@@ -100,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn it_outlives_who_made_it_and_is_nobody_elses() {
+fn it_outlives_its_creator_and_is_private() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("missing");
     std::fs::write(&path, "a leftover").unwrap();
@@ -124,7 +130,7 @@ fn it_outlives_who_made_it_and_is_nobody_elses() {
 }
 
 #[test]
-fn what_is_no_such_file_is_refused() {
+fn an_invalid_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("missing");
     let refused = |what: &str| {
@@ -150,7 +156,7 @@ fn what_is_no_such_file_is_refused() {
 }
 
 #[test]
-fn of_many_who_fetch_a_page_one_is_told_that_it_was_missing() {
+fn one_of_many_fetches_reports_the_page_as_missing() {
     let missing = MissingPages::in_memory(&[10_000, 300]);
     missing.insert(0, PageRange::new(0, u64::MAX));
     missing.insert(1, PageRange::new(7, 100));

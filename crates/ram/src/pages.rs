@@ -184,14 +184,16 @@ mod tests {
         fn gaps_are_the_complement(within in range(), ranges in normal_list()) {
             let gaps = gaps(within, &ranges);
             prop_assert!(is_normal(&gaps));
-            let expected: BTreeSet<u64> = pages(&[within]).difference(&pages(&ranges)).copied().collect();
+            let expected: BTreeSet<u64> =
+                pages(&[within]).difference(&pages(&ranges)).copied().collect();
             prop_assert_eq!(pages(&gaps), expected);
         }
 
         #[test]
         fn an_intersection_holds_what_both_hold(left in normal_list(), right in normal_list()) {
             let both = intersection(&left, &right);
-            let expected: BTreeSet<u64> = pages(&left).intersection(&pages(&right)).copied().collect();
+            let expected: BTreeSet<u64> =
+                pages(&left).intersection(&pages(&right)).copied().collect();
             prop_assert_eq!(pages(&both), expected);
         }
 
@@ -202,7 +204,10 @@ mod tests {
             prop_assert_eq!(page_count(&chunks), range.count);
             prop_assert_eq!(pages(&chunks), pages(&[range]));
             let (head, tail) = range.split(size);
-            prop_assert_eq!((head.first, head.end(), tail.end()), (range.first, tail.first, range.end()));
+            prop_assert_eq!(
+                (head.first, head.end(), tail.end()),
+                (range.first, tail.first, range.end())
+            );
         }
 
         #[test]

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_its_available_memory() {
+    fn the_available_memory_is_read_from_the_kernel() {
         assert!(memory_available_bytes().is_some_and(|bytes| bytes > 0));
     }
 }

@@ -181,7 +181,8 @@ fn retry_interrupted() -> io::Result<()> {
         // truncated.
         Some(libc::EFAULT) => Err(io::Error::new(
             io::ErrorKind::StorageFull,
-            "no memory behind a page of guest RAM: the host is out of memory, or QEMU cut the RAM file short",
+            "no memory behind a page of guest RAM: the host is out of memory, or QEMU cut the RAM \
+            file short",
         )),
         _ => Err(error),
     }

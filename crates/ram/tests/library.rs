@@ -117,7 +117,7 @@ fn one_userfaultfd_is_kept_and_no_descriptor_is_lost() {
 
 /// Checks that a library of the first version, which compares only the version, is recognised.
 #[test]
-fn a_library_that_keeps_none_is_told_from_one_that_is_not_understood() {
+fn a_library_without_a_userfaultfd_is_distinguished_from_an_unknown_one() {
     let Some(bench) = Bench::tracking() else { return };
     let regions = [bench.region("a", 10)];
     let writer = Writer::start(&bench, "tracker", &[regions[0].path()], Start::default());
@@ -126,7 +126,7 @@ fn a_library_that_keeps_none_is_told_from_one_that_is_not_understood() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..3 {
-                let connection = rustix::net::accept(&listener).expect("somebody comes");
+                let connection = rustix::net::accept(&listener).expect("a client connects");
                 let mut bytes = [0u8; MESSAGE_LEN];
                 rustix::net::recv(&connection, &mut bytes, RecvFlags::empty()).expect("a request");
                 let errno =

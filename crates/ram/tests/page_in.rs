@@ -117,7 +117,7 @@ fn while_fetching<T: Send>(
 }
 
 #[test]
-fn what_is_missing_is_waited_for_and_never_seen_stale() {
+fn the_guest_waits_for_missing_pages_and_never_sees_stale_ones() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -157,7 +157,7 @@ fn writes_of_the_process_and_of_the_kernel_wait_too() {
 }
 
 #[test]
-fn what_is_shown_beforehand_is_not_waited_for() {
+fn pages_shown_beforehand_are_not_waited_for() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -181,13 +181,13 @@ fn what_is_shown_beforehand_is_not_waited_for() {
 }
 
 #[test]
-fn what_the_process_has_mapped_is_told() {
+fn the_mappings_of_the_process_are_reported() {
     let Some(mut shadow) = shadow() else { return };
     let before = shadow.writer.bytes(0, 700, 1);
     assert_eq!(before, [STALE]);
     shadow.writer.run("write", 2, 801, 2);
     let page_in = watch_all(&shadow);
-    let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("tells");
+    let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("reports");
     // The kernel may have mapped the pages around it as well.
     for page in [700, 801, 802] {
         assert!(mapped.iter().any(|run| run.contains(page)), "{mapped:?}");
@@ -200,12 +200,12 @@ fn what_the_process_has_mapped_is_told() {
     let all: BTreeSet<_> =
         (0..PAGES[0]).filter(|page| !is_mapped(0, *page)).map(|page| (0, page)).collect();
     assert!(fetched.is_subset(&all) && !all.is_empty(), "a mapped page was waited for");
-    assert_eq!(page_in.mapped(0, PageRange::new(5, 3)).expect("tells"), [PageRange::new(5, 3)]);
-    assert_eq!(page_in.mapped(1, PageRange::new(0, PAGES[1])).expect("tells"), []);
+    assert_eq!(page_in.mapped(0, PageRange::new(5, 3)).expect("reports"), [PageRange::new(5, 3)]);
+    assert_eq!(page_in.mapped(1, PageRange::new(0, PAGES[1])).expect("reports"), []);
 }
 
 #[test]
-fn the_end_lets_everybody_go_on() {
+fn the_end_releases_all_waiters() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -214,7 +214,7 @@ fn the_end_lets_everybody_go_on() {
         let accesses = until_waiting(&page_in, 1);
         assert_eq!((accesses[0].block, accesses[0].page), (1, 64));
         page_in.end().expect("it runs");
-        let (seen, _writer) = waiting.join().expect("goes on");
+        let (seen, _writer) = waiting.join().expect("continues");
         assert_eq!(seen, [STALE]);
     });
     drop((regions, bench));
@@ -262,7 +262,7 @@ fn only_what_is_watched_is_waited_for() {
 }
 
 #[test]
-fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
+fn file_content_is_invisible_until_it_is_shown() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -283,7 +283,7 @@ fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
             waiting.iter().map(|access| access.page).collect::<BTreeSet<_>>(),
             [40, 41].into()
         );
-        assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody saw a page that was not shown");
+        assert!(answer.recv_timeout(A_WHILE).is_err(), "a reader saw a page that was not shown");
         page_in.show(0, PageRange::new(40, 2)).expect("shows");
         assert_eq!(answer.recv().expect("answers"), fresh_bytes(0, PageRange::new(40, 2)));
         reading.join().expect("it has answered");
@@ -292,7 +292,7 @@ fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
 }
 
 #[test]
-fn an_agent_that_dies_lets_nobody_go_on() {
+fn the_death_of_an_agent_releases_no_waiter() {
     let Some(shadow) = shadow() else { return };
     let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
     let page_in = watch_all(&shadow);
@@ -313,7 +313,7 @@ fn an_agent_that_dies_lets_nobody_go_on() {
             // The agent receives some accesses and dies; others occur while there is no agent.
             let told = until_waiting(&page_in, 2);
             drop(page_in);
-            assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody went on without an agent");
+            assert!(answer.recv_timeout(A_WHILE).is_err(), "a reader continued without an agent");
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
             let told_again = until_waiting(&page_in, 4);
             assert!(
@@ -330,7 +330,7 @@ fn an_agent_that_dies_lets_nobody_go_on() {
                 break seen;
             }
         };
-        assert!(seen == fresh_bytes(0, all), "somebody saw a stale page");
+        assert!(seen == fresh_bytes(0, all), "a reader saw a stale page");
         (page_in, reading.join().expect("it has answered"))
     });
     assert_eq!(fetched.len() as u64, PAGES[0]);
@@ -344,7 +344,7 @@ fn an_agent_that_dies_lets_nobody_go_on() {
 }
 
 #[test]
-fn who_comes_while_memory_is_released_gets_it() {
+fn a_requester_during_a_release_gets_the_memory() {
     let Some(shadow) = shadow() else { return };
     let page_in = attach(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -353,7 +353,7 @@ fn who_comes_while_memory_is_released_gets_it() {
         let chunk = PageRange::new((round % 3) * CHUNK_PAGES, 64);
         writer.run("discard", 0, chunk.first, chunk.count);
         page_in.watch(0, chunk).expect("watches");
-        assert_eq!(page_in.mapped(0, chunk).expect("tells"), []);
+        assert_eq!(page_in.mapped(0, chunk).expect("reports"), []);
         let (started, delay) = (Instant::now(), Duration::from_micros(random.below(3000)));
         writer = std::thread::scope(|scope| {
             let reading =
@@ -366,7 +366,7 @@ fn who_comes_while_memory_is_released_gets_it() {
                 page_in.show(0, PageRange::new(chunk.first, 32)).expect("shows");
             }
             page_in.release(0, chunk).expect("releases");
-            let (seen, writer) = reading.join().expect("goes on");
+            let (seen, writer) = reading.join().expect("continues");
             assert!(seen == fresh_bytes(0, chunk), "round {round}: {seen:?}");
             writer
         });
@@ -376,7 +376,7 @@ fn who_comes_while_memory_is_released_gets_it() {
 }
 
 #[test]
-fn what_the_guest_gives_up_is_waited_for_again() {
+fn discarded_pages_are_waited_for_again() {
     let Some(shadow) = shadow() else { return };
     let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
@@ -389,7 +389,7 @@ fn what_the_guest_gives_up_is_waited_for_again() {
 }
 
 #[test]
-fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
+fn a_fully_watched_huge_page_stays_mapped() {
     // Whole huge pages: if a file ends inside one, the kernel uses small pages.
     let pages = [4 * CHUNK_PAGES; 2];
     let prepared =
@@ -399,26 +399,31 @@ fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
     shadow.writer.run("write", 0, CHUNK_PAGES, 1);
     let page_in = attach(&shadow);
     let chunk = |index: u64| PageRange::new(index * CHUNK_PAGES, CHUNK_PAGES);
-    if page_in.mapped(0, chunk(0)).expect("tells") != [chunk(0)]
+    if page_in.mapped(0, chunk(0)).expect("reports") != [chunk(0)]
         || huge_kib(shadow.writer.pid()) == 0
     {
         eprintln!("skipped: this kernel maps no huge pages of a tmpfs");
         return;
     }
     page_in.watch(0, chunk(0)).expect("watches");
-    assert_eq!(page_in.mapped(0, chunk(0)).expect("tells"), [chunk(0)], "watching unmaps nothing");
+    assert_eq!(
+        page_in.mapped(0, chunk(0)).expect("reports"),
+        [chunk(0)],
+        "watching unmaps \
+        nothing"
+    );
     // If the boundary of the watched range cuts a huge page, the kernel unmaps all of it, and
     // accesses to its pages wait.
     let half = PageRange::new(CHUNK_PAGES, CHUNK_PAGES / 2);
     page_in.watch(0, half).expect("watches");
-    assert_eq!(page_in.mapped(0, chunk(1)).expect("tells"), []);
+    assert_eq!(page_in.mapped(0, chunk(1)).expect("reports"), []);
     // Memory that is not watched is mapped as a whole at the first access.
     shadow.writer.run("write", 0, 3 * CHUNK_PAGES, 1);
-    assert_eq!(page_in.mapped(0, chunk(3)).expect("tells"), [chunk(3)]);
+    assert_eq!(page_in.mapped(0, chunk(3)).expect("reports"), [chunk(3)]);
     // Watched memory is mapped page by page.
     page_in.watch(1, chunk(1)).expect("watches");
     page_in.show(1, PageRange::new(CHUNK_PAGES, 3)).expect("shows");
-    assert_eq!(page_in.mapped(1, chunk(1)).expect("tells"), [PageRange::new(CHUNK_PAGES, 3)]);
+    assert_eq!(page_in.mapped(1, chunk(1)).expect("reports"), [PageRange::new(CHUNK_PAGES, 3)]);
     page_in.show(1, chunk(1)).expect("shows");
     page_in.show(0, chunk(0)).expect("shows what is mapped");
     page_in.release(1, chunk(1)).expect("releases");
@@ -497,7 +502,7 @@ fn tracking_and_page_in_keep_out_of_each_others_way() {
 }
 
 #[test]
-fn a_process_that_has_ended_is_told() {
+fn an_ended_process_is_reported() {
     let Some(mut shadow) = shadow() else { return };
     let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
     let page_in = watch_all(&shadow);

@@ -186,11 +186,7 @@ fn track_a_guest(accel: &str) {
     }
     qemu.stop();
     take_all(&mut tracker, &regions);
-    assert_eq!(
-        tracker.count_dirty().expect("counts").pages,
-        0,
-        "a guest that stands still writes nothing"
-    );
+    assert_eq!(tracker.count_dirty().expect("counts").pages, 0, "a paused guest writes nothing");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn without_huge_pages() -> Option<Bench> {
 }
 
 #[test]
-fn a_tmpfs_of_its_own_that_is_mounted_once() {
+fn a_separate_tmpfs_is_mounted_once() {
     let Some(bench) = Bench::new() else { return };
     let again = RamDir::open(bench.ram.path()).expect("takes the one there");
     let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").expect("reads");
@@ -148,7 +148,7 @@ fn more_than_there_is_cannot_be_allocated() {
 }
 
 #[test]
-fn what_was_never_written_is_no_data() {
+fn unwritten_pages_are_not_data() {
     let Some(bench) = without_huge_pages() else { return };
     let region = bench.region("a", PAGES);
     region.allocate(PageRange::new(0, 200)).expect("allocates");

@@ -170,7 +170,7 @@ fn throttle_the_first_chunk(tracked: &mut Tracked, limit: f64) {
 }
 
 #[test]
-fn a_write_that_waits_goes_on_when_the_throttle_ends() {
+fn a_waiting_write_continues_when_the_throttle_ends() {
     let ends: [fn(&mut DirtyTracker); 3] =
         [|tracker| tracker.throttle(None).expect("lets go"), |tracker| tracker.let_stop(), |_| {}];
     for (end, by_itself) in ends.into_iter().zip([true, true, false]) {
@@ -220,7 +220,7 @@ fn only_the_processors_of_the_guest_wait() {
 }
 
 #[test]
-fn the_end_of_the_process_is_told_under_a_throttle_too() {
+fn the_end_of_the_process_is_reported_under_a_throttle_too() {
     let Some(mut tracked) = tracked() else { return };
     throttle_the_first_chunk(&mut tracked, HIGH);
     tracked.writer.end();
@@ -240,7 +240,7 @@ fn a_throttle_that_ended_can_be_followed_by_another() {
 }
 
 #[test]
-fn memory_changes_over_only_where_it_may_and_that_is_told() {
+fn memory_changes_over_only_where_allowed_and_is_reported() {
     let Some(mut tracked) = tracked() else { return };
     tracked.tracker.throttle(Some(HIGH)).expect("throttles");
     tracked.tracker.let_grow(false);
@@ -248,7 +248,7 @@ fn memory_changes_over_only_where_it_may_and_that_is_told() {
     assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), (2050..2053).collect());
     assert!(tracked.tracker.changed_over().is_empty());
     tracked.writer.run("write", 0, 2050, 3);
-    assert_eq!(tracked.tracker.throttle_figures().faults, 0, "nobody waited");
+    assert_eq!(tracked.tracker.throttle_figures().faults, 0, "no write waited");
 
     tracked.tracker.let_grow(true);
     let mut out = Vec::new();

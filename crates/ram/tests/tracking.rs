@@ -102,7 +102,7 @@ fn scattered_pages_are_all_reported() {
 }
 
 #[test]
-fn a_part_of_a_block_can_be_taken() {
+fn a_part_of_a_block_can_be_removed() {
     let Some(mut tracked) = tracked() else { return };
     tracked.tracker.start().expect("starts");
     tracked.writer.run("write", 0, 10, 20);
@@ -188,7 +188,7 @@ fn dropping_ends_the_tracking_and_another_may_attach() {
 }
 
 #[test]
-fn what_the_tracked_process_starts_inherits_nothing() {
+fn children_of_the_tracked_process_inherit_nothing() {
     let Some(mut tracked) = tracked() else { return };
     // The agent's own variables are not secret; those that load and set up the library must not be
     // passed on.

@@ -1,5 +1,9 @@
-//! What the store costs: `cargo run --release -p godwit-store --example store_figures [http://ETCD:2379]`. Prints JSON; SQLite in a temporary
-//! directory (`TMPDIR`: on the disk that counts), or that etcd, under a prefix of its own that is emptied again.
+//! Measures the store:
+//! `cargo run --release -p godwit-store --example store_figures [http://ETCD:2379]`.
+//!
+//! Prints JSON. Without an argument it measures SQLite in a temporary directory; set `TMPDIR` to
+//! choose the disk. With an argument it measures that etcd, under its own prefix, which it empties
+//! afterwards.
 
 use std::error::Error;
 use std::path::Path;
@@ -87,7 +91,7 @@ async fn measure(store: &Arc<dyn Store>) -> Result<Value, Box<dyn Error>> {
     }))
 }
 
-/// Removes what was measured with.
+/// Removes the measured items.
 #[cfg(feature = "etcd")]
 async fn empty(store: &Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     let leads =
@@ -100,7 +104,7 @@ async fn empty(store: &Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How long each of so many commits took.
+/// Returns the duration of each of `number` commits.
 async fn commits(
     store: Arc<dyn Store>,
     leads: Arc<Leadership>,

@@ -1,4 +1,4 @@
-//! What can go wrong with a store.
+//! Errors of a store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use super::leadership::Loss;
 use super::transaction::{KeyState, Revision};
 
-/// Whether a change that failed may have been written all the same.
+/// Whether a failed change may have been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It was not.
+    /// The change was not written.
     No,
-    /// The answer was lost: only reading again tells.
+    /// The response was lost; only another read shows whether the change was written.
     Unknown,
 }
 
@@ -30,73 +30,73 @@ impl std::fmt::Display for Written {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A key is not as the transaction expected it. Nothing was written.
-    #[error("{key} has changed meanwhile: {expected} was expected, it is {found}")]
+    #[error("{key} has changed meanwhile: expected {expected}, found {found}")]
     Conflict {
-        /// The first such key.
+        /// The first conflicting key.
         key: String,
-        /// What was expected of it.
+        /// The state that the transaction expected.
         expected: KeyState,
         found: KeyState,
     },
-    /// This manager leads no more. Nothing was written.
-    #[error("this manager leads no more: {why}")]
+    /// This manager is no longer the leader. Nothing was written.
+    #[error("this manager is no longer the leader: {why}")]
     LeadershipLost {
-        /// How that came.
+        /// How the leadership ended.
         why: Loss,
     },
-    /// The store can't be reached or does not answer.
+    /// The store cannot be reached or does not respond.
     #[error("the store {store} is unavailable: {why}; {written}")]
     Unavailable {
         /// The file, or the endpoints.
         store: String,
         /// What happened.
         why: String,
-        /// Whether the change that was asked for may be there.
+        /// Whether the requested change may have been written.
         written: Written,
     },
-    /// The store answers and does not want to.
-    #[error("the store {store} refuses: {why}")]
+    /// The store responds but rejects the request.
+    #[error("the store {store} rejects the request: {why}")]
     Refused {
         /// The file, or the endpoints.
         store: String,
-        /// What it says.
+        /// The store's own message.
         why: String,
-        /// What to do.
+        /// What the operator can do about it.
         remedy: &'static str,
     },
-    /// Changes that a watch should tell are forgotten.
-    #[error("the changes after revision {since} are not kept any more")]
+    /// Changes that a watch should report are no longer in the history.
+    #[error("changes after revision {since} are no longer available")]
     HistoryGone {
-        /// Where the watch stood.
+        /// Revision that the watch had reached.
         since: Revision,
     },
-    /// A transaction is beyond a bound that all stores share.
-    #[error("a transaction has {is} {what}, {most} at most can be written at once")]
+    /// A transaction exceeds a limit that all stores share.
+    #[error("a transaction has {is} {what}; the limit is {most}")]
     TooBig {
-        /// What there is too much of.
+        /// The unit that exceeds its limit.
         what: &'static str,
-        /// How much of it.
+        /// The transaction's value.
         is: usize,
-        /// The bound.
+        /// The limit.
         most: usize,
     },
-    /// A key or prefix that no store takes.
-    #[error("\"{key}\" can't be a key: {why}")]
+    /// A key or prefix that every store rejects.
+    #[error("\"{key}\" is not a valid key: {why}")]
     BadKey {
         key: String,
         /// What is wrong.
         why: &'static str,
     },
-    /// A transaction that says two things of one key.
+    /// A transaction writes one key twice.
     #[error("a transaction writes {key} twice")]
     WrittenTwice { key: String },
-    /// Another manager works with the same file.
+    /// Another manager uses the file.
     #[error("another manager uses {path} already")]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// The file is not whole.
+    /// The file is damaged.
     #[error("{path} is damaged: {why}")]
     Damaged {
         /// The file.
@@ -110,30 +110,30 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// The file was written by a later version.
+    /// A later version of the manager wrote the file.
     #[error("{path} has format {found}, this version knows {known} at most")]
     Later {
         /// The file.
         path: PathBuf,
-        /// Its format.
+        /// The format of the file.
         found: u32,
-        /// The newest one that is known.
+        /// The newest format that this version knows.
         known: u32,
     },
-    /// The file system says no.
-    #[error("{path} can't be {action}: {source}")]
+    /// The file system refuses an operation.
+    #[error("cannot {action} {path}: {source}")]
     File {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation, as a verb.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
     },
-    /// The settings make no sense.
-    #[error("the store's settings: {why}")]
+    /// The settings are invalid.
+    #[error("invalid store settings: {why}")]
     Settings {
-        /// What is wrong, and what is right.
+        /// What is wrong, and what is valid.
         why: String,
     },
 }

@@ -1,8 +1,12 @@
 //! The store of several managers: etcd 3.4 or newer.
 //!
-//! Items lie under `PREFIX/items/`, and `PREFIX/leader` is the leadership: the manager whose lease that key has leads, and its epoch is the
-//! revision at which the key was made. Each transaction compares it. A manager renews its lease five times in its length, and counts its
-//! leadership from when it sent the last renewal that was answered, a fifth less than the lease is long: so it stops before another can begin.
+//! Items are under `PREFIX/items/`. `PREFIX/leader` is the leadership: the manager whose lease
+//! holds that key leads. Its epoch is the revision at which the key was created, and each
+//! transaction compares it.
+//!
+//! A manager renews its lease five times per lease length. It counts its leadership from the moment
+//! it sent the last renewal that was answered, for four fifths of the lease length. So it stops
+//! before another manager can begin.
 
 mod connection;
 mod follow;
@@ -28,17 +32,18 @@ use super::leadership::{Candidate, Leader, Leadership, Standing};
 use super::transaction::{Item, KeyState, Page, Revision, Snapshot, Transaction, range};
 use super::{MOST_PAGE_ITEMS, MOST_VALUE_BYTES, Store};
 
-/// How long a read may take at one member before another one is asked.
+/// Longest read at one member before another one is asked.
 const READ: Duration = Duration::from_secs(3);
-/// How long a transaction may take. etcd itself gives up after 7 s.
+/// Longest transaction. etcd itself gives up after 7 s.
 const COMMIT: Duration = Duration::from_secs(5);
-/// Between two looks of a manager that waits to lead, where the watch tells nothing.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// Between two tries to reach an etcd that is away.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// A page of the largest values, and some.
+/// Poll interval of a candidate, in case the watch reports nothing.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Pause before the next attempt to reach an unavailable etcd.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Longest response: a page of the largest values, with a margin.
 const MOST_ANSWER_BYTES: usize = (MOST_PAGE_ITEMS + 64) * MOST_VALUE_BYTES;
-/// A read that is overtaken by compaction again and again is of an etcd with wrong settings.
+/// Most attempts of a read. Compaction that overtakes more of them means that etcd's settings are
+/// wrong.
 const MOST_READS: usize = 5;
 
 pub struct EtcdStore {
@@ -47,7 +52,7 @@ pub struct EtcdStore {
     lease: Duration,
 }
 
-/// Where things lie in etcd.
+/// The layout of keys in etcd.
 #[derive(Clone, Debug)]
 struct Layout {
     items: String,
@@ -59,13 +64,13 @@ impl Layout {
         format!("{}{key}", self.items)
     }
 
-    /// The keys with this prefix that come after `after`, as etcd has them.
+    /// Returns the range, in etcd's names, of the keys with this prefix that come after `after`.
     fn range(&self, prefix: &str, after: Option<&str>) -> (String, String) {
         let (from, to) = range(prefix, after);
         (self.key(&from), self.key(&to))
     }
 
-    /// The key as managers know it.
+    /// Returns the key without etcd's prefix.
     fn strip(&self, key: &[u8]) -> String {
         let key = String::from_utf8_lossy(key);
         key.strip_prefix(&self.items).unwrap_or(&key).to_owned()
@@ -73,7 +78,7 @@ impl Layout {
 }
 
 impl EtcdStore {
-    /// Reads certificates and makes ready; etcd is first asked with the first call.
+    /// Reads the certificates and prepares the client. The first call connects to etcd.
     ///
     /// # Errors
     /// [`StoreError::Settings`], [`StoreError::File`].
@@ -91,7 +96,7 @@ impl EtcdStore {
         })
     }
 
-    /// One page, at that revision or (0) the present one.
+    /// Reads one page at the given revision, or at the present one if that is 0.
     async fn page(
         &self,
         prefix: &str,
@@ -111,7 +116,7 @@ impl EtcdStore {
         self.connection.ask(READ, get).await
     }
 
-    /// All items of a prefix; none: etcd forgot that revision while they were read.
+    /// Reads all items of a prefix; `None` if etcd compacted the revision meanwhile.
     async fn read_at_once(&self, prefix: &str) -> Result<Option<Snapshot>, Failure> {
         let (mut items, mut at, mut after) = (Vec::<Item>::new(), 0, None::<String>);
         loop {
@@ -138,14 +143,14 @@ impl EtcdStore {
         let (key, value) = item.into_key_value();
         let key = self.layout.strip(&key);
         let value = String::from_utf8(value).map_err(|_| Failure::Refused {
-            why: format!("{key} holds what no manager wrote"),
-            remedy: "remove the key, and give the manager a prefix of its own",
+            why: format!("{key} holds a value that no manager wrote"),
+            remedy: "remove the key, and give the manager its own prefix",
         })?;
         Ok(Item { key, value, revision })
     }
 
-    /// Who leads, and the revision at which that was so.
-    async fn look(&self) -> Result<(Option<Leader>, i64), Failure> {
+    /// Returns the leader, and the revision of that observation.
+    async fn observe_leader(&self) -> Result<(Option<Leader>, i64), Failure> {
         let key = &self.layout.leader;
         let get = |client: Client| {
             let key = key.clone();
@@ -154,7 +159,7 @@ impl EtcdStore {
         let answer = self.connection.ask(READ, get).await?;
         let at = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
         let leader = answer.kvs().first().map(|item| {
-            // Whatever stands there, somebody has the key.
+            // Whatever the value is, the key is taken.
             let unknown = || Candidate { name: "unknown".to_owned(), address: String::new() };
             let candidate = serde_json::from_slice(item.value()).unwrap_or_else(|_| unknown());
             Leader { candidate, epoch: revision(item.create_revision()) }
@@ -162,16 +167,17 @@ impl EtcdStore {
         Ok((leader, at))
     }
 
-    /// Leads if nobody does; else waits for a while until that may have changed.
+    /// Takes the leadership if it is free; otherwise waits until that may have changed.
     async fn lead_or_wait(&self, candidate: &Candidate) -> Result<Option<Leadership>, StoreError> {
-        let (leader, at) = self.look().await.map_err(|failure| self.told(failure))?;
+        let (leader, at) =
+            self.observe_leader().await.map_err(|failure| self.unchanged(failure))?;
         if leader.is_none() {
             return self.try_lead(candidate).await;
         }
         let key = self.layout.leader.clone();
         let mut watch = Follower::of_key(Arc::clone(&self.connection), key, at);
-        // Its errors are found again by the next look.
-        let _ = tokio::time::timeout(LOOK_AGAIN, watch.next()).await;
+        // The next attempt finds its errors again.
+        let _ = tokio::time::timeout(POLL_INTERVAL, watch.next()).await;
         Ok(None)
     }
 
@@ -183,8 +189,8 @@ impl EtcdStore {
         let grant =
             |client: Client| async move { client.lease_client().grant(seconds, None).await };
         let granted =
-            self.connection.ask(READ, grant).await.map_err(|failure| self.told(failure))?;
-        // etcd makes it longer where its own elections take longer.
+            self.connection.ask(READ, grant).await.map_err(|failure| self.unchanged(failure))?;
+        // etcd extends the lease where its own elections take longer.
         let ttl = Duration::from_secs(granted.ttl().cast_unsigned());
         let lease = Lease { id: granted.id(), ttl };
         let key = &self.layout.leader;
@@ -201,9 +207,10 @@ impl EtcdStore {
         let answer = match taken.await {
             Ok(answer) if answer.succeeded() => answer,
             other => {
-                // Another was faster, or it isn't known: the key goes with the lease.
+                // Another candidate was faster, or the result is unknown: the key goes with the
+                // lease.
                 let _ = tenure::revoke(&self.connection, lease.id).await;
-                return other.map(|_| None).map_err(|failure| self.told(failure));
+                return other.map(|_| None).map_err(|failure| self.unchanged(failure));
             }
         };
         let epoch = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
@@ -218,12 +225,13 @@ impl EtcdStore {
         Ok(Some(Leadership::new(revision(epoch), standing, Box::new(tenure))))
     }
 
-    /// A failure of what has changed nothing.
-    fn told(&self, failure: Failure) -> StoreError {
-        failure.tell(self.connection.name(), Written::No)
+    /// Converts the failure of a request that changed nothing.
+    fn unchanged(&self, failure: Failure) -> StoreError {
+        failure.into_error(self.connection.name(), Written::No)
     }
 
-    /// A transaction as etcd carries it out: where it is refused, the state of everything that it compares is the answer.
+    /// Builds etcd's transaction. If etcd refuses it, the response holds the state of everything
+    /// that it compares.
     fn compose(&self, epoch: Revision, transaction: &Transaction) -> Txn {
         let leader = self.layout.leader.as_str();
         let mut compares =
@@ -231,7 +239,7 @@ impl EtcdStore {
         let mut looks = vec![TxnOp::get(leader, Some(GetOptions::new().with_keys_only()))];
         for (key, expected) in transaction.expectations() {
             let key = self.layout.key(key);
-            // A key that is absent has revision 0.
+            // An absent key has revision 0.
             let at = match expected {
                 KeyState::Absent => 0,
                 KeyState::At(revision) => revision.0.cast_signed(),
@@ -247,7 +255,7 @@ impl EtcdStore {
         Txn::new().when(compares).and_then(writes).or_else(looks)
     }
 
-    /// Why etcd refused a transaction.
+    /// Returns why etcd refused a transaction.
     fn refusal(
         &self,
         leadership: &Leadership,
@@ -272,7 +280,7 @@ impl EtcdStore {
         match transaction.first_conflict(state) {
             Ok(Some(conflict)) | Err(conflict) => conflict,
             Ok(None) => {
-                self.told(Failure::Lost("it refused a transaction for no reason".to_owned()))
+                self.unchanged(Failure::Lost("it refused a transaction for no reason".to_owned()))
             }
         }
     }
@@ -282,12 +290,13 @@ impl EtcdStore {
 impl Store for EtcdStore {
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         for _ in 0..MOST_READS {
-            let snapshot = self.read_at_once(prefix).await.map_err(|failure| self.told(failure))?;
+            let snapshot =
+                self.read_at_once(prefix).await.map_err(|failure| self.unchanged(failure))?;
             if let Some(snapshot) = snapshot {
                 return Ok(snapshot);
             }
         }
-        Err(self.told(Failure::Compacted))
+        Err(self.unchanged(Failure::Compacted))
     }
 
     async fn read_page(
@@ -298,12 +307,12 @@ impl Store for EtcdStore {
     ) -> Result<Page, StoreError> {
         let limit = limit.clamp(1, MOST_PAGE_ITEMS);
         let mut page =
-            self.page(prefix, after, limit, 0).await.map_err(|failure| self.told(failure))?;
+            self.page(prefix, after, limit, 0).await.map_err(|failure| self.unchanged(failure))?;
         let at = page.header().map_or(0, etcd_client::ResponseHeader::revision);
         let more = page.more();
         let items: Result<Vec<_>, _> =
             page.take_kvs().into_iter().map(|item| self.item(item)).collect();
-        let items = items.map_err(|failure| self.told(failure))?;
+        let items = items.map_err(|failure| self.unchanged(failure))?;
         Ok(Page { items, revision: revision(at), more })
     }
 
@@ -314,14 +323,14 @@ impl Store for EtcdStore {
     ) -> Result<Revision, StoreError> {
         transaction.check()?;
         leadership.check()?;
-        // Until here nothing is sent; from then on a failure may be that of the answer.
-        self.connection.reach().await.map_err(|failure| self.told(failure))?;
+        // Nothing is sent until here. From here on the failure may be a lost response.
+        self.connection.reach().await.map_err(|failure| self.unchanged(failure))?;
         leadership.check()?;
         let txn = self.compose(leadership.epoch(), &transaction);
         let send = |client: Client| async move { client.kv_client().txn(txn).await };
         let answer = self.connection.ask_once(COMMIT, send).await;
-        let answer =
-            answer.map_err(|failure| failure.tell(self.connection.name(), Written::Unknown))?;
+        let answer = answer
+            .map_err(|failure| failure.into_error(self.connection.name(), Written::Unknown))?;
         if answer.succeeded() {
             Ok(revision(answer.header().map_or(0, etcd_client::ResponseHeader::revision)))
         } else {
@@ -330,16 +339,16 @@ impl Store for EtcdStore {
     }
 
     async fn lead(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
-        let mut told = false;
+        let mut warned = false;
         loop {
             match self.lead_or_wait(candidate).await {
                 Ok(Some(leadership)) => return Ok(leadership),
-                Ok(None) => told = false,
+                Ok(None) => warned = false,
                 Err(error @ StoreError::Unavailable { .. }) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut warned, true) {
                         tracing::warn!(%error, "waiting to lead");
                     }
-                    tokio::time::sleep(TRY_AGAIN).await;
+                    tokio::time::sleep(RETRY_PAUSE).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -347,11 +356,14 @@ impl Store for EtcdStore {
     }
 
     async fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        self.look().await.map(|(leader, _)| leader).map_err(|failure| self.told(failure))
+        self.observe_leader()
+            .await
+            .map(|(leader, _)| leader)
+            .map_err(|failure| self.unchanged(failure))
     }
 
     async fn watch(&self, prefix: &str, since: Revision) -> Result<Watch, StoreError> {
-        self.connection.reach().await.map_err(|failure| self.told(failure))?;
+        self.connection.reach().await.map_err(|failure| self.unchanged(failure))?;
         let range = self.layout.range(prefix, None);
         Ok(Watch::new(Follower::new(
             Arc::clone(&self.connection),
@@ -366,14 +378,14 @@ fn revision(number: i64) -> Revision {
     Revision(number.cast_unsigned())
 }
 
-/// A client that takes whole pages.
+/// Returns a client that accepts whole pages.
 fn reader(client: &Client) -> etcd_client::KvClient {
     client.kv_client().max_decoding_message_size(MOST_ANSWER_BYTES)
 }
 
 impl std::fmt::Debug for EtcdStore {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The options that etcd's client keeps have the password in them.
+        // The options of etcd's client contain the password.
         out.debug_struct("EtcdStore")
             .field("endpoints", &self.connection.name())
             .finish_non_exhaustive()

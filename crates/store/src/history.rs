@@ -1,4 +1,4 @@
-//! What changed lately, for those who follow: kept in memory by the stores that have no history of their own.
+//! The latest changes, kept in memory for watchers of the stores that have no history of their own.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,25 +9,26 @@ use tokio::sync::watch;
 use super::error::StoreError;
 use super::transaction::Revision;
 
-/// Bytes of keys and values that are remembered. Who falls further behind reads everything again.
+/// Most bytes of keys and values in the history. A watcher that falls further behind reads
+/// everything again.
 const MOST_REMEMBERED_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub key: String,
-    /// Its new value: JSON text; none: it was deleted.
+    /// The new value as JSON text; `None` if the key was deleted.
     pub value: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
-    /// The revision that it made.
+    /// The revision of the transaction.
     pub revision: Revision,
-    /// Each key once.
+    /// The changes, each key once.
     pub changes: Vec<Change>,
 }
 
-/// Changes as they come.
+/// A stream of changes.
 pub struct Watch {
     source: Box<dyn ChangeSource>,
 }
@@ -37,24 +38,26 @@ impl Watch {
         Watch { source: Box::new(source) }
     }
 
-    /// Waits for the next transaction that changed something here. May be dropped and called again: nothing is left out.
+    /// Waits for the next transaction that changed a watched key. Cancel-safe: a call may be
+    /// dropped and repeated without losing a change.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`]: asking again goes on where it stood. [`StoreError::HistoryGone`]: this watch is at its end; read
-    /// everything again and watch from there.
+    /// [`StoreError::Unavailable`]: the next call continues from the same position.
+    /// [`StoreError::HistoryGone`]: the watch has ended; read everything again and watch from
+    /// there.
     pub async fn next(&mut self) -> Result<Changes, StoreError> {
         self.source.next().await
     }
 }
 
-/// Where a watch has its changes from.
+/// The source of a watch's changes.
 #[async_trait]
 pub(crate) trait ChangeSource: Send {
-    /// The next ones. May be dropped and called again.
+    /// Waits for the next changes. Cancel-safe.
     async fn next(&mut self) -> Result<Changes, StoreError>;
 }
 
-/// The latest changes.
+/// The latest changes and a notification of new ones.
 #[derive(Debug)]
 pub(crate) struct History {
     recent: Mutex<Recent>,
@@ -71,7 +74,7 @@ struct Recent {
 }
 
 impl History {
-    /// Begins after this revision.
+    /// Creates a history that begins after this revision.
     pub(crate) fn new(since: Revision) -> Arc<History> {
         History::bounded(since, MOST_REMEMBERED_BYTES)
     }
@@ -85,7 +88,7 @@ impl History {
         })
     }
 
-    /// Adds what a transaction has changed. In the order of revisions.
+    /// Adds the changes of a transaction. Call in the order of revisions.
     pub(crate) fn push(&self, changes: Changes) {
         let revision = changes.revision;
         {
@@ -102,7 +105,7 @@ impl History {
         self.newest.send_replace(revision);
     }
 
-    /// Changes of keys with this prefix after that revision.
+    /// Watches keys with this prefix after that revision.
     pub(crate) fn watch(self: &Arc<Self>, prefix: &str, since: Revision) -> Watch {
         Watch::new(Follower {
             history: Arc::clone(self),
@@ -116,7 +119,7 @@ impl History {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first transaction after `since`; none: there is none yet.
+    /// Returns the first transaction after `since`; `None` if there is none yet.
     fn after(&self, since: Revision) -> Result<Option<Arc<Changes>>, StoreError> {
         let recent = self.recent();
         if since < recent.since {
@@ -127,7 +130,7 @@ impl History {
     }
 }
 
-/// What remembering a change costs beside its text, about.
+/// Approximate overhead in bytes of one change in the history.
 const CHANGE_BYTES: usize = 64;
 
 fn size(changes: &Changes) -> usize {
@@ -135,7 +138,7 @@ fn size(changes: &Changes) -> usize {
     changes.changes.iter().map(|change| texts(change) + CHANGE_BYTES).sum()
 }
 
-/// One that follows.
+/// A watcher of the history.
 struct Follower {
     history: Arc<History>,
     newest: watch::Receiver<Revision>,
@@ -156,7 +159,7 @@ impl ChangeSource for Follower {
                     return Ok(Changes { revision: all.revision, changes });
                 }
             }
-            // It can't fail: this has the history, and with it the sender.
+            // This cannot fail: `self` holds the history, and with it the sender.
             let _ = self.newest.changed().await;
         }
     }
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_follower_gets_its_keys_in_order_whenever_it_asks() {
+    async fn a_watch_returns_its_keys_in_order_whenever_it_is_polled() {
         let history = History::new(Revision(4));
         let mut watch = history.watch("vms/", Revision(5));
         history.push(changes(5, "vms/early"));
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_falls_behind_what_is_remembered_is_told() {
+    async fn a_watch_that_falls_behind_the_history_gets_an_error() {
         let history = History::bounded(Revision(1), 200);
         let mut watch = history.watch("", Revision(1));
         for revision in 2..10 {

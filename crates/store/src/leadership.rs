@@ -1,4 +1,4 @@
-//! Leadership: which manager writes, and until when it may believe that it does.
+//! Leadership: which manager writes, and until when it may rely on that.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -13,9 +13,9 @@ use super::transaction::Revision;
 /// A manager that wants to lead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// Its name, for people.
+    /// Display name.
     pub name: String,
-    /// Where others reach it: what they send their writes to.
+    /// Address to which other managers forward writes.
     pub address: String,
 }
 
@@ -23,20 +23,20 @@ pub struct Candidate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
     pub candidate: Candidate,
-    /// Its leadership's epoch.
+    /// Epoch of its leadership.
     pub epoch: Revision,
 }
 
-/// How a leadership came to its end.
+/// How a leadership ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// It was given back.
+    /// The manager resigned.
     Resigned,
-    /// The store could not be asked to renew it in time.
+    /// The store could not renew the leadership in time.
     RanOut,
-    /// The store says that it has ended.
+    /// The store reports that the leadership has ended.
     Ended,
-    /// The store can't be written any more.
+    /// The store can no longer be written.
     StoreFailed(String),
 }
 
@@ -48,16 +48,17 @@ impl std::fmt::Display for Loss {
             Loss::Ended => {
                 out.write_str("its leadership has ended in the store, and another manager may lead")
             }
-            Loss::StoreFailed(why) => write!(out, "the store can't be written any more: {why}"),
+            Loss::StoreFailed(why) => write!(out, "the store can no longer be written: {why}"),
         }
     }
 }
 
-/// That this manager leads. Transactions demand it. When it is dropped it is not renewed any more; [`Leadership::resign`] is faster.
+/// Proof that this manager leads, required by transactions. Dropping it stops the renewal;
+/// [`Leadership::resign`] frees the leadership faster.
 pub struct Leadership {
     epoch: Revision,
     standing: Arc<Standing>,
-    /// None: it is given back.
+    /// `None` after a resignation.
     tenure: Mutex<Option<Box<dyn Tenure>>>,
 }
 
@@ -70,27 +71,28 @@ impl Leadership {
         Leadership { epoch, standing, tenure: Mutex::new(Some(tenure)) }
     }
 
-    /// The leadership's number: greater than those of all before it.
+    /// Number of the leadership, greater than those of all earlier ones.
     #[must_use]
     pub fn epoch(&self) -> Revision {
         self.epoch
     }
 
-    /// Whether this manager may believe that it leads. Where that ends by time, it ends here before it can have ended in the store.
+    /// Whether this manager may rely on leading. A leadership limited by time ends here before it
+    /// can end in the store.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.standing.loss().is_none()
     }
 
-    /// Waits until it is lost.
+    /// Waits until the leadership is lost.
     pub async fn lost(&self) -> Loss {
         self.standing.lost().await
     }
 
-    /// Gives it back: another manager can lead at once.
+    /// Resigns: another manager can lead at once.
     ///
     /// # Errors
-    /// The store can't be told; the leadership then ends by time.
+    /// The store cannot be reached; the leadership then ends by time.
     pub async fn resign(&self) -> Result<(), StoreError> {
         self.standing.lose(Loss::Resigned);
         let tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -100,12 +102,12 @@ impl Leadership {
         }
     }
 
-    /// Refuses if it does not hold, before the store is asked.
+    /// Fails if the leadership no longer holds, before the store is asked.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         self.standing.loss().map_or(Ok(()), |why| Err(StoreError::LeadershipLost { why }))
     }
 
-    /// What is told when the store says that it has ended.
+    /// Returns the error for a leadership that has ended in the store.
     pub(crate) fn ended(&self) -> StoreError {
         self.standing.lose(Loss::Ended);
         StoreError::LeadershipLost { why: Loss::Ended }
@@ -121,10 +123,10 @@ impl std::fmt::Debug for Leadership {
     }
 }
 
-/// What keeps a leadership in its store; it ends with its drop.
+/// Keeps a leadership alive in its store until it is dropped.
 #[async_trait]
 pub(crate) trait Tenure: Send + Sync {
-    /// Ends it in the store.
+    /// Ends the leadership in the store.
     async fn resign(self: Box<Self>) -> Result<(), StoreError>;
 }
 
@@ -132,7 +134,8 @@ pub(crate) trait Tenure: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Standing {
     loss: watch::Sender<Option<Loss>>,
-    /// It may be over in the store from here on, if nothing is heard; none: it does not end by time. Monotonic.
+    /// Monotonic time from which the leadership may be over in the store unless it is renewed;
+    /// `None` if it is not limited by time.
     until: Mutex<Option<Instant>>,
 }
 
@@ -141,13 +144,13 @@ impl Standing {
         Arc::new(Standing { loss: watch::Sender::new(None), until: Mutex::new(until) })
     }
 
-    /// It was renewed.
+    /// Records a renewal.
     #[cfg(feature = "etcd")]
     pub(crate) fn holds_until(&self, until: Instant) {
         *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 
-    /// It is lost, for the first reason that is told.
+    /// Records a loss. Only the first reason is kept.
     pub(crate) fn lose(&self, why: Loss) {
         self.loss.send_if_modified(|loss| {
             let first = loss.is_none();
@@ -156,22 +159,22 @@ impl Standing {
         });
     }
 
-    /// Why it is lost; none: it holds.
+    /// Returns why the leadership is lost; `None` while it holds.
     pub(crate) fn loss(&self) -> Option<Loss> {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever renews it may be late to say so.
+        // The renewing task may report it late.
         if until.is_some_and(|until| Instant::now() >= until) {
             self.lose(Loss::RanOut);
         }
         self.loss.borrow().clone()
     }
 
-    /// Waits until it is lost.
+    /// Waits until the leadership is lost.
     pub(crate) async fn lost(&self) -> Loss {
         let mut loss = self.loss.subscribe();
         match loss.wait_for(Option::is_some).await {
             Ok(loss) => loss.clone().unwrap_or(Loss::Ended),
-            // The sender is part of self.
+            // `self` owns the sender.
             Err(_) => Loss::Ended,
         }
     }
@@ -183,7 +186,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_has_run_out_is_lost_though_nobody_said_so() {
+    fn an_expired_leadership_is_lost_without_a_notice() {
         let standing = Standing::new(Some(Instant::now() + Duration::from_secs(3600)));
         assert_eq!(standing.loss(), None);
         let past = Standing::new(Some(Instant::now()));
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_reason_is_the_one_that_is_told() {
+    async fn the_first_reason_of_a_loss_is_kept() {
         let standing = Standing::new(None);
         standing.lose(Loss::Ended);
         standing.lose(Loss::Resigned);
@@ -200,7 +203,7 @@ mod tests {
 
     #[cfg(feature = "etcd")]
     #[test]
-    fn what_is_lost_is_not_renewed() {
+    fn a_lost_leadership_is_not_renewed() {
         let standing = Standing::new(Some(Instant::now()));
         assert_eq!(standing.loss(), Some(Loss::RanOut));
         standing.holds_until(Instant::now() + Duration::from_secs(3600));

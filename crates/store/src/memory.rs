@@ -1,5 +1,6 @@
-//! A store in memory, for tests and the simulator: several managers can share one, and it fails when it is told to. It reads no clock, so a
-//! leadership ends when it is resigned, dropped, or ended by the test.
+//! A store in memory, for tests and the simulator. Several managers can share one, and tests can
+//! make it fail. It reads no clock: a leadership ends when it is resigned or dropped, or when the
+//! test ends it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,19 +16,20 @@ use super::{MOST_PAGE_ITEMS, Store};
 
 const NAME: &str = "in memory";
 
-/// One manager's view of a store in memory. A clone is the same manager's; [`MemoryStore::peer`] is another one's, with faults of its own.
+/// One manager's view of a store in memory. A clone belongs to the same manager.
+/// [`MemoryStore::peer`] returns another manager's view, with its own faults.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     hub: Arc<Hub>,
     faults: Arc<Mutex<Faults>>,
 }
 
-/// What all managers share.
+/// State that all managers share.
 #[derive(Debug)]
 struct Hub {
     state: Mutex<State>,
     history: Arc<History>,
-    /// Told whenever somebody who waits to lead should look again.
+    /// Wakes candidates when the leadership may be free.
     look_again: watch::Sender<()>,
 }
 
@@ -43,9 +45,9 @@ struct State {
 struct Faults {
     unavailable: bool,
     answers_to_lose: usize,
-    /// With the next answer that is lost it is unavailable.
+    /// The store becomes unavailable with the next lost response.
     goes_away: bool,
-    /// What this manager believes of its own leadership.
+    /// This manager's own view of its leadership.
     standing: Option<Arc<Standing>>,
 }
 
@@ -61,43 +63,44 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty one.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> MemoryStore {
         MemoryStore::default()
     }
 
-    /// The same store as another manager has it.
+    /// Returns another manager's view of this store.
     #[must_use]
     pub fn peer(&self) -> MemoryStore {
         MemoryStore { hub: Arc::clone(&self.hub), faults: Arc::default() }
     }
 
-    /// From now on nothing this manager asks is answered, or everything is again.
+    /// Makes the store unavailable to this manager, or available again.
     pub fn set_unavailable(&self, unavailable: bool) {
         self.faults().unavailable = unavailable;
         self.hub.look_again.send_replace(());
     }
 
-    /// This manager's next `commits` commits are carried out, and their answers are lost.
+    /// Carries out this manager's next `commits` commits but loses the responses.
     pub fn lose_answers(&self, commits: usize) {
         self.faults().answers_to_lose = commits;
     }
 
-    /// This manager's next commit is carried out, its answer is lost, and nothing more is answered.
+    /// Carries out this manager's next commit, loses the response, and becomes unavailable.
     pub fn lose_answer_and_be_away(&self) {
         let mut faults = self.faults();
         (faults.answers_to_lose, faults.goes_away) = (1, true);
     }
 
-    /// The present leadership ends, whoever has it, and the leader does not notice: as if it had stood still until its lease ran out.
+    /// Ends the present leadership, of any manager, without the leader noticing: as if it had been
+    /// suspended until its lease expired.
     pub fn end_leadership_silently(&self) {
         self.hub.state().leader = None;
         self.hub.look_again.send_replace(());
     }
 
-    /// This manager gives up its leadership, as one does that the store has not answered for too long. In the store it goes on until
-    /// [`MemoryStore::end_leadership_silently`].
+    /// Makes this manager give up its leadership, as after too long without a response of the
+    /// store. In the store it continues until [`MemoryStore::end_leadership_silently`].
     pub fn give_up_leadership(&self) {
         if let Some(standing) = &self.faults().standing {
             standing.lose(Loss::RanOut);
@@ -110,13 +113,13 @@ impl MemoryStore {
 
     fn reach(&self) -> Result<(), StoreError> {
         if self.faults().unavailable {
-            Err(unavailable("it was made so", Written::No))
+            Err(unavailable("the test made it unavailable", Written::No))
         } else {
             Ok(())
         }
     }
 
-    /// Takes the leadership if nobody has it.
+    /// Takes the leadership if it is free.
     fn try_lead(&self, candidate: &Candidate) -> Option<Leadership> {
         let mut state = self.hub.state();
         if self.reach().is_err() || state.leader.is_some() {
@@ -140,7 +143,7 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The leadership with this epoch ends, if it has not yet.
+    /// Ends the leadership with this epoch, if it still holds.
     fn vacate(&self, epoch: Revision) {
         let mut state = self.state();
         if state.leader.as_ref().is_some_and(|leader| leader.epoch == epoch) {
@@ -155,7 +158,7 @@ impl State {
         self.items.get(key).map_or(KeyState::Absent, |(_, revision)| KeyState::At(*revision))
     }
 
-    /// Writes, and tells what has changed.
+    /// Writes, and returns the changes.
     fn write(&mut self, writes: Vec<(String, Option<String>)>) -> Vec<Change> {
         let revision = Revision(self.revision.0 + 1);
         let mut changes = Vec::new();
@@ -188,7 +191,8 @@ impl State {
             value: value.clone(),
             revision: *revision,
         };
-        // A key that comes after everything with the prefix makes an empty range, which a map does not take.
+        // A key after everything with the prefix gives an empty range, which `range` does not
+        // accept.
         let range = (from < to).then(|| self.items.range(from..to));
         range.into_iter().flatten().map(item)
     }
@@ -242,7 +246,7 @@ impl Store for MemoryStore {
         if faults.answers_to_lose > 0 {
             faults.answers_to_lose -= 1;
             faults.unavailable |= std::mem::take(&mut faults.goes_away);
-            return Err(unavailable("the answer was lost", Written::Unknown));
+            return Err(unavailable("the response was lost", Written::Unknown));
         }
         Ok(revision)
     }
@@ -254,7 +258,7 @@ impl Store for MemoryStore {
             if let Some(leadership) = self.try_lead(candidate) {
                 return Ok(leadership);
             }
-            // It can't fail: the sender is part of the hub.
+            // This cannot fail: the hub owns the sender.
             let _ = look_again.changed().await;
         }
     }

@@ -1,8 +1,9 @@
-//! Records of one kind: what the manager keeps of hosts, VMs, rules, jobs and tokens, under a prefix each.
+//! Typed records: the manager's hosts, VMs, rules, jobs and tokens, each kind under its own prefix.
 //!
-//! What is saved is `{"kind": KIND, "version": N, "record": {...}}`. A type that is saved is a promise to later versions and apart from what
-//! the manager works with; it should refuse fields that it does not know (`#[serde(deny_unknown_fields)]`), as they would be lost when it is
-//! written again. A later version is refused: to guess at it would be to lose what it says.
+//! The saved form is `{"kind": KIND, "version": N, "record": {...}}`. A saved type is a promise to
+//! later versions, and separate from the types that the manager works with. It should refuse
+//! unknown fields (`#[serde(deny_unknown_fields)]`), because the next write would lose them. A
+//! later version is refused: guessing at it would lose data.
 
 use std::marker::PhantomData;
 
@@ -16,15 +17,15 @@ use super::{MOST_PAGE_ITEMS, Store};
 
 /// A saved type.
 pub trait Record: Serialize + DeserializeOwned + Send + Sync {
-    /// What it is, in one word: "vm".
+    /// The kind of record, in one word: "vm".
     const KIND: &'static str;
-    /// What its keys begin with, with a slash at the end: "vms/".
+    /// Prefix of its keys, with a slash at the end: "vms/".
     const PREFIX: &'static str;
-    /// The version that is written.
+    /// The version that this program writes.
     const VERSION: u32;
 
-    /// Makes a record of the version after `version` from one of `version`, which is below [`Record::VERSION`]; none: this version of the
-    /// program does not know it any more. It is done as often as needed.
+    /// Converts a record of `version`, which is below [`Record::VERSION`], to the next version.
+    /// `None` if this program no longer knows `version`. Called as often as needed.
     fn upgrade(version: u32, record: Value) -> Option<Value> {
         let _ = (version, record);
         None
@@ -34,43 +35,43 @@ pub trait Record: Serialize + DeserializeOwned + Send + Sync {
 /// Why a record can't be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The store says why.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A later version of the manager wrote it.
     #[error("{key} is a {kind} of version {found}, this manager knows {known} at most")]
     Later {
-        /// Where it is.
+        /// The key of the record.
         key: String,
         kind: &'static str,
-        /// Its version.
+        /// The version of the record.
         found: u32,
-        /// The newest one that is known.
+        /// The newest version that this manager knows.
         known: u32,
     },
-    /// It is too old.
-    #[error("{key} is a {kind} of version {found}, which this manager knows no more")]
+    /// The record is too old.
+    #[error("{key} is a {kind} of version {found}, which this manager no longer knows")]
     Earlier {
-        /// Where it is.
+        /// The key of the record.
         key: String,
         kind: &'static str,
-        /// Its version.
+        /// The version of the record.
         found: u32,
     },
-    /// It is no such record.
-    #[error("{key} is no {kind}: {why}")]
+    /// The item is not such a record.
+    #[error("cannot read {key} as a {kind}: {why}")]
     Unreadable {
-        /// Where it is.
+        /// The key of the item.
         key: String,
-        /// What it should be.
+        /// The expected kind.
         kind: &'static str,
         /// What is wrong.
         why: String,
     },
-    /// It can't be made JSON.
-    #[error("{key} can't be written as a {kind}: {why}")]
+    /// The record cannot be converted to JSON.
+    #[error("cannot write {key} as a {kind}: {why}")]
     Unwritable {
-        /// Where it should be.
+        /// The key of the record.
         key: String,
         kind: &'static str,
         /// What is wrong.
@@ -102,33 +103,33 @@ impl RecordError {
 /// A record as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept<T> {
-    /// Its key without the prefix.
+    /// The key without the prefix.
     pub id: String,
-    /// What is saved.
+    /// The saved record.
     pub record: T,
-    /// The revision of its last change: what a transaction that changes it expects.
+    /// The revision of its last change, which a transaction that changes it expects.
     pub revision: Revision,
 }
 
 /// All records of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct All<T> {
-    /// In the order of their ids.
+    /// The records in the order of their IDs.
     pub records: Vec<Kept<T>>,
-    /// When they were like this.
+    /// The revision at which they were read.
     pub revision: Revision,
 }
 
-/// Some records of a kind.
+/// A page of records of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordPage<T> {
-    /// In the order of their ids.
+    /// The records in the order of their IDs.
     pub records: Vec<Kept<T>>,
-    /// Further ones follow: ask for those after this id.
+    /// The ID after which the next page begins; `None` for the last page.
     pub next: Option<String>,
 }
 
-/// What is saved, around a record.
+/// The saved form around a record.
 #[derive(Serialize)]
 struct Written<'a, T> {
     kind: &'static str,
@@ -136,7 +137,7 @@ struct Written<'a, T> {
     record: &'a T,
 }
 
-/// The same as it is read, before the record's own type is known to fit.
+/// The saved form at reading, before its record is parsed.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Read {
@@ -145,7 +146,7 @@ struct Read {
     record: Value,
 }
 
-/// All records of one kind in a store. It is no more than its type.
+/// All records of one kind in a store. The table has no state but its type.
 #[derive(Debug)]
 pub struct Table<T>(PhantomData<fn() -> T>);
 
@@ -164,19 +165,20 @@ impl<T: Record> Default for Table<T> {
 }
 
 impl<T: Record> Table<T> {
-    /// The table of that kind.
+    /// Creates the table.
     #[must_use]
     pub const fn new() -> Table<T> {
         Table(PhantomData)
     }
 
-    /// The key of the record with this id.
+    /// Returns the key of the record with this ID.
     #[must_use]
     pub fn key(&self, id: &str) -> String {
         format!("{}{id}", T::PREFIX)
     }
 
-    /// Adds to a transaction that a new record is written: it is refused where there is one already.
+    /// Adds the creation of a record to a transaction. The transaction is refused if the record
+    /// exists.
     ///
     /// # Errors
     /// [`RecordError::Unwritable`].
@@ -189,7 +191,8 @@ impl<T: Record> Table<T> {
         self.write(transaction.expect(self.key(id), KeyState::Absent), id, record)
     }
 
-    /// Adds that a record is written in the place of the one that was read: it is refused if that has changed since.
+    /// Adds the replacement of a record that was read. The transaction is refused if it has changed
+    /// since.
     ///
     /// # Errors
     /// [`RecordError::Unwritable`].
@@ -203,7 +206,8 @@ impl<T: Record> Table<T> {
         self.write(transaction.expect(self.key(id), KeyState::At(was)), id, record)
     }
 
-    /// Adds that a record is removed, if it is still the one that was read.
+    /// Adds the removal of a record that was read. The transaction is refused if it has changed
+    /// since.
     #[must_use]
     pub fn remove(&self, transaction: Transaction, id: &str, was: Revision) -> Transaction {
         let key = self.key(id);
@@ -221,10 +225,10 @@ impl<T: Record> Table<T> {
         Ok(transaction.put(key, text))
     }
 
-    /// The text that is saved of a record.
+    /// Returns the saved text of a record.
     ///
     /// # Errors
-    /// [`RecordError::Unwritable`]: it can't be made JSON.
+    /// [`RecordError::Unwritable`]: the record cannot be converted to JSON.
     pub fn encode(&self, key: &str, record: &T) -> Result<String, RecordError> {
         let written = Written { kind: T::KIND, version: T::VERSION, record };
         serde_json::to_string(&written).map_err(|error| RecordError::Unwritable {
@@ -234,7 +238,7 @@ impl<T: Record> Table<T> {
         })
     }
 
-    /// Reads an item as a record of this kind, and brings one of an earlier version forward.
+    /// Reads an item as a record of this kind, and converts one of an earlier version.
     ///
     /// # Errors
     /// [`RecordError::Later`], [`RecordError::Earlier`], [`RecordError::Unreadable`].
@@ -244,17 +248,17 @@ impl<T: Record> Table<T> {
         Ok(Kept { id, record, revision: item.revision })
     }
 
-    /// Reads what is saved under a key.
+    /// Reads the saved text under a key.
     ///
     /// # Errors
-    /// As [`Table::decode`].
+    /// As for [`Table::decode`].
     pub fn decode_text(&self, key: &str, text: &str) -> Result<T, RecordError> {
         let key = || key.to_owned();
         let unreadable = |why: String| RecordError::Unreadable { key: key(), kind: T::KIND, why };
         let read: Read =
             serde_json::from_str(text).map_err(|error| unreadable(error.to_string()))?;
         if read.kind != T::KIND {
-            return Err(unreadable(format!("it says that it is a {}", read.kind)));
+            return Err(unreadable(format!("its kind is {}", read.kind)));
         }
         let found = read.version;
         if found > T::VERSION {
@@ -268,20 +272,21 @@ impl<T: Record> Table<T> {
         serde_json::from_value(record).map_err(|error| unreadable(error.to_string()))
     }
 
-    /// All records, as of one revision. One that can't be read fails all: a manager that went on without it would decide wrongly.
+    /// Reads all records at one revision. One unreadable record fails the call: a manager that
+    /// continued without it would decide wrongly.
     ///
     /// # Errors
-    /// The store's, and those of [`Table::decode`].
+    /// Those of the store and of [`Table::decode`].
     pub async fn read_all(&self, store: &dyn Store) -> Result<All<T>, RecordError> {
         let snapshot = store.read(T::PREFIX).await?;
         let records: Result<_, _> = snapshot.items.iter().map(|item| self.decode(item)).collect();
         Ok(All { records: records?, revision: snapshot.revision })
     }
 
-    /// Up to `limit` records ([`MOST_PAGE_ITEMS`] at most) after that id.
+    /// Reads up to `limit` records ([`MOST_PAGE_ITEMS`] at most) after that ID.
     ///
     /// # Errors
-    /// The store's, and those of [`Table::decode`].
+    /// Those of the store and of [`Table::decode`].
     pub async fn read_page(
         &self,
         store: &dyn Store,
@@ -333,13 +338,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_says_what_it_is() {
+    fn a_saved_record_states_its_kind_and_version() {
         let text = HOSTS.encode("hosts/a", &host("a")).unwrap();
         assert_eq!(text, r#"{"kind":"host","version":3,"record":{"name":"a","weight":5}}"#);
     }
 
     #[test]
-    fn an_earlier_version_is_brought_forward_as_long_as_it_is_known() {
+    fn a_known_earlier_version_is_upgraded() {
         let earlier = r#"{"kind":"host","version":2,"record":{"name":"a"}}"#;
         assert_eq!(HOSTS.decode_text("hosts/a", earlier).unwrap().weight, 1);
         let too_early = r#"{"kind":"host","version":1,"record":{"name":"a"}}"#;
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_refused_with_what_to_do() {
+    fn a_later_version_is_refused_with_a_remedy() {
         let later = r#"{"kind":"host","version":4,"record":{"name":"a","weight":5}}"#;
         let error = HOSTS.decode_text("hosts/a", later).unwrap_err();
         assert!(matches!(error, RecordError::Later { found: 4, known: 3, .. }));
@@ -359,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_something_else_or_has_more_than_is_known_is_refused() {
+    fn other_kinds_and_unknown_fields_are_refused() {
         for text in [
             "",
             "{}",
@@ -402,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_cant_be_read_is_named() {
+    async fn an_unreadable_record_is_named() {
         let store = MemoryStore::new();
         let candidate = Candidate { name: "m".to_owned(), address: "m:7".to_owned() };
         let leads = store.lead(&candidate).await.unwrap();
@@ -413,14 +418,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_record_comes_back_as_it_was_written(name in ".*", weight: u64) {
+        fn a_record_reads_back_as_written(name in ".*", weight: u64) {
             let host = Host { name, weight };
             let text = HOSTS.encode("hosts/a", &host).unwrap();
             prop_assert_eq!(HOSTS.decode_text("hosts/a", &text).unwrap(), host);
         }
 
         #[test]
-        fn no_text_is_taken_for_a_record_by_a_crash(text in ".*", cut in 0_usize..60) {
+        fn reading_any_text_does_not_panic(text in ".*", cut in 0_usize..60) {
             let _ = HOSTS.decode_text("hosts/a", &text);
             let whole = HOSTS.encode("hosts/a", &host("a")).unwrap();
             if cut < whole.len() {

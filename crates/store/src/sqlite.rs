@@ -1,7 +1,8 @@
-//! The store of one manager: a file of SQLite's, in WAL mode with every commit synced.
+//! The store of one manager: an SQLite file in WAL mode, with every commit synced.
 //!
-//! One thread writes. It takes what waits together into one SQLite transaction, as the sync is what costs: each transaction in it is checked
-//! and written by itself, and answered when all of them are on the disk.
+//! One thread writes. It combines the waiting transactions into one SQLite transaction, because the
+//! sync is the expensive part. Each of them is checked and written by itself. All are answered once
+//! the group is on the disk.
 
 mod file;
 mod writer;
@@ -22,24 +23,25 @@ use super::leadership::{Candidate, Leader, Leadership, Standing, Tenure};
 use super::transaction::{Item, Page, Revision, Snapshot, Transaction, range};
 use super::{MOST_PAGE_ITEMS, Store};
 
-/// Transactions that may wait; who comes then waits to get in.
+/// Most transactions that may wait. Further callers wait for a place.
 const MOST_WAITING: usize = 256;
 
-/// A store in a file of this process's.
+/// A store in a file that this process alone uses.
 #[derive(Debug)]
 pub struct SqliteStore {
     path: PathBuf,
     reader: Arc<Mutex<Connection>>,
     history: Arc<History>,
     seat: Arc<Seat>,
-    /// None: it is being dropped.
+    /// `None` while the store is being dropped.
     queue: Option<mpsc::Sender<Request>>,
     writer: Option<JoinHandle<()>>,
-    /// Last, as fields are dropped in order: whoever opens the file next finds it closed.
+    /// Must stay the last field: fields are dropped in order, so the next process to take the lock
+    /// finds the file closed.
     _lock: std::fs::File,
 }
 
-/// Who leads here, and who waits.
+/// The current leader and the queue of candidates.
 #[derive(Debug)]
 struct Seat {
     free: Arc<Semaphore>,
@@ -47,10 +49,12 @@ struct Seat {
 }
 
 impl SqliteStore {
-    /// Opens the store in this file or makes it, checks it, and brings it to this version's format. Blocks while it does.
+    /// Opens the store in this file, or creates it; checks it, and converts it to this version's
+    /// format. Blocks meanwhile.
     ///
     /// # Errors
-    /// [`StoreError::InUse`], [`StoreError::Damaged`], [`StoreError::Foreign`], [`StoreError::Later`], [`StoreError::File`].
+    /// [`StoreError::InUse`], [`StoreError::Damaged`], [`StoreError::Foreign`],
+    /// [`StoreError::Later`], [`StoreError::File`].
     pub fn open(path: &Path) -> Result<SqliteStore, StoreError> {
         let OpenFile { lock, reader, writer, revision } = file::open(path)?;
         let history = History::new(revision);
@@ -63,7 +67,7 @@ impl SqliteStore {
         let writer = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || writer.run(requests))
-            .map_err(super::error::file_error(path, "given a thread that writes"))?;
+            .map_err(super::error::file_error(path, "start a thread that writes"))?;
         Ok(SqliteStore {
             path: path.to_owned(),
             reader: Arc::new(Mutex::new(reader)),
@@ -75,10 +79,12 @@ impl SqliteStore {
         })
     }
 
-    /// Writes a copy of a whole store into a new file, as of one revision, while whoever has it open goes on. Blocks.
+    /// Writes a copy of a whole store, at one revision, into a new file. A process that has the
+    /// store open is not interrupted. Blocks.
     ///
     /// # Errors
-    /// [`StoreError::File`]: there is no store, such a file is there already, or it can't be written; [`StoreError::Damaged`].
+    /// [`StoreError::File`]: there is no store, the new file exists already, or it cannot be
+    /// written; [`StoreError::Damaged`].
     pub fn back_up(from: &Path, to: &Path) -> Result<(), StoreError> {
         file::back_up(from, to)
     }
@@ -95,7 +101,7 @@ impl SqliteStore {
         answered.await.unwrap_or_else(|_| Err(ended(Written::Unknown)))
     }
 
-    /// Works with the reading connection, on a thread that may block.
+    /// Uses the reading connection, on a thread that may block.
     async fn reading<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -112,7 +118,7 @@ impl SqliteStore {
 impl Drop for SqliteStore {
     fn drop(&mut self) {
         self.queue = None;
-        // What waits in the queue is still written: that is a few syncs.
+        // The queue is still written: that costs a few syncs.
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
         }
@@ -180,13 +186,14 @@ impl Store for SqliteStore {
         Ok(self.seat.leader().as_ref().map(|(leader, _)| leader.clone()))
     }
 
-    /// What was before this manager started is not remembered: those who follow a manager of one file live in it.
+    /// Changes from before this manager's start are not kept: all watchers of a single-file store
+    /// run in the manager's own process.
     async fn watch(&self, prefix: &str, since: Revision) -> Result<Watch, StoreError> {
         Ok(self.history.watch(prefix, since))
     }
 }
 
-/// Items with keys from `from` up to `to`, `most` of them.
+/// Returns items with keys from `from` up to (without) `to`, `most` of them at most.
 fn items(reader: &Connection, from: &str, to: &str, most: i64) -> rusqlite::Result<Vec<Item>> {
     let mut select = reader.prepare_cached(
         "SELECT key, value, revision FROM items WHERE key >= ?1 AND key < ?2 ORDER BY key LIMIT ?3",
@@ -201,7 +208,7 @@ fn items(reader: &Connection, from: &str, to: &str, most: i64) -> rusqlite::Resu
     rows.collect()
 }
 
-/// The revision of a key's last change; none: it is absent.
+/// Returns the revision of a key's last change; `None` if the key is absent.
 fn revision_of(connection: &Connection, key: &str) -> rusqlite::Result<Option<Revision>> {
     let mut select = connection.prepare_cached("SELECT revision FROM items WHERE key = ?1")?;
     let revision = select.query_row([key], |row| row.get::<_, i64>(0)).optional()?;
@@ -225,7 +232,7 @@ impl Seat {
         self.leader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file can't be written any more.
+    /// Ends the leadership because the file can no longer be written.
     fn fail(&self, why: String) {
         if let Some((_, standing)) = &*self.leader() {
             standing.lose(super::Loss::StoreFailed(why));
@@ -233,10 +240,10 @@ impl Seat {
     }
 }
 
-/// A leadership in this process.
+/// A leadership held by this process.
 struct SqliteTenure {
     seat: Arc<Seat>,
-    /// After the drop's own work: who waits gets an empty seat.
+    /// Released after the drop's own work, so that the next candidate finds the seat empty.
     _permit: OwnedSemaphorePermit,
 }
 

@@ -1,4 +1,4 @@
-//! Items, and transactions with the bounds that all stores share. Pure.
+//! Items, and transactions with the limits that all stores share. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::error::StoreError;
 use super::{MOST_KEY_BYTES, MOST_KEYS, MOST_TRANSACTION_BYTES, MOST_VALUE_BYTES};
 
-/// A state of the whole store: each change has a greater one than those before. Numbers may be left out.
+/// A state of the whole store. Each change has a greater number than all before it; numbers may be
+/// skipped.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -21,43 +22,43 @@ impl fmt::Display for Revision {
     }
 }
 
-/// What is stored under a key.
+/// A stored key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The key: visible ASCII.
+    /// The key, in visible ASCII.
     pub key: String,
-    /// JSON text; a store does not look into it.
+    /// JSON text, which a store does not interpret.
     pub value: String,
-    /// The revision of its last change.
+    /// The revision of the last change of the key.
     pub revision: Revision,
 }
 
 /// All items of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// In the order of their keys.
+    /// The items in key order.
     pub items: Vec<Item>,
-    /// The store's revision when they were like this: what changes later, a watch since then tells.
+    /// The store's revision at the time of the read. A watch from here reports later changes.
     pub revision: Revision,
 }
 
-/// Some items of a prefix.
+/// A page of the items of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// In the order of their keys.
+    /// The items in key order.
     pub items: Vec<Item>,
-    /// The store's revision when they were like this.
+    /// The store's revision at the time of the read.
     pub revision: Revision,
-    /// Further items follow: ask for those after the last key.
+    /// Whether further items follow the last key.
     pub more: bool,
 }
 
-/// Whether a key has a value, and since when it has that one.
+/// Whether a key has a value, and the revision of its last change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyState {
-    /// It has none.
+    /// The key has no value.
     Absent,
-    /// It was changed last at this revision.
+    /// The key was last changed at this revision.
     At(Revision),
 }
 
@@ -70,7 +71,7 @@ impl fmt::Display for KeyState {
     }
 }
 
-/// Changes that are made together or not at all: if every key is as expected, all is written.
+/// Changes that are made together or not at all, if every key is as expected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     expectations: Vec<(String, KeyState)>,
@@ -78,34 +79,34 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// An empty one.
+    /// Creates an empty transaction.
     #[must_use]
     pub fn new() -> Transaction {
         Transaction::default()
     }
 
-    /// Carried out only if the key is like this.
+    /// Requires that the key has this state.
     #[must_use]
     pub fn expect(mut self, key: impl Into<String>, state: KeyState) -> Transaction {
         self.expectations.push((key.into(), state));
         self
     }
 
-    /// Gives the key this value: JSON text.
+    /// Sets the key to this value: JSON text.
     #[must_use]
     pub fn put(mut self, key: impl Into<String>, value: impl Into<String>) -> Transaction {
         self.writes.push((key.into(), Some(value.into())));
         self
     }
 
-    /// Takes the key's value away, if it has one.
+    /// Deletes the key, if it has a value.
     #[must_use]
     pub fn delete(mut self, key: impl Into<String>) -> Transaction {
         self.writes.push((key.into(), None));
         self
     }
 
-    /// The same and another one's expectations and writes.
+    /// Adds another transaction's expectations and writes.
     #[must_use]
     pub fn and(mut self, other: Transaction) -> Transaction {
         self.expectations.extend(other.expectations);
@@ -113,7 +114,7 @@ impl Transaction {
         self
     }
 
-    /// Whether one transaction holds another's expectations and writes as well.
+    /// Whether another transaction's expectations and writes fit within the limits as well.
     #[must_use]
     pub fn has_room_for(&self, other: &Transaction) -> bool {
         self.expectations.len() + other.expectations.len() <= MOST_KEYS
@@ -121,31 +122,32 @@ impl Transaction {
             && self.bytes() + other.bytes() <= MOST_TRANSACTION_BYTES
     }
 
-    /// What it writes, keys and values.
+    /// Bytes of the keys and values that it writes.
     fn bytes(&self) -> usize {
         let writes = self.writes.iter();
         writes.map(|(key, value)| key.len() + value.as_ref().map_or(0, String::len)).sum()
     }
 
-    /// What is expected of which key.
+    /// The expected state of each key.
     #[must_use]
     pub fn expectations(&self) -> &[(String, KeyState)] {
         &self.expectations
     }
 
-    /// The keys that get a value, or lose theirs.
+    /// The writes; `None` deletes the key.
     #[must_use]
     pub fn writes(&self) -> &[(String, Option<String>)] {
         &self.writes
     }
 
-    /// The same, for the store that keeps them.
+    /// Returns the writes without a copy.
     #[must_use]
     pub(crate) fn into_writes(self) -> Vec<(String, Option<String>)> {
         self.writes
     }
 
-    /// Refuses what one of the stores could not take: they all refuse the same.
+    /// Refuses a transaction that one of the stores could not accept. All stores refuse the same
+    /// transactions.
     ///
     /// # Errors
     /// [`StoreError::TooBig`], [`StoreError::BadKey`], [`StoreError::WrittenTwice`].
@@ -166,7 +168,7 @@ impl Transaction {
         within("bytes of keys and values", self.bytes(), MOST_TRANSACTION_BYTES)
     }
 
-    /// The first key that is not as expected, of those in `state`.
+    /// Returns the first key, of those in `state`, that is not as expected.
     pub(crate) fn first_conflict<E>(
         &self,
         mut state: impl FnMut(&str) -> Result<KeyState, E>,
@@ -189,7 +191,8 @@ fn within(what: &'static str, is: usize, most: usize) -> Result<(), StoreError> 
     if is <= most { Ok(()) } else { Err(StoreError::TooBig { what, is, most }) }
 }
 
-/// A key is visible ASCII, so that it can be printed, and its order is the same everywhere.
+/// Checks a key. It must be visible ASCII, so that it can be printed and its order is the same
+/// everywhere.
 fn check_key(key: &str) -> Result<(), StoreError> {
     let why = if key.is_empty() {
         "it is empty"
@@ -203,9 +206,9 @@ fn check_key(key: &str) -> Result<(), StoreError> {
     Err(StoreError::BadKey { key: key.to_owned(), why })
 }
 
-/// Where to look for the keys that start with `prefix` and come after `after`: from the first, up to the second and without it.
+/// Returns the half-open range of the keys that start with `prefix` and come after `after`.
 pub(crate) fn range(prefix: &str, after: Option<&str>) -> (String, String) {
-    // Nothing lies between a key and itself with a 0 at its end, and no key has a byte from 0x7f on.
+    // Nothing lies between a key and the key with a 0 appended, and no key has a byte from 0x7f on.
     let from = after.map(|after| format!("{after}\0")).filter(|after| after.as_str() > prefix);
     (from.unwrap_or_else(|| prefix.to_owned()), format!("{prefix}\x7f"))
 }
@@ -215,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_within_the_bounds_passes() {
+    fn a_transaction_within_the_limits_passes() {
         let mut full = Transaction::new();
         for n in 0..MOST_KEYS {
             full = full.put(format!("vms/{n}"), "{}").expect(format!("vms/{n}"), KeyState::Absent);
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_a_bound_is_told() {
+    fn a_transaction_beyond_a_limit_is_refused() {
         let too_many = (0..=MOST_KEYS)
             .fold(Transaction::new(), |all, n| all.expect(format!("{n}"), KeyState::Absent));
         assert!(matches!(too_many.check(), Err(StoreError::TooBig { is: 121, .. })));
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_together_is_told_beforehand() {
+    fn has_room_for_predicts_the_limits() {
         let many = |count: usize, name: &str| {
             (0..count).fold(Transaction::new(), |all, n| {
                 let key = format!("{name}/{n}");
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_holds_the_prefix_and_what_comes_after() {
+    fn a_range_covers_the_prefix_after_the_given_key() {
         let within =
             |key: &str, (from, to): (String, String)| key >= from.as_str() && key < to.as_str();
         assert!(within("vms/", range("vms/", None)));

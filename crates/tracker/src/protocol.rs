@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_answer_is_refused() {
+    fn an_invalid_answer_is_refused() {
         let good = answer(Origin::Device, 0);
         for (index, value) in [(0, b'x'), (4, VERSION + 1), (5, 9)] {
             let mut bytes = good;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_request_is_refused() {
+    fn an_invalid_request_is_refused() {
         let good = request(Request::NewKept);
         for (index, value) in
             [(0, b'x'), (4, VERSION), (4, 0), (4, KEEPING_VERSION + 1), (5, 4), (6, 1), (7, 1)]

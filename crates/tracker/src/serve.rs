@@ -287,10 +287,10 @@ mod tests {
     }
 
     #[test]
-    fn one_is_kept_until_it_is_dropped() {
+    fn a_kept_userfaultfd_is_kept_until_dropped() {
         let (server, mut kept) = (server(), None);
         let Some((origin, 0)) = ask(&server, &mut kept, request(Request::New)) else {
-            eprintln!("skipped: no userfaultfd to be had");
+            eprintln!("skipped: no userfaultfd available");
             return;
         };
         assert!(kept.is_none());
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_reach_anybody_is_not_kept() {
+    fn an_undelivered_userfaultfd_is_not_kept() {
         let (mut agent, connection) = UnixStream::pair().unwrap();
         agent.write_all(&request(Request::NewKept)).unwrap();
         drop(agent);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_nonsense_change_nothing() {
+    fn unknown_and_invalid_input_changes_nothing() {
         let mut kept = None;
         assert_eq!(ask(&server(), &mut kept, *b"nonsense"), Some((Origin::None, libc::EPROTO)));
         let mut later = request(Request::NewKept);

@@ -48,7 +48,7 @@ impl fmt::Display for Incarnation {
 
 /// Error for a text that is not an incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no incarnation: it has 32 hexadecimal digits")]
+#[error("\"{0}\" is not an incarnation: it has 32 hexadecimal digits")]
 pub struct IncarnationError(String);
 
 impl FromStr for Incarnation {

@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a migration is. The order is the order in which phases are entered; pre-copy and convergence alternate.
+/// Where a migration is. The order is the order in which phases are entered; pre-copy and
+/// convergence alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -16,7 +17,8 @@ pub enum Phase {
     Prepare,
     /// Rounds of memory travel while the guest runs.
     PreCopy,
-    /// The link is cut while the guest runs: both hosts keep what they have, and the source tries to reach the destination again.
+    /// The link is cut while the guest runs: both hosts keep what they have, and the source tries
+    /// to reach the destination again.
     Reconnect,
     /// A round is over: the destination catches up, what remains is counted, the policy decides.
     Convergence,

@@ -17,21 +17,24 @@ const MOST_BITS_PER_S: u64 = 10_000_000_000_000;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
     /// The text is not a rate.
-    #[error("`{0}` is no rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
+    #[error("`{0}` is not a rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
     Rate(String),
     /// The text is neither a rate nor `none`.
     #[error(
-        "`{0}` is no limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or none"
+        "`{0}` is not a limit: write a rate such as 2gbit or 500mbit, at least {LEAST_LIMIT}, or \
+        none"
     )]
     Limit(String),
     /// The limit is zero, at which nothing would ever arrive.
     #[error(
-        "a limit of zero would let nothing through: write none for no limit, or at least {LEAST_LIMIT}"
+        "a limit of zero would let nothing through: write none for no limit, or at least \
+        {LEAST_LIMIT}"
     )]
     ZeroLimit,
     /// The limit is too low for a migration to survive.
     #[error(
-        "a limit of {0} is too low: below {LEAST_LIMIT} peers take streams for dead; write at least that, or none"
+        "a limit of {0} is too low: below {LEAST_LIMIT} peers take streams for dead; write at \
+        least that, or none"
     )]
     LimitTooLow(BitRate),
 }
@@ -258,7 +261,10 @@ mod tests {
         }
 
         #[test]
-        fn frames_one_by_one_take_as_long_as_all_at_once(bits in 1_000_u64..100_000_000_000, sizes in prop::collection::vec(60_u64..65_550, 1..50)) {
+        fn frames_one_by_one_take_as_long_as_all_at_once(
+            bits in 1_000_u64..100_000_000_000,
+            sizes in prop::collection::vec(60_u64..65_550, 1..50),
+        ) {
             let rate = BitRate::new(bits).unwrap();
             let single: u64 = sizes.iter().map(|bytes| rate.serialisation_ns(*bytes)).sum();
             let together = rate.serialisation_ns(sizes.iter().sum());

@@ -98,9 +98,11 @@ kinds! {
     PagesEnd = 20, 10, 10 + 8 * MAX_STREAMS as u32;
     /// Source → destination: pages, compressed to fewer bytes than they have.
     CompressedPages = 21, PAGES_HEADER + 1, PAGES_HEADER + PAGE_SIZE * MAX_PAGES_PER_FRAME - 1;
-    /// Source → destination: pages whose content the destination already holds, with their hashes.
+    /// Source → destination: pages whose content the destination already holds, with their
+    /// hashes.
     References = 22, REFERENCES_HEADER + 32, REFERENCES_HEADER + 32 * MAX_REFERENCES;
-    /// Destination → source: pages that could not be reconstructed from what a data stream carried.
+    /// Destination → source: pages that could not be reconstructed from what a data stream
+    /// carried.
     Missing = 23, 3, MAX_RUNS_PAYLOAD;
     /// Destination → source: the content that it holds, as prefixes of page hashes.
     Digests = 24, DIGESTS_HEADER + 8, DIGESTS_HEADER + 8 * MAX_DIGESTS;

@@ -100,8 +100,8 @@ impl std::str::FromStr for MigrationId {
 pub enum WireError {
     /// Bytes differ from what was sent, or another program sent them.
     #[error(
-        "the checksum of {what} is wrong: its bytes changed on their way (a network card, a switch or a host's memory is at fault), or \
-         the peer does not speak this protocol"
+        "the checksum of {what} is wrong: its bytes changed on their way (a network card, a switch \
+        or a host's memory is at fault), or the peer does not speak this protocol"
     )]
     Corrupted {
         /// What the checksum covers.
@@ -109,7 +109,8 @@ pub enum WireError {
     },
     /// The first bytes do not belong to this protocol.
     #[error(
-        "the peer does not speak Godwit's migration protocol: check that the address is an agent's lane port"
+        "the peer does not speak Godwit's migration protocol: check that the address is an agent's \
+        lane port"
     )]
     NotOurs,
     /// This version does not know the frame's kind.

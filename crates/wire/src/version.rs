@@ -30,7 +30,8 @@ impl fmt::Display for VersionRange {
 /// Error when no version is spoken by both peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the peer speaks protocol version {theirs}, this agent {ours}: upgrade the older of the two agents"
+    "the peer speaks protocol version {theirs}, this agent {ours}: upgrade the older of the two \
+    agents"
 )]
 pub struct Incompatible {
     /// Versions that this agent speaks.
@@ -72,7 +73,8 @@ mod tests {
         let refused = negotiate(range(1, 1), range(2, 3)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "the peer speaks protocol version 2 to 3, this agent 1: upgrade the older of the two agents"
+            "the peer speaks protocol version 2 to 3, this agent 1: upgrade the older of the two \
+            agents"
         );
         assert!(negotiate(range(1, 9), range(5, 4)).is_err());
     }

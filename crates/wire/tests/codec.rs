@@ -161,7 +161,10 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_payloads_never_panic(code in 0u8..40, payload in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_payloads_never_panic(
+        code in 0u8..40,
+        payload in prop::collection::vec(any::<u8>(), 0..300),
+    ) {
         if let Some(kind) = Kind::from_code(code) {
             let length = u32::try_from(payload.len()).unwrap();
             let header = FrameHeader { kind, length, sum: checksum(&payload) };
@@ -172,7 +175,11 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_is_noticed(message in message(), at in any::<prop::sample::Index>(), bits in 1u8..) {
+    fn a_changed_byte_is_noticed(
+        message in message(),
+        at in any::<prop::sample::Index>(),
+        bits in 1u8..,
+    ) {
         let mut frame = Vec::new();
         message.encode(&mut frame);
         let at = at.index(frame.len());
@@ -207,12 +214,23 @@ proptest! {
         // Byte strings end where the frame ends, so a shorter one is another valid one.
         let open_ended = matches!(
             header.kind,
-            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Missing | Kind::Ready | Kind::UnitEnd
-                | Kind::PreparePageIn | Kind::Remaining | Kind::Fetch
+            Kind::DeviceState
+                | Kind::Refused
+                | Kind::Abort
+                | Kind::Padding
+                | Kind::Zeros
+                | Kind::Missing
+                | Kind::Ready
+                | Kind::UnitEnd
+                | Kind::PreparePageIn
+                | Kind::Remaining
+                | Kind::Fetch
         );
         if !open_ended {
             let payload = &frame[HEADER_LEN..];
-            let decode = |payload: &[u8]| Message::decode(FrameHeader { sum: checksum(payload), ..header }, payload);
+            let decode = |payload: &[u8]| {
+                Message::decode(FrameHeader { sum: checksum(payload), ..header }, payload)
+            };
             prop_assert!(decode(&payload[..payload.len().saturating_sub(cut)]).is_err());
             let longer = [payload, &[0u8; 1]].concat();
             prop_assert!(decode(&longer).is_err());
@@ -365,7 +383,7 @@ fn deltas_that_can_not_be_are_refused() {
 }
 
 #[test]
-fn an_incarnation_takes_no_bytes_where_there_is_none() {
+fn an_absent_incarnation_takes_no_bytes() {
     let frame = |incarnation| {
         let mut frame = Vec::new();
         Message::Commit { epoch: 2, incarnation }.encode(&mut frame);
@@ -404,7 +422,7 @@ fn more_runs_than_a_frame_holds_are_split() {
 }
 
 #[test]
-fn another_protocol_is_told_apart() {
+fn another_protocol_is_recognized() {
     let mut frame = Vec::new();
     let versions = VersionRange { oldest: 1, newest: 1 };
     Message::Hello { versions, migration: MigrationId([7; 16]), stream: 0 }.encode(&mut frame);

@@ -38,30 +38,39 @@ const IPERF_TIME: Duration = Duration::from_secs(2);
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Moves by each engine, after one that is not counted
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Moves by each engine, after a warm-up move
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// Who moves it
-    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "qemu", "multifd-2", "multifd-4", "multifd-8"])]
+    /// Engines to compare
+    #[arg(
+        long = "engine",
+        value_delimiter = ',',
+        default_values = ["godwit", "qemu", "multifd-2", "multifd-4", "multifd-8"],
+    )]
     engines: Vec<Engine>,
-    /// Whether what Godwit sends is sealed, each in a lab of its own (what QEMU sends never is here)
+    /// Protection of Godwit's data, each in a separate lab (QEMU's data is never encrypted here)
     #[arg(long, value_delimiter = ',', default_values = ["clear", "tls"])]
     protection: Vec<Protection>,
-    /// Godwit's streams of each lane [default: as many as are found to pay]
+    /// Godwit's streams per lane [default: as many as increase the rate]
     #[arg(long, value_name = "N")]
     streams: Option<u32>,
     /// The guest's memory (64 KiB more, without which QEMU before 9.0 loses writes under TCG)
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it holds random content
+    /// Random content in that memory
     #[arg(long, value_name = "SIZE", default_value = "3GiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
 }
@@ -70,7 +79,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Protection {
-    /// Not at all
+    /// None
     Clear,
     /// TLS 1.3
     Tls,
@@ -143,7 +152,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
     let insecure = protection == Protection::Clear;
     let options = LabOptions { insecure, ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan {
         memory: vec![memory],
@@ -153,12 +162,13 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
     };
     let mut subject = Subject::new(&trial, plan)?;
     println!(
-        "settings  idle guest of {} and 64 KiB, {} of it random, 1 vCPU by {}; link as fast as the machine; the destination's memory \
+        "settings  idle guest of {} and 64 KiB, {} of it random, 1 vCPU by {}; link as fast as \
+         the machine; the destination's memory \
          touched before each move; {}",
         settings.memory,
         settings.fill,
         trial.vm("a", "bench")?.accel,
-        if insecure { "all in the clear" } else { "Godwit by TLS, QEMU and iperf3 in the clear" },
+        if insecure { "all in the clear" } else { "Godwit over TLS, QEMU and iperf3 in the clear" },
     );
     // Encryption makes a difference only for Godwit.
     let engines: Vec<Engine> = (settings.engines.iter().copied())
@@ -272,7 +282,7 @@ fn render(part: &Part) -> String {
     };
     let mut lines = vec![format!(
         "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20} {:>14}",
-        "engine", "failed", "streams", "migration ms", "guest MB/s", "round 0 MB/s", "engine's MiB"
+        "engine", "failed", "streams", "migration ms", "guest MB/s", "round 0 MB/s", "engine MiB"
     )];
     for row in &part.figures {
         lines.push(format!(
@@ -288,7 +298,7 @@ fn render(part: &Part) -> String {
     }
     let title = match part.protection {
         Protection::Clear => "in the clear",
-        Protection::Tls => "by TLS",
+        Protection::Tls => "over TLS",
     };
     format!("\n{title}: medians (least to most)\n{}\n", lines.join("\n"))
 }
@@ -324,15 +334,11 @@ fn goals(parts: &[Part], memory_bytes: u64) -> Vec<Goal> {
             ratio(ours_wire, iperf),
         ),
         (
-            "guest bytes a second by TLS, of those in the clear,",
+            "guest bytes a second over TLS, of those in the clear,",
             TLS_SHARE,
             ratio(tls_guest, ours_guest),
         ),
-        (
-            "memory that the engine may take, of what it takes,",
-            1.0,
-            ratio(Some(allowed_mib), engine_mib),
-        ),
+        ("allowed memory of the engine, of its use,", 1.0, ratio(Some(allowed_mib), engine_mib)),
     ]
     .into_iter()
     .map(|(what, at_least, found)| Goal {

@@ -63,17 +63,22 @@ const MOST_TRIES: u32 = 4;
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
     /// Cancelled migrations of each moment
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 9,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
     /// The guest's memory
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it is in use
+    /// Part of that memory in use
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// What the guest does meanwhile
+    /// The guest's workload
     #[arg(
         long,
         value_name = "SPEC",
@@ -84,10 +89,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "RATE", default_value = "1gbit")]
     #[serde(serialize_with = "as_text")]
     link: BitRate,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where the goal is missed
+    /// Fail if the goal is missed
     #[arg(long)]
     check: bool,
 }
@@ -123,13 +128,14 @@ struct Part {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  guest of {} with {} in use, {}; link {}; {} migrations a moment, ended by `godwit migration \
+        "settings  guest of {} with {} in use, {}; link {}; {} migrations per moment, ended by \
+         `godwit migration \
          cancel`; {SOCKET_ERRORS} by a socket error\n",
         settings.memory, settings.fill, settings.workload, settings.link, settings.runs
     );
     let hooks = Hooks { holds: true, ..Hooks::default() };
     let options = LabOptions { link: Some(settings.link), hooks, ..LabOptions::default() };
-    let trial = Trial::begin_with("bench-cancel", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench-cancel", options)?.context("cannot start a lab here")?;
     let plan = GuestPlan {
         memory: vec![settings.memory],
         fill: settings.fill,
@@ -138,7 +144,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     };
     let mut guest = trial.guest("a", &plan)?;
     println!(
-        "{:16} {:>4} {:>8}  silence of the guest, ms       until it was over, ms",
+        "{:16} {:>4} {:>8}  silence of the guest, ms       until the end, ms",
         "ended in", "n", "too late"
     );
     let mut parts = Vec::new();
@@ -156,8 +162,9 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         parts.push(part);
     }
     println!(
-        "\nheld: the guest stands still at a point before the commit until the cancel has come; broken: until the \
-         destination's agent has been killed. Times are from then on, until the guest answers a client."
+        "\nheld: the guest is stopped at a point before the commit until the cancel arrives; \
+         broken: until the \
+         destination's agent has been killed. Times run from then until the guest answers a client."
     );
     guest.verify()?;
     trial.finish()?;

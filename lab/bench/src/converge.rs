@@ -22,7 +22,7 @@ use godwit_types::Outcome;
 use serde::Serialize;
 
 use crate::converge::cases::{Case, Kind, bytes_per_s};
-use crate::converge::measure::{Run, judged, measure, told};
+use crate::converge::measure::{Run, judged, measure, summary};
 use crate::converge::picture::Column;
 use crate::converge::series::Series;
 use crate::converge::table::{CaseFigures, Row};
@@ -39,44 +39,68 @@ const FIGURES: &str = "figures";
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// What is measured
-    #[arg(long = "case", value_name = "NAME", value_delimiter = ',', default_values = ["rewriting", "computing", "links", "fetching"])]
+    /// Cases to measure
+    #[arg(
+        long = "case",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_values = ["rewriting", "computing", "links", "fetching"],
+    )]
     cases: Vec<Kind>,
     /// Moves by each engine of each case
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// Who moves it, where a case knows what to do with that engine
-    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "godwit-page-in", "auto-converge", "postcopy"])]
+    /// Engines to compare, if a case supports them
+    #[arg(
+        long = "engine",
+        value_delimiter = ',',
+        default_values = ["godwit", "godwit-page-in", "auto-converge", "postcopy"],
+    )]
     engines: Vec<Engine>,
-    /// Of the case `rewriting`: rates of the link
-    #[arg(long = "link", value_name = "RATE", value_delimiter = ',', default_values = ["200mbit", "1gbit"])]
+    /// Link rates of the case `rewriting`
+    #[arg(
+        long = "link",
+        value_name = "RATE",
+        value_delimiter = ',',
+        default_values = ["200mbit", "1gbit"],
+    )]
     #[serde(serialize_with = "all_as_text")]
     links: Vec<BitRate>,
-    /// Of the case `rewriting`: how many times as much as the link carries the guest is to write
+    /// Write rates of the guest in the case `rewriting`, as multiples of the link's rate
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2, 5, 20])]
     times: Vec<u32>,
-    /// Seconds after which a move that is not over is ended and counts as none
-    #[arg(long, value_name = "N", default_value_t = MOVE_LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    /// Time limit of a move in seconds, after which it is ended and counts as failed
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = MOVE_LIMIT.as_secs(),
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     limit: u64,
     /// The guest's memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it holds random content
+    /// Random content in that memory
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// How much of that it rewrites, at random
+    /// Part of that content that the guest rewrites, at random
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     working_set: ByteSize,
-    /// Where the JSON files and the pictures go
+    /// Output directory of the JSON files and pictures
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// A folder of documentation: the pictures go to `figures` in it as well
+    /// Documentation folder; the pictures are also written to its `figures`
     #[arg(long, value_name = "DIR")]
     docs: Option<PathBuf>,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
 }
@@ -98,8 +122,10 @@ struct Measured<'a> {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  guest of {} under TCG or KVM as the host can, {} random, of which it rewrites {} whole pages at random; \
-         {} moves by each engine and case, by turns, at most {} s each; Godwit by TLS, QEMU in the clear",
+        "settings  guest of {} under TCG or KVM as the host can, {} random, of which it rewrites \
+         {} whole pages at random; \
+         {} moves by each engine and case, in turns, at most {} s each; Godwit over TLS, QEMU in \
+         the clear",
         settings.memory, settings.fill, settings.working_set, settings.runs, settings.limit,
     );
     let mut figures = Vec::new();
@@ -120,7 +146,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 fn in_one_lab(settings: &Settings, cases: &[Case]) -> Result<Vec<CaseFigures>> {
     let first = cases.first().context("no case")?;
     let options = LabOptions { link: first.link, ..LabOptions::default() }.for_postcopy();
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let plan = GuestPlan {
         memory: vec![ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES))],
         vcpus: first.vcpus,
@@ -145,7 +171,7 @@ fn one_case(settings: &Settings, subject: &mut Subject<'_>, case: &Case) -> Resu
     let mut runs: Vec<Vec<Option<Run>>> = case.engines.iter().map(|_| Vec::new()).collect();
     for place in schedule::turns(&vec![settings.runs; case.engines.len()]) {
         let run = measure(subject, case.engines[place], limit)?;
-        eprintln!("  {}, {}: {}", case.name, case.engines[place].name(), told(run.as_ref()));
+        eprintln!("  {}, {}: {}", case.name, case.engines[place].name(), summary(run.as_ref()));
         runs[place].push(run);
     }
     let each = case.engines.iter().zip(judged(runs));
@@ -160,13 +186,13 @@ fn one_case(settings: &Settings, subject: &mut Subject<'_>, case: &Case) -> Resu
 /// Returns the memory in use according to the guest's kernel.
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 2^53")]
 fn in_use_bytes(guest: &Guest) -> Result<f64> {
-    let memory = guest.status()?.memory.context("the guest tells nothing of its memory")?;
+    let memory = guest.status()?.memory.context("the guest reports no memory use")?;
     Ok(memory.total_bytes.saturating_sub(memory.free_bytes) as f64)
 }
 
 /// All series of one engine in one case.
 #[derive(Serialize)]
-struct Told<'a> {
+struct EngineSeries<'a> {
     engine: &'static str,
     runs: Vec<&'a Series>,
 }
@@ -201,17 +227,17 @@ fn draw(settings: &Settings, figures: &CaseFigures) -> Result<()> {
     if let Some(docs) = &settings.docs {
         svg::write(&docs.join(FIGURES), &name, &picture)?;
     }
-    let mut told = Vec::new();
+    let mut all = Vec::new();
     for row in &figures.rows {
-        told.push(Told {
+        all.push(EngineSeries {
             engine: row.engine,
             runs: row.runs.iter().map(|run| &run.series).collect(),
         });
     }
-    write_series(&settings.out.join(format!("{name}.json")), &told)
+    write_series(&settings.out.join(format!("{name}.json")), &all)
 }
 
-fn write_series(path: &Path, told: &[Told<'_>]) -> Result<()> {
-    fs::write(path, serde_json::to_vec(told)?)
-        .with_context(|| format!("writing {}", path.display()))
+fn write_series(path: &Path, all: &[EngineSeries<'_>]) -> Result<()> {
+    fs::write(path, serde_json::to_vec(all)?)
+        .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -19,20 +19,30 @@ use crate::results::{self, as_text};
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// What the guest's CPU is to be compared with the host's best: a model, or x86-64-v1 to x86-64-v4
+    /// Baseline to compare with the host's best CPU: a model, or x86-64-v1 to x86-64-v4
     #[arg(long, value_name = "MODEL", default_value = DEFAULT_CPU_MODEL)]
     baseline: String,
-    /// Guests booted of each
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Guests booted with each CPU
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// How long each of the three computations goes on in each guest
-    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=20))]
+    /// Duration of each of the three computations in each guest
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u64).range(1..=20),
+    )]
     seconds: u64,
     /// The guest's memory
     #[arg(long, value_name = "SIZE", default_value = "320MiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
 }
@@ -84,11 +94,11 @@ impl Part {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let trial = Trial::begin_with("bench-cpu-baseline", LabOptions::default())?
-        .context("no lab can be had here")?;
-    let info = asked(&trial)?;
+        .context("cannot start a lab here")?;
+    let info = host_cpu(&trial)?;
     let cpu = info.to_host_cpu();
     println!(
-        "settings  {} guests of each CPU by turns, {} s a computation; guests by {} on {}\n",
+        "settings  {} guests with each CPU in turns, {} s per computation; guests by {} on {}\n",
         settings.runs, settings.seconds, info.accel, info.name
     );
     let mut parts = parts(&settings.baseline, &cpu)?;
@@ -112,7 +122,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 }
 
 /// Returns the host's CPU, once its agent has determined it.
-fn asked(trial: &Trial) -> Result<HostCpuInfo> {
+fn host_cpu(trial: &Trial) -> Result<HostCpuInfo> {
     let agent = trial.agent("a");
     until("the host knows what CPU its guests can have", LIMIT, || Ok(trial.ask(agent.host())?.cpu))
 }
@@ -121,12 +131,15 @@ fn parts(baseline: &str, cpu: &HostCpu) -> Result<[Part; 2]> {
     let hosts = [("a", cpu)];
     let best = common_baseline(&hosts)?.baseline;
     let baseline = Baseline::named(baseline, &hosts).with_context(|| {
-        format!("{baseline} is no level and no model that runs here best of its generation: see `godwit host show`")
+        format!(
+            "{baseline} is neither a level nor the best model of its generation on this host; \
+            remedy: see `godwit host show`"
+        )
     })?;
     let lacking = cpu.lacks_of(&baseline);
     if !lacking.is_empty() {
         let lacking: Vec<String> = lacking.into_iter().collect();
-        bail!("this host lacks of {}: {}", baseline.cpu_model, lacking.join(", "));
+        bail!("this host lacks features of {}: {}", baseline.cpu_model, lacking.join(", "));
     }
     Ok([Part::new("baseline", baseline), Part::new("host's best", best)])
 }
@@ -141,7 +154,7 @@ fn measure(settings: &Settings, trial: &Trial, cpu_model: &str) -> Result<Run> {
     let spec = VmSpec { cpu_model: Some(cpu_model.to_owned()), ..plan.spec(trial.image()) };
     let guest = trial.guest_of("a", &plan, spec)?;
     let answer = guest.kernels(Duration::from_secs(settings.seconds))?;
-    let rates = answer.kernels.context("the guest tells no figures")?;
+    let rates = answer.kernels.context("the guest reports no figures")?;
     trial.delete("a", &plan.name)?;
     Ok(Run {
         extensions: answer.extensions,
@@ -182,7 +195,8 @@ fn print(parts: &[Part; 2]) {
         share(|part| part.integer_per_s)
     );
     println!(
-        "an operation: 256 KiB hashed by BLAKE3, 16 KiB encrypted by AES-256-GCM, 65,536 numbers sorted"
+        "operations: 256 KiB hashed by BLAKE3, 16 KiB encrypted by AES-256-GCM, 65,536 numbers \
+         sorted"
     );
     for part in parts {
         let found = part.runs.first().map(|run| run.extensions.join(" ")).unwrap_or_default();

@@ -41,11 +41,20 @@ const PAGE_BYTES: usize = 4096;
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Moves by each engine, after one that is not counted
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Moves by each engine, after a warm-up move
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// Who moves it
-    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "qemu", "multifd-2-zstd", "multifd-4-zstd"])]
+    /// Engines to compare
+    #[arg(
+        long = "engine",
+        value_delimiter = ',',
+        default_values = ["godwit", "qemu", "multifd-2-zstd", "multifd-4-zstd"],
+    )]
     engines: Vec<Engine>,
     /// Rate of the link
     #[arg(long, value_name = "RATE", default_value = "1gbit")]
@@ -55,22 +64,22 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it is random content that the guest can check; the rest is its user space's
+    /// Random content that the guest can check; its user space uses the rest
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// What Godwit may tell pages by: never what is left of earlier moves
+    /// Pages that Godwit may refer to, never those left from earlier moves
     #[arg(long, default_value = "own")]
     references: References,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
 }
 
-/// What pages may be told by.
+/// Pages that may be referred to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum References {
@@ -102,7 +111,8 @@ pub(crate) struct Figures {
     migration_ms: Option<Spread>,
     /// Memory in use divided by the duration of the migration, relative to the link's rate.
     in_use_of_link: Option<Spread>,
-    /// The same ratio for all memory, zero pages included.
+    /// Total memory, zero pages included, divided by the duration of the migration, relative to the
+    /// link's rate.
     all_of_link: Option<Spread>,
     /// CPU time of both hosts, without that of the idle guest.
     cpu_s: Option<Spread>,
@@ -137,12 +147,12 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let debian = image::build_debian(&image::default_dir())?;
     let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let mut subject = Subject::new(&trial, plan(settings, &debian))?;
     let accel = trial.vm("a", "bench")?.accel;
     println!("settings  {}", described(settings, &debian, &accel, &subject.guest)?);
     let first = *settings.engines.first().context("no engine")?;
-    measure(settings, &trial, &mut subject, first).context("the move that is not counted")?;
+    measure(settings, &trial, &mut subject, first).context("the warm-up move")?;
     let mut runs: Vec<Vec<Option<Run>>> = settings.engines.iter().map(|_| Vec::new()).collect();
     for place in schedule::turns(&vec![settings.runs; settings.engines.len()]) {
         let engine = settings.engines[place];
@@ -176,8 +186,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 /// Plots bandwidth over time of each engine's median move. QEMU does not report how many compressed
 /// bytes it sends.
 fn plot(settings: &Settings, figures: &[Figures]) -> Result<()> {
-    let told = figures.iter().filter(|row| !row.engine.is_compressed_qemu());
-    let lines: Vec<Line> = told
+    let drawn = figures.iter().filter(|row| !row.engine.is_compressed_qemu());
+    let lines: Vec<Line> = drawn
         .filter_map(|row| {
             Line::of_median(row.engine.name(), row.runs.iter().map(|run| &run.report))
         })
@@ -203,13 +213,15 @@ fn plan(settings: &Settings, debian: &Debian) -> GuestPlan {
 }
 
 fn described(settings: &Settings, debian: &Debian, accel: &str, guest: &Guest) -> Result<String> {
-    let memory =
-        guest.status()?.memory.context("the guest does not say what its memory is used for")?;
+    let memory = guest.status()?.memory.context("the guest reports no memory use")?;
     let mib = |bytes: u64| bytes >> 20;
     Ok(format!(
-        "idle guest of {} and 64 KiB, 1 vCPU by {accel}: {} on a disk of virtio-blk, booted by systemd, its files read; of its \
-         memory {} MiB are files, {} MiB programs and kernel ({} of them random), {} MiB free; link {}; {} moves by each engine; \
-         the destination's memory touched before each; Godwit by TLS, compression auto, references {}; QEMU in the clear",
+        "idle guest of {} and 64 KiB, 1 vCPU by {accel}: {} on a disk of virtio-blk, booted by \
+         systemd, its files read; of its \
+         memory {} MiB are files, {} MiB programs and kernel ({} of them random), {} MiB free; \
+         link {}; {} moves by each engine; \
+         the destination's memory touched before each; Godwit over TLS, compression auto, \
+         references {}; QEMU in the clear",
         settings.memory,
         debian.content,
         mib(memory.cached_bytes),
@@ -280,7 +292,7 @@ fn in_use_bytes(trial: &Trial, host: &str, vm: &str) -> Result<u64> {
             pages += used_pages(&piece[..bytes]);
         }
     };
-    count().with_context(|| format!("reading {}", path.display()))
+    count().with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn used_pages(bytes: &[u8]) -> u64 {

@@ -34,30 +34,40 @@ const LIMIT: Duration = Duration::from_secs(1800);
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
     /// Drains by each engine
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
     /// The link between the hosts
     #[arg(long, value_name = "RATE", default_value = "1gbit")]
     #[serde(serialize_with = "as_text")]
     link: BitRate,
-    /// How many clones
-    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(2..=70))]
+    /// Number of clones
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 24,
+        value_parser = clap::value_parser!(u8).range(2..=70),
+    )]
     clones: u8,
-    /// The memory of each
+    /// Memory of each guest
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it holds content
+    /// Content in that memory
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// Moves at once that are tried for QEMU's own engine, one drain each; the fastest is compared
+    /// Simultaneous moves tried with QEMU's own engine, one drain each; the fastest is compared
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     concurrency: Vec<u32>,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where the goal is missed
+    /// Fail if the goal is missed
     #[arg(long)]
     check: bool,
 }
@@ -98,13 +108,15 @@ struct Measured {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  link {}; {} clones of {} with {} of content each, idle; Godwit by TLS, QEMU in the clear; QEMU's own tried with {:?} at \
-         once, plain and by multifd with zstd; agents are restarted before each drain, so that nothing is known of earlier ones, and \
+        "settings  link {}; {} clones of {} with {} of content each, idle; Godwit over TLS, QEMU \
+         in the clear; QEMU's own tried with {:?} at \
+         once, plain and by multifd with zstd; agents are restarted before each drain, so that \
+         they know nothing of earlier ones, and \
          the memory that the guests take at the other host is touched right before",
         settings.link, settings.clones, settings.memory, settings.fill, settings.concurrency
     );
     let options = LabOptions { link: Some(settings.link), manager: true, ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let manager = ManagerClient::new(Endpoint::Unix(trial.paths().manager_socket()), None);
     let lab =
         Lab { manager, trial, guests_bytes: settings.memory.bytes() * u64::from(settings.clones) };
@@ -137,7 +149,7 @@ fn measure(settings: &Settings, lab: &Lab, guests: &mut [Guest]) -> Result<Measu
         tried.push((way, run));
     }
     let best = tried.iter().min_by(|(_, one), (_, other)| one.seconds.total_cmp(&other.seconds));
-    let qemu_way = best.context("no concurrency is named")?.0.clone();
+    let qemu_way = best.context("no concurrency was given")?.0.clone();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..settings.runs {
         ours.push(lab.drain(guests, &godwit)?);
@@ -205,7 +217,7 @@ impl Lab {
                 ..UpdateHost::default()
             };
             self.trial.ask(self.manager.update_host(host, &change))?;
-            until(&format!("the manager hears host {host}"), LIMIT, || {
+            until(&format!("the manager reaches host {host}"), LIMIT, || {
                 let known = self.trial.ask(self.manager.host(host))?;
                 let wanted = if host == from { guests.len() as u64 } else { 0 };
                 let is_up = known.summary.state == godwit_api::control::HostState::Up;
@@ -223,7 +235,7 @@ impl Lab {
             Ok((now.state != DrainState::Running).then_some(now))
         })?;
         let wire_mb = self.wire_mb(&over)?;
-        let ended = over.ended_unix_ms.context("a drain that is over says when")?;
+        let ended = over.ended_unix_ms.context("the finished drain has no end time")?;
         for guest in guests.iter_mut() {
             to.clone_into(&mut guest.host);
             guest.verify().with_context(|| format!("{} after the drain of {from}", guest.name))?;
@@ -271,7 +283,7 @@ fn render(measured: &Measured) -> String {
     lines.push(row(&measured.qemu_way.name, &measured.qemu));
     let verdict = if measured.met { "pass" } else { "FAIL" };
     lines.push(format!(
-        "  {verdict}  {:.1} times as fast, at least {GOAL:.1} wanted",
+        "  {verdict}  {:.1} times as fast, goal at least {GOAL:.1}",
         measured.times_as_fast
     ));
     lines.join("\n")

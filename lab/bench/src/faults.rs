@@ -1,5 +1,6 @@
-//! Faults at the moments of a migration: each is done for real, and then it is looked where the guest is, that it is whole, that nothing
-//! is left over and that it moves again. The table of docs/reliability.md is written by the run that tried it.
+//! Faults at the moments of a migration. Each fault is injected for real. The scenario then checks
+//! where the guest is, that it is whole, that nothing is left over and that it can migrate again. A
+//! run writes its results into the table of docs/reliability.md.
 
 mod table;
 
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
-/// How many peers lie in each part.
+/// Number of lying peers in each part.
 const LIARS: u64 = 100;
 
 /// Options of the scenario.
@@ -28,21 +29,21 @@ pub(crate) struct Settings {
     /// Moments at which to try them [default: all]
     #[arg(long = "phase", alias = "moment", value_name = "NAME", value_delimiter = ',')]
     moments: Vec<String>,
-    /// Decides in which order they are tried, and what a lying peer says [default: 1]
+    /// Seed of the order of the cells, and of the lies [default: 1]
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Say what would be tried, and try nothing
+    /// List the cells without trying them
     #[arg(long)]
     list: bool,
-    /// Write what was found into the documentation: what was not tried stays as it was found before
+    /// Write the results into the document; results of cells that were not tried are kept
     #[arg(long)]
     write: bool,
-    /// The document with the table between its markers; the JSON file lies beside it
+    /// Document with the table between its markers; the JSON file is beside it
     #[arg(long, value_name = "FILE", default_value = "docs/reliability.md")]
     document: PathBuf,
 }
 
-/// What was found, as it is kept beside the document.
+/// Results, as stored beside the document.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Found {
     pub(crate) qemu: String,
@@ -54,7 +55,7 @@ pub(crate) struct Found {
     pub(crate) lies: Vec<LieReport>,
 }
 
-/// Tries, prints, writes. False where something was not as it must be.
+/// Tries, prints, writes. Returns false if a check failed.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let cells = wanted(settings)?;
     let with_lies = settings.moments.is_empty()
@@ -117,7 +118,7 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
             is_fault_wanted && is_wanted(&settings.moments, cell.moment.name())
         })
         .collect();
-    // Each run in an order of its own: what one cell leaves shows in the next.
+    // Each run has its own order, so that remains of one cell show in the next.
     let mixed = |number: u64| Random::new(number).next();
     let write = |cell: &Cell| {
         cell.write.map_or(0, |failing| failing.write as u64 * 2 + failing.error as u64)
@@ -130,7 +131,7 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
 
 fn check_names(names: &[String], known: &[String]) -> Result<()> {
     match names.iter().find(|name| !known.contains(name)) {
-        Some(name) => bail!("there is no `{name}`; there are {}", known.join(", ")),
+        Some(name) => bail!("unknown name `{name}`; known names: {}", known.join(", ")),
         None => Ok(()),
     }
 }
@@ -139,7 +140,7 @@ fn try_all(plan: StagePlan, cells: &[Cell]) -> Result<Vec<CellReport>> {
     if cells.is_empty() {
         return Ok(Vec::new());
     }
-    let mut stage = Stage::begin("faults", plan)?.context("no lab can be had here")?;
+    let mut stage = Stage::begin("faults", plan)?.context("cannot start a lab here")?;
     let mut reports = Vec::new();
     for cell in cells {
         let report = stage.try_cell(*cell);
@@ -157,12 +158,12 @@ fn try_all(plan: StagePlan, cells: &[Cell]) -> Result<Vec<CellReport>> {
     Ok(reports)
 }
 
-/// What came of a cell, or of liars.
+/// Result of a cell or of liars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict<'a> {
     Passed,
     Failed(&'a str),
-    /// It was not tried.
+    /// The cell was not tried.
     Skipped,
 }
 
@@ -191,12 +192,12 @@ fn print_line(verdict: Verdict<'_>, what: &str, found: &str, told: &[String]) {
     }
 }
 
-/// Puts what was found beside what was found before, into the JSON file and into the document.
+/// Merges the results with earlier ones, in the JSON file and in the document.
 fn write(document: &Path, mut found: Found) -> Result<()> {
     let json = document.with_extension("json");
     if let Ok(text) = fs::read_to_string(&json) {
         let before: Found = serde_json::from_str(&text)
-            .with_context(|| format!("{} is not readable", json.display()))?;
+            .with_context(|| format!("cannot read {}", json.display()))?;
         let is_new = |old: &CellReport| found.cells.iter().any(|new| new.cell == old.cell);
         let kept: Vec<CellReport> =
             before.cells.into_iter().filter(|old| old.cell.is_possible() && !is_new(old)).collect();
@@ -207,15 +208,15 @@ fn write(document: &Path, mut found: Found) -> Result<()> {
     }
     found.cells.sort_by_key(|report| (report.cell.fault, report.cell.moment, report.cell.write));
     let text = fs::read_to_string(document)
-        .with_context(|| format!("can't read {}", document.display()))?;
+        .with_context(|| format!("cannot read {}", document.display()))?;
     let (head, rest) =
-        text.split_once(table::BEGIN).context("the document lacks the table's first marker")?;
+        text.split_once(table::BEGIN).context("the document has no first marker of the table")?;
     let (_, tail) =
-        rest.split_once(table::END).context("the document lacks the table's second marker")?;
+        rest.split_once(table::END).context("the document has no second marker of the table")?;
     let table = table::render(&found);
     ensure!(
         !table.contains(table::BEGIN) && !table.contains(table::END),
-        "a marker within the table"
+        "the table contains a marker"
     );
     fs::write(document, format!("{head}{}\n{table}{}{tail}", table::BEGIN, table::END))?;
     fs::write(&json, serde_json::to_string_pretty(&found)? + "\n")?;

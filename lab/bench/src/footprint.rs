@@ -52,7 +52,7 @@ impl Footprint {
 /// Reads `RssAnon` of proc(5).
 fn anonymous_bytes(pid: impl std::fmt::Display) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     Ok(kib.with_context(|| format!("{path} has no RssAnon"))? * 1024)

@@ -26,9 +26,14 @@ const UNDISTURBED: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
     /// Moves by each engine
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// Who moves it
+    /// Engines to compare
     #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "qemu", "multifd-4"])]
     engines: Vec<Engine>,
     /// Rate of the link
@@ -39,11 +44,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it holds random content
+    /// Random content in that memory
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
 }
@@ -84,7 +89,7 @@ struct Measured<'a> {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let plan = GuestPlan {
         memory: vec![ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES))],
         fill: settings.fill,
@@ -94,7 +99,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     };
     let mut subject = Subject::new(&trial, plan)?;
     println!(
-        "settings  guest of {} that computes on its one vCPU ({}), {} of it random; link {}; {} moves by each engine; Godwit by TLS",
+        "settings  guest of {} that computes on its one vCPU ({}), {} of it random; link {}; {} \
+         moves by each engine; Godwit over TLS",
         settings.memory,
         trial.vm("a", "bench")?.accel,
         settings.fill,
@@ -173,7 +179,7 @@ fn render(figures: &[Figures]) -> String {
             },
         )
     };
-    let mut out = String::from("\nwork lost while the guest is moved: medians (least to most)\n");
+    let mut out = String::from("\nwork lost during the move: medians (least to most)\n");
     out += &format!(
         "  {:<10} {:>6} {:>24} {:>24}\n",
         "engine", "failed", "work lost %", "migration ms"

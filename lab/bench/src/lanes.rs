@@ -31,38 +31,53 @@ const MIX: &str = "zero=0,compressible=0";
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// The cases; one that is compared with one-gbit brings that along [default: all]
-    #[arg(long = "case", value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(cases::names()))]
+    /// Cases; one that is compared with one-gbit includes it [default: all]
+    #[arg(
+        long = "case",
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(cases::names()),
+    )]
     cases: Vec<String>,
-    /// Moves of each case, after one of each lab that is not counted
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Moves of each case, after a warm-up move in each lab
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
     /// The guest's memory
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it is in use, filled at random
+    /// Part of that memory in use, filled at random
     #[arg(long, value_name = "SIZE", default_value = "768MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// The guest's memory where the lanes carry 4 Gb/s or more
+    /// The guest's memory if the lanes carry 4 Gb/s or more
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     #[serde(serialize_with = "as_text")]
     large_memory: ByteSize,
-    /// How much of that is in use
+    /// Part of that memory in use
     #[arg(long, value_name = "SIZE", default_value = "3GiB")]
     #[serde(serialize_with = "as_text")]
     large_fill: ByteSize,
-    /// How long iperf3 measures before each move, after a second that is not counted
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Duration of iperf3 before each move in seconds, after a second that is not counted
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     iperf_seconds: u32,
-    /// Seal what Godwit sends
+    /// Encrypt Godwit's data
     #[arg(long)]
     tls: bool,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
 }
@@ -131,15 +146,16 @@ struct Measured<'a> {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  idle guest of {} with {} in use at random ({} with {} from 4 Gb/s on), 1 vCPU; {} runs a case; \
-         streams as Godwit finds them where the case names none; iperf3 for {} s before each move; {}",
+        "settings  idle guest of {} with {} in use at random ({} with {} from 4 Gb/s on), 1 vCPU; \
+         {} runs per case; \
+         Godwit's default streams unless the case sets them; iperf3 for {} s before each move; {}",
         settings.memory,
         settings.fill,
         settings.large_memory,
         settings.large_fill,
         settings.runs,
         settings.iperf_seconds,
-        if settings.tls { "by TLS" } else { "in the clear" },
+        if settings.tls { "over TLS" } else { "in the clear" },
     );
     let chosen = cases::chosen(&settings.cases);
     let mut accel = String::new();
@@ -177,7 +193,7 @@ fn measure_links(
 ) -> Result<String> {
     let links = &cases.first().context("no case")?.links;
     let trial =
-        Trial::begin_with("bench", lab_of(settings, links))?.context("no lab can be had here")?;
+        Trial::begin_with("bench", lab_of(settings, links))?.context("cannot start a lab here")?;
     let (memory, fill) = if links.large_guest {
         (settings.large_memory, settings.large_fill)
     } else {

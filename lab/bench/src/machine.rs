@@ -27,7 +27,7 @@ impl Machine {
     /// No lab can run on it.
     pub(crate) fn ready() -> Result<Machine> {
         if let Some(reason) = missing(&Needs::lab()) {
-            bail!("nothing can be measured here: {reason}");
+            bail!("cannot measure on this machine: {reason}");
         }
         let machine = Machine::look("qemu-system-x86_64".as_ref());
         print!("{machine}");

@@ -31,7 +31,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Measures Godwit against QEMU's own migration on this machine. Needs root, and `make build` before it.
+/// Measures Godwit against QEMU's own migration on this machine. Needs root and the programs of
+/// `make programs`, or of `make build` for a release build.
 #[derive(Debug, Parser)]
 #[command(name = "godwit-bench", version, max_term_width = 110)]
 enum Scenario {
@@ -46,18 +47,19 @@ enum Scenario {
   godwit-bench bandwidth
   godwit-bench bandwidth --engine godwit --protection clear --runs 3 --memory 2GiB --fill 1GiB")]
     Bandwidth(bandwidth::Settings),
-    /// Move an idle guest over shaped links, several lanes and streams, by turns with iperf3
+    /// Move an idle guest over shaped links, with several lanes and streams, in turns with iperf3
     #[command(after_help = "Examples:
   godwit-bench lanes
   godwit-bench lanes --case one-gbit-4-streams,four-lanes --runs 3")]
     Lanes(lanes::Settings),
-    /// Move a guest there and back, and clones of one guest to one host, with what is there already to refer to
+    /// Move a guest there and back, and clones of one guest to one host, by reference to pages
+    /// already there
     #[command(after_help = "Examples:
   godwit-bench references
   godwit-bench references --case way-back --runs 1 --memory 1GiB --fill 768MiB
   godwit-bench references --case clones --clones 4 --runs 1")]
     References(references::Settings),
-    /// Move a guest that computes all the time, and see what of its work is lost meanwhile
+    /// Move a guest that computes all the time, and measure the work that it loses
     #[command(after_help = "Examples:
   godwit-bench impact
   godwit-bench impact --engine godwit --link 5gbit --runs 3")]
@@ -68,55 +70,59 @@ enum Scenario {
   godwit-bench converge --case rewriting --engine godwit --link 200mbit --times 5 --runs 1
   godwit-bench converge --case computing,links --runs 3")]
     Converge(converge::Settings),
-    /// Foretell moves of guests that write little and much, over all kinds of links, and move them
+    /// Predict moves of guests that write little and much, over all kinds of links, then move them
     #[command(after_help = "Examples:
   godwit-bench predict
   godwit-bench predict --link 1gbit,1gbit-40ms")]
     Predict(predict::Settings),
-    /// Move a guest with the distribution's user space and a full page cache, made of its packages the first time
+    /// Move a guest with the distribution's user space and a full page cache; its image is built on
+    /// first use
     #[command(after_help = "Examples:
   godwit-bench debian
   godwit-bench debian --engine godwit,multifd-4-zstd --runs 3
   godwit-bench debian --memory 4GiB --link 10gbit")]
     Debian(debian::Settings),
-    /// Cancel migrations before their commit, and see how long the guest's users hear nothing of it
+    /// Cancel migrations before their commit, and measure how long the guest does not answer
     #[command(after_help = "Examples:
   godwit-bench cancel
   godwit-bench cancel --runs 5 --link 10gbit")]
     Cancel(cancel::Settings),
-    /// Empty a host with clones of one guest by the manager, and the same by QEMU's own engine
+    /// Drain a host with clones of one guest through the manager, with Godwit's and QEMU's own
+    /// engine
     #[command(after_help = "Examples:
   godwit-bench drain
   godwit-bench drain --clones 8 --runs 1 --concurrency 4")]
     Drain(drain::Settings),
-    /// Have guests compute with a CPU baseline and with all that the host has
+    /// Compare a CPU baseline with all features of the host, by computations in guests
     #[command(after_help = "Examples:
   godwit-bench cpu-baseline
   godwit-bench cpu-baseline --baseline x86-64-v3 --runs 9")]
     CpuBaseline(cpu_baseline::Settings),
-    /// Kill, cut, fill and corrupt at each phase of a migration, and see where the guest is and that it is whole
+    /// Inject faults at each phase of a migration, and check where the guest is and that it is
+    /// whole
     #[command(after_help = "Examples:
   godwit-bench faults
   godwit-bench faults --list
   godwit-bench faults --fault kill-source-agent --phase committed
   godwit-bench faults --seed 7 --write")]
     Faults(faults::Settings),
-    /// Have a manager know 1,000 simulated hosts with 50,000 VMs, and ask it while all of that changes
+    /// Measure a manager of 1,000 simulated hosts with 50,000 VMs, and its responses during changes
     #[command(after_help = "Examples:
   godwit-bench control-scale
   godwit-bench control-scale --hosts 100 --vms 5000 --requests 50")]
     ControlScale(control::scale::Settings),
-    /// Empty one of eight simulated hosts through a manager, and move many VMs at once
+    /// Drain one of eight simulated hosts through a manager, and move many VMs at once
     #[command(after_help = "Examples:
   godwit-bench control-drain
   godwit-bench control-drain --all-on-one --speed 100")]
     ControlDrain(control::drain::Settings),
-    /// Have a host lie in every field of every message to a manager, and see that each lie is shown and nothing of other hosts changes
+    /// Let a host lie in every field of every message to a manager, and check that each lie is
+    /// shown and no other host changes
     #[command(after_help = "Examples:
   godwit-bench control-liar
   godwit-bench control-liar --messages 500 --seed 7 --json")]
     ControlLiar(control::liar::Settings),
-    /// Empty a simulated host and a real one at the same time, under one manager
+    /// Drain a simulated host and a real one at the same time, under one manager
     #[command(after_help = "Examples:
   godwit-bench control-mixed
   godwit-bench control-mixed --real-hosts 3 --real-vms 12")]

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_taken_over_no_less_than_buffers_blur() {
+    fn rates_are_taken_over_steps_longer_than_the_effect_of_buffers() {
         // 125 MB in a second is 1 Gb/s.
         let steps = steps(&points(&[
             (100.0, 9),

@@ -29,21 +29,21 @@ const MOST_RIGHT: f64 = 0.9;
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Links to try: their names, as the table has them [default: all]
+    /// Names of the links to try, as in the table [default: all]
     #[arg(long = "link", value_name = "NAME", value_delimiter = ',')]
     links: Vec<String>,
     /// The guest's memory (64 KiB more, without which QEMU before 9.0 loses writes under TCG)
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it is in use
+    /// Part of that memory in use
     #[arg(long, value_name = "SIZE", default_value = "192MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where fewer than nine in ten are right
+    /// Fail if fewer than nine in ten predictions are right
     #[arg(long)]
     check: bool,
 }
@@ -156,8 +156,9 @@ struct Measured<'a> {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  guest of {} and 64 KiB under TCG or KVM as the host can, {} in use; a dry run, then the move, both by TLS, nothing \
-         told by reference",
+        "settings  guest of {} and 64 KiB under TCG or KVM as the host can, {} in use; a dry run, \
+         then the move, both over TLS, no pages \
+         sent by reference",
         settings.memory, settings.fill,
     );
     let mut cases = Vec::new();
@@ -172,7 +173,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         (count(|case| case.time_is_close), count(|case| case.means_are_right));
     print!("{}", render(&cases));
     println!(
-        "\n  within 20 % of the time: {within_20_percent} of {all}; means right: {means_right} of {all}",
+        "\n  within 20 % of the time: {within_20_percent} of {all}; means right: {means_right} of \
+         {all}",
         all = cases.len()
     );
     let measured = Measured { within_20_percent, means_right, cases: &cases };
@@ -187,7 +189,7 @@ fn on_link(settings: &Settings, link: &Link, cases: &mut Vec<Figures>) -> Result
     let rtt: Rtt = link.rtt.parse()?;
     let trial =
         Trial::begin_with("bench", LabOptions { link: rate, rtt, ..LabOptions::default() })?;
-    let trial = trial.context("no lab can be had here")?;
+    let trial = trial.context("cannot start a lab here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
@@ -250,7 +252,7 @@ const HEADS: [(&str, usize); 12] = [
     ("predicted s", 11),
     ("measured s", 10),
     ("off %", 6),
-    ("at begin s", 10),
+    ("at start s", 10),
     ("means", 8),
     ("measured", 8),
     ("MiB", 11),
@@ -263,7 +265,8 @@ fn render(cases: &[Figures]) -> String {
         format!("  {}\n", cells.collect::<Vec<_>>().join("  "))
     };
     let mut out = String::from(
-        "\npredicted by a dry run; `at begin`: by the migration itself before round 0; the last three predicted/measured\n",
+        "\npredicted by a dry run; `at start`: by the migration itself before round 0; the last \
+         three predicted/measured\n",
     );
     out += &line(&mut HEADS.iter().map(|(head, width)| format!("{head:<width$}")));
     for case in cases {
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_never_right() {
+    fn an_unknown_prediction_is_never_right() {
         let lost = compare(&LINKS[0], &LINKS[0].cases[0], dry_run(None), None);
         assert!(!lost.time_is_close && lost.ratio.is_none());
         assert!(row(&lost).iter().all(|cell| !cell.is_empty()));

@@ -29,42 +29,52 @@ const FIRST_NUMBER: u8 = 21;
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Ways there and back, and drains
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Round trips, and drains
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// What is measured
+    /// Cases to measure
     #[arg(long = "case", value_delimiter = ',', default_values = ["way-back", "clones"])]
     cases: Vec<Case>,
     /// The link between the hosts
     #[arg(long, value_name = "RATE", default_value = "1gbit")]
     #[serde(serialize_with = "as_text")]
     link: BitRate,
-    /// The memory of the guest that comes back
+    /// Memory of the guest that returns
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it holds content
+    /// Content in that memory
     #[arg(long, value_name = "SIZE", default_value = "3GiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// What it does all the time
+    /// Workload of that guest
     #[arg(long, value_name = "WORKLOAD", default_value = "dirty:rate=200,ws=16M")]
     workload: String,
-    /// How many clones
-    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u8).range(2..=70))]
+    /// Number of clones
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 12,
+        value_parser = clap::value_parser!(u8).range(2..=70),
+    )]
     clones: u8,
-    /// The memory of each
+    /// Memory of each guest
     #[arg(long, value_name = "SIZE", default_value = "384MiB")]
     #[serde(serialize_with = "as_text")]
     clone_memory: ByteSize,
-    /// How much of it holds content
+    /// Content in that memory
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     clone_fill: ByteSize,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
 }
@@ -75,7 +85,7 @@ pub(crate) struct Settings {
 enum Case {
     /// A guest there, and back at once
     WayBack,
-    /// Clones of one guest, one after the other, without references and with
+    /// Clones of one guest, one after another, without references and with them
     Clones,
 }
 
@@ -109,8 +119,10 @@ struct Measured<'a> {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  link {}; way back: {} with {} of content, {}; clones: {} of {} with {} of content, idle; all by TLS, content \
-         as the lab's guest mixes it (10 % zero, 40 % compressible, the rest random), compression auto",
+        "settings  link {}; way back: {} with {} of content, {}; clones: {} of {} with {} of \
+         content, idle; all over TLS, content \
+         as the lab's guest mixes it (10 % zero, 40 % compressible, the rest random), compression \
+         auto",
         settings.link,
         settings.memory,
         settings.fill,
@@ -128,7 +140,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 fn measure(settings: &Settings, case: Case) -> Result<Figures> {
     let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let guests = boot(settings, case, &trial)?;
     let mut runs = Vec::new();
     for _ in 0..settings.runs {
@@ -263,17 +275,17 @@ fn render(cases: &[Figures]) -> String {
         "share, %",
         "without, s",
         "with, s",
-        "told, %",
+        "by ref, %",
         "missing"
     )];
     for row in cases {
         let referring = || row.runs.iter().flat_map(|run| &run.referring);
-        let pages = |only_told: bool| -> u64 {
+        let pages = |only_referenced: bool| -> u64 {
             let encodings = referring().flat_map(|report| &report.encodings);
             let counted = encodings.filter(|encoding| match encoding.name {
                 EncodingName::Zero => false,
                 EncodingName::Reference => true,
-                _ => !only_told,
+                _ => !only_referenced,
             });
             counted.map(|encoding| encoding.pages).sum()
         };

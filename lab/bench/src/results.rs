@@ -34,7 +34,7 @@ pub(crate) fn write(
     let path = folder.join(format!("{scenario}-{unix_s}.json"));
     let results = Results { scenario, unix_s, machine, settings, measured };
     fs::write(&path, serde_json::to_string_pretty(&results)?)
-        .with_context(|| format!("writing {}", path.display()))?;
+        .with_context(|| format!("cannot write {}", path.display()))?;
     println!("\nall figures and reports: {}", path.display());
     Ok(())
 }

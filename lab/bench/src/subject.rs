@@ -15,9 +15,9 @@ use crate::warm;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Engine {
-    /// Godwit's own
+    /// Godwit's engine
     Godwit,
-    /// Godwit's own, the guest handed over when each page has been sent once
+    /// Godwit's engine with a hand-over after each page was sent once
     GodwitPageIn,
     /// QEMU's, one stream
     Qemu,

@@ -20,7 +20,8 @@ impl Svg {
     /// Creates an empty picture of this size.
     pub(crate) fn new(width: f64, height: f64) -> Svg {
         let text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+             width=\"{width}\" height=\"{height}\" \
              font-family=\"sans-serif\" font-size=\"12\" fill=\"{NEUTRAL}\">\n"
         );
         Svg { text }
@@ -43,7 +44,8 @@ impl Svg {
     ) {
         let _ = writeln!(
             self.text,
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{colour}\" fill-opacity=\"{opacity}\"/>"
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+             fill=\"{colour}\" fill-opacity=\"{opacity}\"/>"
         );
     }
 
@@ -70,7 +72,8 @@ impl Svg {
         let content = escaped(content);
         let _ = writeln!(
             self.text,
-            "<text transform=\"translate({x} {y}) rotate(-90)\" text-anchor=\"middle\">{content}</text>"
+            "<text transform=\"translate({x} {y}) rotate(-90)\" \
+             text-anchor=\"middle\">{content}</text>"
         );
     }
 
@@ -141,7 +144,7 @@ impl Frame {
 pub(crate) fn write(folder: &Path, name: &str, svg: &str) -> Result<PathBuf> {
     fs::create_dir_all(folder)?;
     let path = folder.join(format!("{name}.svg"));
-    fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))?;
+    fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
 

@@ -25,44 +25,58 @@ pub(crate) const ODD_BYTES: u64 = 64 << 10;
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Moves by each of QEMU's engines, after one that is not counted
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Moves by each of QEMU's engines, after a warm-up move
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     runs: u32,
-    /// Moves by Godwit's engine, after one that is not counted
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Moves by Godwit's engine, after a warm-up move
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     godwit_runs: u32,
-    /// Round trips on the migration network, each in a lab of its own
+    /// Round-trip times of the migration network, each in a separate lab
     #[arg(long, value_name = "TIME", value_delimiter = ',', default_values = ["0ms", "40ms"])]
     rtt: Vec<Rtt>,
     /// Rate of the migration network's links [default: as fast as the machine]
     #[arg(long, value_name = "RATE")]
     link: Option<BitRate>,
-    /// What the guest does
+    /// The guest's workload
     #[arg(long = "workload", value_delimiter = ',', default_values = ["idle", "dirty"])]
     workloads: Vec<WorkloadKind>,
-    /// Who moves it
-    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "qemu", "multifd-2", "multifd-4"])]
+    /// Engines to compare
+    #[arg(
+        long = "engine",
+        value_delimiter = ',',
+        default_values = ["godwit", "qemu", "multifd-2", "multifd-4"],
+    )]
     engines: Vec<Engine>,
     /// The guest's memory (64 KiB more, without which QEMU before 9.0 loses writes under TCG)
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// How much of it is in use
+    /// Part of that memory in use
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
-    /// Seal what Godwit sends; what QEMU sends is never sealed here
+    /// Encrypt Godwit's data; QEMU's data is never encrypted here
     #[arg(long)]
     tls: bool,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
 }
 
-/// What the guest does.
+/// Workload of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum WorkloadKind {
@@ -191,7 +205,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<String> {
     let options =
         LabOptions { link: settings.link, rtt, insecure: !settings.tls, ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
@@ -199,12 +213,13 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
     let link =
         settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
-        "settings  guest of {} and 64 KiB, {} in use, 1 vCPU by {accel}; link {link}, round trip {rtt}; \
+        "settings  guest of {} and 64 KiB, {} in use, 1 vCPU by {accel}; link {link}, round trip \
+         {rtt}; \
          switchover budget {} ms; {}",
         settings.memory,
         settings.fill,
         MigrationRequest::to("b").switchover_budget_ms,
-        if settings.tls { "Godwit by TLS, QEMU in the clear" } else { "all in the clear" },
+        if settings.tls { "Godwit over TLS, QEMU in the clear" } else { "all in the clear" },
     );
     for workload in &settings.workloads {
         subject.work(workload.spec())?;

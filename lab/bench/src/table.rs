@@ -53,12 +53,13 @@ pub(crate) fn render_notes(part: &Part) -> String {
     for (moves, what) in [
         (
             sum(|engine| engine.prober_held_up),
-            "the client itself was kept from probing for half of the blackout: no CPU time for it",
+            "the client did not probe for half of the blackout: it got no CPU time",
         ),
-        (sum(|engine| engine.lost), "the guest did not answer any more: it was made anew"),
+        (sum(|engine| engine.lost), "the guest stopped answering and was replaced"),
         (
             sum(|engine| engine.blackout_elsewhere),
-            "the longest silence was not at the switchover: no CPU time for the guest, or the link was full",
+            "the longest silence was not at the switchover: the guest got no CPU time, or the \
+             link was full",
         ),
     ] {
         if moves > 0 {

@@ -20,9 +20,9 @@ pub(crate) fn memory(trial: &Trial, host: &str, bytes: u64) -> Result<()> {
         let step = vec![1; STEP_BYTES];
         (0..bytes).step_by(STEP_BYTES).try_for_each(|at| file.write_all_at(&step, at))
     };
-    let written = write().with_context(|| format!("touching memory by {}", path.display()));
+    let written = write().with_context(|| format!("cannot write {}", path.display()));
     // If no file could be created, the first error says more.
     let removed =
-        std::fs::remove_file(&path).with_context(|| format!("giving back {}", path.display()));
+        std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()));
     written.and(removed)
 }

@@ -1,4 +1,4 @@
-//! Asks a manager by its socket: one connection that is kept, and the time that each answer took, to its last byte.
+//! Client of a manager's socket. Keeps one connection and measures each response to its last byte.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,38 +14,37 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-/// A connection to a manager, made anew where it has ended.
+/// Connection to a manager, reopened after it has ended.
 #[derive(Debug)]
 pub struct Asker {
     socket: PathBuf,
     connection: Option<SendRequest<Full<Bytes>>>,
 }
 
-/// What came back.
+/// Response of the manager.
 #[derive(Debug)]
 pub struct Answered {
     pub status: StatusCode,
     pub body: Bytes,
-    /// From the request to the last byte.
+    /// Time from the request to the last byte.
     pub took: Duration,
 }
 
 impl Answered {
-    /// The body as what it is to be.
+    /// Parses the body.
     ///
     /// # Errors
-    /// It is a refusal, or something else.
+    /// The response is a refusal or has an unexpected form.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T> {
         if !self.status.is_success() {
             bail!("{}: {}", self.status, String::from_utf8_lossy(&self.body));
         }
-        serde_json::from_slice(&self.body)
-            .context("what the manager answers is not what was expected")
+        serde_json::from_slice(&self.body).context("the manager's response has an unexpected form")
     }
 }
 
 impl Asker {
-    /// Of the manager with this socket.
+    /// Creates a client of the manager with this socket.
     #[must_use]
     pub fn new(socket: &Path) -> Asker {
         Asker { socket: socket.to_owned(), connection: None }
@@ -53,7 +52,9 @@ impl Asker {
 
     async fn connection(&mut self) -> Result<&mut SendRequest<Full<Bytes>>> {
         if self.connection.as_ref().is_none_or(SendRequest::is_closed) {
-            let stream = UnixStream::connect(&self.socket).await.context("the manager's socket")?;
+            let stream = UnixStream::connect(&self.socket)
+                .await
+                .context("cannot connect to the manager's socket")?;
             let (sender, connection) = handshake(TokioIo::new(stream)).await?;
             tokio::spawn(connection);
             self.connection = Some(sender);
@@ -61,10 +62,10 @@ impl Asker {
         self.connection.as_mut().context("there is no connection")
     }
 
-    /// Asks, whatever comes back.
+    /// Sends a request and returns any response.
     ///
     /// # Errors
-    /// Nobody answers.
+    /// The manager does not answer.
     pub async fn ask(
         &mut self,
         method: Method,
@@ -87,18 +88,18 @@ impl Asker {
         Ok(Answered { status, body, took: began.elapsed() })
     }
 
-    /// `GET path`.
+    /// Sends `GET path` and parses the body.
     ///
     /// # Errors
-    /// It is refused.
+    /// The manager refuses the request.
     pub async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T> {
         self.ask(Method::GET, path, None).await?.read().with_context(|| format!("GET {path}"))
     }
 
-    /// `POST path`.
+    /// Sends `POST path` and parses the body.
     ///
     /// # Errors
-    /// It is refused.
+    /// The manager refuses the request.
     pub async fn post<T: DeserializeOwned>(&mut self, path: &str, body: &Value) -> Result<T> {
         self.ask(Method::POST, path, Some(body))
             .await?
@@ -106,10 +107,10 @@ impl Asker {
             .with_context(|| format!("POST {path}"))
     }
 
-    /// Reads an answer that has no end, and keeps nothing of it, until it ends all the same.
+    /// Reads and discards a stream of events until it ends.
     ///
     /// # Errors
-    /// Nobody answers.
+    /// The manager does not answer.
     pub async fn follow(&mut self, path: &str) -> Result<()> {
         let request = Request::get(path).header(HOST, "localhost").body(Full::new(Bytes::new()))?;
         let mut body = self.connection().await?.send_request(request).await?.into_body();

@@ -1,4 +1,4 @@
-//! The steady small changes of a cluster in use.
+//! Steady small changes of a cluster in use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::server::Shared;
 
-/// How often some changes come.
+/// Interval of changes.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Changes so many things a second, until it is aborted.
+/// Makes this many changes per second until it is aborted.
 pub(crate) async fn churn(shared: Arc<Shared>, changes_per_s: u32) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

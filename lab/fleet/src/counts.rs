@@ -1,47 +1,48 @@
-//! What a fleet has been asked to do.
+//! Counts of the requests to a fleet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a fleet has been asked to do, and how much of it at a time.
+/// Counts of the requests to a fleet, and of simultaneous migrations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
-    /// Migrations begun, by VM.
+    /// Migrations started, by VM.
     pub begun: BTreeMap<String, u64>,
-    /// Migrations that came through.
+    /// Completed migrations.
     pub completed: u64,
     pub failed: u64,
-    /// Migrations that were cancelled.
+    /// Cancelled migrations.
     pub cancelled: u64,
-    /// Requests to begin one that had begun already, by its own id: answered, and nothing begun.
+    /// Requests to start a migration that had started already, with its own ID. They were answered,
+    /// and nothing was started.
     pub repeated: u64,
-    /// Requests to begin another one of a VM that had one: a manager that asks so has lost track.
+    /// Requests to start a second migration of a VM. A manager that sends one has lost track.
     pub double_begins: u64,
-    /// Requests to begin one of a VM that was not there, or not there any more.
+    /// Requests to start a migration of a VM that was not or no longer on the host.
     pub not_there: u64,
-    /// The most that left a host at a time.
+    /// Maximum of simultaneous departures, by host.
     pub most_out: BTreeMap<String, u32>,
-    /// The most that arrived at a host at a time.
+    /// Maximum of simultaneous arrivals, by host.
     pub most_in: BTreeMap<String, u32>,
-    /// The most in all at a time.
+    /// Maximum of simultaneous migrations in total.
     pub most_at_once: u32,
-    /// VMs that were to be created with files below `vm_dirs` alone, by name.
+    /// Names of VMs that were to be created with files below `vm_dirs` only.
     pub held_to_vm_dirs: BTreeSet<String>,
 }
 
 impl Counts {
-    /// VMs of which a migration was begun more than so many times.
+    /// Returns the VMs with more than `times` started migrations.
     #[must_use]
     pub fn begun_more_than(&self, times: u64) -> Vec<&str> {
         self.begun.iter().filter(|(_, begun)| **begun > times).map(|(vm, _)| vm.as_str()).collect()
     }
 
-    /// The most that left any host at a time.
+    /// Returns the maximum of simultaneous departures of any host.
     #[must_use]
     pub fn most_out_of_one(&self) -> u32 {
         self.most_out.values().copied().max().unwrap_or(0)
     }
 
-    /// The most that arrived at any host at a time.
+    /// Returns the maximum of simultaneous arrivals at any host.
     #[must_use]
     pub fn most_into_one(&self) -> u32 {
         self.most_in.values().copied().max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! A fleet that is served: each agent at a port of its own.
+//! Running fleet: each agent listens on a separate port.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,10 +16,10 @@ use crate::server::{Shared, router};
 use crate::world::World;
 use crate::{Counts, FleetPlan, InjectedFault, churn};
 
-/// How often migrations go on.
+/// Interval of the migrations' progress.
 const STEP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Simulated agents that are served. They end with it.
+/// Running simulated agents. They end when this is dropped.
 #[derive(Debug)]
 pub struct Fleet {
     shared: Arc<Shared>,
@@ -28,10 +28,10 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Serves a fleet at ports that are free.
+    /// Starts a fleet on free ports.
     ///
     /// # Errors
-    /// There are too few ports or files.
+    /// There are too few ports or file descriptors.
     pub async fn begin(plan: FleetPlan) -> io::Result<Fleet> {
         let names: Vec<String> = (0..plan.hosts).map(|number| plan.host_name(number)).collect();
         let shared = Arc::new(Shared::new(World::new(plan).map_err(io::Error::other)?));
@@ -41,7 +41,7 @@ impl Fleet {
             agents.insert(name, format!("http://{}", listener.local_addr()?));
             let app = router(Arc::clone(&shared), at);
             tasks.spawn(async move {
-                // It does not end by itself.
+                // The server does not end by itself.
                 let _ = axum::serve(listener, app).await;
             });
         }
@@ -58,19 +58,19 @@ impl Fleet {
         Ok(Fleet { shared, agents, tasks })
     }
 
-    /// The agents' addresses, by host.
+    /// Returns the agents' addresses, by host.
     #[must_use]
     pub fn agents(&self) -> &BTreeMap<String, String> {
         &self.agents
     }
 
-    /// What it has been asked to do so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shared.world().counts.clone()
     }
 
-    /// The VMs of a host, as its agent has them.
+    /// Returns the VMs of a host, as its agent reports them.
     #[must_use]
     pub fn vms_of(&self, host: &str) -> Vec<VmInfo> {
         let world = self.shared.world();
@@ -78,19 +78,19 @@ impl Fleet {
         found.map(|host| host.vms.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// The list of revoked certificates that a host's agent got last, PEM.
+    /// Returns the latest list of revoked certificates at a host's agent, as PEM.
     #[must_use]
     pub fn revoked_at(&self, host: &str) -> Option<String> {
         let world = self.shared.world();
         world.find(host).and_then(|at| world.host(at)).and_then(|host| host.revoked.clone())
     }
 
-    /// The next migrations of a VM go wrong.
+    /// Injects a fault into the next `times` migrations of a VM.
     pub fn fault(&self, vm: &str, fault: InjectedFault, times: u32) {
         self.shared.world().fault(vm, fault, times);
     }
 
-    /// A host's agent hangs: connections to it stay open, and nothing is said. Or it goes on.
+    /// Makes a host's agent hang (connections stay open without data) or continue.
     pub fn silence(&self, host: &str, silent: bool) {
         let at = self.shared.world().find(host);
         if let Some(at) = at {
@@ -98,7 +98,8 @@ impl Fleet {
         }
     }
 
-    /// A host's agent is killed and started again: it has forgotten its migrations, and those that were under way from there are over.
+    /// Kills and restarts a host's agent: it has forgotten its migrations, and those in progress
+    /// from it have ended.
     pub fn restart(&self, host: &str) {
         let mut world = self.shared.world();
         if let Some(at) = world.find(host) {
@@ -106,16 +107,17 @@ impl Fleet {
         }
     }
 
-    /// From now on so many things change each second: loads of hosts, states of VMs.
+    /// Makes this many changes per second from now on: loads of hosts, states of VMs.
     pub fn churn(&mut self, changes_per_s: u32) {
         self.tasks.spawn(churn::churn(Arc::clone(&self.shared), changes_per_s));
     }
 }
 
-/// Allows this process as many open files as it may have: a fleet of 1,000 needs more than 2,000.
+/// Raises this process's limit of open files to the maximum. A fleet of 1,000 hosts needs more than
+/// 2,000.
 ///
 /// # Errors
-/// The kernel says no.
+/// The kernel refuses the limit.
 pub fn allow_many_files() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?)

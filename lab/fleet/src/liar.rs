@@ -1,5 +1,6 @@
-//! A host that lies: an agent with the right to be one whose every message is a lie, drawn by seed. It claims other hosts' VMs, reports
-//! migrations of theirs, gives impossible values to every field, and answers requests with what is no answer.
+//! Lying host: an agent with valid rights whose every message is a lie, drawn from a seed. It
+//! claims other hosts' VMs, reports migrations of them, gives impossible values to every field, and
+//! sends invalid responses to requests.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -18,25 +19,25 @@ use tokio::task::JoinSet;
 
 use crate::FleetPlan;
 
-/// Messages that wait for the manager.
+/// Capacity of the queue of messages to the manager.
 const WAITING: usize = 256;
-/// The largest epoch that an agent may report.
+/// Largest epoch that an agent may report.
 const LARGEST_EPOCH: u64 = 1 << 48;
-/// The longest text of a message, bytes.
+/// Longest text of a message, in bytes.
 const LONGEST_TEXT: usize = 200 << 10;
 
-/// What a lie is about, and how a manager has to show it.
+/// Subject of a lie, and how a manager has to show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// It has a VM of this name, which another host holds: a conflict.
+    /// Claim of a VM of this name, which another host holds. Shown as a conflict.
     Claim(String),
-    /// No agent reports such a thing: the host is faulty.
+    /// Value that no agent reports. Shown as a faulty host.
     Impossible(String),
-    /// Of what it has itself, or says nothing of what another host has: nobody can know.
+    /// Statement about the host itself, or silence about another host's VM. Not detectable.
     OfItself,
 }
 
-/// Numbers drawn by seed (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 #[derive(Clone, Debug)]
 struct Draw(u64);
 
@@ -58,14 +59,14 @@ impl Draw {
     }
 }
 
-/// A lying agent that is served. It ends with this.
+/// Running lying agent. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Liar {
     name: String,
     address: String,
     draw: Draw,
     plan: FleetPlan,
-    /// VMs and hosts of others.
+    /// VMs of other hosts.
     victims: Vec<String>,
     others: Vec<String>,
     messages: broadcast::Sender<Bytes>,
@@ -77,15 +78,15 @@ pub struct Liar {
 #[derive(Clone)]
 struct Served {
     messages: broadcast::Sender<Bytes>,
-    /// What it says first.
+    /// First message.
     first: Bytes,
 }
 
 impl Liar {
-    /// Serves a liar at a port that is free, among the hosts and VMs of a fleet.
+    /// Starts a liar on a free port, among the hosts and VMs of a fleet.
     ///
     /// # Errors
-    /// There is no port.
+    /// No port is free.
     pub async fn begin(name: &str, seed: u64, plan: FleetPlan) -> io::Result<Liar> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = format!("http://{}", listener.local_addr()?);
@@ -106,7 +107,7 @@ impl Liar {
         let served = Served { messages, first: first.into() };
         let app = Router::new().route("/v1/watch", get(watch)).fallback(answer).with_state(served);
         liar._tasks.spawn(async move {
-            // It does not end by itself.
+            // The server does not end by itself.
             let _ = axum::serve(listener, app).await;
         });
         Ok(liar)
@@ -117,7 +118,7 @@ impl Liar {
         &self.name
     }
 
-    /// Where it is served.
+    /// Returns the liar's address.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -129,26 +130,27 @@ impl Liar {
         self.messages.receiver_count() > 0
     }
 
-    /// Says the last message again: a manager that has begun to listen since did not hear it.
+    /// Repeats the last message, for a manager that has connected since.
     pub fn repeat(&self) {
         let _ = self.messages.send(self.last.clone());
     }
 
-    /// Tells the next lie, and behind it its number as its load, so that it is known when the lie was heard.
+    /// Sends the next lie, followed by its number as the host's load, which shows that the manager
+    /// has read the lie.
     ///
     /// # Errors
-    /// It can't be written down.
+    /// The lie cannot be serialised.
     pub fn lie(&mut self) -> io::Result<(Lie, u64)> {
         self.said += 1;
         let (lie, text) = self.drawn().map_err(io::Error::other)?;
         let text = [text, self.mark(self.said)?].concat();
-        // Whoever does not listen does not hear it.
+        // Without a listener the message is dropped.
         self.last = text.into();
         let _ = self.messages.send(self.last.clone());
         Ok((lie, self.said))
     }
 
-    /// What it says of itself, which no one can refute.
+    /// Returns its own state, which nobody can refute.
     fn host(&self, load: u64) -> Result<Value, serde_json::Error> {
         let mut info = serde_json::to_value(self.plan.host(0)?)?;
         info["name"] = json!(self.name);
@@ -191,7 +193,7 @@ impl Liar {
         match self.draw.below(20) {
             0..=6 => {
                 let info = self.vm(&victim)?;
-                // As an arriving one it claims nothing: it is listed beside the holder.
+                // An arriving VM claims nothing: it is listed beside the holder.
                 let claims = info["state"] != "migrating-in";
                 let lie = if claims { Lie::Claim(victim) } else { Lie::OfItself };
                 Ok((lie, event("vm", &info.to_string())))
@@ -220,17 +222,18 @@ impl Liar {
         }
     }
 
-    /// A migration that it says leaves it.
+    /// Returns a migration that allegedly leaves this host.
     fn migration(&mut self, vm: &str) -> Result<Value, serde_json::Error> {
         let progress = serde_json::to_value(godwit_types::Progress::begin(self.draw.next() >> 12))?;
         Ok(json!({
             "id": format!("v{:x}-1", self.draw.next()), "vm": vm, "from": self.name,
-            "to": self.draw.of(&self.others.clone()), "engine": "godwit", "started_unix_ms": self.draw.next(),
+            "to": self.draw.of(&self.others.clone()), "engine": "godwit",
+            "started_unix_ms": self.draw.next(),
             "progress": progress, "report": null,
         }))
     }
 
-    /// A message of which one field has a value that no agent gives it.
+    /// Returns a message in which one field has a value that no agent reports.
     fn bent(&mut self, kind: &str, victim: &str) -> Result<(Lie, Vec<u8>), serde_json::Error> {
         let mut message = match kind {
             "vm" => self.vm(victim)?,
@@ -243,7 +246,7 @@ impl Liar {
         let Some(field) = message.pointer_mut(&path) else { return self.drawn() };
         let was = field.clone();
         *field = match (&was, self.draw.below(4)) {
-            // Cut, not refused.
+            // The manager cuts it and does not refuse it.
             (Value::String(_), 0) if !path.ends_with("reason") => {
                 json!("x".repeat((64 << 10) + self.draw.below(LONGEST_TEXT - (64 << 10))))
             }
@@ -256,7 +259,7 @@ impl Liar {
     }
 }
 
-/// Paths of all values that are no object, by which a type error is sure.
+/// Collects the paths of all values that are not objects, where a wrong type is always detected.
 fn leaves(value: &Value, path: &mut String, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -278,18 +281,18 @@ fn event(kind: &str, data: &str) -> Vec<u8> {
 
 async fn watch(State(served): State<Served>) -> Response {
     let listens = served.messages.subscribe();
-    let told = stream::unfold((Some(served.first), listens), async |(first, mut listens)| {
+    let messages = stream::unfold((Some(served.first), listens), async |(first, mut listens)| {
         let bytes = match first {
             Some(first) => first,
-            // Who is too slow is to ask again.
+            // A client that is too slow has to reconnect.
             None => listens.recv().await.ok()?,
         };
         Some((Ok::<_, io::Error>(bytes), (None, listens)))
     });
-    Body::from_stream(told).into_response()
+    Body::from_stream(messages).into_response()
 }
 
-/// What is asked of it gets one of several answers that are none.
+/// Answers any request with one of several invalid responses.
 async fn answer(request: axum::extract::Request) -> Response {
     match request.uri().path().len() % 4 {
         0 => (StatusCode::OK, "{}".to_owned()).into_response(),

@@ -1,8 +1,9 @@
-//! Hosts that are not there: the API of many agents in one process, with a stand-in for QEMU. Nothing runs and no page moves; VMs are entries in
-//! a table, and a migration takes the time that its link would. For tests and benchmarks of the manager, which can't tell the difference: the
-//! types are those of `godwit-api`.
+//! Simulated hosts: the API of many agents in one process, with simulated QEMU. Nothing runs and no
+//! page moves. VMs are entries in a table, and a migration takes the time that its link would take.
+//! For tests and benchmarks of the manager, which cannot notice the difference: the types are those
+//! of `godwit-api`.
 //!
-//! It counts what a manager must not do: begin a move twice, or more of them at a time than a limit allows.
+//! Counts what a manager must not do: start a move twice, or exceed a limit of simultaneous moves.
 
 mod asker;
 mod churn;

@@ -1,4 +1,5 @@
-//! Has a liar lie to a manager, and looks whether each lie is shown and nothing of other hosts changes.
+//! Runs a liar against a manager and checks that each lie is shown and nothing of other hosts
+//! changes.
 
 use std::time::{Duration, Instant};
 
@@ -9,33 +10,34 @@ use serde_json::json;
 use crate::Asker;
 use crate::liar::{Liar, Lie};
 
-/// Time in which the manager has heard a lie: longer than it reads a faulty host, and than it waits before it asks again.
+/// Longest time until the manager has read a lie. It exceeds the time for reading a faulty host and
+/// the delay before the manager reconnects.
 const LIMIT: Duration = Duration::from_secs(90);
-/// How often it is asked.
+/// Poll interval.
 const LOOK: Duration = Duration::from_millis(2);
-/// Looks after which a message is said again, which the manager may have missed.
+/// Polls after which a message is repeated, because the manager may have missed it.
 const LOOKS: u32 = 250;
-/// Lies between two looks at all VMs of the other hosts.
+/// Lies between two checks of all VMs of the other hosts.
 const LIES_A_LOOK: u64 = 25;
 
-/// What became of lies.
+/// Results of lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Lied {
-    /// Messages that were sent, each a lie.
+    /// Messages sent, each a lie.
     pub messages: u64,
     /// Claims of other hosts' VMs.
     pub claims: u64,
     /// Messages with a value that no agent reports.
     pub impossible: u64,
-    /// Those of both kinds that the manager showed: as a conflict or as a fault.
+    /// Lies of both kinds that the manager showed, as a conflict or as a fault.
     pub shown: u64,
-    /// The first of those that it did not.
+    /// First lies that it did not show.
     pub unshown: Vec<String>,
-    /// What changed of other hosts.
+    /// Changes of other hosts.
     pub changed: Vec<String>,
 }
 
-/// What an operator sees of a VM that no lie may change.
+/// State of a VM as an operator sees it, which no lie may change.
 type Seen = Vec<(String, String, String, u64, bool, bool)>;
 
 async fn seen(asker: &mut Asker, liar: &str) -> Result<Seen> {
@@ -47,10 +49,10 @@ async fn seen(asker: &mut Asker, liar: &str) -> Result<Seen> {
     Ok(others.map(fields).collect())
 }
 
-/// Takes the liar in, and has it lie so many times.
+/// Adds the liar to the cluster and makes it send this many lies.
 ///
 /// # Errors
-/// The manager does not answer, or does not hear.
+/// The manager does not answer or does not read the liar's messages.
 pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Lied> {
     let before = seen(asker, liar.name()).await?;
     let host = json!({ "name": liar.name(), "address": liar.address() });
@@ -60,10 +62,10 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
     while !liar.is_heard() {
         tokio::time::sleep(LOOK).await;
     }
-    let mut refused = until_heard(asker, liar, &path, 0).await?.refused_reports;
+    let mut refused = until_received(asker, liar, &path, 0).await?.refused_reports;
     for _ in 0..messages {
         let (lie, number) = liar.lie()?;
-        let host = until_heard(asker, liar, &path, number).await?;
+        let host = until_received(asker, liar, &path, number).await?;
         lied.messages += 1;
         let is_shown = match &lie {
             Lie::Claim(vm) => {
@@ -98,8 +100,8 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
     Ok(lied)
 }
 
-/// Waits until the manager has heard the liar's number.
-async fn until_heard(
+/// Waits until the manager has read the liar's number.
+async fn until_received(
     asker: &mut Asker,
     liar: &Liar,
     path: &str,
@@ -114,13 +116,13 @@ async fn until_heard(
             return Ok(host);
         }
         if began.elapsed() > LIMIT {
-            bail!("the manager has not heard message {number}: {:?}", host.summary);
+            bail!("the manager has not read message {number}: {:?}", host.summary);
         }
-        // The connection was ended meanwhile: it was said to nobody.
+        // The message was lost if the connection had ended.
         if look % LOOKS == 0 && liar.is_heard() {
             liar.repeat();
         }
         tokio::time::sleep(LOOK).await;
     }
-    bail!("the manager has not heard message {number}")
+    bail!("the manager has not read message {number}")
 }

@@ -1,4 +1,4 @@
-//! Looks at a manager's moves while they are carried out: does every one that waits say for what, and until nothing is left to do.
+//! Polls a manager's moves until none is left, and checks that each waiting move gives a reason.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +7,24 @@ use godwit_api::control::{Move, Page};
 
 use crate::Asker;
 
-/// Between two looks.
+/// Poll interval.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// What was seen.
+/// Results of the polls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Looks {
-    /// Times that it was looked.
+    /// Number of polls.
     pub looks: u64,
-    /// Moves that were seen waiting, each time anew.
+    /// Waiting moves, counted at each poll.
     pub waiting: u64,
-    /// Those of them that did not say for what.
+    /// Waiting moves without a reason.
     pub unexplained: u64,
-    /// What was waited for, by code.
+    /// Reasons of waiting, by code.
     pub codes: std::collections::BTreeMap<String, u64>,
 }
 
 impl Looks {
-    /// Looks until no move waits or runs.
+    /// Polls until no move waits or runs.
     ///
     /// # Errors
     /// The manager does not answer, or it takes longer than `limit`.

@@ -1,4 +1,4 @@
-//! `godwit-fleet`: serves simulated agents until its standard input ends, and says where they are.
+//! `godwit-fleet`: runs simulated agents until its standard input ends, and prints their addresses.
 
 use std::io::{Read, Write};
 
@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::Parser;
 use godwit_fleet::{Fleet, FleetPlan, allow_many_files};
 
-/// Serves simulated agents with a stand-in for QEMU until its standard input ends; prints the body of a request for each host, as
-/// `POST /api/v1/hosts` of the manager takes it.
+/// Runs simulated agents with simulated QEMU until standard input ends. Prints a request body for
+/// each host, as the manager's `POST /api/v1/hosts` expects it.
 #[derive(Debug, Parser)]
 #[command(name = "godwit-fleet", version)]
 struct Options {
@@ -17,7 +17,7 @@ struct Options {
     /// VMs of all hosts
     #[arg(long, default_value_t = 200)]
     vms: usize,
-    /// So many times faster than real time migrations are
+    /// Speed of migrations, as a multiple of real time
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
 }

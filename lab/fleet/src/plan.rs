@@ -1,25 +1,25 @@
-//! What a fleet is made of.
+//! Composition of a fleet.
 
 use godwit_api::{HostInfo, VmInfo};
 use godwit_qemu::{DEFAULT_CPU_MODEL, Uuid};
 use godwit_types::Incarnation;
 use serde_json::json;
 
-/// What a fleet is made of.
+/// Composition of a fleet.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FleetPlan {
     pub hosts: usize,
-    /// VMs, spread over the first of them.
+    /// Number of VMs, spread over the first hosts.
     pub vms: usize,
-    /// Hosts that have VMs at the beginning, the first ones.
+    /// Number of hosts that have VMs at the beginning, from the first on.
     pub hosts_with_vms: usize,
-    /// Memory of the VMs, by turns, bytes.
+    /// Memory of the VMs, in turns, in bytes.
     pub vm_memory_bytes: Vec<u64>,
-    /// Memory of a host, bytes.
+    /// Memory of a host, in bytes.
     pub host_memory_bytes: u64,
-    /// What a host's link carries each way, bits per second.
+    /// Rate of a host's link in each direction, in bits per second.
     pub link_bits_per_s: u64,
-    /// So many times faster than real time migrations are.
+    /// Speed of migrations, as a multiple of real time.
     pub speed: f64,
 }
 
@@ -66,40 +66,47 @@ const FEATURES: [&str; 24] = [
 ];
 
 impl FleetPlan {
-    /// The name of the host of this number.
+    /// Returns the name of the host with this number.
     #[must_use]
     pub fn host_name(&self, number: usize) -> String {
         format!("host-{number:04}")
     }
 
-    /// The name of the VM of this number.
+    /// Returns the name of the VM with this number.
     #[must_use]
     pub fn vm_name(&self, number: usize) -> String {
         format!("vm-{number:05}")
     }
 
-    /// The number of the host on which a VM begins.
+    /// Returns the number of the host on which a VM begins.
     pub(crate) fn host_of(&self, vm: usize) -> usize {
         vm % self.hosts_with_vms.clamp(1, self.hosts.max(1))
     }
 
-    /// What a host tells of itself that has no VMs. Made of JSON: what later versions of the type add is left to its defaults.
+    /// Returns the state of a host without VMs. Built from JSON, so that fields of later versions
+    /// get their defaults.
     pub(crate) fn host(&self, number: usize) -> Result<HostInfo, serde_json::Error> {
         serde_json::from_value(json!({
-            "name": self.host_name(number), "version": env!("CARGO_PKG_VERSION"), "kernel": "6.1.0-stand-in",
-            "qemu": "/usr/bin/qemu-system-x86_64", "qemu_version": "10.0.0", "kvm": true, "kvm_reason": "a stand-in for QEMU: nothing runs here",
+            "name": self.host_name(number), "version": env!("CARGO_PKG_VERSION"),
+            "kernel": "6.1.0-simulated", "qemu": "/usr/bin/qemu-system-x86_64",
+            "qemu_version": "10.0.0", "kvm": true, "kvm_reason": "simulated QEMU",
             "cpu": {
-                "vendor": "GenuineIntel", "name": "a stand-in", "accel": "kvm", "level": "x86-64-v3", "features": FEATURES,
+                "vendor": "GenuineIntel", "name": "simulated", "accel": "kvm",
+                "level": "x86-64-v3", "features": FEATURES,
                 "models": [DEFAULT_CPU_MODEL, "x86-64-v2", "x86-64-v3"],
-                "generations": { DEFAULT_CPU_MODEL: { "features": FEATURES, "aliases": ["Westmere"] } },
+                "generations": {
+                    DEFAULT_CPU_MODEL: { "features": FEATURES, "aliases": ["Westmere"] },
+                },
             },
             "logical_cores": 32, "load_average_1min": 4.0,
-            "memory_total_bytes": self.host_memory_bytes, "memory_available_bytes": self.host_memory_bytes, "memory_committed_bytes": 0,
-            "huge_pages": true, "migration_addresses": ["127.0.0.1"], "networks": { "lan": { "bridge": "br0" } }, "peers": {}, "vms": 0,
+            "memory_total_bytes": self.host_memory_bytes,
+            "memory_available_bytes": self.host_memory_bytes, "memory_committed_bytes": 0,
+            "huge_pages": true, "migration_addresses": ["127.0.0.1"],
+            "networks": { "lan": { "bridge": "br0" } }, "peers": {}, "vms": 0,
         }))
     }
 
-    /// What a host tells of a VM that was just created there: each has an incarnation of its own.
+    /// Returns the state of a VM that was just created on the host. Each has its own incarnation.
     pub(crate) fn vm(&self, number: usize, host: &str) -> Result<VmInfo, serde_json::Error> {
         let turns = self.vm_memory_bytes.len().max(1);
         let memory_bytes = self.vm_memory_bytes.get(number % turns).copied().unwrap_or(256 << 20);
@@ -108,9 +115,13 @@ impl FleetPlan {
             format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
         let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
         serde_json::from_value(json!({
-            "name": name, "host": host, "state": "running", "incarnation": incarnation, "epoch": 1, "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,
+            "name": name, "host": host, "state": "running", "incarnation": incarnation, "epoch": 1,
+            "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,
             "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": [address],
-            "spec": { "name": name, "memory": memory_bytes.to_string(), "vcpus": 2, "kernel": "/srv/images/vmlinuz", "accel": "kvm", "machine": "pc-q35-10.0" },
+            "spec": {
+                "name": name, "memory": memory_bytes.to_string(), "vcpus": 2,
+                "kernel": "/srv/images/vmlinuz", "accel": "kvm", "machine": "pc-q35-10.0",
+            },
         }))
     }
 }

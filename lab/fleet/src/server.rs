@@ -1,4 +1,4 @@
-//! The agents' API over the table: as much of it as a manager uses.
+//! Agents' API over the table, as far as a manager uses it.
 
 mod console;
 
@@ -28,7 +28,7 @@ use tokio::time::timeout;
 
 use crate::world::World;
 
-/// So often an agent says something, if only that it lives.
+/// Interval of keep-alive events of an agent.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Shared {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Milliseconds of the fleet's clock.
+    /// Returns the milliseconds of the fleet's clock.
     pub(crate) fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -68,9 +68,9 @@ impl Shared {
         });
     }
 
-    /// Waits until an agent does not hang.
-    async fn speaks(&self, at: usize) {
-        // The sender lives as long as this.
+    /// Waits until the agent does not hang.
+    async fn until_responsive(&self, at: usize) {
+        // The sender lives as long as this object.
         let _ = self.silent.subscribe().wait_for(|hosts| !hosts.contains(&at)).await;
     }
 }
@@ -81,7 +81,7 @@ struct Agent {
     at: usize,
 }
 
-/// The API of the agent of the host of that number.
+/// Returns the API of the agent on the host with this number.
 pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
     let agent = Agent { shared, at };
     Router::new()
@@ -100,15 +100,19 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/migrations", get(list_migrations))
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel))
         .fallback(async || {
-            let message = "a simulated agent knows no such request";
-            Refusal(ApiError::new(ErrorCode::NotFound, message, "lab/fleet says what it knows"))
+            let message = "unknown request to a simulated agent";
+            Refusal(ApiError::new(
+                ErrorCode::NotFound,
+                message,
+                "see lab/fleet for the supported requests",
+            ))
         })
         .layer(from_fn_with_state(agent.clone(), hang))
         .with_state(agent)
 }
 
 async fn hang(State(agent): State<Agent>, request: Request, next: Next) -> Response {
-    agent.shared.speaks(agent.at).await;
+    agent.shared.until_responsive(agent.at).await;
     next.run(request).await
 }
 
@@ -131,7 +135,7 @@ type Answer<T> = Result<Json<T>, Refusal>;
 fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes).map_err(|error| {
-        let message = format!("the request's body is refused: {error}");
+        let message = format!("cannot parse the request body: {error}");
         ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md")
     })
 }
@@ -143,7 +147,7 @@ fn unix_ms() -> u64 {
 
 /// Every agent of the fleet has a host.
 fn no_host() -> Refusal {
-    Refusal(ApiError::new(ErrorCode::HostFailed, "there is no such host", ""))
+    Refusal(ApiError::new(ErrorCode::HostFailed, "unknown host", ""))
 }
 
 async fn host(State(agent): State<Agent>) -> Answer<HostInfo> {
@@ -251,18 +255,18 @@ async fn follow(
     })))
 }
 
-/// What is told next; none: those who watch are to ask again.
+/// Returns the next event. `None` ends the stream, and clients have to reconnect.
 async fn next_event(agent: &Agent, events: &mut mpsc::Receiver<HostEvent>) -> Option<Event> {
     loop {
         match timeout(KEEP_ALIVE, events.recv()).await {
-            Ok(event) => return event.and_then(|event| told(&event)),
+            Ok(event) => return event.and_then(|event| to_sse(&event)),
             Err(_) if agent.shared.world().is_silent(agent.at) => {}
             Err(_) => return Some(Event::default().comment("")),
         }
     }
 }
 
-fn told(event: &HostEvent) -> Option<Event> {
+fn to_sse(event: &HostEvent) -> Option<Event> {
     fn named(name: &str, data: &impl Serialize) -> Option<Event> {
         Event::default().event(name).json_data(data).ok()
     }

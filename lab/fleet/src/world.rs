@@ -1,4 +1,4 @@
-//! Hosts, their VMs and migrations between them. No I/O and no clock: time is told.
+//! Hosts, their VMs and migrations between them. No I/O and no clock: the caller passes the time.
 
 mod migrating;
 #[cfg(test)]
@@ -14,18 +14,18 @@ use tokio::sync::mpsc;
 
 use crate::{Counts, FleetPlan};
 
-/// How often a host tells what it has, where that has changed, milliseconds.
+/// Interval of a host's reports, if something changed, in milliseconds.
 const HOST_INTERVAL_MS: u64 = 2_000;
 
-/// Events that wait for who watches, beside all that the host has.
+/// Capacity of a watcher's queue, in addition to the host's present state.
 const WAITING_EVENTS: usize = 4_096;
 
-/// What goes wrong with the next migrations of a VM.
+/// Fault of a VM's next migrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedFault {
-    /// Its host refuses to begin, with this code.
+    /// The host refuses to start it, with this code.
     Refuse(ErrorCode),
-    /// Its link breaks half-way.
+    /// The link breaks half-way.
     FailHalfWay,
 }
 
@@ -40,31 +40,31 @@ pub(crate) struct World {
     faults: HashMap<String, (InjectedFault, u32)>,
 }
 
-/// One host, as its agent has it.
+/// Host, as its agent reports it.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) info: HostInfo,
     pub(crate) vms: BTreeMap<String, VmInfo>,
-    /// The oldest first.
+    /// Oldest first.
     pub(crate) migrations: VecDeque<MigrationStatus>,
     watchers: Vec<mpsc::Sender<HostEvent>>,
-    /// Its agent hangs: whoever watched before hears nothing, and their connections stay open.
+    /// Whether the agent hangs: earlier watchers receive nothing, and their connections stay open.
     silent: bool,
     changed: bool,
-    told_ms: u64,
-    /// The list of revoked certificates that was sent last.
+    reported_ms: u64,
+    /// Latest list of revoked certificates.
     pub(crate) revoked: Option<String>,
 }
 
 impl Host {
     fn tell(&mut self, event: &HostEvent) {
         if !self.silent {
-            // Who reads too slowly is to ask again.
+            // A watcher that reads too slowly has to reconnect.
             self.watchers.retain(|watcher| watcher.try_send(event.clone()).is_ok());
         }
     }
 
-    pub(crate) fn tell_vm(&mut self, name: &str) {
+    pub(crate) fn report_vm(&mut self, name: &str) {
         if let Some(vm) = self.vms.get(name).cloned() {
             self.tell(&HostEvent::Vm(Box::new(vm)));
         }
@@ -97,7 +97,7 @@ impl World {
                 watchers: Vec::new(),
                 silent: false,
                 changed: false,
-                told_ms: 0,
+                reported_ms: 0,
                 revoked: None,
             });
         }
@@ -145,12 +145,12 @@ impl World {
         Some(*fault)
     }
 
-    /// Its agent hangs, or goes on.
+    /// Makes an agent hang or continue.
     pub(crate) fn silence(&mut self, at: usize, silent: bool) {
         if let Some(host) = self.hosts.get_mut(at) {
             host.silent = silent;
             if !silent {
-                // They have missed something: they are to ask again.
+                // The watchers missed events and have to reconnect.
                 host.watchers.clear();
             }
         }
@@ -160,7 +160,7 @@ impl World {
         self.hosts.get(at).is_some_and(|host| host.silent)
     }
 
-    /// Everything that a host has, then each change.
+    /// Returns the host's present state, followed by each change.
     pub(crate) fn watch(&mut self, at: usize) -> Option<mpsc::Receiver<HostEvent>> {
         let host = self.hosts.get_mut(at)?;
         let room = host.vms.len() + host.migrations.len() + WAITING_EVENTS;
@@ -175,7 +175,7 @@ impl World {
             )
             .chain([HostEvent::Known]);
         for event in everything {
-            // Its other end is here.
+            // The receiver still exists.
             let _ = events.try_send(event);
         }
         host.watchers.push(events);
@@ -201,7 +201,7 @@ impl World {
         let failed = |error: String| ApiError::new(ErrorCode::HostFailed, error, "");
         let template =
             self.plan.vm(0, &self.plan.host_name(at)).map_err(|error| failed(error.to_string()))?;
-        let host = self.hosts.get_mut(at).ok_or_else(|| failed("no such host".to_owned()))?;
+        let host = self.hosts.get_mut(at).ok_or_else(|| failed("unknown host".to_owned()))?;
         let name = request.spec.name.clone();
         if host.vms.contains_key(&name) {
             let message = format!("VM \"{name}\" is on host {} already", host.info.name);
@@ -219,19 +219,19 @@ impl World {
         };
         host.vms.insert(name.clone(), vm.clone());
         host.recount();
-        host.tell_vm(&name);
+        host.report_vm(&name);
         if request.vm_dirs_only {
             self.counts.held_to_vm_dirs.insert(name);
         }
         Ok(vm)
     }
 
-    /// Starts a VM or stops it.
+    /// Starts or stops a VM.
     pub(crate) fn power(&mut self, at: usize, name: &str, on: bool) -> Result<VmInfo, ApiError> {
         let host = self
             .hosts
             .get_mut(at)
-            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
+            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "unknown host", ""))?;
         let missing = host.no_vm(name);
         let vm = host.vms.get_mut(name).ok_or(missing)?;
         if matches!(vm.state, VmState::MigratingIn | VmState::MigratingOut) {
@@ -246,7 +246,7 @@ impl World {
         vm.reason = None;
         let now = vm.clone();
         host.recount();
-        host.tell_vm(name);
+        host.report_vm(name);
         Ok(now)
     }
 
@@ -254,7 +254,7 @@ impl World {
         let host = self
             .hosts
             .get_mut(at)
-            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
+            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "unknown host", ""))?;
         let state = host.vms.get(name).map(|vm| vm.state).ok_or_else(|| host.no_vm(name))?;
         if state != VmState::Stopped {
             let message = format!("VM \"{name}\" is {state}");
@@ -266,22 +266,23 @@ impl World {
         Ok(())
     }
 
-    /// Tells what hosts have, where that has changed and it is time.
-    fn tell_hosts(&mut self, now_ms: u64) {
+    /// Reports the hosts that have changed, if their report is due.
+    fn report_hosts(&mut self, now_ms: u64) {
         for host in &mut self.hosts {
-            if host.changed && now_ms.saturating_sub(host.told_ms) >= HOST_INTERVAL_MS {
-                (host.changed, host.told_ms) = (false, now_ms);
+            if host.changed && now_ms.saturating_sub(host.reported_ms) >= HOST_INTERVAL_MS {
+                (host.changed, host.reported_ms) = (false, now_ms);
                 let event = HostEvent::Host(Box::new(host.info.clone()));
                 host.tell(&event);
             }
         }
     }
 
-    /// A little of what changes all the time: the load of a host, and a VM that pauses or goes on. `turn` says whose it is.
+    /// Makes one small change: the load of a host, or a VM that pauses or continues. `turn` selects
+    /// the host or VM.
     pub(crate) fn disturb(&mut self, turn: usize) {
         let hosts = self.hosts.len().max(1);
         let Some(host) = self.hosts.get_mut((turn / 2) % hosts) else { return };
-        // Twice for each VM, so that it goes on as soon as it has paused.
+        // Twice for each VM, so that it continues as soon as it has paused.
         let vm = (turn / (2 * hosts)) % host.vms.len().max(1);
         if turn.is_multiple_of(2) {
             host.info.load_average_1min = f64::from(u16::try_from(turn % 640).unwrap_or(0)) / 20.0;
@@ -296,6 +297,6 @@ impl World {
             state => (state, vm.reason.take()),
         };
         let name = vm.name.clone();
-        host.tell_vm(&name);
+        host.report_vm(&name);
     }
 }

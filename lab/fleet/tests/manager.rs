@@ -1,6 +1,6 @@
-//! The real manager, by its real API, over simulated agents with a stand-in for QEMU.
+//! Tests of the real manager, through its real API, with simulated agents and QEMU.
 
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use godwit_fleet::{Asker, Fleet, FleetPlan, InjectedFault, Liar, Looks, lie};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-/// However slow the machine is, nothing takes so long.
+/// Limit of every wait, enough for a slow machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Moves out of a host and into it at a time, at 1 Gb/s.
+/// Maximum simultaneous moves out of a host and into it, at 1 Gb/s.
 const MOST_MOVES: u32 = 4;
 
-/// A manager with simulated hosts.
+/// Manager with simulated hosts.
 struct Managed {
     fleet: Fleet,
     asker: Asker,
@@ -57,7 +57,7 @@ impl Managed {
         managed
     }
 
-    /// Until the cluster is so.
+    /// Waits until the cluster satisfies a condition.
     async fn until(&mut self, is_so: impl Fn(&Cluster) -> bool) {
         let wait = async {
             loop {
@@ -75,7 +75,8 @@ impl Managed {
         tokio::time::timeout(LIMIT, wait).await.unwrap();
     }
 
-    /// A drain when it is over: it hears of its last move a little later than others do.
+    /// Waits for the end of a drain. The drain learns of its last move a little later than others
+    /// do.
     async fn drained(&mut self, id: &str) -> Drain {
         let wait = async {
             loop {
@@ -89,7 +90,7 @@ impl Managed {
         tokio::time::timeout(LIMIT, wait).await.unwrap()
     }
 
-    /// Until the only move of a VM is so.
+    /// Waits until the only move of a VM satisfies a condition.
     async fn move_of(&mut self, vm: &str, is_so: impl Fn(&Move) -> bool) -> Move {
         let path = format!("/api/v1/moves?vm={vm}");
         let wait = async {
@@ -104,7 +105,7 @@ impl Managed {
         tokio::time::timeout(LIMIT, wait).await.unwrap()
     }
 
-    /// Until no VM leaves a host, by its agent's own word.
+    /// Waits until no VM leaves a host, according to its agent.
     async fn until_still(&self, host: &str) {
         let is_leaving = |vm: &VmInfo| vm.state == VmState::MigratingOut;
         let wait = async {
@@ -121,7 +122,8 @@ impl Managed {
         looks
     }
 
-    /// No move twice, none in excess of a limit, and none that waits without a reason.
+    /// Checks that no move was started twice, none exceeded a limit, and none waited without a
+    /// reason.
     fn check(&self, looks: &Looks) {
         let counts = self.fleet.counts();
         assert_eq!((counts.double_begins, counts.not_there), (0, 0), "{counts:?}");
@@ -139,7 +141,7 @@ fn plan() -> FleetPlan {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_is_drained_within_all_limits_and_every_wait_is_explained() {
-    // Slow enough that it is looked at while some wait.
+    // Slow enough that polls see waiting moves.
     let mut managed = Managed::begin(FleetPlan { speed: 15.0, ..plan() }).await;
     let asked: Drain =
         managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
@@ -160,7 +162,7 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
     managed.fleet.fault("vm-00001", InjectedFault::FailHalfWay, 1);
     let mut moves = Vec::new();
     for vm in 0..80 {
-        // All to the two first hosts.
+        // All to the first two hosts.
         let (from, to) = (vm % 8, if vm % 2 == 0 { 1 } else { 0 });
         if from != to {
             let path = format!("/api/v1/vms/vm-{vm:05}/moves");
@@ -169,7 +171,7 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
             moves.push((asked.id, to));
         }
     }
-    // What failed is tried again later than a test waits: it is called off.
+    // The retry of a failed move comes later than the test waits, so the drain is cancelled.
     let looks = {
         let failed = async {
             loop {
@@ -236,7 +238,7 @@ async fn a_move_whose_agent_was_restarted_is_no_longer_taken_for_running() {
     assert_eq!(managed.fleet.counts().double_begins, 0);
 }
 
-/// The most that the memory of manager, agents and liar, one process, may grow by.
+/// Allowed memory growth of manager, agents and liar in one process, in bytes.
 const MOST_GROWTH_BYTES: u64 = 64 << 20;
 
 fn resident_bytes() -> u64 {

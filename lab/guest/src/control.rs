@@ -203,8 +203,10 @@ mod tests {
 
     #[test]
     fn what_the_memory_is_used_for() {
-        let meminfo = "MemTotal:        2000 kB\nMemFree:          100 kB\nMemAvailable:    1500 kB\nBuffers:           10 kB\n\
-                       Cached:          1400 kB\nSwapCached:         0 kB\nSReclaimable:      90 kB\n";
+        let meminfo = "MemTotal:        2000 kB\nMemFree:          100 kB\nMemAvailable:    1500 \
+            kB\nBuffers:           10 kB\n\
+                       Cached:          1400 kB\nSwapCached:         0 kB\nSReclaimable:      90 \
+                       kB\n";
         let memory = MemoryUse::parse(meminfo).unwrap();
         assert_eq!(
             (memory.total_bytes, memory.free_bytes, memory.cached_bytes),

@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn the_flags_of_the_first_processor_count() {
-        let cpuinfo = "processor\t: 0\nflags\t\t: fpu sse2 aes avx2x\nbugs\t\t:\n\nprocessor\t: 1\nflags\t\t: avx2\n";
+        let cpuinfo = "processor\t: 0\nflags\t\t: fpu sse2 aes avx2x\nbugs\t\t:\n\nprocessor\t: \
+            1\nflags\t\t: avx2\n";
         assert_eq!(extensions(cpuinfo), ["sse2", "aes"]);
         assert_eq!(extensions(""), Vec::<String>::new());
     }

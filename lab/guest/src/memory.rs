@@ -223,7 +223,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn any_writes_leave_it_right(writes in proptest::collection::vec((0..PAGES, any::<u64>(), 0u16..20), 0..300)) {
+        fn any_writes_leave_it_right(
+            writes in proptest::collection::vec((0..PAGES, any::<u64>(), 0u16..20), 0..300)
+        ) {
             let memory = filled();
             for (index, draw, words) in &writes {
                 let touch = if *words == 0 { Touch::Whole } else { Touch::Words(*words) };
@@ -238,7 +240,8 @@ mod tests {
             let memory = filled();
             damage(&memory, index, |page, _| page[word] ^= change);
             let verdict = memory.verify();
-            prop_assert_eq!((verdict.wrong, verdict.first_wrong.map(|found| found.0)), (1, Some(index)));
+            let first_wrong = verdict.first_wrong.map(|found| found.0);
+            prop_assert_eq!((verdict.wrong, first_wrong), (1, Some(index)));
         }
 
         #[test]
@@ -252,7 +255,8 @@ mod tests {
             // The error stays recorded if the workload overwrites the page before it is checked.
             memory.write(index, Kind::Random, Touch::Whole);
             let verdict = memory.verify();
-            prop_assert_eq!((verdict.wrong, verdict.first_wrong.map(|found| found.0)), (1, Some(index)));
+            let first_wrong = verdict.first_wrong.map(|found| found.0);
+            prop_assert_eq!((verdict.wrong, first_wrong), (1, Some(index)));
         }
 
         #[test]

@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_whole_command_line() {
-        let line = "console=ttyS0 quiet godwit.ip=10.88.0.21/24 godwit.ip6=fd88::21/64 godwit.fill=512M \
+        let line = "console=ttyS0 quiet godwit.ip=10.88.0.21/24 godwit.ip6=fd88::21/64 \
+            godwit.fill=512M \
                     godwit.mix=zero=50 godwit.seed=9 godwit.workload=dirty:rate=100,ws=1M \
                     godwit.root=/dev/vda godwit.read=/usr\n";
         let (options, problems) = Options::parse(line);
@@ -154,8 +155,9 @@ mod tests {
     }
 
     #[test]
-    fn bad_options_are_told_and_left_out() {
-        let line = "godwit.ip=10.0.0.1 godwit.ip6=10.0.0.1/8 godwit.ip=10.0.0.1/33 godwit.colour=red godwit.fill \
+    fn bad_options_are_reported_and_left_out() {
+        let line = "godwit.ip=10.0.0.1 godwit.ip6=10.0.0.1/8 godwit.ip=10.0.0.1/33 \
+            godwit.colour=red godwit.fill \
                     godwit.root=vda godwit.seed=7";
         let (options, problems) = Options::parse(line);
         assert_eq!(problems.len(), 6, "{problems:?}");
@@ -171,7 +173,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_command_line_is_taken_without_a_panic(line in "(godwit\\.(ip|fill|mix|workload)=.{0,12} ?){0,5}") {
+        fn any_command_line_is_parsed_without_a_panic(
+            line in "(godwit\\.(ip|fill|mix|workload)=.{0,12} ?){0,5}"
+        ) {
             let _ = Options::parse(&line);
         }
     }

@@ -326,7 +326,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_history_of_writes_checks(index in 0u64..1 << 30,
-            writes in proptest::collection::vec((kind(), proptest::option::of(1u16..=504)), 1..40)) {
+            writes in proptest::collection::vec((kind(), proptest::option::of(1u16..=504)), 1..40)
+        ) {
             let (page, entry) = play(index, &writes);
             prop_assert_eq!(judge(&page, index, entry), Ok(()));
             prop_assert_eq!(entry.version, writes.len() as u64);
@@ -342,7 +343,9 @@ mod tests {
         }
 
         #[test]
-        fn one_wrong_bit_anywhere_is_found(word in 0usize..PAGE_WORDS, bit in 0u32..64, kind in kind()) {
+        fn one_wrong_bit_anywhere_is_found(
+            word in 0usize..PAGE_WORDS, bit in 0u32..64, kind in kind()
+        ) {
             let (mut page, entry) = play(9, &[(kind, None), (kind, Some(5))]);
             page[word] ^= 1 << bit;
             prop_assert!(judge(&page, 9, entry).is_err());
@@ -353,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_pages_tables_and_places_are_told_apart() {
+    fn stale_pages_tables_and_places_are_distinguished() {
         let (old, old_entry) = play(4, &[(Kind::Random, None)]);
         let (new, new_entry) = play(4, &[(Kind::Random, None), (Kind::Random, None)]);
         assert_eq!(judge(&old, 4, new_entry), Err(Fault::Version { holds: 1, expected: 2 }));

@@ -134,7 +134,7 @@ impl ParseError {
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "can't read {:?}: give {}", self.found, self.wanted)
+        write!(f, "cannot read {:?}: give {}", self.found, self.wanted)
     }
 }
 
@@ -300,7 +300,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_and_back(workload in prop_oneof![Just(Workload::Idle), Just(Workload::Compute), dirty()]) {
+        fn text_and_back(
+            workload in prop_oneof![Just(Workload::Idle), Just(Workload::Compute), dirty()]
+        ) {
             prop_assert_eq!(workload.to_string().parse::<Workload>(), Ok(workload));
         }
 
@@ -314,7 +316,10 @@ mod tests {
 
     #[test]
     fn the_forms_of_the_guide() {
-        let text = "dirty:rate=5000,ws=256M,order=sequential,zero=10,compressible=40,touch=words:16,compute=yes";
+        let text = concat!(
+            "dirty:rate=5000,ws=256M,order=sequential,zero=10,compressible=40,",
+            "touch=words:16,compute=yes",
+        );
         let expected = Dirty {
             rate_pages_per_s: Some(5000),
             working_set_bytes: Some(256 << 20),

@@ -120,7 +120,7 @@ impl World {
             Ownership { incarnation: self.options.rules.incarnation(self.life), epoch: 1 };
         here.disk.record = Some(Record::owner(here.ownership));
         here.process = Some(Process::guest(self.life, self.truth.clone()));
-        here.told = None;
+        here.was_started = None;
         (self.deleted, self.dead) = (false, false);
     }
 
@@ -151,7 +151,7 @@ impl World {
         };
         here.ownership = record.standing.ownership;
         let found = match &here.process {
-            None if here.told == Some(false) => Found::GoneUnrun,
+            None if here.was_started == Some(false) => Found::GoneUnrun,
             None => Found::Gone,
             Some(process) if process.runs => Found::Ran,
             Some(_) => Found::Still,
@@ -210,7 +210,7 @@ impl World {
     }
 
     /// Loses a question or its answer: it is asked again.
-    pub(crate) fn is_unheard(&mut self, asker: HostId) {
+    pub(crate) fn question_lost(&mut self, asker: HostId) {
         match &mut self.hosts[asker].work {
             Work::Doubt { asked } => *asked = false,
             Work::Sending(sending) if sending.asks == Some(true) => sending.asks = Some(false),
@@ -223,7 +223,7 @@ impl World {
         if !self.hosts[to].is_up() {
             if matches!(word, Word::Ask { .. }) {
                 // No agent listens: the one that asked knows, and asks again.
-                self.is_unheard(from);
+                self.question_lost(from);
             }
             return;
         }
@@ -236,20 +236,20 @@ impl World {
                 );
                 self.say(to, from, attempt, Word::Answer { offered, answer });
             }
-            Word::Answer { offered, answer } => self.hears_answer(to, attempt, offered, answer),
+            Word::Answer { offered, answer } => self.receives_answer(to, attempt, offered, answer),
             word => match &self.hosts[to].work {
                 Work::Sending(sending) if sending.attempt == attempt => {
-                    self.source_hears(to, &word)
+                    self.source_receives(to, &word)
                 }
                 Work::Receiving(receiving) if receiving.attempt == attempt => {
-                    self.destination_hears(to, word);
+                    self.destination_receives(to, word);
                 }
                 _ => {}
             },
         }
     }
 
-    fn hears_answer(&mut self, host: HostId, attempt: u32, offered: Ownership, answer: Answer) {
+    fn receives_answer(&mut self, host: HostId, attempt: u32, offered: Ownership, answer: Answer) {
         match (&mut self.hosts[host].work, answer) {
             (Work::Sending(sending), _) if sending.attempt == attempt => {
                 self.verdict(host, offered, answer);

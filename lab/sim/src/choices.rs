@@ -338,7 +338,7 @@ impl World {
     }
 
     /// Describes an event as text.
-    pub(crate) fn tells(&self, choice: Choice) -> String {
+    pub(crate) fn describe(&self, choice: Choice) -> String {
         match choice {
             Choice::Deliver(place) | Choice::Lose(place) | Choice::Double(place) => {
                 let letter = &self.letters[place];

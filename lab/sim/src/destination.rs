@@ -57,7 +57,7 @@ impl World {
                         process.missing = missing;
                     }
                 }
-                self.hosts[host].told = Some(true);
+                self.hosts[host].was_started = Some(true);
                 self.runs(host);
                 self.destination_takes(host, Event::GuestRuns);
             }
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// Completes the record in progress, or fails it.
-    pub(crate) fn noted(&mut self, host: HostId, tells: bool) {
+    pub(crate) fn noted(&mut self, host: HostId, notifies: bool) {
         let here = &mut self.hosts[host];
         let Work::Receiving(receiving) = &mut here.work else { return };
         if !std::mem::replace(&mut receiving.noting, false) {
@@ -107,13 +107,13 @@ impl World {
             }
             _ => Event::Failed(failure("the disk is full")),
         };
-        if tells {
+        if notifies {
             self.destination_takes(host, event);
         }
     }
 
     /// Handles a message of the source.
-    pub(crate) fn destination_hears(&mut self, host: HostId, word: Word) {
+    pub(crate) fn destination_receives(&mut self, host: HostId, word: Word) {
         let pages = self.options.pages as u64;
         let Work::Receiving(receiving) = &mut self.hosts[host].work else { return };
         let event = match word {

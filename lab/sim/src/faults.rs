@@ -19,7 +19,7 @@ impl World {
                 limits.host_crashes -= 1;
                 self.crash_agent(host, written);
                 self.kill(host, true);
-                self.hosts[host].told = None;
+                self.hosts[host].was_started = None;
             }
             Choice::CrashQemu(host) => {
                 limits.qemu_crashes -= 1;
@@ -44,7 +44,10 @@ impl World {
             Choice::Cut(attempt, to_destination, to_source) => {
                 limits.cuts -= 1;
                 self.cut.insert(attempt);
-                let receives = |host: HostId| matches!(&self.hosts[host].work, Work::Receiving(receiving) if receiving.attempt == attempt);
+                let receives = |host: HostId| match &self.hosts[host].work {
+                    Work::Receiving(receiving) => receiving.attempt == attempt,
+                    _ => false,
+                };
                 let receivers: Vec<bool> = (0..self.hosts.len()).map(receives).collect();
                 self.letters.retain(|letter| {
                     let is_lost = if receivers[letter.to] { to_destination } else { to_source };
@@ -68,7 +71,7 @@ impl World {
                 } else {
                     letter.to
                 };
-                self.is_unheard(asker);
+                self.question_lost(asker);
             }
             Choice::Double(place) => {
                 limits.losses -= 1;
@@ -122,7 +125,7 @@ impl World {
         here.fates.clear();
         here.unsaved = None;
         // A question of another host dies with the connection that carried it.
-        let unheard: Vec<HostId> = (0..self.hosts.len())
+        let asking: Vec<HostId> = (0..self.hosts.len())
             .filter(|&other| {
                 self.letters.iter().any(|letter| {
                     (letter.from, letter.to) == (other, host) && !letter.word.is_of_lane()
@@ -130,7 +133,7 @@ impl World {
             })
             .collect();
         self.letters.retain(|letter| letter.to != host || letter.word.is_of_lane());
-        unheard.into_iter().for_each(|other| self.is_unheard(other));
+        asking.into_iter().for_each(|other| self.question_lost(other));
     }
 
     pub(crate) fn notice(&mut self, host: HostId) {

@@ -59,8 +59,10 @@ impl World {
     /// Has an operator decide if both ends are in doubt and cannot know.
     fn decide(&mut self) -> Result<(), String> {
         // A source's engine asks only for a while; after that its agent does.
-        let asking = (0..self.hosts.len())
-            .find(|&host| matches!(&self.hosts[host].work, Work::Sending(sending) if sending.asks.is_some()));
+        let asking = (0..self.hosts.len()).find(|&host| match &self.hosts[host].work {
+            Work::Sending(sending) => sending.asks.is_some(),
+            _ => false,
+        });
         if let Some(host) = asking {
             self.limits.give_ups = 1;
             self.apply(Choice::GiveUp(host));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use godwit_sim::{Figures, Plan, Rules, simulate};
 
-/// Lets guests live through random migrations and faults, with the production state machines and everything around them simulated.
+/// Runs guests through random migrations and faults, with real state machines in a simulated world.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   godwit-sim --seeds 10000
@@ -18,10 +18,10 @@ struct Arguments {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// How many
+    /// Number of seeds
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
-    /// Go on for so long, whatever the number of seeds
+    /// Duration in hours, whatever the number of seeds
     #[arg(long)]
     hours: Option<f64>,
     /// Threads
@@ -60,7 +60,8 @@ fn main() -> ExitCode {
     std::thread::scope(|scope| (0..arguments.threads.max(1)).for_each(|_| drop(scope.spawn(work))));
     let (figures, seeds, failure) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!(
-        "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} cuts resumed, {} faults, {} doubts settled, {} guests lost to a fault, {} VMs created again, {} steps",
+        "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} cuts resumed, {} \
+         faults, {} doubts settled, {} guests lost to a fault, {} VMs created again, {} steps",
         arguments.first,
         begun.elapsed().as_secs_f64(),
         figures.begun,

@@ -51,7 +51,7 @@ fn moves_after_its_creation(rules: Rules) -> Result<(), String> {
 }
 
 #[test]
-fn a_vm_created_again_does_not_vanish_by_the_record_of_its_older_life() {
+fn a_vm_created_again_survives_the_record_of_the_older_vm() {
     moves_after_its_creation(Rules::default()).unwrap();
     let why =
         moves_after_its_creation(Rules { incarnations: false, ..Rules::default() }).unwrap_err();

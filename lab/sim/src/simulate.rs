@@ -102,7 +102,7 @@ pub fn simulate(plan: Plan) -> Result<Figures, String> {
             world.heals().map_err(|why| story(&log, &why))?;
         }
         let Some(choice) = draw(&world, &mut dice, fault_every) else { break };
-        log.push(world.tells(choice));
+        log.push(world.describe(choice));
         figures.begun += u64::from(matches!(choice, Choice::Migrate(..)));
         figures.faults += u64::from(choice.is_fault());
         figures.steps += 1;

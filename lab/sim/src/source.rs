@@ -41,7 +41,7 @@ impl World {
         let standing = Standing { role: Role::Shadow, ownership };
         there.disk.record = Some(Record { standing, other: Some(from), needs_pages: false });
         there.process = Some(Process::shadow(life, pages));
-        there.told = Some(false);
+        there.was_started = Some(false);
         self.open_lane(from, to, ownership, None);
     }
 
@@ -320,7 +320,7 @@ impl World {
     }
 
     /// Handles a message of the destination.
-    pub(crate) fn source_hears(&mut self, host: HostId, word: &Word) {
+    pub(crate) fn source_receives(&mut self, host: HostId, word: &Word) {
         let event = match *word {
             Word::Ready => Event::PeerReady,
             Word::RoundApplied(round) => {

@@ -339,7 +339,7 @@ pub(crate) struct Host {
     pub(crate) unsaved: Option<Record>,
     /// Whether an arriving guest has been started since the host booted; `None`: unknown, because
     /// the host has booted since.
-    pub(crate) told: Option<bool>,
+    pub(crate) was_started: Option<bool>,
     pub(crate) work: Work,
     pub(crate) steps: VecDeque<Step>,
     /// The agent's memory of migrations that arrived since its start.
@@ -364,12 +364,12 @@ impl Hash for Host {
 
 impl Host {
     fn key(&self) -> impl Eq + Hash {
-        let Host { disk, process, unsaved, told, work, steps, fates, ownership } = self;
+        let Host { disk, process, unsaved, was_started, work, steps, fates, ownership } = self;
         (
             disk.clone(),
             process.clone(),
             unsaved.clone(),
-            *told,
+            *was_started,
             work.clone(),
             format!("{steps:?}"),
             fates.clone(),
@@ -495,7 +495,7 @@ impl World {
             },
             process: (place == 0).then(|| Process::guest(0, vec![0; options.pages])),
             unsaved: None,
-            told: None,
+            was_started: None,
             work: Work::Idle,
             steps: VecDeque::new(),
             fates: BTreeMap::new(),

@@ -315,14 +315,18 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_changed_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..200), vnet in any::<bool>()) {
+        fn any_bytes_are_changed_without_harm(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..200), vnet in any::<bool>()
+        ) {
             let length = bytes.len();
             corrupt(&mut bytes, vnet, 0);
             prop_assert_eq!(bytes.len(), length);
         }
 
         #[test]
-        fn any_bytes_are_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), vnet in any::<bool>()) {
+        fn any_bytes_are_read_without_harm(
+            bytes in prop::collection::vec(any::<u8>(), 0..200), vnet in any::<bool>()
+        ) {
             if let Some(header) = parse(&bytes, vnet) {
                 prop_assert!(header.wire_bytes >= 14);
                 // At worst each payload byte is a packet of its own.

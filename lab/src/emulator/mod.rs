@@ -162,7 +162,8 @@ fn open_port(port: &PortConfig, offload: bool) -> Result<SyncDevice> {
     })?
     .with_context(|| {
         format!(
-            "can't make the TAP device {} in namespace {}; it needs root and the kernel's tun module",
+            "cannot make the TAP device {} in namespace {}; it needs root and the kernel's tun \
+             module",
             port.device, port.namespace
         )
     })?;
@@ -173,7 +174,7 @@ fn open_port(port: &PortConfig, offload: bool) -> Result<SyncDevice> {
 fn remove_old(socket: &Path) -> Result<()> {
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            bail!("can't replace {}: {error}", socket.display())
+            bail!("cannot replace {}: {error}", socket.display())
         }
         _ => Ok(()),
     }
@@ -182,7 +183,7 @@ fn remove_old(socket: &Path) -> Result<()> {
 fn take_orders(socket: &Path) -> Result<UnixDatagram> {
     remove_old(socket)?;
     let orders =
-        UnixDatagram::bind(socket).with_context(|| format!("can't bind {}", socket.display()))?;
+        UnixDatagram::bind(socket).with_context(|| format!("cannot bind {}", socket.display()))?;
     orders.set_nonblocking(true)?;
     Ok(orders)
 }
@@ -190,7 +191,7 @@ fn take_orders(socket: &Path) -> Result<UnixDatagram> {
 fn listen(socket: &Path) -> Result<UnixListener> {
     remove_old(socket)?;
     let listener = UnixListener::bind(socket)
-        .with_context(|| format!("can't listen on {}", socket.display()))?;
+        .with_context(|| format!("cannot listen on {}", socket.display()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
@@ -307,7 +308,7 @@ impl Emulator<'_> {
                 Err(error) => {
                     let port = &self.lanes[lane].config.ports[port];
                     return Err(error).with_context(|| {
-                        format!("can't read {} of {}", port.device, port.namespace)
+                        format!("cannot read {} of {}", port.device, port.namespace)
                     });
                 }
             };

@@ -487,7 +487,8 @@ mod tests {
         ) {
             let [rate, cap] = [mbit, cap_mbit].map(|mbit| BitRate::new(mbit * 1_000_000).unwrap());
             let rtt = Rtt::from(Duration::from_micros(rtt_us));
-            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default(), flow_cap: Some(cap) };
+            let flow_cap = Some(cap);
+            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default(), flow_cap };
             let mut switch = two_hosts(link);
             let (mut now, mut sent, mut out) = (0, Vec::new(), Vec::new());
             for (index, (pause, flow, bytes)) in frames.iter().enumerate() {
@@ -511,7 +512,9 @@ mod tests {
             let mut flows: HashMap<u8, (u64, u64)> = HashMap::new();
             for (due, index) in out {
                 let (at, flow, bytes) = sent[usize::try_from(index).unwrap()];
-                let (last, earliest) = flows.get(&flow).copied().map_or((None, at), |(last, left)| (Some(last), left.max(at)));
+                let before = flows.get(&flow).copied();
+                let (last, earliest) =
+                    before.map_or((None, at), |(last, left)| (Some(last), left.max(at)));
                 let left = earliest + cap.serialisation_ns(bytes);
                 prop_assert!(last.is_none_or(|last| index > last));
                 prop_assert!(due >= left + one_way + rate.serialisation_ns(bytes));

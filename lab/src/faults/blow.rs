@@ -1,4 +1,4 @@
-//! Faults as they are done, and mended.
+//! Injection and repair of faults.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,54 +18,55 @@ use crate::process::ProcessId;
 use crate::trial::{Guest, LIMIT, Trial, until};
 use crate::units::BitRate;
 
-/// How long a fault lasts that lasts until the source has given its verdict, where it gives none.
+/// Longest duration of a fault that lasts until the source's verdict.
 const VERDICT_LIMIT: Duration = Duration::from_secs(60);
-/// How long an agent may take to notice that a QEMU ended.
+/// Longest time that an agent may take to notice that a QEMU ended.
 const NOTICE_LIMIT: Duration = Duration::from_secs(3);
-/// A short cut.
+/// Duration of a short link cut.
 const BRIEFLY: Duration = Duration::from_secs(2);
-/// How far clocks are stepped, seconds.
+/// Step of the clocks, in seconds.
 const STEP_S: i64 = 3600;
-/// What a crawling link carries.
+/// Rate of a link that crawls.
 const CRAWL: &str = "256kbit";
-/// What is left in a tmpfs for guest memory that is to become full, and to a group of processes that is to run out of memory, bytes.
+/// Room left in a tmpfs for guest memory that is to fill up, and in a group of processes that is to
+/// run out of memory, in bytes.
 const LAST_BYTES: u64 = 8 << 20;
 
 /// A fault between two hosts of a lab.
 pub(super) struct Blow<'a> {
     trial: &'a Trial,
     cell: Cell,
-    /// The guest that is moved; none: several are.
+    /// Guest that is moved; `None` if several are.
     guest: Option<&'a Guest>,
     source: &'a str,
     destination: &'a str,
     memory: Option<MemoryGroup>,
-    /// How much of what tells of the fault was in the logs before it.
+    /// Traces of faults that the logs held before this one.
     before: Traces,
 }
 
-/// What came of a fault while it lasted.
+/// Observations made while a fault lasted.
 #[derive(Debug)]
 pub(super) struct Lasted {
-    /// The migration's report, where it came before the fault was mended.
+    /// Report of the migration, if it arrived before the repair.
     pub(super) report: Option<Report>,
-    /// That it was seen to have an effect; else what was not seen.
+    /// Whether the fault had a visible effect; the error names the effect that was missing.
     pub(super) effect: Result<()>,
 }
 
-/// Lines of logs that tell of a fault.
+/// Counts of log lines that show a fault.
 #[derive(Debug, Clone, Copy, Default)]
 struct Traces {
-    /// Bytes that the emulator has changed.
+    /// Bytes changed by the emulator.
     changed_bytes: usize,
-    /// Wrong checksums that the agents have found.
+    /// Checksum errors found by the agents.
     wrong_checksums: usize,
-    /// Records that the agents could not save.
+    /// Records that the agents failed to save.
     unsaved: usize,
 }
 
 impl<'a> Blow<'a> {
-    /// A fault that is to strike two hosts, whatever they do.
+    /// Prepares a fault of two hosts, independent of any migration.
     pub(super) fn new(
         trial: &'a Trial,
         fault: Fault,
@@ -84,7 +85,7 @@ impl<'a> Blow<'a> {
         }
     }
 
-    /// A fault that is to strike the migration of a guest from its host to `destination` at a moment.
+    /// Prepares a fault for the migration of a guest from its host to `destination` at a moment.
     pub(super) fn at(
         trial: &'a Trial,
         cell: Cell,
@@ -124,7 +125,7 @@ impl<'a> Blow<'a> {
         }
     }
 
-    /// Lets the fault last for its time, the migration having been let go.
+    /// Waits while the fault lasts. The migration is no longer held.
     pub(super) fn last(&self, moving: &Moving<'_>) -> Lasted {
         let waited = |limit| Lasted { report: moving.report(limit), effect: Ok(()) };
         let seen = |effect| Lasted { report: None, effect };
@@ -137,7 +138,7 @@ impl<'a> Blow<'a> {
             | Fault::KillCli => seen(Ok(())),
             Fault::CorruptByte => seen(self.until_corrupted()),
             Fault::CutBriefly => {
-                #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
+                #[expect(clippy::disallowed_methods, reason = "the duration of the cut")]
                 std::thread::sleep(BRIEFLY);
                 seen(self.expect_cut())
             }
@@ -145,10 +146,11 @@ impl<'a> Blow<'a> {
                 let lasted = waited(VERDICT_LIMIT);
                 Lasted { effect: self.expect_cut(), ..lasted }
             }
-            // That the report says so is a matter of the cell.
+            // The cell checks that the report says so.
             Fault::RamFull => waited(VERDICT_LIMIT),
             Fault::SilentSource => {
-                // It can't say anything: the destination's verdict is its shadow's end, or that it runs.
+                // The source cannot report. The destination has decided when its shadow is gone or
+                // runs.
                 self.until_destination_decides();
                 seen(self.expect_stopped(self.source))
             }
@@ -170,7 +172,7 @@ impl<'a> Blow<'a> {
         }
     }
 
-    /// Repairs what can be repaired.
+    /// Repairs the fault where that is possible.
     pub(super) fn repair(&mut self) -> Result<()> {
         let Blow { trial, source, destination, .. } = *self;
         match self.cell.fault {
@@ -197,7 +199,7 @@ impl<'a> Blow<'a> {
             Fault::DestinationDiskFull => Ok(std::fs::remove_file(self.filler(destination))?),
             Fault::RamFull => self.remount_ram("100%"),
             Fault::OutOfMemory => {
-                self.memory.take().context("nobody is out of memory")?.remove()?;
+                self.memory.take().context("no memory group was made for this fault")?.remove()?;
                 trial.start_missing()
             }
             Fault::ClockForward | Fault::ClockBackward => self.step(0),
@@ -205,10 +207,10 @@ impl<'a> Blow<'a> {
     }
 
     fn failing(&self) -> Result<FailingWrite> {
-        self.cell.write.context("no write is named that is to fail")
+        self.cell.write.context("the cell names no failing write")
     }
 
-    /// All writes that are to fail have failed.
+    /// Waits until every failing write has failed.
     fn until_failed(&self) -> Result<()> {
         let failing = self.failing()?;
         until(&format!("{} fails", failing.name()), VERDICT_LIMIT, || {
@@ -216,19 +218,21 @@ impl<'a> Blow<'a> {
         })
     }
 
-    /// Has the guest power itself off. Where the migration is held meanwhile, its QEMU is gone when this returns.
+    /// Makes the guest power itself off. If the migration is held meanwhile, the guest's QEMU has
+    /// ended when this returns.
     fn power_off(&self) -> Result<()> {
         let moment = self.cell.moment;
-        let guest = self.guest.context("no guest is named that is to power itself off")?;
+        let guest = self.guest.context("no guest was given to power off")?;
         until("the guest is asked to power itself off", LIMIT, || Ok(guest.power_off().ok()))?;
-        // At the switchover it is to stop while it does so; in page-in it waits for pages, which come slowly until it is let go.
+        // At the switchover the guest is stopped while it powers off. In page-in it waits for
+        // pages, which arrive slowly until the limit is lifted.
         if matches!(moment, Moment::Switchover | Moment::PageIn) {
             return Ok(());
         }
         self.until_off(&[if moment.has_run_there() { self.destination } else { self.source }])
     }
 
-    /// No QEMU runs on these hosts.
+    /// Waits until no QEMU runs on these hosts.
     fn until_off(&self, hosts: &[&str]) -> Result<()> {
         until("the guest's QEMU has ended", VERDICT_LIMIT, || {
             for host in hosts {
@@ -239,10 +243,10 @@ impl<'a> Blow<'a> {
         })
     }
 
-    /// What the logs say of faults.
+    /// Counts the traces of faults in the logs.
     fn traces(&self) -> Traces {
         let count = |path: &Path, what: &str| {
-            // What is not there says nothing.
+            // A missing log has no traces.
             std::fs::read_to_string(path).map_or(0, |text| text.matches(what).count())
         };
         let paths = self.trial.paths();
@@ -254,12 +258,12 @@ impl<'a> Blow<'a> {
         };
         Traces {
             changed_bytes: count(&paths.emulator_log(), "is changed"),
-            wrong_checksums: of_agents("the checksum of"),
-            unsaved: of_agents("could not be saved"),
+            wrong_checksums: of_agents("checksum of"),
+            unsaved: of_agents("cannot save"),
         }
     }
 
-    /// A byte is changed, and an agent has found a wrong checksum.
+    /// Waits until a byte is changed and an agent has found a wrong checksum.
     fn until_corrupted(&self) -> Result<()> {
         let before = self.before;
         until("a byte is changed, and an agent notices", LIMIT, || {
@@ -271,11 +275,11 @@ impl<'a> Blow<'a> {
         })
     }
 
-    /// The migration has ended, or an agent has said that a record could not be saved.
+    /// Waits until the migration has ended or an agent has logged that a record could not be saved.
     fn until_unsaved(&self, moving: &Moving<'_>) -> Lasted {
         let is_noticed = || self.traces().unsaved > self.before.unsaved;
-        // Who waits for room says so meanwhile; who gives up says so in the end.
-        let ended = until("a record can't be saved, or the migration ends", VERDICT_LIMIT, || {
+        // An agent that waits for room logs it meanwhile. One that gives up reports it at the end.
+        let ended = until("a record cannot be saved, or the migration ends", VERDICT_LIMIT, || {
             let report = moving.report(Duration::ZERO);
             Ok((report.is_some() || is_noticed()).then_some(report))
         });
@@ -286,42 +290,39 @@ impl<'a> Blow<'a> {
         };
         let is_seen = is_noticed() || report.as_ref().is_some_and(has_failed);
         let effect = ended.and_then(|()| {
-            ensure!(is_seen, "no agent says that a record could not be saved");
+            ensure!(is_seen, "no agent logged that a record could not be saved");
             Ok(())
         });
         Lasted { report, effect }
     }
 
     fn until_killed(&self) -> Result<()> {
-        let memory = self.memory.as_ref().context("nobody is out of memory")?;
+        let memory = self.memory.as_ref().context("no memory group was made for this fault")?;
         let killed = || Ok(memory.has_killed()?.then_some(()));
-        until("somebody is killed for want of memory", LIMIT, killed)
+        until("the kernel kills a process for lack of memory", LIMIT, killed)
     }
 
-    /// And waits until it stands still.
+    /// Stops an agent and waits until it is stopped.
     fn stop_agent(&self, host: &str) -> Result<()> {
         self.trial.signal_agent(host, Signal::STOP)?;
-        until("the agent stands still", LIMIT, || self.expect_stopped(host).map(Some))
+        until("the agent is stopped", LIMIT, || self.expect_stopped(host).map(Some))
     }
 
     fn expect_stopped(&self, host: &str) -> Result<()> {
         let ProcessId { pid, .. } = self.trial.agent_process(host)?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
-        ensure!(
-            state.contains("(stopped)"),
-            "the agent of host {host} does not stand still: {state}"
-        );
+        ensure!(state.contains("(stopped)"), "the agent of host {host} is not stopped: {state}");
         Ok(())
     }
 
     fn expect_cut(&self) -> Result<()> {
         let is_cut = self.trial.are_lanes_cut(self.destination)?;
-        ensure!(is_cut, "host {} is not off the network", self.destination);
+        ensure!(is_cut, "host {} is still on the network", self.destination);
         Ok(())
     }
 
-    /// The kernel holds both hosts to the rate.
+    /// Checks that the kernel limits both hosts to the rate.
     fn expect_crawling(&self) -> Result<()> {
         let crawl: BitRate = CRAWL.parse()?;
         for host in [self.source, self.destination] {
@@ -332,13 +333,14 @@ impl<'a> Blow<'a> {
         Ok(())
     }
 
-    /// Both agents have been told a time of day that is so far off.
+    /// Waits until both agents have read a time of day with this offset.
     fn expect_stepped(&self, seconds: i64) -> Result<()> {
         clock::expect_stepped(self.trial, self.source, seconds)?;
         clock::expect_stepped(self.trial, self.destination, -seconds)
     }
 
-    /// And waits until its agent has noticed: what it does next, it does with a VM whose process is gone.
+    /// Kills the QEMUs of a host and waits until its agent has noticed. Whatever the agent does
+    /// next, it knows that the VM's process is gone.
     fn kill_qemu(&self, host: &str) -> Result<()> {
         let killed = self.trial.hypervisors(host)?;
         self.trial.kill_hypervisors(host)?;
@@ -348,12 +350,12 @@ impl<'a> Blow<'a> {
             let is_noticed = |id: &ProcessId| text.contains(&format!("(process {}) ended", id.pid));
             Ok(killed.iter().all(is_noticed).then_some(()))
         });
-        // One that is ending that VM already says nothing of it.
+        // An agent that is already ending the VM logs nothing.
         drop(noticed);
         Ok(())
     }
 
-    /// Waits until the destination has no shadow any more, or runs the guest, or seems to wait for the source.
+    /// Waits until the destination has no shadow, runs the guest, or seems to wait for the source.
     fn until_destination_decides(&self) {
         let decided = until("the destination decides", VERDICT_LIMIT / 2, || {
             let vms = self.trial.ask(self.trial.agent(self.destination).vms())?;
@@ -362,7 +364,7 @@ impl<'a> Blow<'a> {
                 .any(|vm| vm.state == godwit_api::VmState::MigratingIn || vm.page_in.is_some());
             Ok((!waits).then_some(()))
         });
-        // That it waits is an answer too.
+        // A destination that still waits is a valid result.
         let _ = decided;
     }
 
@@ -380,7 +382,7 @@ impl<'a> Blow<'a> {
         self.trial.paths().host(self.destination).join("ram")
     }
 
-    /// Leaves room for a few pages more than there are.
+    /// Shrinks the tmpfs so that only a few more pages fit.
     fn narrow_ram(&self) -> Result<()> {
         let used = rustix::fs::statvfs(self.ram())?;
         let used_bytes = (used.f_blocks - used.f_bfree) * used.f_frsize;
@@ -406,14 +408,14 @@ impl<'a> Blow<'a> {
         Ok(())
     }
 
-    /// The two hosts' clocks go apart.
+    /// Steps the two hosts' clocks apart.
     fn step(&self, seconds: i64) -> Result<()> {
         clock::step(self.trial, self.source, seconds)?;
         clock::step(self.trial, self.destination, -seconds)
     }
 }
 
-/// Writes a file until no byte more fits.
+/// Fills the file system with a file until no further byte fits.
 fn fill(path: &Path) -> Result<()> {
     let mut file = std::fs::File::create(path)?;
     for piece in [4096, 1] {

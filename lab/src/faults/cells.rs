@@ -1,45 +1,44 @@
-//! Which faults are tried at which moments, and where the guest must be afterwards.
+//! Pairs of fault and moment that are tried, and where the guest must be afterwards.
 
 use serde::{Deserialize, Serialize};
 
 use super::moment::Side;
 use super::{FailingWrite, Fault, Moment};
 
-/// A fault at a moment.
+/// Fault at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cell {
-    /// When.
     pub moment: Moment,
     pub fault: Fault,
-    /// Which write fails, where that is the fault.
+    /// Failing write, if that is the fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<FailingWrite>,
 }
 
-/// Where the guest is.
+/// Location of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// It runs on at the source, and there alone.
+    /// Runs on the source only.
     Source,
-    /// It runs at the destination, and there alone.
+    /// Runs on the destination only.
     Destination,
-    /// The fault was the end of the QEMU that had it: it runs nowhere, and that is told.
+    /// Runs nowhere, because the fault ended its QEMU. The agents report that.
     Nowhere,
-    /// It has shut itself down: it is stopped at its source, and the destination knows nothing of it.
+    /// Has shut itself down and is stopped at its source. The destination does not know the VM.
     StoppedAtSource,
-    /// It has shut itself down: it is stopped at the destination, and its source knows nothing of it.
+    /// Has shut itself down and is stopped at the destination. The source does not know the VM.
     StoppedAtDestination,
 }
 
-/// Every fault of the matrix at every moment at which there is something to strike.
+/// Returns every fault of the matrix at every moment where it has a target.
 #[must_use]
 pub fn matrix() -> Vec<Cell> {
     let at = |moment| Fault::MATRIX.map(|fault| Cell::at(moment, fault));
     Moment::ALL.into_iter().flat_map(at).filter(|cell| cell.is_possible()).collect()
 }
 
-/// The other faults, each at the moments at which it tells most.
+/// Returns the other faults, each at the moments where it is most informative.
 #[must_use]
 pub fn singles() -> Vec<Cell> {
     use Moment::{
@@ -57,7 +56,7 @@ pub fn singles() -> Vec<Cell> {
         (Fault::ClockBackward, &[PreCopy, Switchover, PageIn]),
         (Fault::CorruptByte, &[PreCopy, Round]),
         (Fault::CreatedAgain, &[Committed]),
-        // A guest that stands still does nothing.
+        // A stopped guest cannot shut itself down.
         (
             Fault::GuestShutDown,
             &[Preflight, Prepare, PreCopy, Round, Switchover, Started, PageIn, Release],
@@ -72,13 +71,13 @@ pub fn singles() -> Vec<Cell> {
 }
 
 impl Cell {
-    /// A fault at a moment.
+    /// Makes a cell without a failing write.
     #[must_use]
     pub fn at(moment: Moment, fault: Fault) -> Cell {
         Cell { moment, fault, write: None }
     }
 
-    /// Its fault's name in options, with the write that fails.
+    /// Returns the fault's name in options, with the write that fails.
     #[must_use]
     pub fn fault_name(self) -> String {
         match self.write {
@@ -87,16 +86,18 @@ impl Cell {
         }
     }
 
-    /// Its fault in a table.
+    /// Returns the fault's title in a table.
     #[must_use]
     pub fn title(self) -> String {
         self.write.map_or_else(|| self.fault.title().to_owned(), FailingWrite::title)
     }
 
-    /// Who is held where; none: it is seen by the progress of a migration that goes on.
+    /// Returns the side and the hold point. `None` if the moment is observed in the progress of a
+    /// running migration.
     pub(super) fn held(self) -> Option<(Side, &'static str)> {
         match (self.fault, self.moment) {
-            // Its last instructions are to come before it is stopped, or right when it is.
+            // The guest runs its last instructions before it is stopped, or just when it is
+            // stopped.
             (Fault::GuestShutDown, Moment::Switchover) => {
                 Some((Side::Source, "source.begin-switchover"))
             }
@@ -104,49 +105,54 @@ impl Cell {
         }
     }
 
-    /// Whether there is something to strike: before the destination is asked it has no QEMU.
+    /// Returns whether the fault has a target. The destination has no QEMU before the prepare
+    /// request.
     #[must_use]
     pub fn is_possible(self) -> bool {
         self != Cell::at(Moment::Preflight, Fault::KillDestinationQemu)
     }
 
-    /// The places of which the guest may be in one afterwards: as a rule one. It is where ownership was at the moment.
+    /// Returns the places that are allowed for the guest afterwards, usually one: where ownership
+    /// was at the moment of the fault.
     #[must_use]
     pub fn allowed(self) -> &'static [Place] {
         use Place::{Destination, Nowhere, Source, StoppedAtDestination, StoppedAtSource};
         let Cell { moment, fault, write } = self;
         match fault {
             Fault::WriteFails => write.map_or(&[], |failing| failing.write.allowed()),
-            // It is stopped for its hand-over before it comes to that, or not.
+            // The hand-over may stop the guest before it powers off, or not.
             Fault::GuestShutDown if moment == Moment::Switchover => {
                 &[StoppedAtSource, StoppedAtDestination]
             }
             Fault::GuestShutDown if moment.is_before_commit() => &[StoppedAtSource],
             Fault::GuestShutDown => &[StoppedAtDestination],
             Fault::CreatedAgain => &[Source],
-            // All that the destination needs has left the source already, or the agent has it still; or it had not.
+            // The destination has all data, or the source's agent still holds it, or the data is
+            // lost.
             Fault::KillSourceQemu if matches!(moment, Moment::LastPages | Moment::PageIn) => {
                 &[Destination, Nowhere]
             }
             Fault::KillSourceQemu if moment.is_before_commit() => &[Nowhere],
             Fault::KillDestinationQemu if moment.has_run_there() => &[Nowhere],
-            // The shadow had not run: the agent that finds it lets it go.
+            // The shadow has not run. The restarted agent finds it and discards it.
             Fault::KillDestinationAgent if !moment.has_run_there() => &[Source],
             Fault::KillDestinationQemu | Fault::RamFull | Fault::OutOfMemory => &[Source],
             Fault::KillSourceAgent if moment.is_before_commit() => &[Source],
             Fault::SourceDiskFull | Fault::DestinationDiskFull if moment.is_before_commit() => {
                 &[Source]
             }
-            // Longer than it is waited for: before the guest stands still by the request's limit, then by the engine's.
+            // The cut outlasts the wait: the request's limit before the guest is stopped, the
+            // engine's limit afterwards.
             Fault::CutForGood if moment.is_before_commit() => &[Source],
             Fault::SilentSource | Fault::SilentDestination if moment == Moment::Switchover => {
                 &[Source]
             }
-            // What holds nobody up for long ends in the move.
+            // Faults that cause no long delay let the move complete.
             Fault::KillCli | Fault::ClockForward | Fault::ClockBackward | Fault::CorruptByte => {
                 &[Destination]
             }
-            // Before the guest is stopped it costs time alone: less than the limit for cuts.
+            // Before the guest is stopped, the fault only costs time, and less than the limit for
+            // cuts.
             Fault::SilentSource | Fault::SilentDestination if moment.is_before_commit() => {
                 &[Destination]
             }
@@ -155,27 +161,28 @@ impl Cell {
             {
                 &[Destination]
             }
-            // A connection that is being made, an answer under way, or a guest that stands still: two seconds are about as long as each
-            // of them is waited for.
+            // A connection attempt, a pending answer and a stopped guest are each waited for about
+            // as long as this cut lasts (2 s).
             Fault::CutBriefly if moment.is_before_commit() => &[Source, Destination],
-            // What is left to send may be little enough even for this link, or not.
+            // The remaining data may be small enough even for this link, or not.
             Fault::SlowLink if moment.is_before_commit() => &[Source, Destination],
-            // The commit may be in the link's queue yet, or unread where the killed agent's end resets the connection: without it the
-            // destination lets go.
+            // The commit may still be in the link's queue, or unread when the end of the killed
+            // agent resets the connection. Without the commit the destination discards the shadow.
             Fault::CutForGood | Fault::KillSourceAgent if moment == Moment::Committed => {
                 &[Source, Destination]
             }
-            // The destination has all that it needs.
+            // The destination has all data that it needs.
             _ => &[Destination],
         }
     }
 
-    /// Where the guest stays at its source: the report must say why, by one of these, which are codes and parts of messages. Empty: it
-    /// may say anything, or whoever would say it was killed.
+    /// Returns the codes or parts of messages of which the report must contain one if the guest
+    /// stays at its source. Empty if any reason will do or the process that would report was
+    /// killed.
     #[must_use]
     pub fn reasons(self) -> &'static [&'static str] {
         match self.fault {
-            // As the store of records says it of any disk: it names the file.
+            // The store of records uses this text for any disk. It names the file.
             Fault::SourceDiskFull | Fault::DestinationDiskFull => &["is the disk full"],
             Fault::WriteFails => self.write.map_or(&[], |failing| failing.error.reasons()),
             Fault::RamFull => &["no memory left", "insufficient-memory", "memory-failed"],
@@ -183,21 +190,22 @@ impl Cell {
                 &["peer-unreachable", "lane-lost"]
             }
             Fault::CutForGood if matches!(self.moment, Moment::PreCopy | Moment::Round) => {
-                &["did not come back"]
+                &["was not restored"]
             }
             Fault::CutForGood => &["lane-lost", "in-doubt"],
             Fault::SilentSource => &["lane-lost", "not-converging"],
-            // All that is sent, the commit too, may fit the buffers of a socket that nobody reads.
+            // Everything sent, even the commit, may fit the buffers of a socket that nobody reads.
             Fault::SilentDestination => &["lane-lost", "not-converging", "in-doubt"],
             _ => &[],
         }
     }
 
-    /// Whether the migration can't complete before the fault is mended: where it does, there was no fault.
+    /// Returns whether the fault prevents completion until it is repaired. A migration that
+    /// completes anyway shows that there was no fault.
     #[must_use]
     pub fn holds_up(self) -> bool {
         match self.fault {
-            // At the release the source has heard already that the guest runs.
+            // At the release the source already knows that the guest runs.
             Fault::CutForGood => self.moment != Moment::Release,
             Fault::SlowLink => matches!(self.moment, Moment::PreCopy | Moment::PageIn),
             Fault::SilentDestination => true,
@@ -207,7 +215,7 @@ impl Cell {
 }
 
 impl Place {
-    /// Its word in the table.
+    /// Returns the place's word in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
-/* Preloaded into the agents of labs whose clocks are stepped: the time of day is the machine's and what a file says, seconds as a
- * 64-bit number. Clocks that are not the time of day are left alone: nobody can step them. Behind that number the file says what was
- * last told a time by it: the process, and the step. */
+/* Preloaded into the agents of labs with stepped clocks. Adds an offset to the machine's time of
+ * day: seconds as a 64-bit number, read from a file. Other clocks are unchanged, because nobody can
+ * step them. After the offset the file holds the step and the process of the last reader. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 
 struct clock_file {
     long long step;
-    long long told_step;
-    long long told_pid;
+    long long last_step;
+    long long last_pid;
 };
 
 static volatile struct clock_file *file_of_clock;
@@ -34,8 +34,8 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     if (!failed && file_of_clock && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
         long long step = file_of_clock->step;
         time->tv_sec += step;
-        file_of_clock->told_pid = getpid();
-        file_of_clock->told_step = step;
+        file_of_clock->last_pid = getpid();
+        file_of_clock->last_step = step;
     }
     return failed;
 }

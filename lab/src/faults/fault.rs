@@ -1,4 +1,4 @@
-//! What happens to a migration.
+//! Faults of a migration.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,51 +6,52 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// `kill -9` of the source's agent, which is started again.
+    /// Kill (`kill -9`) of the source's agent, which is restarted.
     KillSourceAgent,
-    /// `kill -9` of the destination's agent, which is started again.
+    /// Kill (`kill -9`) of the destination's agent, which is restarted.
     KillDestinationAgent,
     /// `kill -9` of the source's QEMU.
     KillSourceQemu,
     /// `kill -9` of the destination's QEMU.
     KillDestinationQemu,
-    /// `kill -9` of the `godwit migrate` that began it and follows it.
+    /// Kill (`kill -9`) of the `godwit migrate` that started and follows the migration.
     KillCli,
-    /// The link between the hosts carries nothing for two seconds.
+    /// Cut of the link between the hosts for two seconds.
     CutBriefly,
-    /// The link carries nothing until the source has given its verdict, or for a minute where it gives none: before the switchover a
-    /// migration waits for less.
+    /// Cut of the link until the source has given its verdict, at most for a minute. A migration
+    /// waits for less than that before the switchover.
     CutForGood,
-    /// The source's agent stands still (SIGSTOP) for as long.
+    /// Stop (SIGSTOP) of the source's agent, until the verdict.
     SilentSource,
-    /// The destination's agent stands still.
+    /// Stop (SIGSTOP) of the destination's agent, until the verdict.
     SilentDestination,
-    /// The link carries 256 kbit/s for as long.
+    /// Link at 256 kbit/s, until the verdict.
     SlowLink,
-    /// No byte more fits on the disk with the source's records, for as long.
+    /// Full disk of the source's records, until the verdict.
     SourceDiskFull,
-    /// The same at the destination.
+    /// Full disk of the destination's records, until the verdict.
     DestinationDiskFull,
-    /// No page more fits in the destination's tmpfs for guest memory, for as long.
+    /// Full tmpfs for guest memory at the destination, until the verdict.
     RamFull,
-    /// The kernel's OOM killer strikes the destination's agent or its QEMU.
+    /// Kill of the destination's agent or QEMU by the kernel's OOM killer.
     OutOfMemory,
-    /// Both agents' clocks jump ahead by an hour.
+    /// Jump of both agents' clocks by an hour ahead.
     ClockForward,
-    /// Both agents' clocks jump back by an hour.
+    /// Jump of both agents' clocks by an hour back.
     ClockBackward,
-    /// A byte is changed on its way in the clear, with TCP's checksum made to fit.
+    /// Change of a byte in flight without TLS; TCP's checksum is adjusted.
     CorruptByte,
-    /// One kind of write of a host's state fails ([`super::FailingWrite`]).
+    /// Failure of one kind of write of a host's state ([`super::FailingWrite`]).
     WriteFails,
-    /// The VM was deleted and created again under its uuid, the destination remembers its older life, and the destination's agent is killed.
+    /// Kill of the destination's agent after the VM was deleted and created again under its UUID,
+    /// while the destination remembers the older incarnation.
     CreatedAgain,
-    /// The guest powers itself off.
+    /// Power-off by the guest itself.
     GuestShutDown,
 }
 
 impl Fault {
-    /// Those that are tried at every moment.
+    /// Faults tried at every moment.
     pub const MATRIX: [Fault; 7] = [
         Fault::KillSourceAgent,
         Fault::KillDestinationAgent,
@@ -61,7 +62,7 @@ impl Fault {
         Fault::CutForGood,
     ];
 
-    /// Those that are tried where they tell most.
+    /// Faults tried at the most informative moments only.
     pub const SINGLE: [Fault; 13] = [
         Fault::SilentSource,
         Fault::SilentDestination,
@@ -78,7 +79,8 @@ impl Fault {
         Fault::GuestShutDown,
     ];
 
-    /// The same at the other host, where it is one of the source's.
+    /// Returns the destination's counterpart of a fault of the source. Other faults are returned
+    /// unchanged.
     #[must_use]
     pub fn at_destination(self) -> Fault {
         match self {
@@ -116,7 +118,7 @@ impl Fault {
         }
     }
 
-    /// As the head of a column.
+    /// Returns the title of the fault's column.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {

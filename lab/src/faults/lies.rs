@@ -1,5 +1,6 @@
-//! Peers that lie: they keep to the session, its handshakes, certificates and frames, and say in it whatever a seed draws. Nobody may
-//! fall for it: the guest runs on where it is, the agents live, refuse them for what they said, and nothing is left over.
+//! Lying peers. They follow the session protocol, its handshakes, certificates and frames, and send
+//! content drawn from a seed. No agent may accept it: the guest keeps running where it is, the
+//! agents survive and refuse the peers for what they sent, and nothing is left over.
 
 mod liar;
 mod words;
@@ -23,31 +24,31 @@ use crate::namespace::in_namespace;
 use crate::options::LabOptions;
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
 
-/// Where the lying destination answers, in the namespace of host b.
+/// Port of the lying destination, in the namespace of host b.
 const PORT: u16 = 7799;
-/// Its name, and that of the VM that a lying source has.
+/// Name of the lying destination and of the lying source's VM.
 const LIAR: &str = "liar";
-/// How long its certificate is good for.
+/// Validity of its certificate, in days.
 const CERTIFICATE_DAYS: u32 = 1;
-/// What no lie may be refused for: these are defects of the agent, or say that it does not know.
+/// Codes with which no lie may be refused. They mean a defect of the agent or an unknown state.
 const WRONG_CODES: [FailureCode; 2] = [FailureCode::Internal, FailureCode::InDoubt];
 
-/// What came of the liars of one kind.
+/// Result of the liars of one kind.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LieReport {
-    /// Which kind.
+    /// Kind of liar.
     pub what: String,
-    /// What was said of them.
+    /// Codes of the refusals, with their counts.
     pub told: Vec<String>,
-    /// What is not as it must be; none: all is.
+    /// Failed check; `None` if all passed.
     pub error: Option<String>,
 }
 
-/// Has so many peers lie to an agent as its destination, and as many as its source, with certificates in order; none where this machine
-/// can't have a lab.
+/// Runs `liars` lying destinations and as many lying sources against an agent, all with valid
+/// certificates. Returns an empty list if this machine cannot run a lab.
 ///
 /// # Errors
-/// The lab does not come up.
+/// The lab cannot be started.
 pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
     let Some(trial) = Trial::begin_with("lies", LabOptions::default())? else {
         return Ok(Vec::new());
@@ -96,7 +97,7 @@ pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
     Ok(reports)
 }
 
-/// How often each code was told.
+/// Count of each refusal code.
 type Codes = BTreeMap<String, u64>;
 
 fn report(what: &str, tried: impl FnOnce(&mut Codes) -> Result<()>) -> LieReport {
@@ -106,10 +107,11 @@ fn report(what: &str, tried: impl FnOnce(&mut Codes) -> Result<()>) -> LieReport
     LieReport { what: what.to_owned(), told, error }
 }
 
-/// All were refused, some for what they said and not only because they hung up, and none by a defect.
+/// Checks that every liar was refused, some for what they sent and not only because they hung up,
+/// and none through a defect.
 fn expect_refusals(codes: &Codes, liars: u64) -> Result<()> {
     let of = |code: FailureCode| codes.get(code.name()).copied().unwrap_or(0);
-    ensure!(codes.values().sum::<u64>() == liars, "{liars} liars, and refused were {codes:?}");
+    ensure!(codes.values().sum::<u64>() == liars, "{liars} liars, but these refusals: {codes:?}");
     for code in WRONG_CODES {
         ensure!(of(code) == 0, "a lie was refused as {}: {codes:?}", code.name());
     }
@@ -117,14 +119,15 @@ fn expect_refusals(codes: &Codes, liars: u64) -> Result<()> {
     Ok(())
 }
 
-/// A host of the lab's, by its certificate.
+/// Loads the identity of one of the lab's hosts from its certificate.
 fn identity(trial: &Trial, host: &str) -> Result<Identity> {
     let authority = Authority::open(&trial.pki())?.certificate();
     let file = |ending: &str| trial.pki().join(format!("{host}.{ending}"));
     Ok(Identity::load(&authority, &file("pem"), &file("key"))?)
 }
 
-/// A lying destination beside the agent of host b, with a certificate of its own, which the agent of host a knows as a peer.
+/// Starts a lying destination beside the agent of host b, with its own certificate. The agent of
+/// host a knows it as a peer.
 fn begin_destination(trial: &Trial, seed: u64) -> Result<Arc<LyingDestination>> {
     let address: IpAddr = Ipv4Addr::new(10, 77, 0, 12).into();
     let grant = Grant {
@@ -144,7 +147,7 @@ fn begin_destination(trial: &Trial, seed: u64) -> Result<Arc<LyingDestination>> 
         LyingDestination { identity, address, port: PORT, seed, lied: AtomicU64::new(0) };
     let destination = Arc::new(destination);
     let (liar, namespace) = (Arc::clone(&destination), trial.namespace("b"));
-    // Ends with this process: it waits for sources.
+    // The thread waits for sources until this process ends.
     std::thread::spawn(move || in_namespace(&namespace, || liar.answer_all()));
     until("the lying destination listens", LIMIT, || {
         let connected =
@@ -154,7 +157,7 @@ fn begin_destination(trial: &Trial, seed: u64) -> Result<Arc<LyingDestination>> 
     Ok(destination)
 }
 
-/// A migration to a destination that lies.
+/// Migrates to the lying destination and checks the refusal.
 fn one_destination(
     trial: &Trial,
     guest: &Guest,
@@ -164,15 +167,15 @@ fn one_destination(
     let (agent, lied) = (trial.agent_process("a")?, destination.lied.load(Ordering::SeqCst));
     let report =
         trial.begin_migration("web", "a", &request_to(LIAR, EngineKind::Godwit))?.report()?;
-    let error = report.error.as_ref().with_context(|| format!("it fell for it: {report:#?}"))?;
+    let error = report.error.as_ref().with_context(|| format!("lie accepted: {report:#?}"))?;
     ensure!(report.outcome == Outcome::Failed && !error.message.is_empty(), "{report:#?}");
-    ensure!(destination.lied.load(Ordering::SeqCst) > lied, "it was not lied to: {error:?}");
+    ensure!(destination.lied.load(Ordering::SeqCst) > lied, "no lie was sent: {error:?}");
     *codes.entry(error.code.clone()).or_default() += 1;
     ensure!(agent.is_alive(), "the source's agent died");
     trial.expect_whole(guest).map(drop)
 }
 
-/// A migration from a source that lies.
+/// Migrates from a lying source and checks the refusal.
 fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) -> Result<()> {
     let agent = trial.agent_process("b")?;
     let record = std::fs::read_to_string(trial.paths().host("a").join("state/vms/web/vm.json"))?;
@@ -184,13 +187,14 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
         .iter()
         .map(|block| block.size.bytes() / u64::from(godwit_wire::PAGE_SIZE))
         .collect();
-    // As another release would write it: what it leaves out is left to the agent.
+    // As another release would write it: the agent fills in the missing fields.
     let request = serde_json::json!({
-        "spec": spec, "epoch": 2, "from": "a", "qemu_version": "7.2.0", "engine": EngineKind::Godwit,
+        "spec": spec, "epoch": 2, "from": "a", "qemu_version": "7.2.0",
+        "engine": EngineKind::Godwit,
     });
     let accepted: IncomingAccepted = trial.ask(trial.agent("b").post("/v1/incoming", &request))?;
-    let migration: MigrationId = accepted.id.parse().ok().context("no id")?;
-    let to: SocketAddr = *accepted.addresses.first().context("no address")?;
+    let migration: MigrationId = accepted.id.parse().ok().context("invalid migration ID")?;
+    let to: SocketAddr = *accepted.addresses.first().context("the response has no address")?;
     let begin = Message::Begin(Begin { epoch: 2, incarnation: 0, run: true, block_pages });
     let liar = LyingSource { identity, destination: "b", to, migration, begin: &begin };
     in_namespace(&trial.namespace("a"), || liar.run(seed))??;
@@ -199,8 +203,8 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
         let status: IncomingStatus = trial.ask(trial.agent("b").get(&path))?;
         Ok((status.state != IncomingState::Receiving).then_some(status))
     })?;
-    ensure!(status.state == IncomingState::Refused, "it fell for it: {status:#?}");
-    *codes.entry(status.failure.context("no reason")?.code).or_default() += 1;
+    ensure!(status.state == IncomingState::Refused, "lie accepted: {status:#?}");
+    *codes.entry(status.failure.context("the refusal has no reason")?.code).or_default() += 1;
     ensure!(agent.is_alive(), "the destination's agent died");
     Ok(())
 }

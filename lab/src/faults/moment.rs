@@ -1,14 +1,14 @@
-//! The moments of a migration at which it is struck, as its users know them, and the hold points that they are.
+//! Moments of a migration at which faults are injected, in the users' terms, and their hold points.
 
 use serde::{Deserialize, Serialize};
 
-/// A moment of a migration.
+/// Moment of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moment {
-    /// The source has checked the VM, and asks nobody yet.
+    /// The source has checked the VM and has sent no request yet.
     Preflight,
-    /// The destination has made the shadow, and has not answered yet.
+    /// The destination has made the shadow and has not responded yet.
     Prepare,
     /// Pages of round 0 are on their way.
     PreCopy,
@@ -16,17 +16,17 @@ pub enum Moment {
     Round,
     /// The guest has been stopped; its last pages and its device state are to be sent.
     Switchover,
-    /// All of it is sent, and the commit is not.
+    /// Everything except the commit is sent.
     LastPages,
     /// The commit is sent, and the destination is still to load the device state.
     Committed,
-    /// The destination has loaded the guest, and has not let it run.
+    /// The destination has loaded the guest and has not started it.
     Loaded,
-    /// The guest runs at the destination, which has neither written that down nor told the source.
+    /// The guest runs at the destination, which has neither recorded that nor notified the source.
     Started,
-    /// The guest runs at the destination, and pages of it are at the source.
+    /// The guest runs at the destination, and some of its pages are still at the source.
     PageIn,
-    /// The source knows that the guest runs at the destination, and has not let go of it.
+    /// The source knows that the guest runs at the destination, and has not released it.
     Release,
 }
 
@@ -34,14 +34,14 @@ pub enum Moment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Side {
-    /// It runs the guest before.
+    /// Host that runs the guest before.
     Source,
-    /// It is to run it afterwards.
+    /// Host that is to run the guest afterwards.
     Destination,
 }
 
 impl Moment {
-    /// All of them, in the order in which a migration comes to them.
+    /// All moments, in the order of a migration.
     pub const ALL: [Moment; 11] = [
         Moment::Preflight,
         Moment::Prepare,
@@ -56,7 +56,7 @@ impl Moment {
         Moment::Release,
     ];
 
-    /// Its name in options and tables.
+    /// Returns the name in options and tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,35 +74,37 @@ impl Moment {
         }
     }
 
-    /// What is so then.
+    /// Returns a description of the migration's state at this moment.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
-            Moment::Preflight => "the source has checked the VM and has asked nobody yet",
-            Moment::Prepare => "the destination has made the shadow VM and has not answered",
+            Moment::Preflight => "the source has checked the VM and has sent no request yet",
+            Moment::Prepare => "the destination has made the shadow VM and has not responded",
             Moment::PreCopy => "pages of round 0 are on their way",
             Moment::Round => "a later round begins",
             Moment::Switchover => {
                 "the guest is stopped; last pages and device state are to be sent"
             }
-            Moment::LastPages => "all is sent but the commit",
+            Moment::LastPages => "everything except the commit is sent",
             Moment::Committed => {
                 "the commit is sent; the destination is about to load the device state"
             }
             Moment::Loaded => {
                 "the destination has commit and device state, and is about to run the guest"
             }
-            Moment::Started => "the guest runs at the destination, which has told nobody yet",
+            Moment::Started => "the guest runs at the destination, which has not reported it yet",
             Moment::PageIn => {
-                "the guest runs at the destination, and pages of it are at the source"
+                "the guest runs at the destination, and some of its pages are at the source"
             }
             Moment::Release => {
-                "the source knows that the guest runs at the destination, and is about to let go of it"
+                "the source knows that the guest runs at the destination, and is about to \
+                 release it"
             }
         }
     }
 
-    /// Who is held where; none: it is seen by the progress of a migration that goes on.
+    /// Returns the side and the hold point. `None` if the moment is observed in the progress of a
+    /// running migration.
     pub(super) fn held(self) -> Option<(Side, &'static str)> {
         match self {
             Moment::Preflight => Some((Side::Source, "host.preflight")),
@@ -118,13 +120,13 @@ impl Moment {
         }
     }
 
-    /// Whether the source still owns the guest then.
+    /// Returns whether the source still owns the guest.
     #[must_use]
     pub fn is_before_commit(self) -> bool {
         self < Moment::Committed
     }
 
-    /// Whether the guest has run at the destination by then.
+    /// Returns whether the guest has run at the destination.
     #[must_use]
     pub fn has_run_there(self) -> bool {
         self >= Moment::Started

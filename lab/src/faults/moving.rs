@@ -1,5 +1,5 @@
-//! A migration that is to be struck: begun on the agents' API or by `godwit migrate`, and looked at by asking, so that nothing is lost
-//! when whoever answers dies.
+//! Migration into which a fault is injected. It is started through the agents' API or by `godwit
+//! migrate` and observed by polling, so that nothing is lost if the process that answers dies.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use godwit_types::{PageInUse, Phase, Report};
 use super::Moment;
 use crate::trial::{LIMIT, Trial, until};
 
-/// A migration under way.
+/// Migration in progress.
 #[derive(Debug)]
 pub(super) struct Moving<'a> {
     trial: &'a Trial,
@@ -21,7 +21,7 @@ pub(super) struct Moving<'a> {
 }
 
 impl<'a> Moving<'a> {
-    /// Begins it, by the command where that is to be killed.
+    /// Starts the migration, with the command if the command is to be killed.
     pub(super) fn begin(
         trial: &'a Trial,
         vm: &str,
@@ -42,7 +42,7 @@ impl<'a> Moving<'a> {
             command.arg("--page-in");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let cli = command.spawn().context("godwit migrate does not start")?;
+        let cli = command.spawn().context("cannot start godwit migrate")?;
         let id = until("the command has begun a migration", LIMIT, || {
             let all = trial.ask(agent.migrations())?.into_iter();
             Ok(all.map(|status| status.id).find(|id| !known.contains(id)))
@@ -54,7 +54,7 @@ impl<'a> Moving<'a> {
         self.trial.ask(self.trial.agent(&self.from).migration(&self.id))
     }
 
-    /// Waits for a moment at which nobody is held.
+    /// Waits for a moment that has no hold point.
     pub(super) fn until_seen(&self, moment: Moment) -> Result<()> {
         until(&format!("the migration is at {}", moment.name()), LIMIT, || {
             let status = self.status()?;
@@ -69,15 +69,15 @@ impl<'a> Moving<'a> {
         })
     }
 
-    /// Holds its pages to a rate, or lets them go.
+    /// Limits the rate of its pages, or lifts the limit.
     pub(super) fn limit(&self, rate: &str) -> Result<()> {
         let limit = rate.parse()?;
         self.trial.ask(self.trial.agent(&self.from).limit_migration(&self.id, limit))?;
         Ok(())
     }
 
-    /// Its report, waited for as long as there is an agent that knows of it; none where it takes longer, or that agent has been started
-    /// anew.
+    /// Waits for the report while an agent knows the migration. Returns `None` if that takes longer
+    /// or the agent was restarted.
     pub(super) fn report(&self, limit: Duration) -> Option<Report> {
         let deadline = Instant::now() + limit;
         let asked = until("its report", limit, || match self.status() {
@@ -89,10 +89,10 @@ impl<'a> Moving<'a> {
         asked.ok().flatten()
     }
 
-    /// Ends the command as a crash would.
+    /// Kills the command as a crash would.
     pub(super) fn kill_cli(&mut self) -> Result<()> {
         let mut cli = self.cli.take().context("no command began this migration")?;
-        ensure!(cli.try_wait()?.is_none(), "the command has ended by itself");
+        ensure!(cli.try_wait()?.is_none(), "the command ended before it was killed");
         cli.kill()?;
         cli.wait()?;
         Ok(())
@@ -102,7 +102,7 @@ impl<'a> Moving<'a> {
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
         if let Some(cli) = &mut self.cli {
-            // It may have ended.
+            // The command may already have ended.
             let _ = cli.kill();
             let _ = cli.wait();
         }

@@ -1,4 +1,5 @@
-//! Processes that run out of memory: a memory cgroup around them, whose members alone the kernel's OOM killer can strike.
+//! Out-of-memory faults: a memory cgroup around processes, so that the kernel's OOM killer can
+//! strike only its members.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,38 +8,39 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::ProcessId;
 
-/// Where cgroups are, by convention.
+/// Conventional mount point of cgroups.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// A group of processes that get no more memory than a little.
+/// Group of processes that can allocate only a little more memory.
 #[derive(Debug)]
 pub(super) struct MemoryGroup {
     path: PathBuf,
     is_v1: bool,
-    /// Each member and the group that it was in.
+    /// Each member and its previous group.
     members: Vec<(ProcessId, PathBuf)>,
 }
 
 impl MemoryGroup {
-    /// Why this machine has none; none where it has.
+    /// Returns why this machine cannot make such a group; `None` if it can.
     pub(super) fn missing() -> Option<String> {
         match root() {
             Ok((root, _)) => {
                 let tried = root.join(format!("godwit-lab.{}.try", std::process::id()));
                 let made = fs::create_dir(&tried).and_then(|()| fs::remove_dir(&tried));
                 made.err().map(|error| {
-                    format!("no memory cgroup can be made in {}: {error}", root.display())
+                    format!("cannot make a memory cgroup in {}: {error}", root.display())
                 })
             }
             Err(error) => Some(error.to_string()),
         }
     }
 
-    /// Puts processes into a group of their own, whose memory from now on has a limit: what they have stays counted elsewhere.
+    /// Moves processes into a new group with a memory limit. Memory that they already have stays
+    /// charged to their previous groups.
     pub(super) fn around(members: &[ProcessId], limit_bytes: u64) -> Result<MemoryGroup> {
         let (root, is_v1) = root()?;
         let path = root.join(format!("godwit-lab.{}", std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("can't make {}", path.display()))?;
+        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         let mut group = MemoryGroup { path, is_v1, members: Vec::new() };
         let limit = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         let filled = fs::write(group.path.join(limit), limit_bytes.to_string())
@@ -64,30 +66,32 @@ impl MemoryGroup {
         Ok(fs::write(self.path.join("cgroup.procs"), member.pid.to_string())?)
     }
 
-    /// Whether the kernel has ended one of them for want of memory, by its own count: one may have ended for another reason.
+    /// Returns whether the kernel's OOM killer has killed a member, by the group's own counter. A
+    /// member may also have ended for another reason.
     pub(super) fn has_killed(&self) -> Result<bool> {
         let file = if self.is_v1 { "memory.oom_control" } else { "memory.events" };
         let text = fs::read_to_string(self.path.join(file))?;
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        let count = count.with_context(|| format!("no count of kills: {text}"))?;
+        let count =
+            count.with_context(|| format!("the cgroup shows no count of OOM kills: {text}"))?;
         Ok(count.trim().parse::<u64>()? > 0)
     }
 
-    /// Puts back who lives, and removes the group.
+    /// Returns the living members to their previous groups and removes the group.
     pub(super) fn remove(self) -> Result<()> {
         for (member, before) in self.members.iter().filter(|(member, _)| member.is_alive()) {
             fs::write(before.join("cgroup.procs"), member.pid.to_string()).with_context(|| {
-                format!("process {} can't go back to {}", member.pid, before.display())
+                format!("cannot move process {} back to {}", member.pid, before.display())
             })?;
         }
-        // Who was killed leaves it when the kernel has freed his memory.
+        // A killed process leaves the group once the kernel has freed its memory.
         crate::trial::until("the group is empty", crate::trial::LIMIT, || {
             Ok(Some(fs::remove_dir(&self.path)?))
         })
     }
 }
 
-/// The hierarchy that has the memory controller, and whether it is one of version 1.
+/// Returns the hierarchy with the memory controller, and whether it is of cgroup version 1.
 fn root() -> Result<(PathBuf, bool)> {
     let v1 = Path::new(ROOT).join("memory");
     if v1.join("memory.limit_in_bytes").exists() {
@@ -98,5 +102,5 @@ fn root() -> Result<(PathBuf, bool)> {
     if controllers.split_ascii_whitespace().any(|controller| controller == "memory") {
         return Ok((ROOT.into(), false));
     }
-    bail!("no memory cgroups below {ROOT}")
+    bail!("cannot find memory cgroups below {ROOT}")
 }

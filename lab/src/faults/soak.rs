@@ -1,4 +1,5 @@
-//! Many moves of several guests at once under faults drawn at random: none of them may be lost, none doubled, and no page may be wrong.
+//! Soak: many moves of several guests at once under random faults. No guest may be lost or doubled,
+//! and no page may be wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,15 +17,15 @@ use crate::options::{Hooks, LabOptions};
 use crate::random::Random;
 use crate::trial::{Guest, GuestPlan, Trial, VcpuWatch, other_host, request_to};
 
-/// What a host's link carries.
+/// Rate of a host's link.
 const LINK: &str = "1gbit";
-/// Writes all the time, far less than the link carries for all of them.
+/// Workload that writes all the time, far less than the link carries for all guests.
 const BUSY: &str = "dirty:rate=300,ws=4M,order=random,zero=15,compressible=40,touch=words:24";
-/// How long a point may take to be reached: it need not be.
+/// Longest wait for a hold point, which need not be reached.
 const POINT_LIMIT: Duration = Duration::from_secs(20);
-/// How long all migrations of a wave may take when nothing disturbs them any more.
+/// Longest duration of a wave's migrations once nothing disturbs them.
 const WAVE_LIMIT: Duration = Duration::from_secs(120);
-/// Where the agents of either host are held for a fault.
+/// Hold points at which a fault is injected into the agents of either host.
 const POINTS: [&str; 12] = [
     "host.preflight",
     "host.incoming-prepared",
@@ -39,7 +40,8 @@ const POINTS: [&str; 12] = [
     "host.promoted",
     "destination.send-running",
 ];
-/// What happens to the host that is drawn, be it source or destination, to a guest there, or to the command that moves the first guest.
+/// Faults of the drawn host, source or destination, of a guest there, or of the command that moves
+/// the first guest.
 const FAULTS: [Fault; 7] = [
     Fault::KillSourceAgent,
     Fault::KillSourceQemu,
@@ -49,30 +51,30 @@ const FAULTS: [Fault; 7] = [
     Fault::SourceDiskFull,
     Fault::KillCli,
 ];
-/// Draws beyond those: no fault.
+/// Number of additional draws without a fault.
 const QUIET: usize = 2;
 
-/// What is asked for.
+/// Parameters of a soak.
 #[derive(Debug, Clone, Copy)]
 pub struct SoakPlan {
-    /// How many moves must have been made.
+    /// Number of moves to make.
     pub moves: u32,
-    /// Decides which faults come when.
+    /// Seed that selects the faults and their times.
     pub seed: u64,
-    /// How many guests move at once.
+    /// Number of guests that move at once.
     pub guests: u8,
 }
 
-/// What came of it. What was lost, doubled or wrong ends a soak: it is an error.
+/// Result of a soak. A lost, doubled or wrong guest ends the soak with an error.
 #[derive(Debug, Clone, Default)]
 pub struct SoakReport {
-    /// Guests that arrived, their memory right.
+    /// Guests that arrived with correct memory.
     pub moves: u32,
-    /// Migrations that a fault undid: the guest was whole at its source.
+    /// Migrations undone by a fault, with the guest whole at its source.
     pub undone: u32,
-    /// Guests whose QEMU was killed while it had them: they ended, and that was told.
+    /// Guests whose QEMU was killed while it ran them. They ended, and the agents reported that.
     pub ended: u32,
-    /// The faults that were done, by their names: by what the host that they struck was to the guests.
+    /// Count of each injected fault. The names reflect the role of the struck host for the guests.
     pub faults: BTreeMap<String, u32>,
 }
 
@@ -83,24 +85,25 @@ impl fmt::Display for SoakReport {
             faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
         write!(
             f,
-            "{moves} moves, {undone} undone, {ended} ended with a QEMU that was killed; 0 lost, 0 doubled, 0 wrong pages; faults: {}",
+            "{moves} moves, {undone} undone, {ended} ended with a QEMU that was killed; 0 lost, 0 \
+             doubled, 0 wrong pages; faults: {}",
             if faults.is_empty() { "none".to_owned() } else { faults.join(", ") }
         )
     }
 }
 
-/// What happens in a wave: to one host, where its agent comes to a point; none: nothing.
+/// Fault of a wave: on one host, when its agent reaches a point. `None` means no fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Draw {
     fault: Option<Fault>,
     host: &'static str,
     point: &'static str,
-    /// Whose QEMU it is, where one is killed.
+    /// Guest whose QEMU is killed, if the fault is that.
     guest: usize,
 }
 
 impl Draw {
-    /// As many numbers are taken whatever comes of them.
+    /// Draws a fault. Every draw consumes the same count of random numbers.
     fn of(random: &mut Random, guests: usize) -> Draw {
         let (fault, host) = (random.below(FAULTS.len() + QUIET), random.below(2));
         let (point, guest) = (random.below(POINTS.len()), random.below(guests));
@@ -122,11 +125,12 @@ impl fmt::Display for Draw {
     }
 }
 
-/// Moves guests to and fro under faults until there have been so many moves; none where this machine can't have a lab. `say` is told of each
-/// wave.
+/// Moves guests back and forth under faults until the requested number of moves is reached. Calls
+/// `say` after each wave. Returns `None` if this machine cannot run a lab.
 ///
 /// # Errors
-/// A guest is lost, doubled or has a wrong page, something is left over, or the lab does not come up.
+/// A guest is lost, doubled or has a wrong page, something is left over, or the lab cannot be
+/// started.
 pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Option<SoakReport>> {
     let options = LabOptions {
         link: Some(LINK.parse()?),
@@ -165,7 +169,8 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
     Ok(Some(report))
 }
 
-/// The name of a fault of a host: by whether the guests that it concerns leave it or come to it. `from`: where they were.
+/// Returns the name of a host's fault, by whether the guests concerned leave the host or arrive
+/// there. `from` lists where the guests were.
 fn name_of<'a>(
     fault: Fault,
     host: &str,
@@ -200,7 +205,7 @@ struct Soak<'a> {
 }
 
 impl Soak<'_> {
-    /// All guests move to the other host at once, and something happens.
+    /// Moves all guests to the other host at once and injects the drawn fault.
     fn wave(&mut self, draw: Draw) -> Result<()> {
         let watches: Vec<VcpuWatch> =
             self.guests.iter().map(|guest| self.trial.watch_vcpus(&guest.name)).collect();
@@ -211,9 +216,9 @@ impl Soak<'_> {
         let mut anew = BTreeSet::new();
         for (number, watch) in watches.into_iter().enumerate() {
             let name = self.guests[number].name.clone();
-            let mut told = Vec::new();
+            let mut reasons = Vec::new();
             let host =
-                settled(self.trial, &name, &mut told).with_context(|| format!("VM {name}"))?;
+                settled(self.trial, &name, &mut reasons).with_context(|| format!("VM {name}"))?;
             let seen = host.as_ref().map_or(Ok(()), |host| watch.until_seen(host));
             seen.and_then(|()| watch.end()).with_context(|| format!("VM {name}"))?;
             match host {
@@ -221,7 +226,7 @@ impl Soak<'_> {
                     ensure!(
                         killed == Some(number),
                         "LOST: VM {name} runs nowhere: {}",
-                        told.join("; ")
+                        reasons.join("; ")
                     );
                     remove_ended(self.trial, &name)?;
                     self.report.ended += 1;
@@ -242,15 +247,15 @@ impl Soak<'_> {
         let count =
             if host == guest.host { &mut self.report.undone } else { &mut self.report.moves };
         guest.host = host;
-        // A machine with much to do may keep it waiting.
-        crate::trial::until("it answers", crate::trial::LIMIT, || guest.status().map(Some))
+        // A loaded machine may delay the answer.
+        crate::trial::until("the guest answers", crate::trial::LIMIT, || guest.status().map(Some))
             .with_context(|| format!("LOST: VM {} at host {}", guest.name, guest.host))?;
         self.trial.expect_whole(guest).with_context(|| format!("WRONG: VM {}", guest.name))?;
         *count += 1;
         Ok(())
     }
 
-    /// Gives the guest whose QEMU was killed.
+    /// Starts all moves, injects the fault and waits. Returns the guest whose QEMU was killed.
     fn move_all(&mut self, draw: Draw) -> Result<Option<usize>> {
         let trial = self.trial;
         let held = draw.fault.map(|_| trial.hold(draw.host, draw.point)).transpose()?;
@@ -263,19 +268,19 @@ impl Soak<'_> {
             self.guests.iter().enumerate().map(begin).collect::<Result<Vec<Moving<'_>>>>()?;
         let mut killed = None;
         if let (Some(fault), Some(held)) = (draw.fault, held)
-            // They may all be over without anybody having come there.
+            // All migrations may end without reaching the point.
             && held.reached(POINT_LIMIT).is_ok()
         {
             let first = all.first_mut().context("no guests")?;
             let struck = match fault {
-                // There may be none of it on that host.
+                // That host may have no QEMU of this guest.
                 Fault::KillSourceQemu => {
                     let name = &self.guests[draw.guest].name;
                     killed = trial.kill_hypervisor(draw.host, name).is_ok().then_some(draw.guest);
                     drop(held);
                     killed.is_some()
                 }
-                // It may have ended with its migration.
+                // The command may have ended with its migration.
                 Fault::KillCli => {
                     let is_killed = first.kill_cli().is_ok();
                     drop(held);
@@ -285,7 +290,7 @@ impl Soak<'_> {
                     let mut blow = Blow::new(trial, fault, draw.host, other_host(draw.host));
                     blow.strike(first)?;
                     drop(held);
-                    // It may have come when nothing was there any more for it to have an effect on.
+                    // The fault may have come too late to have an effect.
                     blow.last(first);
                     blow.repair()?;
                     true
@@ -308,7 +313,7 @@ impl Soak<'_> {
         Ok(killed)
     }
 
-    /// Each host has the QEMUs of the guests that run there, and no others.
+    /// Checks that each host has the QEMUs of the guests that run there, and no others.
     fn expect_nothing_more(&self, ended: &BTreeSet<usize>) -> Result<()> {
         for host in self.trial.hosts() {
             let guests = self.guests.iter().enumerate();
@@ -321,7 +326,7 @@ impl Soak<'_> {
                 || {
                     let found = self.trial.hypervisors(&host)?.len();
                     let vms = self.trial.ask(self.trial.agent(&host).vms())?.len();
-                    ensure!(found == wanted && vms == wanted, "there are {found}, and {vms} VMs");
+                    ensure!(found == wanted && vms == wanted, "found {found} QEMUs and {vms} VMs");
                     Ok(Some(()))
                 },
             )?;

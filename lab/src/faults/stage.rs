@@ -1,4 +1,4 @@
-//! A lab with a guest in which one fault after the other is tried.
+//! Lab with a guest in which one fault after another is tried.
 
 use std::time::{Duration, Instant};
 
@@ -21,36 +21,38 @@ use crate::trial::{
 };
 
 pub(super) const VM: &str = "web";
-/// What a host's link carries: round 0 takes about three seconds.
+/// Rate of a host's link. Round 0 takes about three seconds.
 pub(super) const LINK: &str = "300mbit";
-/// The guest's memory. The 64 KiB more are for QEMU's own migration under TCG (docs/engines.md).
+/// Guest memory. QEMU's own migration under TCG needs the additional 64 KiB (docs/engines.md).
 const MEMORY_BYTES: u64 = (256 << 20) + (64 << 10);
-/// Half of it holds what can be checked; docs/reliability.md says so. The rest is the kernel's, and what it leaves free.
+/// Verified memory: half of the total (docs/reliability.md). The kernel uses the rest or leaves it
+/// free.
 const FILL_MIB: u64 = 128;
-/// Writes all the time, so that there are rounds, and far less than the link carries.
+/// Workload that writes all the time, so that there are rounds, and far less than the link carries.
 const BUSY: &str = "dirty:rate=1500,ws=16M,order=random,zero=10,compressible=40";
-/// Leaves 16 MiB missing where it is handed over after round 0.
+/// Workload that leaves 16 MiB missing at a hand-over after round 0.
 const VERY_BUSY: &str = "dirty:rate=20000,ws=16M,order=random,zero=0,compressible=0";
-/// So slow are pages fetched that a fault finds some missing.
+/// Rate of page-in, slow enough that a fault finds some pages missing.
 const PAGE_IN_LIMIT: &str = "10mbit";
-/// How long a cut in pre-copy is waited out that lasts for good.
+/// Longest wait for the end of a permanent cut in pre-copy, in ms.
 const CUT_LIMIT_MS: u64 = 15_000;
-/// How long a report may take once all is mended: an answer that was lost to a cut of a minute is sent again only then and when.
+/// Longest wait for a report after the repair. A message that a cut of a minute lost is resent only
+/// from time to time.
 const REPORT_LIMIT: Duration = Duration::from_secs(150);
 
-/// What kind of lab a fault needs.
+/// Kind of lab that a fault needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StagePlan {
-    /// TLS, links of the kernel.
+    /// TLS; links of the kernel.
     Usual,
-    /// And clocks that can be stepped.
+    /// TLS; links of the kernel; clocks that can be stepped.
     Clocks,
-    /// In the clear, links of the emulator.
+    /// No TLS; links of the emulator.
     Clear,
 }
 
 impl Cell {
-    /// The lab that it needs.
+    /// Returns the kind of lab that the cell needs.
     #[must_use]
     pub fn stage(self) -> StagePlan {
         match self.fault {
@@ -60,7 +62,7 @@ impl Cell {
         }
     }
 
-    /// Why it can't be tried on this machine; none where it can.
+    /// Returns why the cell cannot be tried on this machine; `None` if it can.
     #[must_use]
     pub fn missing(self) -> Option<String> {
         match self.fault {
@@ -73,37 +75,37 @@ impl Cell {
     }
 }
 
-/// What came of a cell.
+/// Result of a cell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CellReport {
     #[serde(flatten)]
     pub cell: Cell,
-    /// Where the guest was afterwards; none: that was not found out.
+    /// Location of the guest afterwards; `None` if unknown.
     pub place: Option<Place>,
-    /// What the agents said: of the migration, and of the VM.
+    /// Statements of the agents about the migration and the VM.
     pub told: Vec<String>,
-    /// What is not as it must be; none: all is.
+    /// Failed check; `None` if all passed.
     pub error: Option<String>,
-    /// Why it was not tried here; none: it was.
+    /// Reason for skipping the cell; `None` if it was tried.
     pub skipped: Option<String>,
-    /// How long it took, with everything that was checked.
+    /// Duration with all checks, in seconds.
     pub seconds: f64,
 }
 
 impl CellReport {
-    /// Whether all was as it must be.
+    /// Returns whether all checks passed.
     #[must_use]
     pub fn is_passed(&self) -> bool {
         self.error.is_none() && self.skipped.is_none()
     }
 }
 
-/// The lab, and the guest that lives through the cells for as long as none of them is the end of its QEMU.
+/// Lab and guest. The guest survives all cells except those that end its QEMU.
 #[derive(Debug)]
 pub struct Stage {
     name: String,
     plan: StagePlan,
-    /// None: what came of a cell was no state to go on from.
+    /// `None` if a cell left a state that cannot be reused.
     scene: Option<Scene>,
 }
 
@@ -112,11 +114,11 @@ struct Scene {
     trial: Trial,
     clean: [Traces; 2],
     guest: Option<Guest>,
-    /// What a host has of a guest that runs there, below its own folder.
+    /// Files of a guest on the host that runs it, below the host's folder.
     owners: Option<OwnersFiles>,
 }
 
-/// What a cell is found to be, as far as it came.
+/// Findings of a cell so far.
 #[derive(Debug, Default)]
 struct Findings {
     place: Option<Place>,
@@ -124,24 +126,25 @@ struct Findings {
 }
 
 impl Stage {
-    /// A stage; `None`, with the reason printed, where this machine can't have one.
+    /// Starts a stage. Returns `None` and prints the reason if this machine cannot run one.
     ///
     /// # Errors
-    /// The lab does not come up.
+    /// The lab cannot be started.
     pub fn begin(name: &str, plan: StagePlan) -> Result<Option<Stage>> {
         let scene = Scene::begin(name, plan)?;
         Ok(scene.map(|scene| Stage { name: name.to_owned(), plan, scene: Some(scene) }))
     }
 
-    /// Tries a fault at a moment, and all that must be so afterwards. What is not is told in the report, the logs being kept in
-    /// `out/trial/NAME-MOMENT-FAULT`, and the next cell has a lab of its own.
+    /// Tries a fault at a moment and checks everything afterwards. The report names a failed check.
+    /// In that case the logs are kept in `out/trial/NAME-MOMENT-FAULT`, and the next cell gets a
+    /// new lab.
     pub fn try_cell(&mut self, cell: Cell) -> CellReport {
         let begun = Instant::now();
         let mut findings = Findings::default();
         let skipped = cell.missing();
         let tried = match &skipped {
             Some(why) if must_run() => {
-                Err(anyhow!("it can't be tried here, and all must be: {why}"))
+                Err(anyhow!("cannot try the cell on this machine, and none may be skipped: {why}"))
             }
             Some(_) => Ok(()),
             None => self.try_in_scene(cell, &mut findings),
@@ -160,7 +163,7 @@ impl Stage {
         ensure!(cell.stage() == self.plan, "{} needs another lab", cell.fault_name());
         let mut scene = match self.scene.take() {
             Some(scene) => scene,
-            None => Scene::begin(&self.name, self.plan)?.context("a lab was there before")?,
+            None => Scene::begin(&self.name, self.plan)?.context("cannot start a lab")?,
         };
         let tried = scene.try_cell(cell, findings);
         let root = format!("{}/", scene.trial.paths().root().display());
@@ -170,16 +173,16 @@ impl Stage {
             Err(_) => {
                 let name = format!("{}-{}-{}", self.name, cell.moment.name(), cell.fault_name());
                 if let Err(error) = scene.trial.keep_logs(&name) {
-                    eprintln!("its logs could not be kept: {error:#}");
+                    eprintln!("cannot keep the logs: {error:#}");
                 }
-                // Nothing of it matters any more, but that it goes.
+                // Only the removal of the lab still matters.
                 scene.trial.finish().context("the lab of a cell that failed")?;
             }
         }
         tried
     }
 
-    /// Takes the lab down and looks for what it left.
+    /// Takes the lab down and checks that nothing is left.
     ///
     /// # Errors
     /// Something is left.
@@ -206,7 +209,7 @@ impl Scene {
         Ok(Some(Scene { trial, clean, guest: None, owners: None }))
     }
 
-    /// The guest, booted where there is none.
+    /// Returns the guest and boots it if there is none.
     fn guest(&mut self, host: &str) -> Result<Guest> {
         if let Some(guest) = &self.guest {
             return Ok(guest.clone());
@@ -219,8 +222,8 @@ impl Scene {
         Ok(guest)
     }
 
-    /// Deletes the VM where it is and creates it again as it was, when the other host remembers it in an epoch as late as that of its
-    /// next move there.
+    /// Deletes the VM and creates it again with its old specification, while the other host
+    /// remembers it in an epoch as late as that of its next move there.
     fn create_again(&mut self) -> Result<()> {
         for _ in 0..2 {
             self.move_again().context("so that the other host remembers it")?;
@@ -230,8 +233,8 @@ impl Scene {
         self.trial.delete(&host, VM)?;
         self.guest = Some(self.trial.guest_of(&host, &plan(), older.spec.clone())?);
         let newer = self.trial.vm(&host, VM)?;
-        ensure!(newer.spec.uuid == older.spec.uuid, "it has another uuid");
-        ensure!(newer.incarnation != older.incarnation, "it is the older one");
+        ensure!(newer.spec.uuid == older.spec.uuid, "the new VM has another UUID");
+        ensure!(newer.incarnation != older.incarnation, "the new VM has the old incarnation");
         Ok(())
     }
 
@@ -247,7 +250,7 @@ impl Scene {
         watch.until_seen(&source)?;
         let struck = self.strike(cell, &guest, destination);
         let settled = struck.and_then(|report| {
-            findings.told.extend(report.iter().map(told_of));
+            findings.told.extend(report.iter().map(describe));
             let host = verdict::settled(&self.trial, VM, &mut findings.told)?;
             host.as_ref().map_or(Ok(()), |host| watch.until_seen(host))?;
             Ok((report, host))
@@ -284,8 +287,8 @@ impl Scene {
         self.move_again().context("a new migration")
     }
 
-    /// Begins a migration, brings it to its moment, strikes, lets it go and mends; then waits for its report, where there is still
-    /// somebody to give it.
+    /// Starts a migration, brings it to its moment, injects the fault, releases the migration and
+    /// repairs the fault. Then waits for the report, if a process is left to give it.
     fn strike(&self, cell: Cell, guest: &Guest, destination: &str) -> Result<Option<Report>> {
         let (trial, source) = (&self.trial, &*guest.host);
         let pages_in = cell.moment == Moment::PageIn
@@ -294,7 +297,7 @@ impl Scene {
         let mut request =
             MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
         if cell.fault == Fault::CutForGood {
-            // Usually a cut is waited out for longer than anybody wants to wait here.
+            // The default limit for a cut is too long for a trial.
             request.cut_limit_ms = CUT_LIMIT_MS;
         }
         let side = |side| if side == Side::Source { source } else { destination };
@@ -320,22 +323,22 @@ impl Scene {
             committed.reached(LIMIT)?;
         }
         let mut blow = Blow::at(trial, cell, guest, destination);
-        blow.strike(&mut moving).context("the fault could not be done")?;
+        blow.strike(&mut moving).context("cannot inject the fault")?;
         drop(held);
         let unlimited = || {
             if cell.moment == Moment::PageIn {
-                // Where the agent still lives that is told so.
+                // The agent may be dead.
                 let _ = moving.limit("none");
             }
         };
-        // An agent that stands still answers nothing: it would be waited for.
+        // A stopped agent does not answer, so this would wait for it.
         let answers = cell.fault != Fault::SilentSource;
         if answers {
             unlimited();
         }
         let lasted = blow.last(&moving);
         let held_up = self.check_while_it_lasts(cell, source, lasted);
-        blow.repair().context("the fault could not be repaired")?;
+        blow.repair().context("cannot repair the fault")?;
         held_up?;
         if !answers {
             unlimited();
@@ -343,13 +346,14 @@ impl Scene {
         Ok(moving.report(REPORT_LIMIT))
     }
 
-    /// What must be so before the fault is mended: that it did anything at all, and that the guest runs once at most by the agents' word.
+    /// Checks before the repair that the fault had an effect and that at most one agent claims to
+    /// run the guest.
     fn check_while_it_lasts(&self, cell: Cell, source: &str, lasted: Lasted) -> Result<()> {
         let Lasted { report, effect } = lasted;
         effect.context("the fault had no effect")?;
         if let Some(report) = report.as_ref().filter(|report| report.outcome == Outcome::Completed)
         {
-            ensure!(!cell.holds_up(), "the fault had no effect: {}", told_of(report));
+            ensure!(!cell.holds_up(), "the fault had no effect: {}", describe(report));
         }
         if cell.fault == Fault::CutForGood && cell.moment >= Moment::LastPages {
             let in_doubt = report.is_some_and(|report| report.outcome == Outcome::InDoubt);
@@ -360,11 +364,11 @@ impl Scene {
     }
 
     fn check(&self, cell: Cell, findings: &Findings, report: Option<&Report>) -> Result<()> {
-        let place = findings.place.context("it is nowhere")?;
+        let place = findings.place.context("the guest's place is unknown")?;
         let allowed = cell.allowed();
         ensure!(
             allowed.contains(&place),
-            "the guest is at {place:?}, allowed is {allowed:?}; told: {}",
+            "the guest is at {place:?}, allowed: {allowed:?}; agents say: {}",
             findings.told.join("; ")
         );
         if let Some(report) = report {
@@ -373,13 +377,13 @@ impl Scene {
                 Outcome::Failed | Outcome::Cancelled => {
                     !matches!(place, Place::Destination | Place::StoppedAtDestination)
                 }
-                // Solved since.
+                // The doubt has been resolved since.
                 Outcome::InDoubt => true,
             };
             ensure!(fits, "the report says {:?}, and the guest is at {place:?}", report.outcome);
-            let is_told = report.outcome == Outcome::Completed
+            let has_reason = report.outcome == Outcome::Completed
                 || report.error.as_ref().is_some_and(|error| !error.message.is_empty());
-            ensure!(is_told, "nobody says why: {report:#?}");
+            ensure!(has_reason, "the report gives no reason: {report:#?}");
             let code = report.error.as_ref().map(|error| error.code.as_str());
             let is_by_guest = code == Some(FailureCode::GuestShutDown.name());
             ensure!(
@@ -394,17 +398,17 @@ impl Scene {
             let says = format!("{} ({})", error.message, error.code);
             ensure!(
                 reasons.iter().any(|reason| says.contains(reason)),
-                "the reason is none of {reasons:?}: {says}"
+                "the reason contains none of {reasons:?}: {says}"
             );
         }
-        // With the agent that is killed goes what it knew.
+        // A killed agent loses what it knew.
         let must_tell = cell.fault != Fault::KillSourceAgent || place == Place::Nowhere;
-        ensure!(!must_tell || !findings.told.is_empty(), "nobody says what happened");
+        ensure!(!must_tell || !findings.told.is_empty(), "no agent reports what happened");
         Ok(())
     }
 
-    /// The guest runs where it is said to, all of its memory is right, the other host has nothing of it and its own nothing more than it
-    /// needs.
+    /// Checks that the guest runs on its host with all memory correct, that the other host has
+    /// nothing of it, and that its own host has no more than it needs.
     fn expect_whole_and_alone(&self) -> Result<()> {
         let guest = self.guest.as_ref().context("no guest")?;
         let other = other_host(&guest.host);
@@ -438,16 +442,16 @@ fn plan() -> GuestPlan {
     }
 }
 
-/// Why a moment did not come.
+/// Explains why a moment was not reached.
 fn over(moving: &Moving<'_>) -> String {
     let report = moving.report(Duration::ZERO);
     report.map_or_else(
         || "the migration goes on".to_owned(),
-        |report| format!("it is over: {}", told_of(&report)),
+        |report| format!("it is over: {}", describe(&report)),
     )
 }
 
-fn told_of(report: &Report) -> String {
+fn describe(report: &Report) -> String {
     let outcome = serde_json::to_value(report.outcome).unwrap_or_default();
     let outcome = outcome.as_str().unwrap_or("?");
     match &report.error {

@@ -1,4 +1,4 @@
-//! Where the guest is, by both agents' word, and what its host has of it.
+//! Location of the guest according to both agents, and its files on its host.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,17 +9,18 @@ use godwit_api::{ClientError, ErrorCode, VmInfo, VmState};
 
 use crate::trial::{LIMIT, Trial, until};
 
-/// How long agents may take to agree once all is mended, without an operator's hand.
+/// Longest time for the agents to agree after the repair, without an operator.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What an agent says of a VM whose guest has powered itself off.
+/// Reason that an agent gives for a VM whose guest has powered itself off.
 const SHUT_ITSELF_DOWN: &str = "the guest shut itself down";
 
-/// Waits until both agents agree where the guest is: it runs on one host and the other knows nothing of it, or it has ended and its host
-/// says so. What is said of a VM that is not well is added to `told`. Gives the host that runs it; none: it has ended.
+/// Waits until both agents agree where the guest is: it runs on one host and the other does not
+/// know it, or it has ended and its host says so. Adds descriptions of an unhealthy VM to `told`.
+/// Returns the host that runs the guest; `None` if the guest has ended.
 ///
 /// # Errors
-/// They do not within a minute.
+/// The agents do not agree within a minute.
 pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option<String>> {
     let settled = until("both agents agree where the guest is", AGREE_LIMIT, || {
         let infos = infos(trial, vm)?;
@@ -41,10 +42,11 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
     settled
 }
 
-/// Checks that a VM whose guest has shut itself down is stopped on one host alone, which says so. Gives that host.
+/// Checks that a VM whose guest has shut itself down is stopped on exactly one host, with that
+/// reason. Returns that host.
 ///
 /// # Errors
-/// Something of that is not so.
+/// It is not stopped so, or it is stopped on several hosts.
 pub(super) fn expect_stopped_once(trial: &Trial, vm: &str) -> Result<String> {
     let infos = infos(trial, vm)?;
     match &infos[..] {
@@ -54,21 +56,22 @@ pub(super) fn expect_stopped_once(trial: &Trial, vm: &str) -> Result<String> {
         {
             Ok(info.host.clone())
         }
-        _ => bail!("it is not stopped by its guest on one host alone: {}", describe(&infos)),
+        _ => bail!("the VM is not stopped by its guest on exactly one host: {}", describe(&infos)),
     }
 }
 
-/// Checks that no two hosts say that they run the VM, and that the host of `in_doubt` says that it does not know.
+/// Checks that no two hosts claim to run the VM, and that the host of `in_doubt` reports that it is
+/// in doubt.
 ///
 /// # Errors
-/// Something of that is not so.
+/// More than one host claims to run it, or that host is not in doubt.
 pub(super) fn expect_run_once(trial: &Trial, vm: &str, in_doubt: Option<&str>) -> Result<()> {
     let infos = infos(trial, vm)?;
     let running = infos.iter().filter(|info| info.state == VmState::Running).count();
-    ensure!(running <= 1, "it runs on {running} hosts: {}", describe(&infos));
+    ensure!(running <= 1, "the guest runs on {running} hosts: {}", describe(&infos));
     if let Some(host) = in_doubt {
         let knows_not = infos.iter().any(|info| info.host == host && info.in_doubt);
-        ensure!(knows_not, "host {host} does not say that it is in doubt: {}", describe(&infos));
+        ensure!(knows_not, "host {host} does not report that it is in doubt: {}", describe(&infos));
     }
     Ok(())
 }
@@ -77,7 +80,7 @@ fn is_well(info: &VmInfo) -> bool {
     info.state == VmState::Running && !info.in_doubt && info.page_in.is_none()
 }
 
-/// What the hosts know of the VM; those that know nothing are left out.
+/// Returns the VM's state on each host. Hosts that do not know the VM are left out.
 fn infos(trial: &Trial, vm: &str) -> Result<Vec<VmInfo>> {
     let mut infos = Vec::new();
     for host in trial.hosts() {
@@ -108,21 +111,22 @@ fn describe_one(info: &VmInfo) -> String {
     )
 }
 
-/// Deletes a VM that has ended, wherever it is known.
+/// Deletes a VM that has ended from every host that knows it.
 ///
 /// # Errors
-/// An agent says no.
+/// An agent refuses the request.
 pub fn remove_ended(trial: &Trial, vm: &str) -> Result<()> {
     for info in infos(trial, vm)? {
         let agent = trial.agent(&info.host);
         trial
             .ask(agent.delete_vm(vm))
-            .with_context(|| format!("{} can't be deleted", describe_one(&info)))?;
+            .with_context(|| format!("cannot delete {}", describe_one(&info)))?;
     }
     Ok(())
 }
 
-/// What a host has of a VM that runs there, by paths below its folder, and how many network links.
+/// Files, as paths below the host's folder, and number of network links of a VM on the host that
+/// runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OwnersFiles {
     files: BTreeSet<PathBuf>,
@@ -130,7 +134,7 @@ pub(super) struct OwnersFiles {
 }
 
 impl OwnersFiles {
-    /// What a host has now.
+    /// Returns the present files and links of a host.
     pub(super) fn of(trial: &Trial, host: &str) -> Result<OwnersFiles> {
         let root = trial.paths().host(host);
         let traces = trial.traces(host)?;
@@ -141,7 +145,7 @@ impl OwnersFiles {
         })
     }
 
-    /// Waits until a host has these and no others.
+    /// Waits until a host has exactly these files and links.
     pub(super) fn expect(&self, trial: &Trial, host: &str) -> Result<()> {
         until(&format!("host {host} has no more of the guest than it needs"), LIMIT, || {
             let found = OwnersFiles::of(trial, host)?;

@@ -1,6 +1,6 @@
-//! Failing writes of the hosts' state during a migration: each kind of write of either host, with each
-//! of two errors. The agents inject them (`godwit_migration::fail_writes`), so that exactly one kind
-//! of write fails. A full disk would fail them all.
+//! Failing writes of the hosts' state during a migration: each kind of write of either host, with
+//! each of two errors. The agents inject them (`godwit_migration::fail_writes`), so that exactly
+//! one kind of write fails. A full disk would fail them all.
 
 use std::path::PathBuf;
 
@@ -61,12 +61,11 @@ pub enum WriteError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FailingWrite {
     pub write: Write,
-    /// How.
     pub error: WriteError,
 }
 
 impl Write {
-    /// All of them, in the order in which a migration comes to them at either host.
+    /// All writes, in the order of a migration at either host.
     pub const ALL: [Write; 15] = [
         Write::OwnerMigrating,
         Write::HandingOver,
@@ -106,7 +105,7 @@ impl Write {
         }
     }
 
-    /// In words.
+    /// Returns the title in a table.
     fn title(self) -> &'static str {
         match self {
             Write::OwnerMigrating => "source: `owner`, with another host",
@@ -127,7 +126,8 @@ impl Write {
         }
     }
 
-    /// Returns where the guest must be afterwards: no host acts on a record that it could not write.
+    /// Returns where the guest must be afterwards: no host acts on a record that it could not
+    /// write.
     pub(super) fn allowed(self) -> &'static [Place] {
         match self {
             Write::OwnerMigrating
@@ -154,7 +154,8 @@ impl Write {
         matches!(self, Write::Missing | Write::MissingFrom)
     }
 
-    /// Returns the kinds to fail, by the agents' names, with their hosts. The last is the one tested.
+    /// Returns the kinds to fail, by the agents' names, with their hosts. The last is the one
+    /// tested.
     fn kinds(self) -> &'static [(Side, &'static str)] {
         use Side::{Destination, Source};
         match self {
@@ -178,7 +179,7 @@ impl Write {
 }
 
 impl WriteError {
-    /// Both.
+    /// Both errors.
     pub const ALL: [WriteError; 2] = [WriteError::Io, WriteError::NoSpace];
 
     #[must_use]
@@ -218,7 +219,7 @@ impl FailingWrite {
         format!("{}-{}", self.write.name(), self.error.name().to_lowercase())
     }
 
-    /// In a table.
+    /// Returns the title in a table.
     #[must_use]
     pub fn title(self) -> String {
         format!("a write fails ({}), {}", self.error.name(), self.write.title())

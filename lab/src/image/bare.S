@@ -1,9 +1,11 @@
-/* A guest without an operating system, for a KVM that can't run a 64-bit Linux: dirties 64 MiB for ever and
- * checks itself. Loaded by QEMU's -kernel as multiboot, runs flat in 32-bit protected mode, never halts.
+/* Guest without an operating system, for a KVM that cannot run a 64-bit Linux: dirties 64 MiB
+ * forever and checks itself. Loaded by QEMU's -kernel as multiboot, runs flat in 32-bit protected
+ * mode, never halts.
  *
- * Sweep number g writes g at the start of each page and g ^ address at its end, after checking that both still
- * hold sweep g-1. On the serial line: "." each 16 sweeps, "G xxxxxxxx" (the sweep, hexadecimal) on a line of its
- * own each 64 sweeps, "BAD xxxxxxxx" with the address of the first page that is wrong; sweeps go on after it.
+ * Sweep number g writes g at the start of each page and g ^ address at its end, after checking that
+ * both still hold sweep g-1. Output on the serial line: "." each 16 sweeps, a line "G xxxxxxxx"
+ * (the sweep, hexadecimal) each 64 sweeps, "BAD xxxxxxxx" with the address of the first wrong page.
+ * Sweeps continue after that.
  *
  * ebp = number of this sweep, edi = page, ecx = pages left, esi = non-zero once a page was wrong.
  */
@@ -84,7 +86,7 @@ print_sweep:
         mov     $sweep_text, %edx
         mov     %ebp, %eax
 
-/* Prints a line: the text at edx (ends with a zero byte), then eax. Keeps ebx, ecx, esi, edi, ebp. */
+/* Prints a line: the text at edx (zero-terminated), then eax. Keeps ebx, ecx, esi, edi, ebp. */
 print_number:
         push    %ebx
         push    %ecx
@@ -114,8 +116,8 @@ print_number:
         pop     %ebx
         ret
 
-/* Prints al. Waits a bounded time for the transmitter: a line that nobody reads must not stop the world.
- * Changes eax and edx. */
+/* Prints al. Waits a limited time for the transmitter, because a line that nobody reads must not
+ * stop the guest. Changes eax and edx. */
 print:
         push    %ecx
         mov     $10000, %ecx

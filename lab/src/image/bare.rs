@@ -19,11 +19,19 @@ pub fn build_bare(out_dir: &Path) -> anyhow::Result<PathBuf> {
     let staged = out_dir.join("bare.elf.staged");
     write_if_changed(&source, SOURCE.as_bytes())?;
     run(Command::new("gcc")
-        .args(["-m32", "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", "-Wl,-Ttext=0x100040"])
+        .args([
+            "-m32",
+            "-nostdlib",
+            "-static",
+            "-no-pie",
+            "-Wl,--build-id=none",
+            "-Wl,-Ttext=0x100040",
+        ])
         .args(["-Wl,--section-start=.multiboot=0x100000", "-o"])
         .args([&staged, &source]))
     .context(
-        "assembling the bare guest: needs a gcc for x86 that takes -m32 (no 32-bit libraries; package gcc)",
+        "cannot assemble the bare guest: it needs a gcc for x86 with -m32 (package gcc, no 32-bit \
+         libraries)",
     )?;
     let image = out_dir.join("bare.elf");
     write_if_changed(&image, &std::fs::read(&staged)?)?;

@@ -59,7 +59,7 @@ impl Archive {
         let size = u32::try_from(content.len())
             .with_context(|| format!("{path} is too large for a newc archive"))?;
         let name_bytes = u32::try_from(path.len() + 1)?;
-        // ino, mode, uid, gid, nlink, mtime, filesize, device of the file, device it stands for,
+        // ino, mode, uid, gid, nlink, mtime, filesize, device of the file, device it represents,
         // namesize, check
         let fields =
             [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_bytes, 0];

@@ -149,8 +149,14 @@ fn fill(tree: &Path, disk: &Path, made_of: Vec<String>) -> anyhow::Result<Conten
         .arg(format!("--include={}", PACKAGES.join(",")))
         .arg(format!("--aptopt={}", options.display()))
         // No daemon is started during installation, and the guest has its own name and clock.
-        .arg("--essential-hook=printf '#!/bin/sh\\nexit 101\\n' > \"$1/usr/sbin/policy-rc.d\"; chmod 755 \"$1/usr/sbin/policy-rc.d\"")
-        .arg("--customize-hook=rm \"$1/usr/sbin/policy-rc.d\"; echo guest > \"$1/etc/hostname\"; : > \"$1/etc/fstab\"")
+        .arg(
+            "--essential-hook=printf '#!/bin/sh\\nexit 101\\n' > \"$1/usr/sbin/policy-rc.d\"; \
+             chmod 755 \"$1/usr/sbin/policy-rc.d\"",
+        )
+        .arg(
+            "--customize-hook=rm \"$1/usr/sbin/policy-rc.d\"; echo guest > \"$1/etc/hostname\"; \
+             : > \"$1/etc/fstab\"",
+        )
         .arg(format!("--customize-hook=chroot \"$1\" systemctl mask {}", MASKED.join(" ")))
         .arg(&suite)
         .arg(tree)
@@ -261,7 +267,8 @@ mod tests {
 
     #[test]
     fn only_what_is_installed_counts() {
-        let status = "Package: bash\nStatus: install ok installed\nVersion: 5\n\nPackage: gone\nStatus: deinstall ok config-files\n";
+        let status = "Package: bash\nStatus: install ok installed\nVersion: 5\n\nPackage: \
+            gone\nStatus: deinstall ok config-files\n";
         assert_eq!(installed(status), 1);
     }
 

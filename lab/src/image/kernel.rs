@@ -35,7 +35,8 @@ pub(super) fn obtain(dir: &Path) -> anyhow::Result<Kernel> {
     let tree = dir.join("tree");
     if !tree.is_dir() {
         fetch(dir, &tree).context(
-            "fetching the guest's kernel: needs Debian's or Ubuntu's apt-get and dpkg-deb and a package list \
+            "cannot fetch the guest's kernel: it needs Debian's or Ubuntu's apt-get and dpkg-deb \
+             and a package list \
              (run `make deps`)",
         )?;
     }
@@ -165,7 +166,8 @@ mod tests {
 
     #[test]
     fn the_kernel_among_a_meta_packages_dependencies() {
-        let listing = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n  Suggests: grub\n";
+        let listing = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n  \
+            Suggests: grub\n";
         assert_eq!(kernel_package(listing).unwrap(), "linux-image-6.1.0-56-cloud-amd64");
         assert_eq!(kernel_package("linux-image-amd64\n"), None);
     }

@@ -38,7 +38,7 @@ impl Trial {
     pub fn signal_agent(&self, host: &str, signal: Signal) -> Result<()> {
         let id = self.agent_process(host)?;
         let pidfd = pidfd_open(Pid::from_raw(id.pid).context("no pid")?, PidfdFlags::empty())?;
-        ensure!(id.is_alive(), "process {} has ended by itself", id.pid);
+        ensure!(id.is_alive(), "process {} ended before the signal", id.pid);
         Ok(pidfd_send_signal(&pidfd, signal)?)
     }
 
@@ -74,7 +74,7 @@ impl Trial {
             .vm(host, vm)?
             .pid
             .with_context(|| format!("VM {vm} has no process on host {host}"))?;
-        end(ProcessId::of(pid).context("it has ended by itself")?, Signal::KILL)
+        end(ProcessId::of(pid).context("it ended before the signal")?, Signal::KILL)
     }
 
     /// Changes the configuration of a host's agent and restarts it.
@@ -104,7 +104,7 @@ fn end(id: ProcessId, signal: Signal) -> Result<()> {
     let pid = Pid::from_raw(id.pid).context("no pid")?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     // The pid may have been reused since it was looked up.
-    ensure!(id.is_alive(), "process {} has ended by itself", id.pid);
+    ensure!(id.is_alive(), "process {} ended before the signal", id.pid);
     pidfd_send_signal(&pidfd, signal)?;
     ensure!(wait_readable(&pidfd, Instant::now() + LIMIT), "process {} does not end", id.pid);
     // Agents are this process's own children; a QEMU is not, and its parent waits for it.

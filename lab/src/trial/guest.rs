@@ -1,4 +1,4 @@
-//! The lab's guests in a trial: booted, asked from the client's namespace, checked.
+//! Guests of a trial: their boot, requests from the client's namespace, and checks.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
@@ -17,10 +17,10 @@ use crate::image::{self, GuestImage};
 use crate::topology::LAN_NETWORK;
 use crate::trial::{BOOT_LIMIT, LIMIT, Trial, until};
 
-/// A page of the guest's.
+/// Size of a guest page.
 const PAGE_BYTES: u64 = 4096;
 
-/// A Linux guest to be made.
+/// Plan of a Linux guest.
 #[derive(Debug, Clone)]
 pub struct GuestPlan {
     pub name: String,
@@ -28,24 +28,25 @@ pub struct GuestPlan {
     pub number: u8,
     pub memory: Vec<ByteSize>,
     pub vcpus: u32,
-    /// How much of its memory holds what it can check.
+    /// Part of its memory with verifiable content.
     pub fill: ByteSize,
-    /// Shares of kinds of pages in that, such as `zero=0,compressible=0`; none: those of the workload.
+    /// Shares of page kinds in that part, such as `zero=0,compressible=0`; `None` uses the
+    /// workload's.
     pub mix: Option<String>,
-    /// What it does (lab/guest tells the words).
+    /// Workload, as text (lab/guest/src/workload.rs).
     pub workload: String,
     pub disks: Vec<Disk>,
-    /// Another image than the built one.
+    /// Image, if not the built one.
     pub image: Option<GuestImage>,
-    /// Further words of the kernel's command line.
+    /// Additional words of the kernel command line.
     pub words: String,
-    /// How long it may take to boot and to get ready.
+    /// Longest time to boot and get ready.
     pub boot_limit: Duration,
 }
 
 impl GuestPlan {
-    /// A guest of 320 MiB with 128 MiB in use that is idle. The 64 KiB more are for QEMU's own migration under TCG
-    /// (docs/engines.md).
+    /// Plans an idle guest of 320 MiB with 128 MiB in use. QEMU's own migration under TCG needs the
+    /// additional 64 KiB (docs/engines.md).
     #[must_use]
     pub fn new(name: &str) -> GuestPlan {
         GuestPlan {
@@ -63,7 +64,7 @@ impl GuestPlan {
         }
     }
 
-    /// Its addresses on the guest LAN.
+    /// Returns its addresses on the guest LAN.
     #[must_use]
     pub fn addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
         let number = u16::from(self.number);
@@ -101,17 +102,17 @@ impl GuestPlan {
     }
 }
 
-/// A Linux guest that has booted. It is asked over the network, wherever it runs.
+/// Booted Linux guest, reached over the network wherever it runs.
 #[derive(Debug, Clone)]
 pub struct Guest {
     pub name: String,
-    /// The host it runs on, as far as this program knows.
+    /// Host on which it runs, as far as this program knows.
     pub host: String,
-    /// Its IPv4 address on the guest LAN.
+    /// IPv4 address on the guest LAN.
     pub ipv4: Ipv4Addr,
-    /// Its IPv6 address there.
+    /// IPv6 address on the guest LAN.
     pub ipv6: Ipv6Addr,
-    /// Pages of its memory that hold what it can check: as many must be checked.
+    /// Pages of its memory with verifiable content. At least as many must be checked.
     pub fill_pages: u64,
     client_namespace: String,
     prober: PathBuf,
@@ -121,12 +122,12 @@ impl Trial {
     /// Boots a guest and waits until its memory is filled and it answers.
     ///
     /// # Errors
-    /// The agent says no, or the guest does not come up; its console is told.
+    /// The agent refuses the VM, or the guest does not boot. The error contains its console.
     pub fn guest(&self, host: &str, plan: &GuestPlan) -> Result<Guest> {
         self.guest_of(host, plan, plan.spec(&self.image))
     }
 
-    /// The same with a specification that was made from the plan's and changed.
+    /// Boots a guest with a specification derived from the plan's.
     ///
     /// # Errors
     /// As [`Trial::guest`].
@@ -136,7 +137,7 @@ impl Trial {
         Ok(guest)
     }
 
-    /// Boots guests side by side.
+    /// Boots several guests at once.
     ///
     /// # Errors
     /// As [`Trial::guest`].
@@ -165,12 +166,12 @@ impl Trial {
         guest.wait_ready(plan.boot_limit).with_context(|| {
             let console =
                 self.console(&guest.host, &plan.name).unwrap_or_else(|error| format!("{error:#}"));
-            format!("the guest of VM {} does not come up; its console:\n{console}", plan.name)
+            format!("the guest of VM {} did not boot; its console:\n{console}", plan.name)
         })
     }
 
-    /// Boots a guest whose memory holds the same as that of every other clone: what the plan's addresses would make differ
-    /// does not.
+    /// Boots a guest with the same memory content as every other clone, although its addresses
+    /// differ.
     ///
     /// # Errors
     /// As [`Trial::guest`].
@@ -180,14 +181,16 @@ impl Trial {
         self.guest_of(host, plan, spec)
     }
 
-    /// Starts the bare guest, which needs no firmware, no 64-bit mode and no devices but a serial line.
+    /// Starts the bare guest. It needs no firmware, no 64-bit mode and no device except a serial
+    /// line.
     ///
     /// # Errors
-    /// It can't be assembled, or the agent says no.
+    /// The guest cannot be assembled, or the agent refuses the VM.
     pub fn bare_guest(&self, host: &str, name: &str, accel: Accel) -> Result<()> {
         let kernel = image::build_bare(&image::default_dir())?;
         let memory = vec![MemoryBlock::shared(ByteSize::from_mib(96))];
-        // It needs nothing of a CPU, and a KVM that runs nothing else lacks what the default model has.
+        // It needs no CPU features, and a KVM that runs nothing else lacks those of the default
+        // model.
         let cpu_model = Some("qemu32,enforce=off".to_owned());
         self.create(
             host,
@@ -196,30 +199,30 @@ impl Trial {
         Ok(())
     }
 
-    /// How many thousand sweeps the bare guest has printed since it came to this host.
+    /// Returns how many thousand sweeps the bare guest has printed on this host.
     ///
     /// # Errors
-    /// It found a page that does not hold what it wrote.
+    /// The guest found a page that does not hold what it wrote.
     pub fn bare_generations(&self, host: &str, name: &str) -> Result<usize> {
         let console = self.console(host, name)?;
         ensure!(!console.contains("BAD"), "the guest found a wrong page: {console}");
         Ok(console.lines().filter(|line| line.starts_with("G ")).count())
     }
 
-    /// Checks that the guest runs on its host and on no other, answers over both address families, and that its memory is right: all
-    /// of it that its plan had filled.
+    /// Checks that the guest runs on its host only, answers over both address families, and that
+    /// all memory filled by its plan is correct.
     ///
     /// # Errors
-    /// Something of that is not so.
+    /// A check fails.
     pub fn expect_whole(&self, guest: &Guest) -> Result<Answer> {
         for host in self.hosts() {
             let state = self.vm(&host, &guest.name).map(|vm| vm.state);
             match state {
                 Ok(state) if host == guest.host => {
-                    ensure!(state == VmState::Running, "on host {host} it is {state}");
+                    ensure!(state == VmState::Running, "on host {host} the VM is {state}");
                 }
                 Ok(state) => {
-                    ensure!(state == VmState::Stopped, "on host {host} too, it is {state}")
+                    ensure!(state == VmState::Stopped, "on host {host} too, the VM is {state}")
                 }
                 Err(error) => ensure!(host != guest.host, "on host {host}: {error}"),
             }
@@ -230,7 +233,8 @@ impl Trial {
 }
 
 impl Guest {
-    /// Asked now and then, not probed a thousand times a second: under TCG that alone keeps a vCPU busy.
+    /// Waits with occasional requests, not with a thousand probes a second, which alone keep a vCPU
+    /// busy under TCG.
     fn wait_ready(&self, limit: Duration) -> Result<()> {
         let status = until("the guest has filled its memory", limit, || {
             let status = self.status()?;
@@ -240,28 +244,29 @@ impl Guest {
         Ok(())
     }
 
-    /// Asks how it is.
+    /// Requests its status.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The guest does not answer.
     pub fn status(&self) -> Result<Answer> {
         self.ask_at(self.ipv4.into(), &Request::Status {})
     }
 
-    /// Has it do something else.
+    /// Changes its workload.
     ///
     /// # Errors
-    /// It does not answer, or does not know such a workload.
+    /// The guest does not answer or does not know the workload.
     pub fn workload(&self, spec: &str) -> Result<()> {
         let answer = self.ask_at(self.ipv4.into(), &Request::Workload { spec: spec.to_owned() })?;
         ensure!(answer.ok, "the guest refuses the workload {spec}: {answer:?}");
         Ok(())
     }
 
-    /// Has it check every page that it has filled, while it goes on with what it does.
+    /// Makes it check every filled page while its workload continues.
     ///
     /// # Errors
-    /// A page is wrong, a write found its page changed, a thread of the guest died, or fewer pages were checked than it was to fill.
+    /// A page is wrong, a write found its page changed, a thread of the guest died, or fewer pages
+    /// were checked than were to be filled.
     pub fn verify(&self) -> Result<Answer> {
         let verdict = self.ask_at(self.ipv4.into(), &Request::Verify {})?;
         let whole = verdict.ok && verdict.wrong == Some(0) && verdict.stale_on_write == 0;
@@ -278,10 +283,10 @@ impl Guest {
         Ok(verdict)
     }
 
-    /// Has it compute for so long with each of its kernels, and tells how fast they are.
+    /// Makes it compute for this time with each of its kernels, and returns their speed.
     ///
     /// # Errors
-    /// It does not answer, or that is longer than it may take.
+    /// The guest does not answer, or the time is longer than allowed.
     pub fn kernels(&self, each: Duration) -> Result<Answer> {
         let millis = u64::try_from(each.as_millis()).unwrap_or(u64::MAX);
         let answer = self.ask_at(self.ipv4.into(), &Request::Kernels { millis })?;
@@ -289,10 +294,10 @@ impl Guest {
         Ok(answer)
     }
 
-    /// Has it power itself off; nobody waits for its answer, which never comes.
+    /// Makes it power itself off. Does not wait for an answer, which never comes.
     ///
     /// # Errors
-    /// It can't be reached.
+    /// The guest cannot be reached.
     pub fn power_off(&self) -> Result<()> {
         let mut stream = self.connect(self.ipv4.into(), CONNECT_LIMIT)?;
         let mut line = serde_json::to_vec(&Request::Poweroff {})?;
@@ -300,26 +305,27 @@ impl Guest {
         Ok(stream.write_all(&line)?)
     }
 
-    /// Asks over the network, from inside the client's namespace as the guest's users do.
+    /// Sends a request over the network, from the client's namespace as the guest's users do.
     fn ask_at(&self, address: IpAddr, request: &Request) -> Result<Answer> {
         ask_guest(&self.client_namespace, address, request)
     }
 
-    /// A connection to its control port.
+    /// Connects to its control port.
     pub(super) fn connect(&self, address: IpAddr, limit: Duration) -> Result<TcpStream> {
         connect(&self.client_namespace, address, limit)
     }
 
-    /// Has the lab's client probe it from now on, and waits until it has answered; gives when.
+    /// Makes the lab's client probe it from now on, waits for an answer and returns its time
+    /// (`CLOCK_MONOTONIC` nanoseconds).
     ///
     /// # Errors
-    /// It does not answer.
+    /// The guest does not answer.
     pub fn watch(&self) -> Result<u64> {
         self.prober()?.watch(self.ipv4.into())?;
         self.wait_answer()
     }
 
-    /// Has the lab's client leave it alone.
+    /// Makes the lab's client stop probing it.
     ///
     /// # Errors
     /// The client does not answer.
@@ -327,16 +333,17 @@ impl Guest {
         Ok(self.prober()?.unwatch(self.ipv4.into())?)
     }
 
-    /// Waits until it answers a probe from now on, which it does only while it is watched; gives when (`CLOCK_MONOTONIC` nanoseconds).
+    /// Waits until it answers a probe sent from now on. It must be watched. Returns the time
+    /// (`CLOCK_MONOTONIC` nanoseconds).
     ///
     /// # Errors
-    /// It does not.
+    /// The guest does not answer.
     pub fn wait_answer(&self) -> Result<u64> {
         let answered = self.prober()?.wait_answer(self.ipv4.into(), monotonic_ns(), LIMIT)?;
         answered.with_context(|| format!("no echo from {} within {LIMIT:?}", self.ipv4))
     }
 
-    /// What the probes tell of a span of time.
+    /// Returns the results of the probes in a span of time.
     ///
     /// # Errors
     /// The client does not answer.

@@ -32,7 +32,7 @@ impl Trial {
             reached: folder.join("reached").join(point),
         };
         held.forget()?;
-        std::fs::write(&held.held, "").with_context(|| format!("can't hold {}", held.point))?;
+        std::fs::write(&held.held, "").with_context(|| format!("cannot hold {}", held.point))?;
         Ok(held)
     }
 
@@ -71,7 +71,7 @@ impl Held {
     fn forget(&self) -> Result<()> {
         match std::fs::remove_file(&self.reached) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("can't forget {}", self.point))
+                Err(error).with_context(|| format!("cannot forget {}", self.point))
             }
             _ => Ok(()),
         }

@@ -16,10 +16,10 @@ impl Trial {
     /// Returns a host's addresses on the lanes, one each: IPv4 if there is one.
     ///
     /// # Errors
-    /// There is no such host.
+    /// The host is unknown.
     pub fn lane_addresses(&self, host: &str) -> Result<Vec<IpAddr>> {
         let hosts = self.topology().hosts;
-        let host = hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let host = hosts.iter().find(|found| found.name == host).context("unknown host")?;
         let lanes = self.options.lanes().into_iter();
         Ok(lanes
             .filter_map(|lane| host.lane_addresses(lane, self.options.family).into_iter().next())
@@ -44,13 +44,16 @@ impl Trial {
     /// and what is sent vanishes.
     ///
     /// # Errors
-    /// There is no such host, or the lab's switch is not the kernel's.
+    /// The host is unknown, or the lab's switch is not the kernel's.
     pub fn cut_lanes(&self, host: &str, is_cut: bool) -> Result<()> {
         let topology = self.topology();
         let engine = choose_engine(&topology, &self.options);
-        ensure!(engine != LinkEngine::Emulator, "the emulator's ports can't be taken away");
+        ensure!(
+            engine != LinkEngine::Emulator,
+            "cannot disconnect a host: the emulator's ports are fixed"
+        );
         let host =
-            topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+            topology.hosts.iter().find(|found| found.name == host).context("unknown host")?;
         let mut batch = Batch::ip_in(&topology.link_namespace);
         for lane in self.options.lanes() {
             let port = host.migration_port(lane);
@@ -65,11 +68,11 @@ impl Trial {
     /// of the switch's ports.
     ///
     /// # Errors
-    /// There is no such host, or the kernel knows no such ports.
+    /// The host is unknown, or the kernel knows no such ports.
     pub fn are_lanes_cut(&self, host: &str) -> Result<bool> {
         let topology = self.topology();
         let host =
-            topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+            topology.hosts.iter().find(|found| found.name == host).context("unknown host")?;
         let mut is_cut = true;
         for lane in self.options.lanes() {
             let port = host.migration_port(lane);
@@ -95,7 +98,7 @@ impl Trial {
     /// rate.
     ///
     /// # Errors
-    /// There is no such host, or its links have no rate.
+    /// The host is unknown, or its links have no rate.
     pub fn set_sending_rate(&self, host: &str, rate: BitRate) -> Result<()> {
         let mut batch = Batch::tc_in(&self.namespace(host));
         for lane in self.options.lanes() {
@@ -107,7 +110,7 @@ impl Trial {
     /// Returns the rates at which the kernel lets a host send on the lanes.
     ///
     /// # Errors
-    /// There is no such host, or its links have no rate.
+    /// The host is unknown, or its links have no rate.
     pub fn sending_rates(&self, host: &str) -> Result<Vec<BitRate>> {
         let of_lane = |nic: String| {
             let show = || Command::new("tc").args(["class", "show", "dev", &nic]).output();
@@ -136,7 +139,8 @@ mod tests {
     #[test]
     fn what_a_nic_has_sent() {
         let table = "Inter-|   Receive                        |  Transmit\n \
-                     face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets\n \
+                     face |bytes    packets errs drop fifo frame compressed multicast|bytes    \
+                     packets\n \
                      mig10: 1 2 3 4 5 6 7 8 90 10 11 12 13 14 15 16\n  \
                      mig1:  1 2 3 4 5 6 7 8  9 10 11 12 13 14 15 16\n";
         assert_eq!(sent_bytes(table, "mig1"), Some(9));

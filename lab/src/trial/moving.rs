@@ -142,7 +142,7 @@ impl Trial {
         let report = &watched.report;
         ensure!(
             report.outcome == Outcome::Completed,
-            "{from} to {} did not work: {report:#?}",
+            "{from} to {} did not complete: {report:#?}",
             request.to
         );
         Ok(watched)
@@ -156,7 +156,7 @@ impl Trial {
         let report = self.begin_migration(vm, from, request)?.report()?;
         ensure!(
             report.outcome == Outcome::Completed,
-            "{from} to {} did not work: {report:#?}",
+            "{from} to {} did not complete: {report:#?}",
             request.to
         );
         ensure!(

@@ -57,7 +57,7 @@ pub fn missing(needs: &Needs) -> Option<String> {
     if needs.kvm
         && let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm")
     {
-        return Some(format!("/dev/kvm can't be opened: {error}"));
+        return Some(format!("cannot open /dev/kvm: {error}"));
     }
     None
 }
@@ -75,7 +75,7 @@ pub fn must_run() -> bool {
 pub(crate) fn skip(name: &str, needs: &Needs) -> Result<bool> {
     let Some(reason) = missing(needs) else { return Ok(false) };
     if must_run() && !needs.kvm {
-        bail!("{name} can't run, and {REQUIRED} is set: {reason}");
+        bail!("{name} cannot run, and {REQUIRED} is set: {reason}");
     }
     eprintln!("skipped: {name}: {reason}");
     Ok(true)

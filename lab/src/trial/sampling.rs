@@ -1,4 +1,4 @@
-//! What a guest gets done over time, as told by itself over the network while it moves.
+//! Work of a guest over time, sampled over the network while it moves.
 
 use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -12,19 +12,19 @@ use serde::Serialize;
 
 use crate::trial::Guest;
 
-/// How long it may take over an answer before that counts as a gap.
+/// Longest time for an answer before it counts as a gap.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// What it had done by a moment.
+/// Work that the guest had done by a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sample {
-    /// When the answer came, or none did; `CLOCK_MONOTONIC` nanoseconds.
+    /// Time of the answer, or of its absence; `CLOCK_MONOTONIC` nanoseconds.
     pub at_ns: u64,
-    /// None: it did not answer.
+    /// `None` if the guest did not answer.
     pub done: Option<Done>,
 }
 
-/// Counts since the guest has booted.
+/// Counts since the guest's boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Done {
     /// Pages written.
@@ -32,7 +32,7 @@ pub struct Done {
     pub rounds: u64,
 }
 
-/// Asks a guest at an even pace, on a thread of its own that ends with this.
+/// Samples a guest at an even pace, on a separate thread that ends with this value.
 #[derive(Debug)]
 pub struct Sampler {
     stop: SyncSender<()>,
@@ -40,28 +40,28 @@ pub struct Sampler {
 }
 
 impl Guest {
-    /// Has it asked from now on.
+    /// Starts to sample the guest.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The thread cannot be started.
     pub fn sample(&self, every: Duration) -> Result<Sampler> {
         let (stop, stopped) = sync_channel(1);
         let guest = self.clone();
         let thread = std::thread::Builder::new().name("sampler".to_owned());
         let thread = thread
             .spawn(move || samples(&guest, every, &stopped))
-            .context("no thread to sample")?;
+            .context("cannot start a thread for samples")?;
         Ok(Sampler { stop, thread })
     }
 }
 
 impl Sampler {
-    /// Ends it and gives what it has seen, in order of time.
+    /// Ends the sampling and returns the samples, in order of time.
     ///
     /// # Errors
-    /// Its thread has panicked.
+    /// The thread has panicked.
     pub fn end(self) -> Result<Vec<Sample>> {
-        // One that has ended already needs no word.
+        // A thread that has ended needs no signal.
         let _ = self.stop.send(());
         self.thread.join().map_err(|_| anyhow!("the thread that samples the guest panicked"))
     }
@@ -69,7 +69,8 @@ impl Sampler {
 
 fn samples(guest: &Guest, every: Duration, stopped: &Receiver<()>) -> Vec<Sample> {
     let mut samples = Vec::new();
-    // One connection for all: it moves with the guest, and none has to be made while the guest stands still.
+    // One connection for all samples: it moves with the guest, and none has to be opened while the
+    // guest is paused.
     let mut connection = None;
     loop {
         let due = Instant::now() + every;
@@ -82,7 +83,8 @@ fn samples(guest: &Guest, every: Duration, stopped: &Receiver<()>) -> Vec<Sample
     }
 }
 
-/// An answer that comes too late would be taken for that to the next question: its connection is given up.
+/// Takes a sample. Drops the connection on a timeout, because a late answer would be taken for that
+/// to the next request.
 fn take(guest: &Guest, connection: &mut Option<TcpStream>) -> Result<Done> {
     let mut stream = match connection.take() {
         Some(stream) => stream,

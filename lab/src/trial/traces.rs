@@ -70,7 +70,7 @@ fn links(namespace: &str) -> Result<BTreeSet<String>> {
     let output = Command::new("ip")
         .args(["-n", namespace, "-brief", "link"])
         .output()
-        .context("can't run ip")?;
+        .context("cannot run ip")?;
     ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())

@@ -55,7 +55,7 @@ impl Trial {
             .collect();
         let (stop, stopped) = mpsc::sync_channel(1);
         let seen = Arc::<Mutex<Seen>>::default();
-        let told = Arc::clone(&seen);
+        let shared = Arc::clone(&seen);
         let looking = std::thread::spawn(move || {
             let mut in_a_row = 0;
             while stopped.recv_timeout(PACE) == Err(RecvTimeoutError::Timeout) {
@@ -65,7 +65,7 @@ impl Trial {
                     .filter_map(|host| host.has_run().then_some(host.host.as_str()))
                     .collect();
                 in_a_row = if ran.len() > 1 { in_a_row + 1 } else { 0 };
-                lock(&told).add(&ran, in_a_row);
+                lock(&shared).add(&ran, in_a_row);
             }
         });
         VcpuWatch { stop, looking, seen }
@@ -107,7 +107,7 @@ impl VcpuWatch {
     /// Two hosts ran the guest at the same time.
     pub fn end(self) -> Result<Seen> {
         drop(self.stop);
-        ensure!(self.looking.join().is_ok(), "nobody watched the vCPUs");
+        ensure!(self.looking.join().is_ok(), "the thread that observed the vCPUs panicked");
         let seen = lock(&self.seen).clone();
         ensure!(
             seen.both_ran < LOOKS,
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_ran_is_counted_by_host() {
+    fn running_vcpus_are_counted_by_host() {
         let mut seen = Seen::default();
         for (ran, in_a_row) in [(&["a"][..], 0), (&["a", "b"], 1), (&["b"], 0), (&[], 0)] {
             seen.add(ran, in_a_row);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_tells_of_a_thread() {
+    fn a_threads_figures_are_parsed() {
         assert_eq!(
             switches(
                 "Name:\tCPU 0/TCG\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t1\n"

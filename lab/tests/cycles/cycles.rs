@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who uses whom, by name.
+/// Dependencies: the names that each name uses.
 pub(crate) type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// The largest cycle, by name; empty: there is no cycle.
+/// Returns the names in the largest cycle; empty if there is none.
 pub(crate) fn largest(uses: &Uses) -> Vec<String> {
     let mut all = components(uses);
     all.retain(|component| component.len() > 1);
@@ -14,7 +14,7 @@ pub(crate) fn largest(uses: &Uses) -> Vec<String> {
 
 #[derive(Default)]
 struct Search<'a> {
-    /// Order of the first visit, and the earliest node that can be reached.
+    /// Order of the first visit, and the earliest reachable node.
     seen: BTreeMap<&'a str, (usize, usize)>,
     stack: Vec<&'a str>,
     found: Vec<Vec<String>>,

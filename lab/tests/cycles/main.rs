@@ -1,6 +1,7 @@
-//! Cycles between the folders of a crate, which no compiler refuses: `cargo test -p godwit-lab --test cycles -- --nocapture` prints them.
+//! Cycles between the folders of a crate, which the compiler allows. `cargo test -p godwit-lab
+//! --test cycles -- --nocapture` prints them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail the test
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod cycles;
 mod modules;
@@ -17,7 +18,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Every crate of `crates/`, by name.
+/// Reads every crate of `crates/`, by name.
 fn crates() -> Vec<(String, Crate)> {
     let folders =
         std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());

@@ -1,5 +1,6 @@
-//! Modules of a crate, and which of them name which: by the paths in their text that begin with `crate`, `super` or a module below.
-//! Code of tests is left out. A path to a name that `lib.rs` re-exports counts as one to where that comes from.
+//! Modules of a crate and the dependencies between them, found by the paths in their text that
+//! begin with `crate`, `super` or a child module. Test code is left out. A path to a name that
+//! `lib.rs` re-exports counts as a path to its origin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,18 +8,18 @@ use std::path::Path;
 
 use crate::cycles::Uses;
 
-/// A module, as its path below the crate: `["vms", "place"]`; none for the root.
+/// Module, as its path below the crate: `["vms", "place"]`; empty for the root.
 type Module = Vec<String>;
 
-/// The files of a crate.
+/// Files of a crate.
 #[derive(Default)]
 pub(crate) struct Crate {
-    /// Text without comments and tests, by module.
+    /// Text of each module without comments and tests.
     texts: BTreeMap<Module, String>,
 }
 
 impl Crate {
-    /// Reads every file that is no test's.
+    /// Reads every file that is not a test.
     pub(crate) fn read(src: &Path) -> Crate {
         let mut of = Crate::default();
         let root = ["lib.rs", "main.rs"]
@@ -43,7 +44,7 @@ impl Crate {
         }
     }
 
-    /// Which file uses which, by module.
+    /// Returns the dependencies between files, by module.
     pub(crate) fn file_uses(&self) -> Uses {
         let name = |module: &Module| {
             if module.is_empty() { "(root)".to_owned() } else { module.join("::") }
@@ -55,7 +56,7 @@ impl Crate {
         uses
     }
 
-    /// Which folder at the root uses which; a file at the root counts as one.
+    /// Returns the dependencies between folders at the root. A file at the root counts as a folder.
     pub(crate) fn folder_uses(&self) -> Uses {
         let mut uses = Uses::new();
         for (from, to) in self.edges() {
@@ -87,7 +88,7 @@ impl Crate {
         edges
     }
 
-    /// Names that the root re-exports, and the module that each is of.
+    /// Returns the names that the root re-exports, with their modules.
     fn exported(&self) -> BTreeMap<String, Module> {
         let Some(text) = self.texts.get(&Vec::new()) else { return BTreeMap::new() };
         let named = paths(text).into_iter().filter_map(|path| {
@@ -97,7 +98,8 @@ impl Crate {
         named.collect()
     }
 
-    /// The module that a path in another one names, or that has what it names; none: it leaves the crate.
+    /// Returns the module that a path in another module names, or that contains the named item;
+    /// `None` if the path leaves the crate.
     fn resolve(&self, module: &Module, path: &[String]) -> Option<Module> {
         let mut at = match path.first()?.as_str() {
             "crate" => Vec::new(),
@@ -128,7 +130,7 @@ fn without_comments(text: &str) -> String {
     text.lines().map(code).collect::<Vec<_>>().join("\n")
 }
 
-/// The text without items under `#[cfg(test)]`.
+/// Returns the text without items under `#[cfg(test)]`.
 fn without_tests(text: &str) -> String {
     let mut kept = String::new();
     let mut lines = text.lines();
@@ -158,7 +160,7 @@ fn count(line: &str, wanted: char) -> i64 {
     i64::try_from(line.chars().filter(|char| *char == wanted).count()).unwrap()
 }
 
-/// Modules that a text declares in files of their own.
+/// Returns the modules that a text declares in their own files.
 fn children(text: &str) -> Vec<String> {
     let declared = text.lines().filter_map(|line| {
         let line = line.trim().strip_suffix(';')?;
@@ -168,7 +170,8 @@ fn children(text: &str) -> Vec<String> {
     declared.collect()
 }
 
-/// Every path in a text that has more than one segment; each branch of a `use` with braces is one.
+/// Returns every path with more than one segment in a text. Each branch of a `use` with braces is a
+/// path.
 fn paths(text: &str) -> Vec<Vec<String>> {
     let chars: Vec<char> = text.chars().collect();
     let mut found = Vec::new();
@@ -189,7 +192,7 @@ fn is_of_name(char: char) -> bool {
     char.is_alphanumeric() || char == '_'
 }
 
-/// Reads a path or a branch of one, and says where it ends.
+/// Reads a path or a branch of one and returns where it ends.
 fn branch(chars: &[char], mut at: usize, before: &[String], found: &mut Vec<Vec<String>>) -> usize {
     let mut path = before.to_vec();
     loop {
@@ -224,7 +227,7 @@ fn branches(
 ) -> usize {
     while at < chars.len() && chars[at] != '}' {
         if chars[at..].starts_with(&[' ', 'a', 's', ' ']) {
-            // A name that holds in this file alone.
+            // A local alias.
             at += chars[at..].iter().position(|char| matches!(char, ',' | '}')).unwrap_or(1);
         } else if is_of_name(chars[at]) {
             at = branch(chars, at, before, found);
@@ -244,7 +247,8 @@ fn paths_are_read_with_their_braces() {
 
 #[test]
 fn tests_and_comments_are_left_out() {
-    let text = "mod a; // crate::x\n#[cfg(test)]\nmod tests {\n    use crate::y;\n}\n#[cfg(test)]\nmod rig;\nmod b;\n";
+    let text = "mod a; // crate::x\n#[cfg(test)]\nmod tests {\n    use \
+        crate::y;\n}\n#[cfg(test)]\nmod rig;\nmod b;\n";
     let kept = without_tests(&without_comments(text));
     assert_eq!(children(&kept), ["a", "b"]);
     assert!(!kept.contains("crate"));

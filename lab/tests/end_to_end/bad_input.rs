@@ -1,5 +1,5 @@
-//! What can't be done gets one error with its cause and the remedy, and leaves nothing half made. Asked through the
-//! `godwit` command, as its users do.
+//! Impossible requests get one error with its cause and the remedy, and leave nothing behind. Sent
+//! with the `godwit` command, as users do.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,8 @@ const NOT_FOUND: i32 = 3;
 const CONFLICT: i32 = 4;
 const PREFLIGHT: i32 = 5;
 
-/// One error: an exit code, all the words wanted in the message, a remedy, and nothing on standard output.
+/// Expects one error: an exit code, all the given words in the message, a remedy, and empty
+/// standard output.
 fn expect_error(trial: &Trial, arguments: &[&str], code: i32, words: &[&str]) -> Result<()> {
     let said = trial.godwit(&[&["--json"], arguments].concat())?;
     check_error(&said, code, words)
@@ -42,7 +43,7 @@ fn check_error(said: &CliOutput, code: i32, words: &[&str]) -> Result<()> {
         !error["remedy"].as_str().unwrap_or_default().is_empty() || message.contains('('),
         "no remedy"
     );
-    eprintln!("  told: {message} ({})", error["remedy"].as_str().unwrap_or_default());
+    eprintln!("  error: {message} ({})", error["remedy"].as_str().unwrap_or_default());
     Ok(())
 }
 
@@ -55,7 +56,7 @@ fn expect_clean(trial: &Trial, clean: &[Traces; 2]) -> Result<()> {
     trial.expect_traces("b", &clean[1])
 }
 
-/// The arguments that create the lab's guest by command.
+/// Returns the arguments that create the lab's guest with the command.
 fn create<'a>(name: &'a str, kernel: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["vm", "create", name, "--host", "a", "--kernel", kernel, "--start"], more].concat()
 }
@@ -70,7 +71,7 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
     let empty = clean(&trial)?;
     let kernel = trial.image().kernel.clone();
     let kernel = text(&kernel);
-    // Root's, as a QEMU that a VM names has to be: /tmp is everybody's.
+    // A VM's QEMU must belong to root, and everybody may write to /tmp.
     let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib")?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
     let dies = broken_qemu(folder.path(), "dies", "true")?;
@@ -107,7 +108,7 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
         &trial,
         &create("x", kernel, &["--qemu", text(&others)]),
         USAGE,
-        &["others than root"],
+        &["other than root"],
     )?;
     expect_error(&trial, &create("x", kernel, &["--qemu", text(&no_qemu)]), FAILURE, &["no-qemu"])?;
     expect_error(&trial, &create("x", kernel, &["--nic", "network=wan"]), NOT_FOUND, &["wan"])?;
@@ -151,11 +152,11 @@ fn what_can_not_be_moved_stays_whole() -> Result<()> {
     // QEMU exits at its start at the destination.
     expect_failed_move(&trial, "no luck today")?;
     trial.expect_traces("b", &empty_b)?;
-    // A path that only the source once saw.
+    // A path that does not exist any more.
     fs::rename(&kernel, folder.path().join("away"))?;
     expect_failed_move(&trial, text(&kernel))?;
     fs::rename(folder.path().join("away"), &kernel)?;
-    // Another VM of that name.
+    // Another VM with this name.
     let twin = VmSpec { disks: vec![blank_disk(folder.path())?], ..VmSpec::new("web") };
     trial.create(
         "b",
@@ -164,10 +165,10 @@ fn what_can_not_be_moved_stays_whole() -> Result<()> {
     expect_failed_move(&trial, "already")?;
     ensure!(
         trial.vm("b", "web")?.state == VmState::Running,
-        "the other VM of that name was harmed"
+        "the other VM with this name was harmed"
     );
     trial.delete("b", "web")?;
-    // No memory left: another VM has been promised it.
+    // No memory left: it is promised to another VM.
     let info = trial.ask(trial.agent("b").host())?;
     let big = ByteSize::from_mib((info.memory_available_bytes >> 20).saturating_sub(128));
     let big = VmSpec {
@@ -183,7 +184,7 @@ fn what_can_not_be_moved_stays_whole() -> Result<()> {
         trial.expect_traces(host, traces)?;
     }
     trial.expect_whole(&guest)?;
-    // With a QEMU that takes arrivals it moves all the same.
+    // With a QEMU that accepts incoming migrations it still moves.
     set_qemu(&trial, &whole_qemu)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()
@@ -209,14 +210,14 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
     ensure!(said.code.is_some_and(|code| code > 0), "{said:?}");
     ensure!(
         said.stderr.contains("10.77.0.11:7700")
-            && said.stderr.contains("another program has that port"),
+            && said.stderr.contains("another program uses that port"),
         "{said:?}"
     );
-    ensure!(said.stderr.matches("can't listen").count() == 1, "{said:?}");
-    eprintln!("  told: {}", said.stderr.trim());
+    ensure!(said.stderr.matches("cannot listen").count() == 1, "{said:?}");
+    eprintln!("  error: {}", said.stderr.trim());
     ensure!(
         !folder.path().join("agent.sock").exists() && !folder.path().join("run").exists(),
-        "something is left"
+        "the agent left files behind"
     );
     // The agent that has the port is unharmed.
     ensure!(trial.ask(trial.agent("a").host())?.name == "a", "another agent answers");
@@ -224,7 +225,8 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
     trial.finish()
 }
 
-/// Migrates to b by the agent's API, expects a refusal that says `word`, and the guest untouched.
+/// Migrates to b through the agent's API, expects a refusal with `word`, and checks that the guest
+/// is untouched.
 fn expect_failed_move(trial: &Trial, word: &str) -> Result<()> {
     let (message, remedy) = match trial.begin_migration("web", "a", &MigrationRequest::to("b")) {
         Err(error) => {
@@ -240,14 +242,14 @@ fn expect_failed_move(trial: &Trial, word: &str) -> Result<()> {
     };
     ensure!(
         message.contains(word) && !remedy.is_empty(),
-        "{message} ({remedy}), where {word:?} was expected"
+        "expected {word:?}: {message} ({remedy})"
     );
-    eprintln!("  told: {message} ({remedy})");
+    eprintln!("  error: {message} ({remedy})");
     ensure!(trial.vm("a", "web")?.state == VmState::Running, "{:?}", trial.vm("a", "web")?);
     Ok(())
 }
 
-/// Gives host b another QEMU; tells the one before.
+/// Sets host b's QEMU and returns the previous one.
 fn set_qemu(trial: &Trial, qemu: &Path) -> Result<PathBuf> {
     let mut before = None;
     trial
@@ -255,19 +257,21 @@ fn set_qemu(trial: &Trial, qemu: &Path) -> Result<PathBuf> {
     Ok(before.as_ref().and_then(toml::Value::as_str).context("no QEMU was configured")?.into())
 }
 
-/// A QEMU that says what it is, and exits at its start where the shell's `when` is true.
+/// Makes a QEMU that reports its version and exits at its start if the shell condition `when` is
+/// true.
 fn broken_qemu(folder: &Path, name: &str, when: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     let script = format!(
         "#!/bin/sh\ncase \"$*\" in *-version*|*help*) exec qemu-system-x86_64 \"$@\";; esac\n\
-         if {when}; then echo 'qemu: no luck today' >&2; exit 1; fi\nexec qemu-system-x86_64 \"$@\"\n"
+         if {when}; then echo 'qemu: no luck today' >&2; exit 1; fi\nexec qemu-system-x86_64 \
+         \"$@\"\n"
     );
     fs::write(&path, script)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     Ok(path)
 }
 
-/// A disk with nothing on it: its VM stays in the firmware and touches little memory.
+/// Makes an empty disk. Its VM stays in the firmware and touches little memory.
 fn blank_disk(folder: &Path) -> Result<Disk> {
     let path = folder.join("blank.img");
     fs::File::create(&path)?.set_len(1 << 20)?;

@@ -1,4 +1,4 @@
-//! The bare guest: the same engine under KVM, where /dev/kvm runs at least a 32-bit guest, and under TCG.
+//! Moves of the bare guest under KVM, if /dev/kvm runs at least a 32-bit guest, and under TCG.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Needs, Trial, missing, until};
 use godwit_qemu::Accel;
 
-/// Longest time for some thousand sweeps of the bare guest. Under a KVM that itself runs in a VM of a busy
-/// machine, a thousand take half a minute.
+/// Longest time for some thousand sweeps of the bare guest. A thousand take half a minute under a
+/// KVM that itself runs in a VM of a busy machine.
 const SWEEPS_LIMIT: Duration = Duration::from_secs(240);
 
 fn wait_generations(trial: &Trial, host: &str, count: usize) -> Result<()> {
@@ -22,7 +22,8 @@ fn there_and_back(trial: &Trial, accel: Accel) -> Result<()> {
     wait_generations(trial, "a", 2)?;
     for (from, to) in [("a", "b"), ("b", "a")] {
         let report = trial.move_silent("bare", from, &MigrationRequest::to(to))?;
-        // It checks each page in each sweep: two thousand sweeps after the move, all are as it left them.
+        // The guest checks each page in each sweep. After two thousand sweeps at the new host, all
+        // pages are as it left them.
         wait_generations(trial, to, 3)?;
         eprintln!(
             "  {accel:?} {from} to {to}: {:.0} ms, switchover {:.1} ms, {} rounds",
@@ -30,7 +31,7 @@ fn there_and_back(trial: &Trial, accel: Accel) -> Result<()> {
             report.switchover_ms.unwrap_or_default(),
             report.rounds.len()
         );
-        ensure!(trial.vm(from, "bare").is_err(), "it is still on host {from}");
+        ensure!(trial.vm(from, "bare").is_err(), "the VM is still on host {from}");
     }
     trial.delete("a", "bare")?;
     Ok(())

@@ -1,5 +1,5 @@
-//! A guest that moves between hosts that trust nobody: each QEMU is a user of its own, and neither keys nor what the guest has in its
-//! memory are anywhere but where they belong.
+//! Isolation of a guest that moves between hosts: each QEMU runs as its own user, and neither keys
+//! nor guest memory appear anywhere else.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,13 +11,13 @@ use godwit_qemu::Accel;
 
 use crate::move_and_check;
 
-/// How much of a page is looked for elsewhere: no two texts have that much in common by chance.
+/// Length of the searched part of a page. No two texts share that much by chance.
 const MARK_BYTES: usize = 24;
-/// Pages whose content is looked for.
+/// Number of pages whose content is searched.
 const MARKS: usize = 8;
 const PAGE_BYTES: usize = 4096;
 
-/// What must not be found, and where it is from.
+/// Bytes that must not be found, and their origin.
 struct Secret {
     what: String,
     bytes: Vec<u8>,
@@ -29,7 +29,7 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
     let mut guest = trial.guest("a", &GuestPlan::new("web"))?;
     trial.bare_guest("a", "bare", Accel::Tcg)?;
     let memory = marks(&ram(&trial, "a"))?;
-    expect_strangers(&trial)?;
+    expect_separate_users(&trial)?;
     let mut said = Vec::new();
     for _ in 0..2 {
         let report = move_and_check(&trial, &mut guest)?.report;
@@ -41,7 +41,7 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
             "the guest has {whole} of its {} marks in memory",
             memory.len()
         );
-        expect_strangers(&trial)?;
+        expect_separate_users(&trial)?;
     }
     for words in [
         &["vm", "list", "--json"][..],
@@ -59,7 +59,7 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
         .iter()
         .filter(|(place, text)| place.ends_with("cmdline") && has(text, b"qemu-system"))
         .count();
-    ensure!(logs == 2 && commands >= 2, "{logs} logs and {commands} commands were looked at");
+    ensure!(logs == 2 && commands >= 2, "checked only {logs} logs and {commands} commands");
     let secrets: Vec<Secret> = memory.into_iter().chain(keys(&trial.pki())?).collect();
     for (place, text) in &said {
         let found = secrets.iter().find(|secret| has(text, &secret.bytes));
@@ -69,8 +69,9 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
     trial.finish()
 }
 
-/// That the QEMUs of all VMs, on whatever host, and the agents are different users, and can't become others.
-fn expect_strangers(trial: &Trial) -> Result<()> {
+/// Checks that the QEMUs of all VMs, on any host, and the agents are different users and cannot
+/// change their user.
+fn expect_separate_users(trial: &Trial) -> Result<()> {
     let mut users = BTreeSet::new();
     for (host, vm) in [("a", "web"), ("b", "web"), ("a", "bare")] {
         let Some(pid) = trial.vm(host, vm).ok().and_then(|vm| vm.pid) else { continue };
@@ -86,9 +87,9 @@ fn expect_strangers(trial: &Trial) -> Result<()> {
         let uids: BTreeSet<&str> = value("Uid").into_iter().collect();
         let uid = uids.first().context("no user")?.to_string();
         ensure!(uids.len() == 1 && uid != "0", "VM {vm} can be {uids:?}");
-        ensure!(users.insert(uid), "two VMs are one user");
+        ensure!(users.insert(uid), "two VMs share a user");
     }
-    ensure!(users.len() == 2, "{users:?} run");
+    ensure!(users.len() == 2, "QEMUs run as {users:?}");
     for host in trial.hosts() {
         let agent = trial.agent_process(&host)?.pid;
         let limits = fs::read_to_string(format!("/proc/{agent}/limits"))?;
@@ -112,14 +113,14 @@ fn has(text: &[u8], wanted: &[u8]) -> bool {
     text.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// Pieces of pages of a guest's memory that are as good as random.
+/// Returns pieces of a guest's memory that are practically random.
 fn marks(ram: &Path) -> Result<Vec<Secret>> {
     let memory = fs::read(ram)?;
     let random = |page: &[u8]| page.iter().collect::<BTreeSet<_>>().len() > 250;
     let pages: Vec<usize> = (0..memory.len() / PAGE_BYTES)
         .filter(|page| random(&memory[page * PAGE_BYTES..][..PAGE_BYTES]))
         .collect();
-    // Those in the middle are the workload's; the kernel's own come and go.
+    // Those in the middle belong to the workload. Those of the kernel come and go.
     let ours = &pages[pages.len() / 2..];
     ensure!(ours.len() > 100 * MARKS, "only {} pages are random", pages.len());
     let mark = |page: &usize| Secret {
@@ -129,7 +130,7 @@ fn marks(ram: &Path) -> Result<Vec<Secret>> {
     Ok(ours.iter().step_by(ours.len() / MARKS).take(MARKS).map(mark).collect())
 }
 
-/// Every line of every key, and what says that there is one.
+/// Returns every line of every key, and the marker of a private key.
 fn keys(pki: &Path) -> Result<Vec<Secret>> {
     let mut secrets = vec![Secret { what: "a key".to_owned(), bytes: b"PRIVATE KEY".to_vec() }];
     for entry in fs::read_dir(pki)?.flatten() {
@@ -147,10 +148,10 @@ fn keys(pki: &Path) -> Result<Vec<Secret>> {
     Ok(secrets)
 }
 
-/// All that a lab's processes have written, but keys and guests' memory themselves.
+/// Returns all files that the lab's processes have written, except keys and guest memory.
 fn written(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let told = |path: PathBuf| match path.is_dir() {
+    let read = |path: PathBuf| match path.is_dir() {
         true => written(&path),
         false
             if path
@@ -159,15 +160,16 @@ fn written(folder: &Path) -> Vec<(String, Vec<u8>)> {
         {
             Vec::new()
         }
-        // Sockets have nothing to be read.
+        // Sockets cannot be read.
         false => {
             fs::read(&path).map(|text| vec![(path.display().to_string(), text)]).unwrap_or_default()
         }
     };
-    entries.flat_map(|entry| told(entry.path())).collect()
+    entries.flat_map(|entry| read(entry.path())).collect()
 }
 
-/// What every user of the machine can see of its processes, and what they were started with.
+/// Returns the command lines of the machine's processes, which every user can see, and their
+/// environments.
 fn processes() -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let files =

@@ -1,4 +1,5 @@
-//! A migration is cancelled: the guest runs on where it was and the other host has nothing of it.
+//! Cancelled migrations: the guest keeps running at its source and the other host keeps nothing of
+//! it.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
@@ -18,7 +19,7 @@ fn during_pre_copy_it_rolls_back() -> Result<()> {
         let mut migration = trial.begin_migration("web", "a", &request)?;
         let sending = migration
             .until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
-        sending.context("it was over before its pre-copy")?;
+        sending.context("the migration was over before its pre-copy")?;
         migration.cancel()?;
         let report = migration.report()?;
         ensure!(report.outcome == Outcome::Cancelled, "{report:#?}");
@@ -31,7 +32,7 @@ fn during_pre_copy_it_rolls_back() -> Result<()> {
     trial.finish()
 }
 
-/// At the last moment either may win; both sides must agree who did.
+/// Cancels at the last moment. Either may win, and both hosts must agree on the result.
 #[test]
 fn right_at_the_end_exactly_one_host_has_the_guest() -> Result<()> {
     let Some(trial) = Trial::begin("cancel-late")? else { return Ok(()) };
@@ -68,9 +69,9 @@ fn right_at_the_end_exactly_one_host_has_the_guest() -> Result<()> {
     trial.finish()
 }
 
-/// The same request twice, and a cancel of what is over: an answer, no harm.
+/// Repeats a migration request and cancels a finished migration. Both get an answer and do no harm.
 #[test]
-fn a_second_migration_and_a_second_cancel_are_told_so() -> Result<()> {
+fn a_repeated_migration_and_a_late_cancel_are_refused() -> Result<()> {
     let Some(trial) = Trial::begin_with("cancel-twice", slow_link()?)? else { return Ok(()) };
     let clean = trial.traces("b")?;
     let guest = trial.guest("a", &GuestPlan::new("web"))?;
@@ -88,7 +89,7 @@ fn a_second_migration_and_a_second_cancel_are_told_so() -> Result<()> {
     let over = trial
         .ask(trial.agent("a").cancel_migration(&id))
         .err()
-        .context("cancelled what is over")?;
+        .context("a finished migration was cancelled")?;
     ensure!(over.to_string().contains("over"), "{over}");
     trial.expect_traces("b", &clean)?;
     trial.expect_whole(&guest)?;

@@ -1,4 +1,5 @@
-//! A host whose certificate another authority issued, or that is revoked: it gets no guest, and the guest does not notice.
+//! Hosts with a certificate of another authority or a revoked certificate: they receive no guest,
+//! and the guest does not notice.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{MigrationRequest, SetRevocations};
@@ -24,12 +25,12 @@ fn a_foreign_certificate_gets_no_guest() -> Result<()> {
     trial.end_agent("b", Signal::KILL)?;
     trial.start_missing()?;
     let report = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?.report()?;
-    let error = report.error.context("it was let in")?;
+    let error = report.error.context("the certificate was accepted")?;
     ensure!(
         report.outcome == Outcome::Failed && error.message.contains("certificate"),
         "{error:?}"
     );
-    eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
+    eprintln!("  error: {} ({}; {})", error.message, error.code, error.remedy);
     trial.expect_whole(&guest)?;
     std::fs::write(&key, own.1)?;
     std::fs::write(&certificate, own.0)?;
@@ -49,11 +50,11 @@ fn a_revoked_certificate_gets_no_guest_until_there_is_another() -> Result<()> {
     let sent = SetRevocations { list: list.pem().to_owned() };
     trial.ask(trial.agent("a").set_revocations(&sent))?;
     let report = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?.report()?;
-    let error = report.error.context("it was let in")?;
+    let error = report.error.context("the certificate was accepted")?;
     ensure!(report.outcome == Outcome::Failed && error.message.contains("Revoked"), "{error:?}");
-    eprintln!("  told: {} ({}; {})", error.message, error.code, error.remedy);
+    eprintln!("  error: {} ({}; {})", error.message, error.code, error.remedy);
     trial.expect_whole(&guest)?;
-    // A renewed certificate is another one, and is taken without a restart.
+    // A renewed certificate is a new one. The agent accepts it without a restart.
     authority.renew("b", 1)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()

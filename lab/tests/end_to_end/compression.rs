@@ -1,4 +1,5 @@
-//! Pages compressed on their way: the guest's memory is the same afterwards, and fewer bytes went over the wire.
+//! Compression of pages: the guest's memory is unchanged afterwards, and fewer bytes crossed the
+//! wire.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;

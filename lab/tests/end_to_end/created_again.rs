@@ -1,5 +1,6 @@
-//! A VM that is deleted and created again under its name and uuid is another VM to the hosts that had the older one: a hand-over that
-//! breaks does not end it by what they have recorded of that.
+//! VMs deleted and created again with the same name and UUID. Hosts that had the older VM treat the
+//! new one as another VM: a broken hand-over does not end it because of their records of the older
+//! one.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::move_and_check;
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_vm_created_again_does_not_vanish_with_the_record_of_its_older_life() -> Result<()> {
+fn a_vm_created_again_survives_the_record_of_the_older_vm() -> Result<()> {
     let hooks = Hooks { holds: true, ..Hooks::default() };
     let options = LabOptions { hooks, ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("created-again", options)? else { return Ok(()) };
@@ -26,14 +27,11 @@ fn a_vm_created_again_does_not_vanish_with_the_record_of_its_older_life() -> Res
     // Host b remembers that it had the VM in an epoch as late as that of its next move there.
     move_and_check(&trial, &mut older)?;
     move_and_check(&trial, &mut older)?;
-    ensure!(trial.vm("a", "web")?.incarnation == incarnation, "a move keeps it");
+    ensure!(trial.vm("a", "web")?.incarnation == incarnation, "a move changed the incarnation");
     trial.delete("a", "web")?;
 
     let guest = trial.guest_of("a", &plan, spec)?;
-    ensure!(
-        trial.vm("a", "web")?.incarnation != incarnation,
-        "the VM that was created again is another one"
-    );
+    ensure!(trial.vm("a", "web")?.incarnation != incarnation, "the new VM has the old incarnation");
     let held = trial.hold("b", "destination.finish-load")?;
     let migration = trial.begin_migration("web", "a", &request_to("b", EngineKind::Godwit))?;
     held.reached(LIMIT)?;
@@ -43,6 +41,6 @@ fn a_vm_created_again_does_not_vanish_with_the_record_of_its_older_life() -> Res
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Failed, "{report:#?}");
     until("the guest is on host a alone", LIMIT, || Ok(trial.expect_whole(&guest).ok()))
-        .context("it is lost")?;
+        .context("the guest is lost")?;
     trial.finish()
 }

@@ -1,4 +1,5 @@
-//! Pages told by what differs: a guest that writes a little to many pages, over a link that is too slow for whole pages.
+//! Pages sent as deltas: a guest writes a little to many pages, over a link that is too slow for
+//! whole pages.
 
 use anyhow::{Context, Result, ensure};
 use godwit_lab::LabOptions;
@@ -8,7 +9,7 @@ use godwit_types::EncodingName;
 
 use crate::move_and_check;
 
-/// 6,000 pages a second, of each 16 words: 24 MiB/s of pages, some 2 MiB/s of differences.
+/// 6,000 pages a second, 16 words of each: 24 MiB/s of pages, about 2 MiB/s of differences.
 const LITTLE_OF_MANY: &str =
     "dirty:rate=6000,ws=24M,order=random,zero=0,compressible=0,touch=words:16";
 

@@ -1,4 +1,4 @@
-//! Disks on a path that both hosts see: their locks pass over with the guest.
+//! Disks on a shared path: their locks move with the guest.
 
 use std::fs::Permissions;
 use std::os::linux::fs::MetadataExt;
@@ -15,7 +15,7 @@ use godwit_types::EngineKind;
 use crate::{BUSY, check_report};
 
 #[test]
-fn locks_pass_over_with_the_guest() -> Result<()> {
+fn locks_move_with_the_guest() -> Result<()> {
     let Some(trial) = Trial::begin("disk")? else { return Ok(()) };
     if !Path::new("/usr/bin/qemu-img").exists() {
         eprintln!("skipped: disk: no qemu-img (apt-get install qemu-utils)");
@@ -47,7 +47,7 @@ fn locks_pass_over_with_the_guest() -> Result<()> {
         trial.expect_whole(&guest)?;
         let pid = trial.vm(&guest.host, "disky")?.pid.context("no process")?;
         for disk in &disks {
-            ensure!(is_locked(disk)?, "nobody holds {} any more", disk.path.display());
+            ensure!(is_locked(disk)?, "no process holds a lock on {}", disk.path.display());
             ensure!(
                 holds_lock(pid, &disk.path)?,
                 "the destination does not hold {}",
@@ -66,7 +66,8 @@ fn locks_pass_over_with_the_guest() -> Result<()> {
     trial.finish()
 }
 
-/// An image that holds only what differs from another. Both are root's, in a folder that is closed to QEMU's user.
+/// Makes an overlay image on a base image. Both belong to root, in a folder that is closed to
+/// QEMU's user.
 fn on_top_of_another(folder: &Path) -> Result<Disk> {
     let (base, path) = (folder.join("base.img"), folder.join("top.qcow2"));
     std::fs::write(&base, vec![0x5a; 1 << 20])?;
@@ -79,8 +80,9 @@ fn on_top_of_another(folder: &Path) -> Result<Disk> {
     Ok(Disk { path, format: DiskFormat::Qcow2, readonly: false })
 }
 
-/// Whether a second writer is kept out: one opens the image for writing, and closes it again. (`qemu-img info`
-/// would do for qcow2 alone: of a raw image it reads nothing that a writer could change.)
+/// Returns whether the image is locked against a second writer: opens it for writing and closes it
+/// again. (`qemu-img info` would do for qcow2 only. Of a raw image it reads nothing that a writer
+/// could change.)
 fn is_locked(disk: &Disk) -> Result<bool> {
     let output = Command::new("qemu-io")
         .args(["-f", disk.format.name(), "-c", "quit"])
@@ -91,7 +93,7 @@ fn is_locked(disk: &Disk) -> Result<bool> {
     Ok(!output.status.success())
 }
 
-/// Whether a process has a lock on a file through one of its descriptors.
+/// Returns whether a process holds a lock on a file through one of its descriptors.
 fn holds_lock(pid: i32, file: &Path) -> Result<bool> {
     let wanted = std::fs::metadata(file)?;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {

@@ -1,4 +1,5 @@
-//! A peer that is no agent of this release: it answers HTTP and the lane as a test wants, by docs/protocol.md alone.
+//! Fake peer, not an agent of this release: it answers HTTP and the lane as a test requires,
+//! according to docs/protocol.md only.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,28 +9,29 @@ use crc_fast::crc32_iscsi;
 use godwit_lab::fake_http::answer_one;
 use godwit_lab::in_namespace;
 
-/// What it does on the lane once it has read the source's hello.
+/// Behaviour on the lane after the source's hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Another program has the port: no answer of an agent to begin with.
+    /// The port belongs to another program, which does not answer as an agent.
     Stranger,
-    /// No protocol version in common, as the protocol says it: Refused with code 1.
+    /// Has no protocol version in common and answers Refused with code 1, as the protocol requires.
     RefusesVersion,
-    /// Welcomes in a version that the source never offered.
+    /// Answers Welcome with a version that the source did not offer.
     WelcomesInVersion99,
-    /// Sends bytes that are no frame.
+    /// Sends bytes that are not a frame.
     Garbage,
-    /// Hangs up without a word.
+    /// Closes the connection without an answer.
     HangsUp,
 }
 
-/// Where it listens in its host's namespace.
+/// Port in its host's namespace.
 pub(crate) const PORT: u16 = 7799;
 
-/// Starts it on an address inside a namespace; its threads end with the test's process, or with the namespace.
+/// Starts the peer on an address in a namespace. Its threads end with the test's process or with
+/// the namespace.
 pub(crate) fn start(namespace: &str, address: &str, manner: Manner) -> Result<()> {
     let bind = |port| {
-        in_namespace(namespace, || TcpListener::bind((address, port)))?.context("can't listen")
+        in_namespace(namespace, || TcpListener::bind((address, port)))?.context("cannot listen")
     };
     let (http, lane) = (bind(PORT)?, bind(0)?);
     let lane_address = lane.local_addr()?.to_string();
@@ -46,7 +48,7 @@ pub(crate) fn start(namespace: &str, address: &str, manner: Manner) -> Result<()
     Ok(())
 }
 
-/// One request a connection, as the agents' client makes them.
+/// Answers one request per connection, as the agents' client sends them.
 fn answer_http(stream: &TcpStream, manner: Manner, lane_address: &str) -> Result<()> {
     answer_one(&mut &*stream, |request| {
         Ok(match manner {
@@ -75,7 +77,7 @@ fn answer_lane(mut stream: &TcpStream, manner: Manner) -> Result<()> {
         Manner::Garbage => stream.write_all(b"220 mail.example.org ESMTP ready\r\n")?,
         Manner::Stranger | Manner::HangsUp => return Ok(()),
     }
-    // Until the source has read it and hangs up.
+    // Waits until the source has read it and closes the connection.
     std::io::copy(&mut stream, &mut std::io::sink())?;
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Each kind of fault, done for real at the moments of a migration at which it tells most. `make reliability` tries all of them at all
-//! moments (docs/reliability.md).
+//! Each kind of fault, injected for real at the most informative moments of a migration. `make
+//! reliability` tries all faults at all moments (docs/reliability.md).
 
 use anyhow::{Result, ensure};
 use godwit_lab::faults::{Cell, Fault, Moment, Place, Stage, StagePlan, lies};
 
-/// Tries one after the other in one lab; what fails is told together.
+/// Tries all cells in one lab and reports the failures together.
 fn try_all(name: &str, plan: StagePlan, cells: &[(Fault, Moment)]) -> Result<()> {
     let Some(mut stage) = Stage::begin(name, plan)? else { return Ok(()) };
     let mut failed = Vec::new();
@@ -66,7 +66,7 @@ fn disks_and_memory_that_are_full() -> Result<()> {
 
 #[test]
 fn guests_that_shut_themselves_down() -> Result<()> {
-    // The later moments are in `make reliability`; docs/reliability.md says which of them fail.
+    // `make reliability` covers the later moments. docs/reliability.md lists those that fail.
     let cells = [(Fault::GuestShutDown, Moment::PreCopy), (Fault::GuestShutDown, Moment::Started)];
     try_all("faults-shutdown", StagePlan::Usual, &cells)
 }

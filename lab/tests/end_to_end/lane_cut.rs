@@ -1,4 +1,5 @@
-//! The migration network goes silent in the middle of a migration: no packet comes through and nobody is told.
+//! Silent loss of the migration network during a migration: no packet passes, and no host is
+//! notified.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
@@ -14,7 +15,7 @@ fn busy_guest(trial: &Trial) -> Result<Guest> {
 fn cut_in_pre_copy(trial: &Trial, migration: &mut Migration<'_>) -> Result<()> {
     migration
         .until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?
-        .context("too fast")?;
+        .context("the migration was over too early")?;
     set_link(trial, "down")
 }
 
@@ -33,7 +34,7 @@ fn a_cut_that_lasts_too_long_leaves_the_guest_at_the_source() -> Result<()> {
     );
     let error = report.error.context("no reason")?;
     ensure!(error.code == "lane-lost" && !error.remedy.is_empty(), "{error:?}");
-    eprintln!("  told: {} ({})", error.message, error.remedy);
+    eprintln!("  error: {} ({})", error.message, error.remedy);
     guest.verify()?;
     set_link(&trial, "up")?;
     trial.expect_traces("b", &clean)?;
@@ -51,7 +52,7 @@ fn a_migration_goes_on_where_the_link_was_cut() -> Result<()> {
     cut_in_pre_copy(&trial, &mut migration)?;
     migration
         .until(|progress| progress.phase == Phase::Reconnect)?
-        .context("the cut is not noticed")?;
+        .context("the cut was not noticed")?;
     set_link(&trial, "up")?;
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Completed && report.cuts.len() == 1, "{report:#?}");

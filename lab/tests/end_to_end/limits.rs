@@ -1,4 +1,4 @@
-//! Limits of bandwidth: a guest moves whole under them, and a change while it moves takes effect.
+//! Bandwidth limits: a guest moves whole under them, and a change during the move takes effect.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{LimitOf, MigrationRequest};
@@ -21,7 +21,7 @@ fn a_limited_guest_moves_whole_and_a_change_holds_at_once() -> Result<()> {
     let mut migration = trial.begin_migration("web", "a", &request)?;
     let limited =
         migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
-    let limited = limited.context("it was over before it was limited")?;
+    let limited = limited.context("the migration was over before it was limited")?;
     ensure!(limited.bandwidth_limit == limit("10mbit")?.rate(), "{limited:#?}");
     let id = migration.id.clone();
     let low = trial.godwit(&["migration", "limit", &id, "0mbit"])?;
@@ -31,7 +31,7 @@ fn a_limited_guest_moves_whole_and_a_change_holds_at_once() -> Result<()> {
         changed.code == Some(0) && changed.stdout.contains("\"bandwidth_limit\": \"none\""),
         "{changed:?}"
     );
-    // The host's own comes meanwhile: it holds what is under way.
+    // The host's own limit is set during the migration and applies to it at once.
     trial.ask(a.set_limit(LimitOf::Host, limit("2gbit")?))?;
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
@@ -40,16 +40,16 @@ fn a_limited_guest_moves_whole_and_a_change_holds_at_once() -> Result<()> {
     trial.expect_whole(&guest)?;
     eprintln!("  moved in {:.0} ms, begun at 10 Mbit/s", report.migration_time_ms);
 
-    // Back under a host's limit of the other side, from the begin.
+    // The way back is limited by the other host from the start.
     trial.ask(b.set_limit(LimitOf::Host, limit("1gbit")?))?;
     let watched = move_and_check(&trial, &mut guest)?;
     ensure!(watched.report.bandwidth_limit == limit("1gbit")?.rate(), "{:#?}", watched.report);
     trial.finish()
 }
 
-/// QEMU's own engine is told the limit; that it keeps to it is QEMU's affair.
+/// Sets the limit of QEMU's own engine. QEMU itself is responsible for keeping it.
 #[test]
-fn qemus_own_engine_is_told_the_limit_and_its_change() -> Result<()> {
+fn qemus_own_engine_gets_the_limit_and_its_change() -> Result<()> {
     let Some(trial) = Trial::begin("limits-qemu")? else { return Ok(()) };
     let mut guest = trial.guest("a", &GuestPlan::new("web"))?;
     let bandwidth_limit = Some("10mbit".parse()?);
@@ -57,7 +57,7 @@ fn qemus_own_engine_is_told_the_limit_and_its_change() -> Result<()> {
     let mut migration = trial.begin_migration("web", "a", &request)?;
     let limited =
         migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
-    let limited = limited.context("it was over before it was limited")?;
+    let limited = limited.context("the migration was over before it was limited")?;
     ensure!(limited.bandwidth_limit == "10mbit".parse().ok(), "{limited:#?}");
     trial.ask(trial.agent("a").limit_migration(&migration.id, RateLimit::NONE))?;
     let report = migration.report()?;

@@ -1,6 +1,7 @@
-//! Whole migrations on this machine: real agents, QEMUs and guests in a lab of each test's own. A scenario a file;
-//! one program, so that it is linked once. Where root, QEMU or the built image is missing, each says so and passes;
-//! with `GODWIT_REQUIRE_TRIALS` set it fails instead. No test asserts how long anything takes.
+//! End-to-end migrations on this machine: real agents, QEMUs and guests, with a separate lab for
+//! each test. Each file is a scenario; all are one program, so that it is linked once. If root,
+//! QEMU or the built image is missing, each test says so and passes. With `GODWIT_REQUIRE_TRIALS`
+//! set it fails instead. No test asserts a duration.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::float_cmp, reason = "tests")]
 
@@ -48,12 +49,13 @@ use godwit_types::{Phase, Report};
 /// Dirties 5,000 pages a second at random, all kinds of pages.
 const BUSY: &str = "dirty:rate=5000,ws=64M,order=random,zero=10,compressible=40";
 
-/// A link so slow that the first round takes seconds: time to do something to a migration under way.
+/// Returns options for a link so slow that the first round takes seconds. That leaves time to act
+/// on a running migration.
 fn slow_link() -> Result<LabOptions> {
     Ok(LabOptions { link: Some("200mbit".parse()?), ..LabOptions::default() })
 }
 
-/// What every completed report must say.
+/// Checks what every completed report must contain.
 fn check_report(report: &Report) -> Result<()> {
     ensure!(report.error.is_none(), "{report:#?}");
     ensure!(
@@ -70,7 +72,7 @@ fn check_report(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Moves the guest to the other host and checks everything that can be checked afterwards.
+/// Moves the guest to the other host and runs all checks afterwards.
 fn move_and_check(trial: &Trial, guest: &mut Guest) -> Result<Watched> {
     let request = guest.to_other_host();
     let watched = trial.move_guest(guest, &request)?;
@@ -90,7 +92,7 @@ fn move_and_check(trial: &Trial, guest: &mut Guest) -> Result<Watched> {
     Ok(watched)
 }
 
-/// Takes the destination's NIC of the migration network down or up; it keeps its IPv4 address.
+/// Sets the destination's NIC of the migration network up or down. It keeps its IPv4 address.
 fn set_link(trial: &Trial, state: &str) -> Result<()> {
     let ended = Command::new("ip")
         .args(["-n", &trial.namespace("b"), "link", "set", "mig0", state])

@@ -1,4 +1,5 @@
-//! Eight guests move at once and an agent of theirs is killed and started again: each of them arrives or stays, without anybody's help.
+//! Eight guests move at once, and one of the agents is killed and restarted: each guest arrives or
+//! stays, without an operator.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::LimitOf;
@@ -8,7 +9,7 @@ use godwit_qemu::ByteSize;
 use godwit_types::{Outcome, Phase, RateLimit};
 use rustix::process::Signal;
 
-/// How many.
+/// Number of guests.
 const GUESTS: u8 = 8;
 
 fn plan(number: u8) -> GuestPlan {
@@ -21,7 +22,7 @@ fn plan(number: u8) -> GuestPlan {
     }
 }
 
-/// Begins to move all of them to the other host, which takes its time.
+/// Starts to move all guests to the other host, slowly enough for a fault.
 fn begin<'a>(trial: &'a Trial, guests: &[Guest]) -> Result<Vec<Migration<'a>>> {
     let begun = guests.iter().map(|guest| {
         let request = guest.to_other_host();
@@ -30,7 +31,7 @@ fn begin<'a>(trial: &'a Trial, guests: &[Guest]) -> Result<Vec<Migration<'a>>> {
     begun.collect()
 }
 
-/// The agent of `host` is killed while all of them leave host a, and started again.
+/// Kills and restarts the agent of `host` while all guests leave host a.
 fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) -> Result<()> {
     let limit: RateLimit = "40mbit".parse()?;
     let from = guests[0].host.clone();
@@ -42,16 +43,16 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
     for migration in &mut migrations {
         migration
             .until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?
-            .context("too fast")?;
+            .context("the migration was over too early")?;
     }
     trial.end_agent(host, Signal::KILL)?;
     trial.start_missing()?;
     drop(migrations);
     let (mut moved, mut stayed) = (0, 0);
     for (guest, watch) in guests.iter_mut().zip(watches) {
-        let mut told = Vec::new();
-        let now = settled(trial, &guest.name, &mut told)?
-            .with_context(|| format!("{}: {told:?}", guest.name))?;
+        let mut reasons = Vec::new();
+        let now = settled(trial, &guest.name, &mut reasons)?
+            .with_context(|| format!("{}: {reasons:?}", guest.name))?;
         watch.until_seen(&now)?;
         watch.end()?;
         *(if now == guest.host { &mut stayed } else { &mut moved }) += 1;
@@ -60,7 +61,7 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
     }
     eprintln!("  the agent of host {host} killed: {moved} arrived, {stayed} stayed");
     trial.ask(trial.agent(&from).set_limit(LimitOf::Host, RateLimit::NONE))?;
-    // Now that nobody disturbs them.
+    // No further disturbance.
     guests
         .iter_mut()
         .filter(|guest| guest.host != from)

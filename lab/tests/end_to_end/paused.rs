@@ -1,4 +1,4 @@
-//! A guest that stands still is not woken by a migration.
+//! A paused guest stays paused across a migration.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -16,20 +16,20 @@ fn a_paused_guest_stays_paused() -> Result<()> {
     let Some(trial) = Trial::begin("paused")? else { return Ok(()) };
     let clean = trial.traces("b")?;
     let mut guest = trial.guest("a", &GuestPlan::new("web"))?;
-    // The monitor takes one client at a time: the agent makes room.
+    // The monitor accepts one client at a time, so the agent is stopped.
     trial.end_agent("a", Signal::TERM)?;
     stop_vcpus(&trial)?;
     trial.start_missing()?;
     ensure!(trial.vm("a", "web")?.state == VmState::Paused, "{:?}", trial.vm("a", "web")?);
 
     match trial.begin_migration("web", "a", &MigrationRequest::to("b")) {
-        // Moved, it stands still over there.
+        // If it moves, it is paused at the destination.
         Ok(migration) => {
             let report = migration.report()?;
             ensure!(report.outcome == Outcome::Completed, "{report:#?}");
             guest.host = report.to;
         }
-        // Or it is refused, with what to do first.
+        // Otherwise the refusal says what to do first.
         Err(error) => {
             ensure!(
                 error.to_string().contains("paused") && error.to_string().contains("vm start"),

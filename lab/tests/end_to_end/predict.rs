@@ -1,4 +1,5 @@
-//! `godwit migrate --dry-run`: it says what a migration will be, and moves nothing; and each report says what was foreseen.
+//! Predictions: `godwit migrate --dry-run` predicts a migration and moves nothing, and each report
+//! contains the prediction.
 
 use std::fs;
 
@@ -15,7 +16,7 @@ const NOT_FOUND: i32 = 3;
 const CONFLICT: i32 = 4;
 const PREFLIGHT: i32 = 5;
 
-/// 80 MB/s of pages that no encoding makes smaller, all over 48 MiB: three times what 200 Mb/s carry.
+/// 80 MB/s of incompressible pages, spread over 48 MiB: three times what 200 Mb/s carry.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
 
 fn dry_run(trial: &Trial, guest: &Guest) -> Result<DryRun> {
@@ -24,7 +25,7 @@ fn dry_run(trial: &Trial, guest: &Guest) -> Result<DryRun> {
 }
 
 #[test]
-fn a_dry_run_tells_what_will_be_and_moves_nothing() -> Result<()> {
+fn a_dry_run_predicts_and_moves_nothing() -> Result<()> {
     let Some(trial) = Trial::begin_with("predict", slow_link()?)? else { return Ok(()) };
     let mut guest =
         trial.guest("a", &GuestPlan { fill: ByteSize::from_mib(64), ..GuestPlan::new("web") })?;
@@ -35,7 +36,7 @@ fn a_dry_run_tells_what_will_be_and_moves_nothing() -> Result<()> {
     let predicted = idle.predicted.with_context(|| format!("{idle:#?}"))?;
     ensure!(predicted.means == Means::Plain && idle.error.is_none(), "{idle:#?}");
     ensure!(predicted.wire_bytes > 0 && predicted.rounds >= 2, "{idle:#?}");
-    let seen = idle.guest.as_ref().context("nothing of the guest")?;
+    let seen = idle.guest.as_ref().context("no figures of the guest")?;
     ensure!(
         seen.data_pages > (32 << 20) / 4096 && seen.data_pages <= idle.guest_bytes / 4096,
         "{seen:?}"
@@ -49,14 +50,14 @@ fn a_dry_run_tells_what_will_be_and_moves_nothing() -> Result<()> {
     );
     eprintln!("  idle: {}; busy: {}", idle.why.context("no why")?, busy.why.context("no why")?);
 
-    // Nothing was made, and nothing is kept: not even the right to track it.
+    // Nothing was made and nothing is kept, not even the right to track the process.
     trial.expect_traces("a", &before[0])?;
     trial.expect_traces("b", &before[1])?;
     ensure!(trial.agent_open_files("a")? <= files + 1, "the agent has more files open than before");
     ensure!(trial.vm("a", "web")?.state == VmState::Running);
     guest.verify()?;
     as_people_see_it(&trial)?;
-    // The dry run has told the agent what the lanes carry.
+    // The dry run has given the agent the rate of the lanes.
     let report = move_and_check(&trial, &mut guest)?.report;
     let predicted = report.predicted.with_context(|| format!("{report:#?}"))?;
     ensure!(predicted.migration_time_ms > 0.0 && predicted.wire_bytes > 0, "{predicted:?}");
@@ -82,19 +83,19 @@ fn as_people_see_it(trial: &Trial) -> Result<()> {
     }
     eprintln!("{}", text.stdout);
     let json = trial.godwit(&["--json", "migrate", "web", "--to", "b", "--dry-run"])?;
-    let told: serde_json::Value = serde_json::from_str(&json.stdout)?;
-    let predicted = &told["predicted"];
+    let printed: serde_json::Value = serde_json::from_str(&json.stdout)?;
+    let predicted = &printed["predicted"];
     for key in
         ["migration_time_ms", "wire_bytes", "rounds", "switchover_ms", "throttled_to_pages_per_s"]
     {
-        ensure!(predicted[key].is_number(), "{key} is missing in {told:#}");
+        ensure!(predicted[key].is_number(), "{key} is missing in {printed:#}");
     }
-    ensure!(predicted["means"] == "throttle" && told["error"].is_null(), "{told:#}");
+    ensure!(predicted["means"] == "throttle" && printed["error"].is_null(), "{printed:#}");
     ensure!(
-        told["guest"]["samples"].as_array().is_some_and(|samples| samples.len() > 3),
-        "{told:#}"
+        printed["guest"]["samples"].as_array().is_some_and(|samples| samples.len() > 3),
+        "{printed:#}"
     );
-    ensure!(told["lanes"]["known_by"] == "probe", "{told:#}");
+    ensure!(printed["lanes"]["known_by"] == "probe", "{printed:#}");
     ensure!(serde_json::from_str::<DryRun>(&json.stdout)?.vm == "web");
     Ok(())
 }
@@ -120,14 +121,14 @@ fn what_a_move_refuses_a_dry_run_refuses() -> Result<()> {
         let said = trial.godwit(arguments)?;
         ensure!(said.code == Some(code), "{arguments:?}: {said:?}");
     }
-    // What the request can't be, the agent says at once, of either.
+    // Invalid values of the request are refused at once, with and without a dry run.
     let wrong = MigrationRequest { switchover_budget_ms: -1.0, ..MigrationRequest::to("b") };
     let refused = trial.ask(trial.agent("a").dry_run("web", &wrong)).unwrap_err();
     ensure!(refused.code() == Some(ErrorCode::InvalidRequest), "{refused}");
-    let begun = trial.begin_migration("web", "a", &wrong).err().context("it began")?;
-    ensure!(begun.to_string() == refused.to_string(), "{begun}, and by a dry run {refused}");
+    let begun = trial.begin_migration("web", "a", &wrong).err().context("the migration started")?;
+    ensure!(begun.to_string() == refused.to_string(), "{begun}; by a dry run: {refused}");
 
-    // A path that only the source once saw; another VM of that name; no memory left.
+    // A path that does not exist any more; another VM with this name; no memory left.
     fs::rename(&kernel, folder.path().join("away"))?;
     refused_alike(&trial)?;
     fs::rename(folder.path().join("away"), &kernel)?;
@@ -149,29 +150,30 @@ fn what_a_move_refuses_a_dry_run_refuses() -> Result<()> {
     trial.expect_traces("a", &before[0])?;
     trial.expect_traces("b", &before[1])?;
     trial.expect_whole(&guest)?;
-    ensure!(dry_run(&trial, &guest)?.error.is_none(), "it is refused for no reason");
+    ensure!(dry_run(&trial, &guest)?.error.is_none(), "the dry run was refused without a reason");
     trial.finish()
 }
 
-/// By the same code and in the same words, but for figures that change meanwhile.
+/// Checks that a dry run and a migration are refused with the same code and the same words, apart
+/// from figures that change meanwhile.
 fn refused_alike(trial: &Trial) -> Result<()> {
     let request = MigrationRequest::to("b");
     let dry_run = trial.ask(trial.agent("a").dry_run("web", &request))?;
-    let foretold = dry_run.error.clone().with_context(|| format!("not refused: {dry_run:#?}"))?;
+    let predicted = dry_run.error.clone().with_context(|| format!("not refused: {dry_run:#?}"))?;
     ensure!(dry_run.predicted.is_none() && dry_run.guest.is_none(), "{dry_run:#?}");
     let report = trial.begin_migration("web", "a", &request)?.report()?;
     ensure!(report.outcome == Outcome::Failed && report.means.is_none(), "{report:#?}");
     let real = report.error.context("no reason")?;
     let without_figures = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
     ensure!(
-        foretold.code == real.code && foretold.remedy == real.remedy,
-        "{foretold:?}, really {real:?}"
+        predicted.code == real.code && predicted.remedy == real.remedy,
+        "predicted {predicted:?}, in fact {real:?}"
     );
     ensure!(
-        without_figures(&foretold.message) == without_figures(&real.message),
-        "{foretold:?}, really {real:?}"
+        without_figures(&predicted.message) == without_figures(&real.message),
+        "predicted {predicted:?}, in fact {real:?}"
     );
-    eprintln!("  told: {} [{}]", foretold.message, foretold.code);
+    eprintln!("  error: {} [{}]", predicted.message, predicted.code);
     Ok(())
 }
 
@@ -206,6 +208,6 @@ fn a_migration_waits_for_no_dry_run() -> Result<()> {
     })?;
     let gave_way = looks.err().context("the dry run went on")?;
     ensure!(gave_way.code() == Some(ErrorCode::Busy), "{gave_way}");
-    eprintln!("  told: {gave_way}");
+    eprintln!("  error: {gave_way}");
     trial.finish()
 }

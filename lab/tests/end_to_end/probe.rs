@@ -1,4 +1,5 @@
-//! `godwit probe` between two hosts: figures that fit the link, by TLS; packets that vanish are found.
+//! `godwit probe` between two hosts: its figures fit the link, over TLS, and it finds packets that
+//! vanish.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -39,7 +40,7 @@ fn probe(trial: &Trial) -> Result<ProbeReport> {
 }
 
 #[test]
-fn a_probe_tells_what_the_link_carries() -> Result<()> {
+fn a_probe_measures_the_link() -> Result<()> {
     const LINK_BYTES_PER_S: f64 = 100e6 / 8.0;
     let options = LabOptions { link: Some("100mbit".parse()?), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("probe", options)? else { return Ok(()) };
@@ -62,12 +63,13 @@ fn a_probe_tells_what_the_link_carries() -> Result<()> {
     for run in report.lanes.iter().flat_map(|lane| &lane.throughput).chain(&report.together) {
         let share = run.bytes_per_s / LINK_BYTES_PER_S;
         eprintln!("  {} streams: {share:.3} of the link", run.streams);
-        // What a receiver that was kept waiting finds in its buffer counts as well; the machine alone carries a hundred times this.
+        // Bytes that a delayed receiver finds in its buffer count as well. The machine alone
+        // carries a hundred times this.
         ensure!(share > 0.0 && share < 1.2, "{run:?}");
     }
     let estimate = report.estimate.context("no estimate")?;
     ensure!(estimate.guest_bytes == 1 << 30 && estimate.migration_time_ms > 0.0, "{estimate:?}");
-    // As people see it, and what is refused.
+    // The text output, and refused requests.
     let text = trial.godwit(&["probe", "b", "--from", "a", "--seconds", "0.1"])?;
     ensure!(text.code == Some(0) && text.stdout.contains("migration time"), "{text:?}");
     eprintln!("{}", text.stdout);
@@ -79,11 +81,11 @@ fn a_probe_tells_what_the_link_carries() -> Result<()> {
     ] {
         let said = trial.godwit(arguments)?;
         ensure!(said.code == Some(code), "{arguments:?}: {said:?}");
-        eprintln!("  told: {}", said.stderr.trim());
+        eprintln!("  error: {}", said.stderr.trim());
     }
     interrupted(&trial)?;
     // Both hosts are free again.
-    until("another probe is let in", LIMIT, || {
+    until("another probe is accepted", LIMIT, || {
         let said = trial.godwit(&["probe", "b", "--from", "a", "--seconds", "0.1"])?;
         ensure!(said.code == Some(0) || said.code == Some(CONFLICT), "{said:?}");
         Ok((said.code == Some(0)).then_some(()))
@@ -93,7 +95,7 @@ fn a_probe_tells_what_the_link_carries() -> Result<()> {
     trial.finish()
 }
 
-/// Ctrl-C in the midst of it.
+/// Interrupts a running probe with Ctrl-C.
 fn interrupted(trial: &Trial) -> Result<()> {
     let own = std::env::current_exe()?;
     let godwit =
@@ -116,8 +118,8 @@ fn interrupted(trial: &Trial) -> Result<()> {
 #[test]
 fn packets_that_vanish_are_found() -> Result<()> {
     let Some(trial) = Trial::begin("probe-mtu")? else { return Ok(()) };
-    // The switch between the hosts takes 1500 and says nothing of what it drops. One packet at a time: of a train it would
-    // not know the size.
+    // The switch between the hosts accepts 1500 bytes and drops larger packets silently. One packet
+    // at a time, because the switch cannot know the packet size within a train.
     for host in ["a", "b"] {
         let namespace = trial.namespace(host);
         let set = ["-n", &namespace, "link", "set", "mig0", "mtu", "9000", "gso_max_segs", "1"];
@@ -132,11 +134,11 @@ fn packets_that_vanish_are_found() -> Result<()> {
     ensure!(report.estimate.is_none() && report.limit == Some(Limit::Mtu), "{report:#?}");
     for lane in &report.lanes {
         let mtu = lane.mtu.context("no MTU")?;
-        // A veth pair leaves room for a VLAN's four bytes.
+        // A veth pair leaves room for the four bytes of a VLAN tag.
         let passes = mtu.passes.is_some_and(|passes| (1500..=1504).contains(&passes));
         ensure!(mtu.black_hole && mtu.interface == Some(9000) && passes, "{lane:#?}");
     }
-    // And a destination whose agent is gone.
+    // A destination without an agent.
     trial.end_agent("b", Signal::KILL)?;
     let said = trial.godwit(&["--json", "probe", "b", "--from", "a"])?;
     ensure!(said.code == Some(UNREACHABLE) && said.stderr.contains("peer-unreachable"), "{said:?}");

@@ -1,4 +1,5 @@
-//! QEMU's own migration as the engine of comparison: every variant moves the same guest and reports the same keys.
+//! QEMU's own migration as the reference engine: every variant moves the same guest and reports the
+//! same keys.
 
 use std::collections::BTreeSet;
 
@@ -67,7 +68,7 @@ fn every_variant_moves_the_guest_and_reports_the_same() -> Result<()> {
             report.wire_bytes >> 20
         );
     }
-    // The engines may take turns on one VM: nothing of one is in the other's way.
+    // The engines may alternate on one VM. Neither leaves anything that hinders the other.
     move_and_check(&trial, &mut guest)?;
     trial.delete(&guest.host, "web")?;
     trial.expect_traces("a", &clean[0])?;
@@ -92,7 +93,7 @@ fn post_copy_moves_it_where_qemu_has_the_right() -> Result<()> {
     if trial.options().qemu_user.is_none() {
         return trial.finish();
     }
-    // As users of their own they are told what to do, and the guest stays.
+    // With a separate user per VM the request is refused with a remedy, and the guest stays.
     trial.delete(&guest.host, "web")?;
     for host in trial.hosts() {
         trial.reconfigure(&host, |config| {
@@ -101,7 +102,7 @@ fn post_copy_moves_it_where_qemu_has_the_right() -> Result<()> {
     }
     let guest = trial.guest("a", &GuestPlan::new("web"))?;
     let report = trial.begin_migration("web", "a", &request)?.report()?;
-    let error = report.error.context("it moved")?;
+    let error = report.error.context("the guest moved")?;
     ensure!(error.remedy.contains("vm.unprivileged_userfaultfd"), "{error:?}");
     trial.expect_whole(&guest)?;
     trial.finish()
@@ -118,7 +119,7 @@ fn private_memory_is_refused_by_one_engine_and_moved_by_the_other() -> Result<()
     let (message, remedy) = match refused {
         Err(error) => (error.to_string(), error.to_string()),
         Ok(migration) => {
-            let error = migration.report()?.error.context("it moved")?;
+            let error = migration.report()?.error.context("the guest moved")?;
             (error.message, error.remedy)
         }
     };

@@ -1,5 +1,5 @@
-//! Writers slowed by the CPU time of their processors: the guest moves whole, and nobody is slowed afterwards, whatever became of the
-//! agent.
+//! Throttling by CPU quota: the guest moves whole, and no guest is slowed afterwards, whatever
+//! happens to the agent.
 
 use std::path::Path;
 
@@ -24,7 +24,8 @@ fn too_busy() -> GuestPlan {
     }
 }
 
-/// A lab whose agents slow guests by the quota alone; none, with the reason printed, where no group can be made.
+/// Starts a lab whose agents slow guests by the quota only. Prints the reason and returns `None` if
+/// this machine cannot make a group.
 fn lab(name: &str) -> Result<Option<Trial>> {
     if let Some(missing) = no_group() {
         eprintln!("skipped: {name}: {missing}");
@@ -41,7 +42,7 @@ fn lab(name: &str) -> Result<Option<Trial>> {
     Ok(Some(trial))
 }
 
-/// Why no thread of this process can be given less CPU; none where one can.
+/// Returns why this machine cannot limit the CPU time of a thread; `None` if it can.
 fn no_group() -> Option<String> {
     let own = std::process::id();
     let mut group =
@@ -49,7 +50,7 @@ fn no_group() -> Option<String> {
     group.set_share(Some(1.0)).err().map(|error| error.to_string())
 }
 
-/// The groups of godwit's that threads of a process are in.
+/// Returns Godwit's groups that contain threads of a process.
 fn groups(pid: i32) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
@@ -59,7 +60,7 @@ fn groups(pid: i32) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Whether a directory of that group is anywhere.
+/// Returns whether a directory of the process's group exists.
 fn group_is_there(pid: i32) -> bool {
     let name = format!("godwit.web.{pid}");
     let groups = |root: &Path| {
@@ -76,7 +77,8 @@ fn a_guest_that_writes_more_than_the_link_carries_moves_by_the_quota() -> Result
     let pid = trial.vm("a", "web")?.pid.context("no process")?;
     let watched = move_and_check(&trial, &mut guest)?;
     let report = &watched.report;
-    let throttle = report.throttle.with_context(|| format!("it was not slowed: {report:#?}"))?;
+    let throttle =
+        report.throttle.with_context(|| format!("the guest was not slowed: {report:#?}"))?;
     ensure!(throttle.means == ThrottleMeans::Quota && throttle.faults == 0, "{throttle:?}");
     let least = throttle.least_cpu_percent.unwrap_or(100.0);
     ensure!(least < 100.0, "{throttle:?}");
@@ -85,9 +87,9 @@ fn a_guest_that_writes_more_than_the_link_carries_moves_by_the_quota() -> Result
     trial.finish()
 }
 
-/// Killed, and told to end.
+/// Ends the agent with SIGKILL and with SIGTERM.
 #[test]
-fn nobody_is_slowed_once_the_agent_that_slowed_him_is_gone() -> Result<()> {
+fn no_guest_stays_slowed_once_its_agent_is_gone() -> Result<()> {
     let Some(trial) = lab("quota-crash")? else { return Ok(()) };
     let mut guest = trial.guest("a", &too_busy())?;
     let pid = trial.vm("a", "web")?.pid.context("no process")?;

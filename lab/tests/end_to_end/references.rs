@@ -1,4 +1,4 @@
-//! A guest that comes back finds its memory where it left it, and is the same guest all the same.
+//! References: a returning guest finds its memory at the host that it left.
 
 use anyhow::{Result, ensure};
 use godwit_api::MigrationRequest;
@@ -9,7 +9,7 @@ use godwit_types::{EncodingName, ReferenceUse, Report};
 
 use crate::{BUSY, check_report};
 
-/// A guest whose pages no codec makes smaller.
+/// Plans a guest with incompressible pages.
 fn plan(name: &str) -> GuestPlan {
     GuestPlan {
         memory: vec![ByteSize::from_mib(512)],
@@ -20,7 +20,8 @@ fn plan(name: &str) -> GuestPlan {
 }
 
 fn move_and_check(trial: &Trial, guest: &mut Guest, references: ReferenceUse) -> Result<Report> {
-    // On a busy machine that may take its time: it is done when nobody else wants the CPU.
+    // This may take long on a busy machine, because the digests are made only while the CPU is
+    // idle.
     trial.wait_digested(other_host(&guest.host))?;
     let request = MigrationRequest { references, ..guest.to_other_host() };
     let report = trial.move_guest(guest, &request)?.report;
@@ -38,9 +39,10 @@ fn move_and_check(trial: &Trial, guest: &mut Guest, references: ReferenceUse) ->
     Ok(report)
 }
 
-fn told_pages(report: &Report) -> u64 {
-    let told = report.encodings.iter().filter(|encoding| encoding.name == EncodingName::Reference);
-    told.map(|encoding| encoding.pages).sum()
+fn referenced_pages(report: &Report) -> u64 {
+    let encodings = report.encodings.iter();
+    let references = encodings.filter(|encoding| encoding.name == EncodingName::Reference);
+    references.map(|encoding| encoding.pages).sum()
 }
 
 #[test]
@@ -50,8 +52,8 @@ fn the_way_back_is_short() -> Result<()> {
     let mut guest = trial.guest("a", &plan("web"))?;
     let there = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
     ensure!(
-        told_pages(&there) * 20 < there.guest_bytes >> 12,
-        "there was nothing to tell it by: {there:#?}"
+        referenced_pages(&there) * 20 < there.guest_bytes >> 12,
+        "pages were sent by reference on the first move: {there:#?}"
     );
     let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
     ensure!(
@@ -60,11 +62,11 @@ fn the_way_back_is_short() -> Result<()> {
         back.wire_bytes >> 10,
         there.wire_bytes >> 10
     );
-    // What the guest writes meanwhile is sent, and what it wrote since is found out.
+    // Pages written during the move are sent, and pages written since the last move are found.
     guest.workload(BUSY)?;
     let busy = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
-    ensure!(told_pages(&busy) > 0 && busy.wire_bytes < there.wire_bytes, "{busy:#?}");
-    // Nothing is kept where nothing is to be: the way back is as long as the way there.
+    ensure!(referenced_pages(&busy) > 0 && busy.wire_bytes < there.wire_bytes, "{busy:#?}");
+    // Without kept memory the way back is as long as the way there.
     guest.workload("idle")?;
     move_and_check(&trial, &mut guest, ReferenceUse::None)?;
     let after_none = move_and_check(&trial, &mut guest, ReferenceUse::Own)?;
@@ -79,11 +81,11 @@ fn a_second_guest_finds_the_first_ones_memory() -> Result<()> {
     let mut first = trial.clone_guest("a", &plan("web"))?;
     let mut second = trial.clone_guest("a", &GuestPlan { number: 22, ..plan("api") })?;
     let sent = move_and_check(&trial, &mut first, ReferenceUse::All)?;
-    let told = move_and_check(&trial, &mut second, ReferenceUse::All)?;
+    let referenced = move_and_check(&trial, &mut second, ReferenceUse::All)?;
     ensure!(
-        told.wire_bytes * 2 < sent.wire_bytes,
+        referenced.wire_bytes * 2 < sent.wire_bytes,
         "{} KiB of {}",
-        told.wire_bytes >> 10,
+        referenced.wire_bytes >> 10,
         sent.wire_bytes >> 10
     );
     trial.expect_whole(&first)?;

@@ -1,4 +1,5 @@
-//! Agents end and start again; their VMs run on and are found again. What becomes of migrations then is tried in `faults` and `many`.
+//! Restarts of agents: their VMs keep running and are adopted. `faults` and `many` cover restarts
+//! during migrations.
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::VmState;
@@ -7,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::{BUSY, move_and_check};
 
-/// The guest answers, and by the same process as before.
+/// Checks that the guest answers and runs in the same process as before.
 fn expect_adopted(trial: &Trial, guest: &Guest, pid: Option<i32>) -> Result<()> {
     let vm = trial.vm(&guest.host, &guest.name)?;
     ensure!(vm.state == VmState::Running && vm.pid == pid && pid.is_some(), "{vm:?}");
@@ -30,7 +31,7 @@ fn an_agent_killed_and_started_finds_its_vm_and_moves_it() -> Result<()> {
     }
     move_and_check(&trial, &mut guest)?;
     trial.expect_traces("a", &clean)?;
-    // What has moved in is found again as well, and moves on.
+    // A VM that has moved in is adopted too, and moves on.
     let pid = trial.vm("b", "web")?.pid;
     trial.end_agent("b", Signal::KILL)?;
     trial.start_missing()?;

@@ -1,6 +1,6 @@
-//! Many moves in a row under faults drawn at random. `GODWIT_SOAK_MOVES` says how many (8), `GODWIT_SOAK_SEED` what is drawn, and
-//! `GODWIT_SOAK_GUESTS` how many guests move at once (4); `make soak` makes 1,000 of 8 guests. A run tells its seed, by which it can be
-//! repeated.
+//! Many consecutive moves under random faults. `GODWIT_SOAK_MOVES` sets the number of moves (8),
+//! `GODWIT_SOAK_SEED` the seed, and `GODWIT_SOAK_GUESTS` the number of guests that move at once
+//! (4). `make soak` makes 1,000 moves of 8 guests. A run prints its seed, which repeats the run.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,14 +11,15 @@ use godwit_types::Report;
 
 use crate::move_and_check;
 
-/// Two waves, where nothing is undone.
+/// Two waves, if nothing is undone.
 const DEFAULT_MOVES: u32 = 8;
 const DEFAULT_GUESTS: u8 = 4;
-/// Moves of a guest that is probed all the time.
+/// Moves of a guest that is probed continuously.
 const UNDISTURBED_MOVES: u32 = 8;
-/// Moves after which agents have opened what they keep open.
+/// Moves after which agents have opened all files that they keep open.
 const WARM_UP_MOVES: u32 = 4;
-/// Files that an agent may have open more than after the warm-up: connections that are just being closed.
+/// Allowed increase in an agent's open files after the warm-up, for connections that are just being
+/// closed.
 const OPEN_FILES_SLACK: usize = 12;
 
 #[test]
@@ -38,12 +39,12 @@ fn moves_under_faults_lose_nothing_and_leave_nothing() -> Result<()> {
     Ok(())
 }
 
-/// How many moves a soak makes.
+/// Returns the number of moves of a soak.
 pub(crate) fn moves(usually: u32) -> Result<u32> {
     Ok(number("GODWIT_SOAK_MOVES")?.unwrap_or(usually))
 }
 
-/// What was asked for, else what the clock says.
+/// Returns the requested seed, or one from the clock.
 pub(crate) fn seed() -> Result<u64> {
     match number("GODWIT_SOAK_SEED")? {
         Some(seed) => Ok(seed),
@@ -53,11 +54,11 @@ pub(crate) fn seed() -> Result<u64> {
 
 fn number<T: std::str::FromStr>(variable: &str) -> Result<Option<T>> {
     let Ok(text) = std::env::var(variable) else { return Ok(None) };
-    text.parse().ok().map(Some).with_context(|| format!("{variable} is no such number"))
+    text.parse().ok().map(Some).with_context(|| format!("{variable} is not a valid number"))
 }
 
 #[test]
-fn moves_that_nobody_disturbs_lose_no_probe_and_leave_no_file_open() -> Result<()> {
+fn undisturbed_moves_lose_no_probe_and_leave_no_file_open() -> Result<()> {
     let moves = UNDISTURBED_MOVES;
     let Some(trial) = Trial::begin("soak-undisturbed")? else { return Ok(()) };
     let clean = [trial.traces("a")?, trial.traces("b")?];
@@ -103,11 +104,12 @@ fn moves_that_nobody_disturbs_lose_no_probe_and_leave_no_file_open() -> Result<(
     trial.finish()
 }
 
-/// One move, checked; and no run of probes may be lost that is longer than the blackout explains.
+/// Makes one move and checks it. No run of lost probes may be longer than the blackout explains.
 fn one_move(trial: &Trial, guest: &mut Guest) -> Result<Report> {
     let Watched { report, probes: gaps, .. } = move_and_check(trial, guest)?;
     let longest_ms = gaps.longest_gap_ns.context("no gap")?.div_ceil(1_000_000);
-    // A probe a millisecond: as many are lost in a row as the blackout has milliseconds, at most.
+    // One probe per millisecond, so at most as many are lost in a row as the blackout has
+    // milliseconds.
     ensure!(
         gaps.longest_lost_run <= longest_ms,
         "probes are lost that no blackout explains: {gaps:?}"

@@ -1,6 +1,7 @@
-//! Many moves in a row, drawn at random: guests that write more than the link carries and such that do not, with page-in and without,
-//! the link being cut while pages are missing. `GODWIT_SOAK_MOVES` says how many (10; `make soak-mixed` makes 100), `GODWIT_SOAK_SEED`
-//! what is drawn: a run tells its seed, by which it can be repeated.
+//! Many consecutive random moves: guests that write more than the link carries and guests that
+//! write less, with and without page-in, with cuts of the link while pages are missing.
+//! `GODWIT_SOAK_MOVES` sets the number of moves (10; `make soak-mixed` makes 100),
+//! `GODWIT_SOAK_SEED` the seed. A run prints its seed, which repeats the run.
 
 use std::time::Duration;
 
@@ -15,26 +16,27 @@ use godwit_types::{Outcome, PageInUse, Phase};
 use crate::check_report;
 use crate::soak::{moves, seed};
 
-/// Neither link nor guest makes a move long: 64 MiB take two seconds.
+/// Link on which no move takes long: 64 MiB take two seconds.
 const LINK: &str = "300mbit";
-/// 80 MB/s of pages that no encoding makes smaller: twice what the link carries.
+/// 80 MB/s of incompressible pages: twice what the link carries.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
-/// 20 MB/s of all kinds of pages: the link carries them, but some are missing when each has been sent once.
+/// 20 MB/s of all kinds of pages. The link carries them, but some are missing when each has been
+/// sent once.
 const ENOUGH: &str = "dirty:rate=5000,ws=48M,order=random,zero=15,compressible=40";
-/// All kinds of pages, parts of pages, and far less than the link carries.
+/// All kinds of pages, parts of pages, far less than the link carries.
 const BEARABLE: &str = "dirty:rate=300,ws=48M,order=random,zero=15,compressible=40,touch=words:24";
-/// Moves where nobody says how many.
+/// Default number of moves.
 const DEFAULT_MOVES: u32 = 10;
 const SHORTEST_CUT_MS: u64 = 1000;
 const LONGEST_CUT_MS: u64 = 5000;
 
-/// What a move is to be like.
+/// Properties of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Draw {
-    /// The guest writes more than the link carries: its writers are held.
+    /// The guest writes more than the link carries, and its writers are slowed.
     throttle: bool,
     page_in: bool,
-    /// How long the link is cut while pages are missing at the destination.
+    /// Duration of a link cut while pages are missing at the destination.
     cut: Option<Duration>,
 }
 
@@ -48,7 +50,8 @@ impl Draw {
     }
 }
 
-/// As many numbers are taken whatever comes of them: what one move is like does not change the next.
+/// Draws a move. Every draw consumes the same count of random numbers, so that one move does not
+/// change the next.
 fn draw(random: &mut Random) -> Draw {
     let (throttle, page_in, is_cut) = (random.coin(), random.coin(), random.coin());
     let cut_ms = SHORTEST_CUT_MS + random.next() % (LONGEST_CUT_MS - SHORTEST_CUT_MS + 1);
@@ -88,7 +91,7 @@ fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
     trial.finish()
 }
 
-/// What came of the draws.
+/// Counts of what happened in the moves.
 #[derive(Debug, Default)]
 struct Seen {
     throttled: usize,
@@ -114,7 +117,7 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
     check_report(report)?;
     trial.expect_whole(guest)?;
     let (was_cut, paged_in) = (was_cut?, report.page_in.is_some());
-    // Faults without a limit are no throttling.
+    // Faults without a limit are not throttling.
     let throttled = report.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some());
     seen.throttled += usize::from(throttled);
     seen.paged_in += usize::from(paged_in);
@@ -137,13 +140,13 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
     Ok(())
 }
 
-/// The request that a draw asks for.
+/// Returns the request for a draw.
 fn request(guest: &Guest, draw: Draw) -> MigrationRequest {
     let page_in = if draw.page_in { PageInUse::Now } else { PageInUse::Never };
     MigrationRequest { page_in, ..guest.to_other_host() }
 }
 
-/// The destination off the migration networks for a while.
+/// Cut of the destination's migration networks for a while.
 struct Cut<'a> {
     trial: &'a Trial,
     destination: &'static str,
@@ -153,7 +156,7 @@ struct Cut<'a> {
 impl Cut<'_> {
     fn happen(self) -> Result<()> {
         self.trial.cut_lanes(self.destination, true)?;
-        #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
+        #[expect(clippy::disallowed_methods, reason = "the duration of the cut")]
         std::thread::sleep(self.lasts);
         self.trial.cut_lanes(self.destination, false)
     }

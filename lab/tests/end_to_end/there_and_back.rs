@@ -1,5 +1,5 @@
-//! A guest moves to the other host and back, idle and under load, its memory checked after each move; over IPv4
-//! and over IPv6.
+//! Moves to the other host and back, idle and under load, over IPv4 and over IPv6. The guest's
+//! memory is checked after each move.
 
 use anyhow::{Result, ensure};
 use godwit_lab::trial::{GuestPlan, Trial};
@@ -26,7 +26,7 @@ fn a_guest_moves_there_and_back_idle_and_busy() -> Result<()> {
 }
 
 #[test]
-fn the_migration_network_may_be_ipv6_alone() -> Result<()> {
+fn the_migration_network_may_be_ipv6_only() -> Result<()> {
     let Some(trial) = Trial::begin("ipv6")? else { return Ok(()) };
     for (host, own, other, peer) in
         [("a", "fd77::11", "b", "fd77::12"), ("b", "fd77::12", "a", "fd77::11")]

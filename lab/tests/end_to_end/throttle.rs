@@ -1,4 +1,5 @@
-//! Writers slowed by the fault: a guest that writes memory several times as fast as the link carries it moves all the same.
+//! Throttling at page faults: a guest that writes memory several times as fast as the link carries
+//! it still moves.
 
 use anyhow::{Context, Result, ensure};
 use godwit_lab::trial::{GuestPlan, Trial, request_to};
@@ -8,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::{move_and_check, slow_link};
 
-/// 80 MB/s of pages that no encoding makes smaller, all over 48 MiB: three times what 200 Mb/s carry.
+/// 80 MB/s of incompressible pages, spread over 48 MiB: three times what 200 Mb/s carry.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
 
 fn too_busy() -> GuestPlan {
@@ -25,7 +26,8 @@ fn a_guest_that_writes_more_than_the_link_carries_moves() -> Result<()> {
     let mut guest = trial.guest("a", &too_busy())?;
     let watched = move_and_check(&trial, &mut guest)?;
     let report = &watched.report;
-    let throttle = report.throttle.with_context(|| format!("it was not slowed: {report:#?}"))?;
+    let throttle =
+        report.throttle.with_context(|| format!("the guest was not slowed: {report:#?}"))?;
     ensure!(throttle.faults > 0 && throttle.held_ms > 0.0, "{throttle:?}");
     ensure!(
         report.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some()),
@@ -39,8 +41,8 @@ fn the_agent_that_slows_a_guest_is_killed_and_the_guest_lives() -> Result<()> {
     let Some(trial) = Trial::begin_with("throttle-crash", slow_link()?)? else { return Ok(()) };
     let mut guest = trial.guest("a", &too_busy())?;
     let mut migration = trial.begin_migration("web", "a", &request_to("b", EngineKind::Godwit))?;
-    // What was dirty after round 0 is sent while its writers are held.
-    migration.until(|progress| progress.round >= 1)?.context("too fast")?;
+    // After round 0 the dirty pages are sent while the writers are held.
+    migration.until(|progress| progress.round >= 1)?.context("the migration was over too early")?;
     trial.end_agent("a", Signal::KILL)?;
     guest.verify().context("the guest without its agent")?;
     trial.start_missing()?;

@@ -1,4 +1,4 @@
-//! Two lanes of different rates: both carry pages, and the guest arrives whole.
+//! Two lanes with different rates: both carry pages, and the guest arrives whole.
 
 use anyhow::{Result, ensure};
 use godwit_lab::trial::{GuestPlan, Trial};
@@ -6,7 +6,7 @@ use godwit_lab::{Family, LabOptions};
 
 use crate::{BUSY, move_and_check};
 
-/// More than control and answers make in a migration: pages have gone this way.
+/// More bytes than control messages and responses need in a migration, so pages were sent.
 const PAGES_BYTES: u64 = 4 << 20;
 
 #[test]

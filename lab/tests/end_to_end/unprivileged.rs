@@ -1,4 +1,5 @@
-//! QEMU as one user without rights for all VMs, instead of one each: it never opens /dev/userfaultfd itself, nor a file by its path.
+//! QEMU as one unprivileged user for all VMs, instead of one user per VM. It never opens
+//! /dev/userfaultfd itself, nor a file by its path.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,7 @@ fn qemu_may_be_nobody() -> Result<()> {
     let options = LabOptions { qemu_user: Some("nobody".to_owned()), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("unprivileged", options)? else { return Ok(()) };
     let clean = trial.traces("a")?;
-    // Root's alone, as some distributions have their kernels.
+    // Readable by root only, as kernels are in some distributions.
     let folder = tempfile::tempdir_in("/run")?;
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700))?;
     let image = GuestImage {

@@ -1,5 +1,5 @@
-//! The network between the hosts drops packets as large as their interfaces send, and tells nobody: a migration finds that, says so
-//! and goes on with small ones.
+//! A network that silently drops packets of the interfaces' full size: a migration detects that,
+//! reports it and continues with small packets.
 
 use std::process::Command;
 
@@ -9,12 +9,12 @@ use godwit_lab::trial::{GuestPlan, Trial};
 use crate::{BUSY, move_and_check, slow_link};
 
 #[test]
-fn packets_that_vanish_are_told_and_the_guest_arrives() -> Result<()> {
+fn vanishing_packets_are_reported_and_the_guest_arrives() -> Result<()> {
     let Some(trial) = Trial::begin_with("vanishing", slow_link()?)? else { return Ok(()) };
     let clean = trial.traces("b")?;
     let mut guest =
         trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
-    // The switch between the hosts takes 1500, and a veth pair a VLAN's four bytes more.
+    // The switch between the hosts accepts 1500 bytes, and a veth pair four more for a VLAN tag.
     set_mtu(&trial, 9000)?;
     let report = move_and_check(&trial, &mut guest)?.report;
     ensure!(!report.lanes.is_empty(), "{report:#?}");
@@ -26,18 +26,19 @@ fn packets_that_vanish_are_told_and_the_guest_arrives() -> Result<()> {
             "{why}"
         );
     }
-    eprintln!("  told: {}", report.lanes[0].broken[0]);
+    eprintln!("  reported: {}", report.lanes[0].broken[0]);
     set_mtu(&trial, 1500)?;
     let report = move_and_check(&trial, &mut guest)?.report;
     for lane in &report.lanes {
         ensure!(lane.vanishing_mtu.is_none() && lane.broken.is_empty(), "{lane:#?}");
     }
-    // It is back at the first host.
+    // The guest is back at the first host.
     trial.expect_traces("b", &clean)?;
     trial.finish()
 }
 
-/// Both hosts' interfaces on the migration network. One packet at a time: of a train the switch would not know the size.
+/// Sets the MTU of both hosts' interfaces on the migration network. One packet at a time, because
+/// the switch cannot know the packet size within a train.
 fn set_mtu(trial: &Trial, mtu: u32) -> Result<()> {
     for host in ["a", "b"] {
         let (namespace, mtu) = (trial.namespace(host), mtu.to_string());

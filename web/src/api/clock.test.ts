@@ -1,7 +1,10 @@
 import { describe, expect, it } from 'vitest';
 import { RemoteClock } from './clock';
 
-/** An answer of a manager whose clock is ahead by so much: asked at `sentMs`, said 20 ms later, there 20 ms after that. */
+/**
+ * An answer of a manager whose clock is ahead: sent at `sentMs`, written 20 ms later, received 20
+ * ms after that.
+ */
 function answer(clock: RemoteClock, aheadMs: number, sentMs: number): void {
   clock.learn(new Date(sentMs + 20 + aheadMs).toUTCString(), sentMs, sentMs + 40);
 }
@@ -23,7 +26,7 @@ describe("the manager's clock", () => {
     expect(Math.abs(clock.offsetMs() - aheadMs)).toBeLessThan(60);
   });
 
-  it('is learned anew where it was set', () => {
+  it('is learned again after a clock was set', () => {
     const clock = new RemoteClock();
     for (let at = 0; at < 20; at += 1) answer(clock, 0, 1_000_000_300 + at * 1230);
     answer(clock, 3_600_000, 1_000_100_000);

@@ -1,30 +1,32 @@
 /**
- * The manager's clock. Its times are compared with what it has for now, not with the browser's clock, which may be minutes off. Its answers say
- * it to the second (`Date`); each narrows down by how much the clocks differ.
+ * The manager's clock. The manager's times are compared with its own clock, because the browser's
+ * may be minutes off. Answers carry that clock to the second (`Date`); each narrows the offset.
  */
 
 export class RemoteClock {
   private leastMs = Number.NEGATIVE_INFINITY;
   private mostMs = Number.POSITIVE_INFINITY;
 
-  /** Takes what an answer says; `sentMs` and `receivedMs` are the browser's, around it. */
+  /**
+   * Learns from an answer's `Date`. `sentMs` and `receivedMs` are the browser's times around it.
+   */
   learn(date: string | null, sentMs: number, receivedMs: number): void {
-    const saidMs = date === null ? Number.NaN : Date.parse(date);
-    // A clock that was set while it was asked says nothing.
-    if (!Number.isFinite(saidMs) || receivedMs < sentMs) return;
-    // It was said between the two, within that second.
-    const leastMs = saidMs - receivedMs;
-    const mostMs = saidMs + 1000 - sentMs;
+    const dateMs = date === null ? Number.NaN : Date.parse(date);
+    // Without a date, or if the browser's clock was set meanwhile, the answer says nothing.
+    if (!Number.isFinite(dateMs) || receivedMs < sentMs) return;
+    // The answer was written between the two times, within that second.
+    const leastMs = dateMs - receivedMs;
+    const mostMs = dateMs + 1000 - sentMs;
     this.leastMs = Math.max(this.leastMs, leastMs);
     this.mostMs = Math.min(this.mostMs, mostMs);
     if (this.leastMs > this.mostMs) {
-      // One of the clocks was set, or went faster: what was known before holds no more.
+      // One of the clocks was set or drifted: earlier bounds no longer hold.
       this.leastMs = leastMs;
       this.mostMs = mostMs;
     }
   }
 
-  /** What to add to the browser's time; 0 as long as nothing is known. */
+  /** Offset to add to the browser's time; 0 while it is unknown. */
   offsetMs(): number {
     return Number.isFinite(this.leastMs) ? (this.leastMs + this.mostMs) / 2 : 0;
   }
@@ -32,10 +34,10 @@ export class RemoteClock {
 
 const manager = new RemoteClock();
 
-/** Takes the time from an answer of the manager's. */
+/** Learns the manager's time from an answer. */
 export function learnTime(response: Response, sentMs: number): void {
   manager.learn(response.headers.get('Date'), sentMs, Date.now());
 }
 
-/** Now, as the manager's clock has it. */
+/** Current time of the manager's clock. */
 export const managerNow = () => Date.now() + manager.offsetMs();

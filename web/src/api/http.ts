@@ -1,18 +1,21 @@
-/** Requests to the manager. Every failure is a `Refusal` with the problem document that people are shown. */
+/** Requests to the manager. Every failure is a `Refusal` with a problem document to show. */
 import { learnTime } from './clock';
 import type { Page, Problem } from './types';
 
 export const API = '/api/v1';
 
-/** The problem's fields that the console shows, whatever sent them. */
-export type ShownProblem = Pick<Problem, 'title' | 'detail' | 'remedy' | 'checks'> & { status: number; code: string };
+/** Fields of a problem document that the console shows. */
+export type ShownProblem = Pick<Problem, 'title' | 'detail' | 'remedy' | 'checks'> & {
+  status: number;
+  code: string;
+};
 
-/** Where an answer does not say when to ask again. */
+/** Wait before a retry where the answer has no `Retry-After`. */
 const RETRY_AFTER_MS = 1000;
 const MOST_RETRY_AFTER_MS = 60_000;
 
 export class Refusal extends Error {
-  /** `retryAfterMs`: how long to wait before it is asked again, where that may help. */
+  /** `retryAfterMs`: wait before a retry. */
   constructor(
     readonly problem: ShownProblem,
     readonly retryAfterMs = RETRY_AFTER_MS,
@@ -23,7 +26,7 @@ export class Refusal extends Error {
 
 export type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
 
-/** Who asks; what is told where the manager does not know them any more. */
+/** The session's token; `refused` is called when the manager no longer accepts it. */
 export interface Caller {
   token: string;
   refused(problem: ShownProblem): void;
@@ -43,8 +46,15 @@ export function bearer(): string | null {
   return caller?.token ?? null;
 }
 
-/** Asks the manager. A POST gets an idempotency key of its own: sent again by the browser it is carried out once. */
-export async function ask<T>(method: Method, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+/**
+ * Sends a request. Changes carry an idempotency key, so the manager executes a repeated one once.
+ */
+export async function ask<T>(
+  method: Method,
+  path: string,
+  body?: unknown,
+  signal?: AbortSignal,
+): Promise<T> {
   const headers: Record<string, string> = authorization();
   if (body !== undefined) headers['Content-Type'] = 'application/json';
   if (method !== 'GET') headers['Idempotency-Key'] = newKey();
@@ -58,17 +68,19 @@ export async function ask<T>(method: Method, path: string, body?: unknown, signa
   return (text === '' ? undefined : JSON.parse(text)) as T;
 }
 
-export const get = <T>(path: string, signal?: AbortSignal) => ask<T>('GET', path, undefined, signal);
+export const get = <T>(path: string, signal?: AbortSignal) =>
+  ask<T>('GET', path, undefined, signal);
 export const post = <T>(path: string, body: unknown = {}) => ask<T>('POST', path, body);
 export const patch = <T>(path: string, body: unknown) => ask<T>('PATCH', path, body);
 export const remove = <T>(path: string) => ask<T>('DELETE', path);
 
-/** As `get`; undefined where the manager has no such request, being of an older version. */
+/** Like `get`; undefined where an older manager has no such request. */
 export async function getIfThere<T>(path: string, signal?: AbortSignal): Promise<T | undefined> {
   try {
     return await get<T>(path, signal);
   } catch (error) {
-    if (error instanceof Refusal && (error.problem.status === 404 || error.problem.status === 405)) return undefined;
+    if (error instanceof Refusal && (error.problem.status === 404 || error.problem.status === 405))
+      return undefined;
     throw error;
   }
 }
@@ -87,7 +99,10 @@ export async function all<T>(path: string, signal?: AbortSignal): Promise<T[]> {
   return items;
 }
 
-/** Sends it, and once more where the connection broke before the answer: the key makes that safe. */
+/**
+ * Sends a request, and once more if the connection breaks before the answer. The key makes that
+ * safe.
+ */
 async function reach(url: string, init: RequestInit): Promise<Response> {
   try {
     return await timed(url, init);
@@ -99,9 +114,9 @@ async function reach(url: string, init: RequestInit): Promise<Response> {
       throw new Refusal({
         status: 0,
         code: 'unreachable',
-        title: 'The manager does not answer',
-        detail: 'The connection to it broke, or none could be made.',
-        remedy: 'See whether the manager runs and whether its address can be reached from here; then try again.',
+        title: 'Cannot reach the manager',
+        detail: 'The connection broke or could not be opened.',
+        remedy: 'Check that the manager runs and that its address is reachable. Then try again.',
       });
     }
   }
@@ -114,39 +129,39 @@ async function timed(url: string, init: RequestInit): Promise<Response> {
   return response;
 }
 
-/** Seconds, as the manager says it; what is no number, such as a date of a proxy's, is passed over. */
+/** Reads `Retry-After` in seconds. Other values, such as a proxy's date, are ignored. */
 function retryAfterMs(response: Response): number {
   const seconds = Number(response.headers.get('Retry-After') ?? '');
   return seconds > 0 ? Math.min(seconds * 1000, MOST_RETRY_AFTER_MS) : RETRY_AFTER_MS;
 }
 
 export async function refusal(response: Response): Promise<Refusal> {
-  const told = (await response.json().catch(() => ({}))) as Partial<Problem>;
+  const sent = (await response.json().catch(() => ({}))) as Partial<Problem>;
   const problem: ShownProblem = {
     status: response.status,
-    code: told.code ?? 'unknown',
-    title: told.title ?? `The manager answered ${response.status}`,
-    detail: told.detail ?? response.statusText,
+    code: sent.code ?? 'unknown',
+    title: sent.title ?? `The manager returned status ${response.status}`,
+    detail: sent.detail ?? response.statusText,
   };
-  if (told.remedy) problem.remedy = told.remedy;
-  if (told.checks) problem.checks = told.checks;
+  if (sent.remedy) problem.remedy = sent.remedy;
+  if (sent.checks) problem.checks = sent.checks;
   if (response.status === 401) caller?.refused(problem);
   return new Refusal(problem, retryAfterMs(response));
 }
 
-/** Any failure as a problem that can be shown. */
+/** Converts any failure to a problem that can be shown. */
 export function problemOf(error: unknown): ShownProblem {
   if (error instanceof Refusal) return error.problem;
   return {
     status: 0,
     code: 'console',
-    title: 'The console failed',
+    title: 'Internal error of the console',
     detail: error instanceof Error ? error.message : String(error),
-    remedy: 'Load the page anew. If it happens again, report it with what you did.',
+    remedy: 'Reload the page. If the error returns, report it with the steps that led to it.',
   };
 }
 
-/** 128 random bits; `crypto.randomUUID` is there by HTTPS alone. */
+/** 128 random bits. `crypto.randomUUID` exists only over HTTPS. */
 function newKey(): string {
   const random = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(random, (byte) => byte.toString(16).padStart(2, '0')).join('');

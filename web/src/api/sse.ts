@@ -1,4 +1,7 @@
-/** Reads server-sent events: text in, events out, no I/O. Format: the WHATWG HTML standard, section 9.2. */
+/**
+ * Parses server-sent events: text in, events out, no I/O. Format: WHATWG HTML standard, section
+ * 9.2.
+ */
 
 export interface ServerEvent {
   name: string;
@@ -12,7 +15,7 @@ export class EventReader {
   private data: string[] = [];
   private id: string | null = null;
 
-  /** Takes the next text and returns the events that it completes. */
+  /** Parses the next text; returns the events that it completes. */
   push(text: string): ServerEvent[] {
     const events: ServerEvent[] = [];
     const lines = (this.rest + text).split('\n');
@@ -38,7 +41,7 @@ export class EventReader {
     if (field === 'event') this.name = value;
     else if (field === 'data') this.data.push(value);
     else if (field === 'id') this.id = value;
-    // Comments (an empty field) say only that the manager lives.
+    // Comments (an empty field) are heartbeats of the manager.
     return null;
   }
 }

@@ -1,4 +1,7 @@
-/** The types of the API by their short names. They come from the manager's own document; see `npm run types`. */
+/**
+ * Short names for the types of the API. They are generated from the OpenAPI document (`npm run
+ * types`).
+ */
 import type { components } from './schema';
 
 type Schemas = components['schemas'];
@@ -29,7 +32,7 @@ export type Problem = Schemas['Problem'];
 export type PreflightRanking = Schemas['PreflightRanking'];
 export type HostSummary = Schemas['HostSummary'];
 
-/** Who asks, as the manager knows them: `GET /api/v1/me`. */
+/** The caller, from `GET /api/v1/me`. */
 export type Me = Schemas['Me'];
 
 export interface Page<T> {
@@ -51,11 +54,13 @@ export type Preflight = Schemas['Preflight'];
 export type ManagedHost = Schemas['ManagedHost'];
 export type ManagedVm = Schemas['ManagedVm'];
 
-/** Where a running migration is. Managers of earlier versions tell nothing of lanes, throttle and the guest's round trip. */
+/**
+ * Progress of a running migration. Older managers report no lanes, throttle or guest round trip.
+ */
 export type Progress = Schemas['Progress'];
 export type MoveSamples = Schemas['MoveSamples'];
 
-/** One change of the cluster, as `GET /api/v1/events` tells it. */
+/** One change of the cluster, from `GET /api/v1/events`. */
 export type Change =
   | { kind: 'host'; data: HostSummary }
   | { kind: 'host-gone'; data: string }

@@ -1,4 +1,4 @@
-/** Bars of pieces that add up to a whole: phases of a migration, pieces of a switchover. */
+/** A bar of pieces that add up to a whole: the phases of a migration, the parts of a switchover. */
 import { duration } from '../text/units';
 
 export interface Piece {
@@ -9,13 +9,10 @@ export interface Piece {
 
 export function Pieces({ label, pieces }: { label: string; pieces: Piece[] }) {
   const whole = pieces.reduce((sum, piece) => sum + piece.ms, 0);
+  const spoken = pieces.map((piece) => `${piece.name} ${duration(piece.ms)}`).join(', ');
   return (
     <div class="pieces">
-      <div
-        class="pieces-bar"
-        role="img"
-        aria-label={`${label}: ${pieces.map((piece) => `${piece.name} ${duration(piece.ms)}`).join(', ')}`}
-      >
+      <div class="pieces-bar" role="img" aria-label={`${label}: ${spoken}`}>
         {pieces.map((piece) => (
           <span
             key={piece.name}
@@ -44,7 +41,13 @@ export function Spark({ values, label }: { values: number[]; label: string }) {
     return `${x.toFixed(1)},${(22 - (value / most) * 20).toFixed(1)}`;
   });
   return (
-    <svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" aria-label={label}>
+    <svg
+      class="spark"
+      viewBox="0 0 100 24"
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={label}
+    >
       <polyline points={points.join(' ')} vector-effect="non-scaling-stroke" />
     </svg>
   );

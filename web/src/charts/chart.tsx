@@ -1,11 +1,13 @@
-/** A chart over time. What draws it is loaded when the first one is shown; its place is kept from the beginning. */
+/**
+ * A chart over time. The drawing code is loaded with the first chart; the space is reserved before.
+ */
 import { useEffect, useRef } from 'preact/hooks';
 import { colours } from '../state/theme';
 import type { Drawing } from './draw';
 
 export interface Series {
   label: string;
-  /** A custom property of the style sheet that has its colour. */
+  /** Custom property of the style sheet with the colour. */
   colour: string;
   values: (number | null)[];
   isFilled?: boolean;
@@ -24,13 +26,13 @@ export interface ChartProps {
   series: Series[];
   marks?: Mark[];
   format: (value: number) => string;
-  /** What the last values are, in words, for who does not see the picture. */
+  /** The last values in words, for screen readers. */
   spoken: string;
   height?: number;
   steps?: boolean;
-  /** Its line is named even where it is the only one. */
+  /** Names the line even if it is the only one. */
   isNamed?: boolean;
-  /** Its values are bytes: the axis goes in powers of two. */
+  /** The values are bytes: the axis uses powers of two. */
   isBytes?: boolean;
 }
 
@@ -50,8 +52,8 @@ export function Chart(props: ChartProps) {
         made = draw(place.current, latest.current);
         drawing.current = made;
       },
-      // The manager has been replaced meanwhile by one with other files.
-      () => place.current?.replaceChildren('The chart could not be loaded: load the page anew.'),
+      // An upgrade of the manager has replaced the console's files.
+      () => place.current?.replaceChildren('Cannot load the chart. Reload the page.'),
     );
     return () => {
       isGone = true;

@@ -1,9 +1,9 @@
-/** Draws charts, by uPlot: canvas, no styles of its own in the page beside its sheet. */
+/** Draws charts with uPlot on a canvas. */
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import type { ChartProps, Mark, Series } from './chart';
 
-/** Steps of an axis of bytes: 256 MiB, not 250 million. */
+/** Steps of an axis in bytes: 256 MiB, not 250 million. */
 const POWERS = Array.from({ length: 51 }, (_, power) => 2 ** power);
 
 export interface Drawing {
@@ -24,7 +24,10 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
     padding: [20, 8, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.08 : 1] } },
+    scales: {
+      x: { time: false },
+      y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.08 : 1] },
+    },
     axes: [
       {
         stroke: text,
@@ -48,11 +51,18 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
       },
     ],
     series: [{}, ...first.series.map((series) => line(series, colour, first.steps === true))],
-    plugins: [{ hooks: { drawClear: [(chart) => drawMarks(chart, marks, colour('line-strong'), text, font)] } }],
+    plugins: [
+      {
+        hooks: {
+          drawClear: [(chart) => drawMarks(chart, marks, colour('line-strong'), text, font)],
+        },
+      },
+    ],
   };
   const chart = new uPlot(options, data(first), place);
   const sizes = new ResizeObserver(() => {
-    if (place.clientWidth > 0) chart.setSize({ width: place.clientWidth, height: place.clientHeight });
+    if (place.clientWidth > 0)
+      chart.setSize({ width: place.clientWidth, height: place.clientHeight });
   });
   sizes.observe(place);
   return {
@@ -67,7 +77,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
   };
 }
 
-/** A colour as canvas takes it: `light-dark()` is for style sheets alone. */
+/** A colour that canvas accepts: `light-dark()` works only in style sheets. */
 function resolved(place: HTMLElement, value: string): string {
   const probe = document.createElement('span');
   probe.style.color = value;
@@ -79,7 +89,13 @@ function resolved(place: HTMLElement, value: string): string {
 
 function line(series: Series, colour: (name: string) => string, steps: boolean): uPlot.Series {
   const stroke = colour(series.colour);
-  const options: uPlot.Series = { label: series.label, stroke, width: 1.5, points: { show: false }, spanGaps: true };
+  const options: uPlot.Series = {
+    label: series.label,
+    stroke,
+    width: 1.5,
+    points: { show: false },
+    spanGaps: true,
+  };
   if (series.isFilled) options.fill = stroke.replace(/^rgb\((.*)\)$/, 'rgba($1, 0.14)');
   if (series.dash) options.dash = series.dash;
   const stepped = uPlot.paths.stepped;
@@ -91,7 +107,7 @@ function data(props: ChartProps): uPlot.AlignedData {
   return [props.times, ...props.series.map((series) => series.values)] as uPlot.AlignedData;
 }
 
-/** The phases: a line where each begins, with its name where there is room. */
+/** Marks of phases: a line where each begins, with its name where there is room. */
 function drawMarks(chart: uPlot, marks: Mark[], faint: string, text: string, font: string): void {
   const { ctx, bbox } = chart;
   const ratio = devicePixelRatio;
@@ -112,7 +128,7 @@ function drawMarks(chart: uPlot, marks: Mark[], faint: string, text: string, fon
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
     ctx.globalAlpha = 1;
-    // A phase has its name where it lasts as long as the name is.
+    // Draws the name only if it fits into the phase's width.
     const room = (places[at + 1] ?? right) - x;
     if (ctx.measureText(mark.label).width + 6 * ratio <= room) {
       ctx.fillStyle = text;

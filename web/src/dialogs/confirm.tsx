@@ -1,4 +1,4 @@
-/** Asks before something is done that is not taken back by a click. */
+/** Asks for confirmation of an action that cannot be undone with a click. */
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { Act, ProblemBox, useTask } from '../parts/basics';
@@ -9,12 +9,13 @@ interface Question {
   text: ComponentChildren;
   verb: string;
   kind?: 'primary' | 'danger';
-  /** A choice that changes what is done. */
+  /** Label of an option that changes the action. */
   tick?: string;
   run: (isTicked: boolean) => Promise<unknown>;
 }
 
-export const confirm = (question: Question) => open((close) => <Confirm {...question} close={close} />);
+export const confirm = (question: Question) =>
+  open((close) => <Confirm {...question} close={close} />);
 
 function Confirm(props: Question & { close: () => void }) {
   const task = useTask();
@@ -42,7 +43,11 @@ function Confirm(props: Question & { close: () => void }) {
       <p>{props.text}</p>
       {props.tick && (
         <label class="tick">
-          <input type="checkbox" checked={isTicked} onChange={(event) => setTicked(event.currentTarget.checked)} />
+          <input
+            type="checkbox"
+            checked={isTicked}
+            onChange={(event) => setTicked(event.currentTarget.checked)}
+          />
           <span>{props.tick}</span>
         </label>
       )}

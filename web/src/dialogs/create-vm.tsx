@@ -1,12 +1,13 @@
-/** Makes a VM: what it is, where it runs, whether it starts. */
+/** Creates a VM: specification, host, start. */
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { all, part, post } from '../api/http';
 import type { CreateManagedVm, ManagedNetwork, VmSpec } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { useName } from '../parts/id';
+import { useLoaded } from '../parts/loaded';
+import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
 import { readLabels } from './labels';
@@ -19,7 +20,7 @@ interface DiskDraft {
   readonly: boolean;
 }
 
-/** What has been filled in so far. */
+/** The form's content. */
 interface Draft {
   name: string;
   vcpus: string;
@@ -51,7 +52,7 @@ const EMPTY: Draft = {
   cmdline: '',
 };
 
-/** A part of the form: what is filled in, and how it is changed. */
+/** Content of a part of the form, and how to change it. */
 interface PartProps {
   draft: Draft;
   change: (changed: Partial<Draft>) => void;
@@ -59,19 +60,30 @@ interface PartProps {
 
 const namedDisks = ({ disks }: Draft) => disks.filter((disk) => disk.path !== '');
 
-/** What is wrong with each field; null where nothing is. */
+/** Each field's error; null where the field is valid. */
 function wrongIn(draft: Draft) {
   return {
-    name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(draft.name) ? null : 'Letters, digits, “-”, “_” and “.”',
-    vcpus: /^[1-9][0-9]*$/.test(draft.vcpus) ? null : 'A number from 1 on',
-    boot: draft.kernel || namedDisks(draft).length > 0 ? null : 'It has nothing to boot: add a disk, or a kernel.',
-    memory: /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(draft.memory) ? null : 'A size, such as 512MiB or 4GiB',
+    name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(draft.name)
+      ? null
+      : 'Letters, digits, “-”, “_” and “.”',
+    vcpus: /^[1-9][0-9]*$/.test(draft.vcpus) ? null : 'A whole number, 1 or more',
+    boot:
+      draft.kernel || namedDisks(draft).length > 0
+        ? null
+        : 'Nothing to boot: add a disk or a kernel.',
+    memory: /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(draft.memory)
+      ? null
+      : 'A size, for example 512MiB or 4GiB',
   };
 }
 
 function requestOf(draft: Draft): CreateManagedVm {
   const { name, vcpus, memory, cpuModel, nics, kernel, initrd, cmdline } = draft;
-  const spec: VmSpec = { name, vcpus: Number(vcpus), memory: [{ size: memory.replace(' ', ''), backing: 'shared' }] };
+  const spec: VmSpec = {
+    name,
+    vcpus: Number(vcpus),
+    memory: [{ size: memory.replace(' ', ''), backing: 'shared' }],
+  };
   if (cpuModel) spec.cpu_model = cpuModel;
   const disks = namedDisks(draft);
   if (disks.length > 0) spec.disks = disks;
@@ -98,7 +110,7 @@ function CreateVm({ close }: { close: () => void }) {
   };
   return (
     <Dialog
-      title="Create a VM"
+      title="Create VM"
       onClose={close}
       foot={
         <>
@@ -122,7 +134,9 @@ function CreateVm({ close }: { close: () => void }) {
   );
 }
 
-function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null; onSubmit: () => void }) {
+function DraftForm(
+  props: PartProps & { wrong: ReturnType<typeof wrongIn> | null; onSubmit: () => void },
+) {
   const { draft, change, wrong } = props;
   return (
     <form
@@ -132,7 +146,12 @@ function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null
         props.onSubmit();
       }}
     >
-      <Field label="Name" wrong={wrong?.name ?? null} value={draft.name} onInput={(name) => change({ name })} />
+      <Field
+        label="Name"
+        wrong={wrong?.name ?? null}
+        value={draft.name}
+        onInput={(name) => change({ name })}
+      />
       <div class="form-row">
         <Field
           label="vCPUs"
@@ -153,7 +172,7 @@ function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null
           label="CPU model"
           value={draft.cpuModel}
           onInput={(cpuModel) => change({ cpuModel })}
-          hint="Empty: the CPU baseline, or the agent's default"
+          hint="Default: the CPU baseline, else the agent's default"
         />
         <HostChoice draft={draft} change={change} />
       </div>
@@ -169,7 +188,7 @@ function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null
         label="Labels"
         value={draft.labels}
         onInput={(labels) => change({ labels })}
-        hint="For rules, such as tier=front rack=1"
+        hint="Used by rules, for example tier=front rack=1"
       />
       <label class="tick">
         <input
@@ -177,7 +196,7 @@ function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null
           checked={draft.starts}
           onChange={(event) => change({ starts: event.currentTarget.checked })}
         />
-        <span>Start it at once</span>
+        <span>Start after creation</span>
       </label>
       <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
         Create VM
@@ -191,11 +210,15 @@ function HostChoice({ draft, change }: PartProps) {
     <label class="field">
       <span>Host</span>
       <select value={draft.host} onChange={(event) => change({ host: event.currentTarget.value })}>
-        <option value="">the best one</option>
+        <option value="">automatic</option>
         {hosts.sorted().map((one) => (
           <option key={one.name} value={one.name} disabled={one.state !== 'up' || one.maintenance}>
             {one.name}
-            {one.maintenance ? ' (maintenance)' : one.state !== 'up' ? ` (${one.state})` : ''}
+            {one.maintenance
+              ? ' (maintenance)'
+              : one.state !== 'up'
+                ? ` (${hostLook(one).text})`
+                : ''}
           </option>
         ))}
       </select>
@@ -207,7 +230,7 @@ function Disks({ draft: { disks }, change }: PartProps) {
   return (
     <Many
       label="Disks"
-      add="Add a disk"
+      add="Add disk"
       onAdd={() => change({ disks: [...disks, { path: '', format: 'qcow2', readonly: false }] })}
     >
       {disks.map((disk, at) => (
@@ -215,7 +238,9 @@ function Disks({ draft: { disks }, change }: PartProps) {
           key={at}
           disk={disk}
           at={at}
-          onChange={(next) => change({ disks: disks.map((one, index) => (index === at ? next : one)) })}
+          onChange={(next) =>
+            change({ disks: disks.map((one, index) => (index === at ? next : one)) })
+          }
           onRemove={() => change({ disks: disks.filter((_, index) => index !== at) })}
         />
       ))}
@@ -224,11 +249,11 @@ function Disks({ draft: { disks }, change }: PartProps) {
 }
 
 function Interfaces({ draft: { nics }, change }: PartProps) {
-  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  const networks = useLoaded('networks', (signal) => all<ManagedNetwork>('/networks', signal));
   return (
     <Many
       label="Networks"
-      add="Add an interface"
+      add="Add interface"
       onAdd={() => change({ nics: [...nics, networks.value?.[0]?.name ?? ''] })}
     >
       {nics.map((nic, at) => (
@@ -237,7 +262,9 @@ function Interfaces({ draft: { nics }, change }: PartProps) {
             aria-label={`Network of interface ${at + 1}`}
             value={nic}
             onChange={(event) =>
-              change({ nics: nics.map((one, index) => (index === at ? event.currentTarget.value : one)) })
+              change({
+                nics: nics.map((one, index) => (index === at ? event.currentTarget.value : one)),
+              })
             }
           >
             {networks.value?.map((network) => (
@@ -267,10 +294,18 @@ function DirectBoot({ draft, change }: PartProps) {
         label="Kernel"
         value={draft.kernel}
         onInput={(kernel) => change({ kernel })}
-        hint="A path at the host, below its vm_dirs"
+        hint="A path on the host, below its vm_dirs"
       />
-      <Field label="Initial RAM disk" value={draft.initrd} onInput={(initrd) => change({ initrd })} />
-      <Field label="Command line" value={draft.cmdline} onInput={(cmdline) => change({ cmdline })} />
+      <Field
+        label="Initial RAM disk"
+        value={draft.initrd}
+        onInput={(initrd) => change({ initrd })}
+      />
+      <Field
+        label="Command line"
+        value={draft.cmdline}
+        onInput={(cmdline) => change({ cmdline })}
+      />
     </details>
   );
 }
@@ -308,7 +343,12 @@ export function Field(props: {
   );
 }
 
-function Many(props: { label: string; add: string; onAdd: () => void; children: ComponentChildren }) {
+function Many(props: {
+  label: string;
+  add: string;
+  onAdd: () => void;
+  children: ComponentChildren;
+}) {
   return (
     <fieldset class="many">
       <legend>{props.label}</legend>
@@ -318,7 +358,12 @@ function Many(props: { label: string; add: string; onAdd: () => void; children: 
   );
 }
 
-function DiskRow(props: { disk: DiskDraft; at: number; onChange: (disk: DiskDraft) => void; onRemove: () => void }) {
+function DiskRow(props: {
+  disk: DiskDraft;
+  at: number;
+  onChange: (disk: DiskDraft) => void;
+  onRemove: () => void;
+}) {
   const { disk, at, onChange } = props;
   return (
     <div class="many-row">
@@ -334,7 +379,9 @@ function DiskRow(props: { disk: DiskDraft; at: number; onChange: (disk: DiskDraf
       <select
         aria-label={`Format of disk ${at + 1}`}
         value={disk.format}
-        onChange={(event) => onChange({ ...disk, format: event.currentTarget.value === 'raw' ? 'raw' : 'qcow2' })}
+        onChange={(event) =>
+          onChange({ ...disk, format: event.currentTarget.value === 'raw' ? 'raw' : 'qcow2' })
+        }
       >
         <option value="qcow2">qcow2</option>
         <option value="raw">raw</option>

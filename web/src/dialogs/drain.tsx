@@ -1,24 +1,27 @@
-/** Drains a host: who goes where and why, who stays and why, and when it is over, before the button. */
+/** Drains a host. Shows the plan first: targets, reasons, VMs that stay, estimated end. */
 import { useState } from 'preact/hooks';
 import { managerNow } from '../api/clock';
 import { part, post } from '../api/http';
 import type { Drain, MovePriority } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Act, Figure, ProblemBox, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { drainLook, Status } from '../parts/status';
 import { go } from '../state/route';
 import { clock, countdown } from '../text/units';
 import { PRIORITIES } from './priorities';
 
-export const openDrain = (host: string) => open((close) => <DrainDialog host={host} close={close} />);
+export const openDrain = (host: string) =>
+  open((close) => <DrainDialog host={host} close={close} />);
 
 function DrainDialog({ host, close }: { host: string; close: () => void }) {
   const [priority, setPriority] = useState<MovePriority>('normal');
   const path = `/hosts/${part(host)}/drain`;
-  const asked = useAsked(`${host} ${priority}`, () => post<Drain>(path, { plan_only: true, priority }));
-  const plan = asked.value;
+  const loaded = useLoaded(`${host} ${priority}`, () =>
+    post<Drain>(path, { plan_only: true, priority }),
+  );
+  const plan = loaded.value;
   const task = useTask();
   const begin = () =>
     task.run(async () => {
@@ -43,7 +46,7 @@ function DrainDialog({ host, close }: { host: string; close: () => void }) {
           <Act
             kind="primary"
             needs="operator"
-            blocked={plan ? null : 'There is no plan yet.'}
+            blocked={plan ? null : 'The plan is not ready yet.'}
             busy={task.busy}
             onClick={begin}
           >
@@ -53,32 +56,34 @@ function DrainDialog({ host, close }: { host: string; close: () => void }) {
       }
     >
       {task.problem && <ProblemBox problem={task.problem} />}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
       <p class="muted">
-        {host} goes into maintenance, so that no VM comes, and each of its VMs is moved. This is the plan; nothing has
+        {host} enters maintenance, and its VMs move to other hosts. This is the plan; nothing has
         been moved yet.
       </p>
-      {plan ? <Plan drain={plan} /> : !asked.problem && <Waiting lines={10} />}
+      {plan ? <Plan drain={plan} /> : !loaded.problem && <Waiting lines={10} />}
     </Dialog>
   );
 }
 
-/** The VMs of a drain, those that stay first: they are what somebody has to look at. */
+/** The VMs of a drain. Those that stay come first: they need attention. */
 export function Plan({ drain }: { drain: Drain }) {
   const stays = drain.vms.filter((vm) => vm.state === 'stays');
   const going = drain.vms.length - stays.length;
   const isPlan = drain.state === 'planned';
   const isLive = drain.state === 'running' || drain.state === 'undoing';
-  const leftMs = drain.eta_unix_ms ? drain.eta_unix_ms - (isLive ? managerNow() : drain.asked_unix_ms) : null;
+  const leftMs = drain.eta_unix_ms
+    ? drain.eta_unix_ms - (isLive ? managerNow() : drain.asked_unix_ms)
+    : null;
   return (
     <>
       <dl class="figures">
-        <Figure label="Go" value={String(going)} />
+        <Figure label="To move" value={String(going)} />
         <Figure label="Stay" value={String(stays.length)} />
         <Figure
-          label="Takes about"
+          label="Estimated time"
           value={countdown(leftMs)}
-          note={drain.eta_unix_ms ? `until ${clock(drain.eta_unix_ms)}` : undefined}
+          note={drain.eta_unix_ms ? `ends about ${clock(drain.eta_unix_ms)}` : undefined}
         />
       </dl>
       <div class="scroll-x">
@@ -88,8 +93,8 @@ export function Plan({ drain }: { drain: Drain }) {
               <th scope="col">VM</th>
               <th scope="col">State</th>
               <th scope="col">To</th>
-              <th scope="col">Gone by</th>
-              <th scope="col">Why</th>
+              <th scope="col">Moved by</th>
+              <th scope="col">Reason</th>
             </tr>
           </thead>
           <tbody>
@@ -97,7 +102,9 @@ export function Plan({ drain }: { drain: Drain }) {
               <tr key={vm.vm}>
                 <th scope="row">{vm.vm}</th>
                 <td>
-                  <Status look={drainLook(isPlan && vm.state === 'going' ? 'would-go' : vm.state)} />
+                  <Status
+                    look={drainLook(isPlan && vm.state === 'going' ? 'would-go' : vm.state)}
+                  />
                 </td>
                 <td class="digits">{vm.to ?? '–'}</td>
                 <td class="number">{clock(vm.gone_unix_ms)}</td>

@@ -1,13 +1,13 @@
-/** The keys, and what the shapes mean. */
+/** Help: keyboard shortcuts and symbols. */
 import { Act } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { type Look, Status } from '../parts/status';
 
 const KEYS: [string, string][] = [
-  ['/', 'to the filter'],
-  ['Esc', 'out of the filter, out of a dialogue'],
-  ['↑ ↓ PgUp PgDn Home End', 'from row to row'],
-  ['Enter', 'opens the row'],
+  ['/', 'go to the filter'],
+  ['Esc', 'leave the filter; close a dialogue'],
+  ['↑ ↓ PgUp PgDn Home End', 'move between rows'],
+  ['Enter', 'open the row'],
   ['g o', 'overview'],
   ['g v', 'VMs'],
   ['g h', 'hosts'],
@@ -16,27 +16,27 @@ const KEYS: [string, string][] = [
   ['g e', 'events'],
   ['g r', 'rules'],
   ['g l', 'limits'],
-  ['?', 'this'],
+  ['?', 'this help'],
 ];
 
 const SHAPES: Look[] = [
-  { tone: 'ok', shape: 'disc', text: 'runs, is up' },
-  { tone: 'ok', shape: 'check', text: 'done, passes' },
-  { tone: 'busy', shape: 'arrow', text: 'moves' },
-  { tone: 'busy', shape: 'half', text: 'begins or ends' },
+  { tone: 'ok', shape: 'disc', text: 'running, up' },
+  { tone: 'ok', shape: 'check', text: 'done, passed' },
+  { tone: 'busy', shape: 'arrow', text: 'moving' },
+  { tone: 'busy', shape: 'half', text: 'starting or stopping' },
   { tone: 'warn', shape: 'bars', text: 'paused' },
-  { tone: 'warn', shape: 'square', text: 'in maintenance, stays' },
-  { tone: 'warn', shape: 'triangle', text: 'warns; red: in doubt' },
-  { tone: 'bad', shape: 'cross', text: 'failed, away' },
-  { tone: 'idle', shape: 'ring', text: 'stopped, waits' },
+  { tone: 'warn', shape: 'square', text: 'in maintenance; stays' },
+  { tone: 'warn', shape: 'triangle', text: 'warning; red: in doubt' },
+  { tone: 'bad', shape: 'cross', text: 'failed, not responding' },
+  { tone: 'idle', shape: 'ring', text: 'stopped, waiting' },
   { tone: 'idle', shape: 'slash', text: 'cancelled, ruled out' },
-  { tone: 'idle', shape: 'query', text: 'not known' },
+  { tone: 'idle', shape: 'query', text: 'unknown' },
 ];
 
 export const openHelp = () =>
   open((close) => (
     <Dialog
-      title="Keys and shapes"
+      title="Keyboard shortcuts and symbols"
       onClose={close}
       foot={
         <Act kind="primary" onClick={close}>

@@ -1,4 +1,4 @@
-/** Labels as people write them: `tier=front rack=1`. A word without a value is a label without one. */
+/** Parses labels: `tier=front rack=1`. A word without `=` is a label with an empty value. */
 export function readLabels(text: string): Record<string, string> {
   const words = text.split(/[\s,]+/).filter((word) => word !== '');
   return Object.fromEntries(

@@ -1,11 +1,20 @@
-/** Moves a VM: all hosts in their order with why, the checks for the chosen one, and what it will take, before the button. */
+/**
+ * Moves a VM. Shows first: hosts in order with reasons, checks and prediction for the chosen one.
+ */
 import { useState } from 'preact/hooks';
 import { get, part, post } from '../api/http';
-import type { CreateMove, Move, MovePriority, Preflight, PreflightRanking, PreflightReport } from '../api/types';
-import { useAsked } from '../parts/asked';
+import type {
+  CreateMove,
+  Move,
+  MovePriority,
+  Preflight,
+  PreflightRanking,
+  PreflightReport,
+} from '../api/types';
 import { Act, Figure, ProblemBox, sentence, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { Mark, Status, verdictLook } from '../parts/status';
 import { go } from '../state/route';
 import { bytes, bytesPerSecond, duration } from '../text/units';
@@ -22,35 +31,43 @@ const POLICIES = [
 const PAGE_IN = [
   ['allowed', 'allowed'],
   ['never', 'never'],
-  ['now', 'as soon as it can be'],
+  ['now', 'as soon as possible'],
 ] as const;
 
 export const openMove = (vm: string) => open((close) => <MoveDialog vm={vm} close={close} />);
 
 function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
-  const asked = useAsked(`ranking ${vm}`, (signal) => get<Preflight>(`/vms/${part(vm)}/preflight`, signal));
-  const ranking = asked.value?.kind === 'ranking' ? asked.value : null;
+  const loaded = useLoaded(`ranking ${vm}`, (signal) =>
+    get<Preflight>(`/vms/${part(vm)}/preflight`, signal),
+  );
+  const ranking = loaded.value?.kind === 'ranking' ? loaded.value : null;
   const [picked, setPicked] = useState<string | null>(null);
   const [priority, setPriority] = useState<MovePriority>('normal');
   const [policy, setPolicy] = useState<string>('auto');
   const [pageIn, setPageIn] = useState<NonNullable<CreateMove['page_in']>>('allowed');
   const [isForced, setForced] = useState(false);
   const to = picked ?? ranking?.fits[0]?.host ?? null;
-  const checked = useAsked(to ? `report ${vm} ${to}` : null, (signal) =>
+  const checked = useLoaded(to ? `report ${vm} ${to}` : null, (signal) =>
     get<Preflight>(`/vms/${part(vm)}/preflight?to=${part(to ?? '')}&predict=true`, signal),
   );
   const report = checked.value?.kind === 'report' ? checked.value : null;
   const task = useTask();
   const blocked = !to
-    ? 'No host can take it.'
-    : checked.isAsking
-      ? 'The hosts are being asked.'
+    ? 'No suitable host.'
+    : checked.isLoading
+      ? 'The checks are running.'
       : report?.verdict === 'fail' && !isForced
-        ? `Preflight says that it can't go to ${to}.`
+        ? `Preflight failed for host ${to}.`
         : null;
   const begin = () =>
     task.run(async () => {
-      const request: CreateMove = { to, priority, policy, page_in: pageIn, skip_preflight: isForced };
+      const request: CreateMove = {
+        to,
+        priority,
+        policy,
+        page_in: pageIn,
+        skip_preflight: isForced,
+      };
       const move = await post<Move>(`/vms/${part(vm)}/moves`, request);
       close();
       go(`/moves/${part(move.id)}`);
@@ -77,21 +94,29 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
       }
     >
       {task.problem && <ProblemBox problem={task.problem} />}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
       <div class="move-panes">
         <div class="move-hosts">
           <h3>Hosts, best first</h3>
-          {ranking ? <Hosts ranking={ranking} to={to} onPick={setPicked} /> : !asked.problem && <Waiting lines={6} />}
+          {ranking ? (
+            <Hosts ranking={ranking} to={to} onPick={setPicked} />
+          ) : (
+            !loaded.problem && <Waiting lines={6} />
+          )}
         </div>
-        <div class="move-report" aria-live="polite" aria-busy={checked.isAsking}>
+        <div class="move-report" aria-live="polite" aria-busy={checked.isLoading}>
           <h3>{to ? `Preflight to ${to}` : 'Preflight'}</h3>
           {checked.problem && <ProblemBox problem={checked.problem} />}
-          {report && <Foretold report={report} />}
+          {report && <Predicted report={report} />}
           {report && <Checks report={report} />}
           {report?.verdict === 'fail' && (
             <label class="tick">
-              <input type="checkbox" checked={isForced} onChange={(event) => setForced(event.currentTarget.checked)} />
-              <span>Try it all the same. The hosts check again; no rule is obeyed.</span>
+              <input
+                type="checkbox"
+                checked={isForced}
+                onChange={(event) => setForced(event.currentTarget.checked)}
+              />
+              <span>Move anyway. Rules are ignored; the hosts still check.</span>
             </label>
           )}
           {!report && !checked.problem && to && <Waiting lines={8} />}
@@ -108,7 +133,7 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
     <>
       {immovable.length > 0 && (
         <div class="notice notice-bad">
-          <strong>It can't go anywhere</strong>
+          <strong>This VM cannot be moved</strong>
           {immovable.map((check) => (
             <p key={check.name}>
               <code>{check.name}</code> {check.evidence}
@@ -119,8 +144,11 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
       )}
       {fits.length === 0 && immovable.length === 0 && (
         <div class="notice notice-bad">
-          <strong>No host can take it</strong>
-          <p>Below stands why, host by host. End a host's maintenance, add a host, or remedy what is named there.</p>
+          <strong>No suitable host</strong>
+          <p>
+            The list below gives the reasons. End a host's maintenance, add a host, or fix what is
+            named there.
+          </p>
         </div>
       )}
       <div class="ranked" role="radiogroup" aria-label="Destination">
@@ -146,7 +174,7 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
             </span>
             <span class="ranked-why">{host.why}</span>
             {host.breaks.length > 0 && (
-              <span class="ranked-why tone-warn">breaks the rule {host.breaks.join(', ')}</span>
+              <span class="ranked-why tone-warn">violates rule {host.breaks.join(', ')}</span>
             )}
           </label>
         ))}
@@ -182,7 +210,7 @@ function scoreText(score: { total: number; [name: string]: number }): string {
     .join(', ');
 }
 
-function Foretold({ report }: { report: PreflightReport }) {
+function Predicted({ report }: { report: PreflightReport }) {
   const prediction = report.prediction;
   const predicted = prediction?.predicted;
   if (!predicted) {
@@ -196,21 +224,32 @@ function Foretold({ report }: { report: PreflightReport }) {
         <Figure
           label="Switchover"
           value={duration(predicted.switchover_ms)}
-          note={prediction?.switchover_budget_ms ? `budget ${duration(prediction.switchover_budget_ms)}` : undefined}
+          note={
+            prediction?.switchover_budget_ms
+              ? `budget ${duration(prediction.switchover_budget_ms)}`
+              : undefined
+          }
         />
         <Figure label="Throttle" value={throttleText(predicted)} />
-        <Figure label="On the wire" value={bytes(predicted.wire_bytes)} note={`${predicted.rounds} rounds`} />
+        <Figure
+          label="On the wire"
+          value={bytes(predicted.wire_bytes)}
+          note={`${predicted.rounds} rounds`}
+        />
       </dl>
       {prediction?.why && <p class="muted">{sentence(prediction.why)}.</p>}
     </>
   );
 }
 
-function throttleText(predicted: { means: string; throttled_to_pages_per_s?: number | null }): string {
-  if (predicted.means === 'none') return 'it does not converge';
+function throttleText(predicted: {
+  means: string;
+  throttled_to_pages_per_s?: number | null;
+}): string {
+  if (predicted.means === 'none') return 'does not converge';
   if (predicted.throttled_to_pages_per_s != null)
     return `to ${bytesPerSecond(predicted.throttled_to_pages_per_s * 4096)}`;
-  return predicted.means === 'page-in' ? 'none, by page-in' : 'none';
+  return predicted.means === 'page-in' ? 'none (page-in)' : 'none';
 }
 
 const ORDER = { fail: 0, warn: 1, unknown: 2, pass: 3 };
@@ -219,12 +258,12 @@ function Checks({ report }: { report: PreflightReport }) {
   const checks = [...report.checks].sort((a, b) => ORDER[a.verdict] - ORDER[b.verdict]);
   return (
     <table class="plain checks">
-      <caption class="unseen">Checks; the worst first</caption>
+      <caption class="unseen">Checks, worst first</caption>
       <thead>
         <tr>
           <th scope="col">Verdict</th>
           <th scope="col">Check</th>
-          <th scope="col">What was seen</th>
+          <th scope="col">Result</th>
         </tr>
       </thead>
       <tbody>

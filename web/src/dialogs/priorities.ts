@@ -1,4 +1,4 @@
-/** How urgent a move is, or all moves of a drain: what is sent, and how it is shown. */
+/** Priorities of a move or of all moves of a drain: API value and label. */
 export const PRIORITIES = [
   ['low', 'low'],
   ['normal', 'normal'],

@@ -1,27 +1,30 @@
-/** Tokens, and who did what. For admins alone. */
+/** Tokens and the audit log, for admins. */
 import { useState } from 'preact/hooks';
 import { managerNow } from '../api/clock';
 import { get, part, post, remove } from '../api/http';
 import type { AuditEntry, CreatedToken, Page, Role, TokenInfo } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { Field } from '../dialogs/create-vm';
-import { useAsked } from '../parts/asked';
 import { Act, Empty, PageHead, ProblemBox, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { Status } from '../parts/status';
 import { whyNot } from '../state/session';
+import { actionText } from '../text/audit';
 import { dateTime } from '../text/units';
 
 const ROLES = [
-  ['viewer', 'viewer: looks'],
-  ['operator', 'operator: works with VMs, moves and drains'],
-  ['admin', 'admin: everything'],
+  ['viewer', 'viewer: read only'],
+  ['operator', 'operator: manages VMs, moves and drains'],
+  ['admin', 'admin: full access'],
 ] as const;
 
 export function TokensPage() {
   const refused = whyNot('admin');
-  const asked = useAsked(refused ? null : 'tokens', (signal) => get<TokenInfo[]>('/tokens', signal));
+  const loaded = useLoaded(refused ? null : 'tokens', (signal) =>
+    get<TokenInfo[]>('/tokens', signal),
+  );
   const now = managerNow();
   return (
     <>
@@ -31,34 +34,36 @@ export function TokensPage() {
           <Act
             kind="primary"
             needs="admin"
-            onClick={() => open((close) => <MakeToken close={close} made={asked.again} />)}
+            onClick={() => open((close) => <CreateToken close={close} made={loaded.reload} />)}
           >
             Create token
           </Act>
         }
       >
-        <span class="muted">Who may use the API. A token's secret is told once, when it is made.</span>
+        <span class="muted">
+          Tokens give access to the API. The secret is shown once, when the token is created.
+        </span>
       </PageHead>
       {refused && <p class="notice">{refused}</p>}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {!asked.value && !asked.problem && !refused && <Waiting lines={5} />}
-      {asked.value && (
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {!loaded.value && !loaded.problem && !refused && <Waiting lines={5} />}
+      {loaded.value && (
         <div class="scroll-x panel">
           <table class="plain">
             <thead>
               <tr>
                 <th scope="col">Name</th>
                 <th scope="col">Role</th>
-                <th scope="col">Made</th>
-                <th scope="col">Good until</th>
-                <th scope="col">By</th>
+                <th scope="col">Created</th>
+                <th scope="col">Expires</th>
+                <th scope="col">Created by</th>
                 <th scope="col">
                   <span class="unseen">Revoke</span>
                 </th>
               </tr>
             </thead>
             <tbody>
-              {asked.value.map((token) => (
+              {loaded.value.map((token) => (
                 <tr key={token.id}>
                   <th scope="row">{token.name}</th>
                   <td>{token.role}</td>
@@ -75,8 +80,8 @@ export function TokensPage() {
                     <Act
                       kind="quiet"
                       needs="admin"
-                      name={`Revoke the token ${token.name}`}
-                      onClick={() => askRevoke(token, asked.again)}
+                      name={`Revoke token ${token.name}`}
+                      onClick={() => askRevoke(token, loaded.reload)}
                     >
                       Revoke
                     </Act>
@@ -85,26 +90,26 @@ export function TokensPage() {
               ))}
             </tbody>
           </table>
-          {asked.value.length === 0 && <Empty>There is none.</Empty>}
+          {loaded.value.length === 0 && <Empty>No tokens.</Empty>}
         </div>
       )}
     </>
   );
 }
 
-function askRevoke(token: TokenInfo, again: () => void): void {
+function askRevoke(token: TokenInfo, reload: () => void): void {
   confirm({
-    title: `Revoke the token ${token.name}`,
-    text: 'From now on it is as unknown as one that never was. Whoever is logged in with it is logged out.',
+    title: `Revoke token ${token.name}`,
+    text: 'The token stops working at once. Sessions that use it are logged out.',
     verb: 'Revoke',
     run: async () => {
       await remove(`/tokens/${part(token.id)}`);
-      again();
+      reload();
     },
   });
 }
 
-function MakeToken({ close, made }: { close: () => void; made: () => void }) {
+function CreateToken({ close, made }: { close: () => void; made: () => void }) {
   const [name, setName] = useState('');
   const [role, setRole] = useState<Role>('viewer');
   const [days, setDays] = useState('90');
@@ -117,7 +122,7 @@ function MakeToken({ close, made }: { close: () => void; made: () => void }) {
     });
   return (
     <Dialog
-      title="Create a token"
+      title="Create token"
       width="narrow"
       onClose={close}
       foot={
@@ -136,14 +141,19 @@ function MakeToken({ close, made }: { close: () => void; made: () => void }) {
       {task.problem && <ProblemBox problem={task.problem} />}
       {token ? (
         <>
-          <p>This is the token of {token.name}. It is told now and never again.</p>
+          <p>The token for {token.name}. Copy it now: it is not shown again.</p>
           <pre class="secret">{token.token}</pre>
         </>
       ) : (
         <div class="form">
-          <Field label="Name" value={name} onInput={setName} hint="Whose it is; stands in the audit log" />
+          <Field
+            label="Name"
+            value={name}
+            onInput={setName}
+            hint="The owner; shown in the audit log"
+          />
           <Choice label="Role" value={role} values={ROLES} onChange={setRole} />
-          <Field label="Days" value={days} onInput={setDays} inputMode="numeric" />
+          <Field label="Valid for (days)" value={days} onInput={setDays} inputMode="numeric" />
         </div>
       )}
     </Dialog>
@@ -153,9 +163,11 @@ function MakeToken({ close, made }: { close: () => void; made: () => void }) {
 export function AuditPage() {
   const refused = whyNot('admin');
   const [pages, setPages] = useState<Page<AuditEntry>[]>([]);
-  const asked = useAsked(refused ? null : 'audit', (signal) => get<Page<AuditEntry>>('/audit?limit=200', signal));
+  const loaded = useLoaded(refused ? null : 'audit', (signal) =>
+    get<Page<AuditEntry>>('/audit?limit=200', signal),
+  );
   const task = useTask();
-  const known = asked.value ? [asked.value, ...pages] : [];
+  const known = loaded.value ? [loaded.value, ...pages] : [];
   const next = known.at(-1)?.next;
   return (
     <>
@@ -164,34 +176,34 @@ export function AuditPage() {
         side={
           <Act
             needs="admin"
-            busy={asked.isAsking && !refused}
+            busy={loaded.isLoading && !refused}
             onClick={() => {
               setPages([]);
-              asked.again();
+              loaded.reload();
             }}
           >
-            Ask again
+            Refresh
           </Act>
         }
       >
-        <span class="muted">What changed something, and what was refused, the newest first.</span>
+        <span class="muted">Changes and refused requests, newest first.</span>
       </PageHead>
       {refused && <p class="notice">{refused}</p>}
-      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
       {task.problem && <ProblemBox problem={task.problem} />}
-      {!asked.value && !asked.problem && !refused && <Waiting lines={10} />}
+      {!loaded.value && !loaded.problem && !refused && <Waiting lines={10} />}
       {known.length > 0 && (
         <div class="scroll-x panel">
           <table class="plain">
             <thead>
               <tr>
-                <th scope="col">When</th>
-                <th scope="col">Who</th>
+                <th scope="col">Time</th>
+                <th scope="col">User</th>
                 <th scope="col">Role</th>
-                <th scope="col">From</th>
-                <th scope="col">What</th>
+                <th scope="col">Source</th>
+                <th scope="col">Action</th>
                 <th scope="col">Outcome</th>
-                <th scope="col">Reason</th>
+                <th scope="col">Details</th>
               </tr>
             </thead>
             <tbody>
@@ -212,7 +224,7 @@ export function AuditPage() {
             })
           }
         >
-          Earlier ones
+          Load more
         </Act>
       )}
     </>
@@ -221,15 +233,16 @@ export function AuditPage() {
 
 function AuditRow({ entry }: { entry: AuditEntry }) {
   const isDone = entry.outcome === 'done';
+  const action = actionText(entry.what, entry.made);
+  // The phrase of a creation names the object already.
+  const created = entry.made && !action.startsWith('Create ') ? `created ${entry.made}` : '';
   return (
     <tr>
       <td class="digits">{dateTime(entry.unix_ms)}</td>
       <td>{entry.who}</td>
       <td>{entry.role ?? '–'}</td>
-      <td>{entry.from ?? 'its socket'}</td>
-      <td>
-        <code>{entry.what}</code>
-      </td>
+      <td>{entry.from ?? 'local socket'}</td>
+      <td title={entry.what}>{action}</td>
       <td>
         <Status
           look={
@@ -239,7 +252,7 @@ function AuditRow({ entry }: { entry: AuditEntry }) {
           }
         />
       </td>
-      <td>{entry.reason ?? (entry.made ? `made ${entry.made}` : '')}</td>
+      <td>{entry.reason ?? created}</td>
     </tr>
   );
 }

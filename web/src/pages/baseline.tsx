@@ -1,53 +1,53 @@
-/** The CPU that guests get, so that each of them can go to each host. */
+/** The CPU baseline: the CPU model with which every VM can move to every host. */
 import { get } from '../api/http';
 import type { CpuBaselineInfo } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Facts, HostLink, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { type Look, Status } from '../parts/status';
 import { baselineNews } from '../state/cluster';
-import { counted, dateTime } from '../text/units';
+import { count, dateTime } from '../text/units';
 
 const FITS: Record<string, Look> = {
-  meets: { tone: 'ok', shape: 'check', text: 'meets it' },
-  'falls-short': { tone: 'warn', shape: 'triangle', text: 'falls short' },
+  meets: { tone: 'ok', shape: 'check', text: 'meets baseline' },
+  'falls-short': { tone: 'warn', shape: 'triangle', text: 'below baseline' },
   unknown: { tone: 'idle', shape: 'query', text: 'unknown' },
 };
 
 export function BaselinePage() {
   const news = baselineNews.value;
-  const asked = useAsked(`baseline ${news?.set_unix_ms ?? ''}`, (signal) =>
+  const loaded = useLoaded(`baseline ${news?.set_unix_ms ?? ''}`, (signal) =>
     get<CpuBaselineInfo>('/cpu-baseline', signal),
   );
-  const info = asked.value;
+  const info = loaded.value;
   return (
     <>
       <PageHead title="CPU baseline">
-        <span class="muted">What guests get unless they name a model of their own.</span>
+        <span class="muted">The CPU model of VMs that do not name one.</span>
       </PageHead>
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {!info && !asked.problem && <Waiting lines={8} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {!info && !loaded.problem && <Waiting lines={8} />}
       {info && (
         <>
           <div class="columns-even">
-            <Panel title="Set">
+            <Panel title="Current baseline">
               {info.baseline ? (
                 <Facts
                   rows={[
                     ['Model', <code key="model">{info.baseline.cpu_model}</code>],
                     ['Level', info.baseline.level],
-                    ['Asked for as', info.baseline.asked],
-                    ['Without', info.baseline.without?.join(', ') || 'nothing'],
-                    ['Set', `by ${info.baseline.set_by}, ${dateTime(info.baseline.set_unix_ms)}`],
-                    ['Have to be restarted', counted(info.must_restart_count, 'VM')],
+                    ['Requested as', info.baseline.asked],
+                    ['Excluded features', info.baseline.without?.join(', ') || 'none'],
+                    ['Set by', `${info.baseline.set_by}, ${dateTime(info.baseline.set_unix_ms)}`],
+                    ['VMs to restart', count(info.must_restart_count)],
                   ]}
                 />
               ) : (
                 <p class="empty">
-                  None is set. An admin sets it with <code>godwit control cpu-baseline set</code>.
+                  No baseline. An admin sets one with <code>godwit control cpu-baseline set</code>.
                 </p>
               )}
             </Panel>
-            <Panel title="What all hosts have in common">
+            <Panel title="Common to all hosts">
               {info.common ? (
                 <Facts
                   rows={[
@@ -63,7 +63,7 @@ export function BaselinePage() {
                   ]}
                 />
               ) : (
-                <p class="empty">{info.no_common ?? 'It is not known yet.'}</p>
+                <p class="empty">{info.no_common ?? 'Not known yet.'}</p>
               )}
             </Panel>
           </div>
@@ -73,10 +73,10 @@ export function BaselinePage() {
                 <thead>
                   <tr>
                     <th scope="col">Host</th>
-                    <th scope="col">Against the baseline</th>
+                    <th scope="col">Baseline</th>
                     <th scope="col">Vendor</th>
                     <th scope="col">Accelerator</th>
-                    <th scope="col">Lacks</th>
+                    <th scope="col">Missing features</th>
                   </tr>
                 </thead>
                 <tbody>
@@ -94,7 +94,7 @@ export function BaselinePage() {
                       </td>
                       <td>{host.vendor ?? '–'}</td>
                       <td>{host.accel ?? '–'}</td>
-                      <td>{host.why ?? (host.lacks?.join(', ') || 'nothing')}</td>
+                      <td>{host.why ?? (host.lacks?.join(', ') || 'none')}</td>
                     </tr>
                   ))}
                 </tbody>

@@ -1,4 +1,4 @@
-/** Hands a JSON file to the browser. The token never stands in an address, so the file is made here. */
+/** Saves a JSON file in the browser. It is built here, so that no URL ever contains the token. */
 export function download(name: string, content: unknown): void {
   const blob = new Blob([`${JSON.stringify(content, null, 2)}\n`], { type: 'application/json' });
   const url = URL.createObjectURL(blob);

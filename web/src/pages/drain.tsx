@@ -1,10 +1,10 @@
-/** One drain: its plan, and how far it is. */
+/** One drain: its plan and its progress. */
 import { get, part, post, remove } from '../api/http';
 import type { Drain } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { Plan } from '../dialogs/drain';
-import { useAsked } from '../parts/asked';
 import { Act, HostLink, Link, Meter, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { drainLook, Status } from '../parts/status';
 import { drains, moves } from '../state/cluster';
 import { dateTime } from '../text/units';
@@ -12,9 +12,12 @@ import { MoveRow } from './overview';
 
 export function DrainPage({ id }: { id: string }) {
   const live = drains.get(id);
-  const asked = useAsked(live ? null : `drain ${id}`, (signal) => get<Drain>(`/drains/${part(id)}`, signal));
-  const drain = live ?? asked.value;
-  if (!drain) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={8} />;
+  const loaded = useLoaded(live ? null : `drain ${id}`, (signal) =>
+    get<Drain>(`/drains/${part(id)}`, signal),
+  );
+  const drain = live ?? loaded.value;
+  if (!drain)
+    return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={8} />;
   const gone = drain.vms.filter((vm) => vm.state === 'gone').length;
   const all = drain.vms.filter((vm) => vm.state !== 'stays').length;
   const running = [...moves.values()].filter(
@@ -29,18 +32,24 @@ export function DrainPage({ id }: { id: string }) {
       >
         <Status look={drainLook(drain.state)} />
         <span>
-          empties <HostLink name={drain.host} />
+          host <HostLink name={drain.host} />
         </span>
         <span class="muted">
-          asked for by {drain.asked_by}, {dateTime(drain.asked_unix_ms)}
-          {drain.ended_unix_ms ? `; over at ${dateTime(drain.ended_unix_ms)}` : ''}
+          requested by {drain.asked_by}, {dateTime(drain.asked_unix_ms)}
+          {drain.ended_unix_ms ? `; ended ${dateTime(drain.ended_unix_ms)}` : ''}
         </span>
       </PageHead>
       <div class="drain-bar">
-        <Meter label="Gone" share={all > 0 ? gone / all : 1} warnAt={2} badAt={2} text={`${gone} of ${all} gone`} />
+        <Meter
+          label="Moved"
+          share={all > 0 ? gone / all : 1}
+          warnAt={2}
+          badAt={2}
+          text={`${gone} of ${all} moved`}
+        />
       </div>
       {running.length > 0 && (
-        <Panel title={`Under way, ${running.length}`}>
+        <Panel title={`Running: ${running.length}`}>
           <ul class="rows">
             {running.map((move) => (
               <MoveRow key={move.id} move={move} />
@@ -64,9 +73,9 @@ function Actions({ drain }: { drain: Drain }) {
         kind="danger"
         onClick={() =>
           confirm({
-            title: `Cancel the drain of ${drain.host}`,
-            text: 'VMs that wait stay, those on their way arrive. The host takes VMs again if it did before.',
-            verb: 'Cancel the drain',
+            title: `Cancel drain of ${drain.host}`,
+            text: 'Waiting VMs stay, running moves finish. The host returns to its earlier state.',
+            verb: 'Cancel drain',
             run: () => remove(path),
           })
         }
@@ -81,9 +90,9 @@ function Actions({ drain }: { drain: Drain }) {
         needs="operator"
         onClick={() =>
           confirm({
-            title: `Undo the drain of ${drain.host}`,
-            text: 'The host takes VMs again, and those that the drain moved come back, the last first.',
-            verb: 'Undo the drain',
+            title: `Undo drain of ${drain.host}`,
+            text: 'The host leaves maintenance. The VMs that moved return, last moved first.',
+            verb: 'Undo drain',
             kind: 'primary',
             run: () => post(`${path}/undo`),
           })

@@ -1,16 +1,29 @@
-/** What happened since the page was loaded. */
+/** Events since the page was loaded. */
 import { Link, PageHead } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid } from '../parts/grid';
 import { parseFilter, passes } from '../state/filters';
-import { type Happening, happenings } from '../state/journal';
+import { type JournalEntry, journalEntries } from '../state/journal';
 import { route } from '../state/route';
 import { clock } from '../text/units';
 
-const COLUMNS: Column<Happening>[] = [
-  { id: 'number', title: 'Number', track: '80px', from: 560, isNumber: true, cell: (one) => one.number },
-  { id: 'time', title: 'Time', track: '80px', isNumber: true, cell: (one) => <time>{clock(one.unixMs)}</time> },
-  { id: 'kind', title: 'Of', track: '72px', cell: (one) => one.kind },
+const COLUMNS: Column<JournalEntry>[] = [
+  {
+    id: 'number',
+    title: 'Number',
+    track: '80px',
+    from: 560,
+    isNumber: true,
+    cell: (one) => one.number,
+  },
+  {
+    id: 'time',
+    title: 'Time',
+    track: '80px',
+    isNumber: true,
+    cell: (one) => <time>{clock(one.unixMs)}</time>,
+  },
+  { id: 'kind', title: 'Type', track: '72px', cell: (one) => one.kind },
   {
     id: 'name',
     title: 'Name',
@@ -19,7 +32,7 @@ const COLUMNS: Column<Happening>[] = [
   },
   {
     id: 'text',
-    title: 'What',
+    title: 'Event',
     track: 'minmax(160px, 3fr)',
     cell: (one) => (
       <span class={one.isTrouble ? 'tone-bad' : ''} title={one.text}>
@@ -30,26 +43,35 @@ const COLUMNS: Column<Happening>[] = [
 ];
 
 export function EventsPage() {
-  const all = happenings();
+  const all = journalEntries();
   const terms = parseFilter(route.value.query.get('filter') ?? '');
   const shown = terms.length === 0 ? all : all.filter((one) => passes(terms, fieldsOf(one)));
   return (
     <div class="page-fill">
       <PageHead title="Events">
         <span class="muted">
-          The newest first, since this page was loaded, 500 at most. `godwit control events` writes all of them.
+          The newest 500 since this page was loaded. <code>godwit control events</code> shows all.
         </span>
       </PageHead>
-      <FilterField label="Filter events" hint="name, of:move, what:failed" shown={shown.length} total={all.length} />
+      <FilterField
+        label="Filter events"
+        hint="name, type:move, event:failed"
+        shown={shown.length}
+        total={all.length}
+      />
       <Grid
         label="Events"
         rows={shown}
         columns={COLUMNS}
         rowKey={(one) => String(one.number)}
-        empty="Nothing has happened since this page was loaded."
+        empty="No events since this page was loaded."
       />
     </div>
   );
 }
 
-const fieldsOf = (one: Happening) => ({ of: one.kind, name: one.name.toLowerCase(), what: one.text.toLowerCase() });
+const fieldsOf = (one: JournalEntry) => ({
+  type: one.kind,
+  name: one.name.toLowerCase(),
+  event: one.text.toLowerCase(),
+});

@@ -1,4 +1,4 @@
-/** Moves and drains that are over. */
+/** Moves and drains that have ended. */
 import { useState } from 'preact/hooks';
 import { part } from '../api/http';
 import type { Drain, Move } from '../api/types';
@@ -56,7 +56,7 @@ const MOVE_COLUMNS: Column<Move>[] = [
   },
   {
     id: 'took',
-    title: 'Took',
+    title: 'Duration',
     track: '88px',
     from: 480,
     isNumber: true,
@@ -65,14 +65,15 @@ const MOVE_COLUMNS: Column<Move>[] = [
   },
   {
     id: 'by',
-    title: 'By',
+    title: 'User',
     track: '100px',
     from: 760,
-    cell: (move) => (move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by),
+    cell: (move) =>
+      move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by,
   },
   {
     id: 'why',
-    title: 'Why',
+    title: 'Reason',
     track: 'minmax(160px, 2fr)',
     from: 980,
     cell: (move) => (
@@ -86,12 +87,17 @@ const MOVE_COLUMNS: Column<Move>[] = [
 const DRAIN_COLUMNS: Column<Drain>[] = [
   {
     id: 'asked',
-    title: 'Asked for',
+    title: 'Requested',
     track: '150px',
     cell: (drain) => <Link to={`/drains/${part(drain.id)}`}>{dateTime(drain.asked_unix_ms)}</Link>,
     compare: (a, b) => a.asked_unix_ms - b.asked_unix_ms,
   },
-  { id: 'state', title: 'State', track: '110px', cell: (drain) => <Status look={drainLook(drain.state)} /> },
+  {
+    id: 'state',
+    title: 'State',
+    track: '110px',
+    cell: (drain) => <Status look={drainLook(drain.state)} />,
+  },
   {
     id: 'host',
     title: 'Host',
@@ -100,27 +106,28 @@ const DRAIN_COLUMNS: Column<Drain>[] = [
   },
   {
     id: 'gone',
-    title: 'Gone',
+    title: 'Moved',
     track: '64px',
     isNumber: true,
     cell: (drain) => drain.vms.filter((vm) => vm.state === 'gone').length,
   },
   {
     id: 'stay',
-    title: 'Stay',
+    title: 'Stayed',
     track: '64px',
     isNumber: true,
     cell: (drain) => drain.vms.filter((vm) => vm.state === 'stays').length,
   },
   {
     id: 'took',
-    title: 'Took',
+    title: 'Duration',
     track: '100px',
     from: 560,
     isNumber: true,
-    cell: (drain) => duration(drain.ended_unix_ms ? drain.ended_unix_ms - drain.asked_unix_ms : null),
+    cell: (drain) =>
+      duration(drain.ended_unix_ms ? drain.ended_unix_ms - drain.asked_unix_ms : null),
   },
-  { id: 'by', title: 'By', track: '120px', from: 640, cell: (drain) => drain.asked_by },
+  { id: 'by', title: 'User', track: '120px', from: 640, cell: (drain) => drain.asked_by },
 ];
 
 export function HistoryPage() {
@@ -130,9 +137,11 @@ export function HistoryPage() {
   const terms = parseFilter(query.get('filter') ?? '');
   const isDrains = query.get('of') === 'drains';
   const ended = [...moves.values()].filter(isOver);
-  const shown = terms.length === 0 ? ended : ended.filter((move) => passes(terms, moveFields(move)));
+  const shown =
+    terms.length === 0 ? ended : ended.filter((move) => passes(terms, moveFields(move)));
   const allDrains = [...drains.values()];
-  const shownDrains = terms.length === 0 ? allDrains : allDrains.filter((drain) => passes(terms, drainFields(drain)));
+  const shownDrains =
+    terms.length === 0 ? allDrains : allDrains.filter((drain) => passes(terms, drainFields(drain)));
   const task = useTask();
   const [lacking, setLacking] = useState<string | null>(null);
   return (
@@ -143,7 +152,7 @@ export function HistoryPage() {
           !isDrains && (
             <Act
               busy={task.busy}
-              blocked={shown.length === 0 ? 'There is nothing to download.' : null}
+              blocked={shown.length === 0 ? 'No reports to download.' : null}
               onClick={() => task.run(async () => setLacking(await downloadAll(shown)))}
             >
               Download reports
@@ -151,7 +160,7 @@ export function HistoryPage() {
           )
         }
       >
-        <nav class="switch" aria-label="Of what">
+        <nav class="switch" aria-label="Show">
           <button type="button" aria-pressed={!isDrains} onClick={() => setQuery('of', '')}>
             Moves
           </button>
@@ -177,7 +186,7 @@ export function HistoryPage() {
             rowKey={(drain) => drain.id}
             sorting={drainSorting}
             onSort={setDrainSorting}
-            empty="No drain is known."
+            empty="No drains."
           />
         </>
       ) : (
@@ -189,13 +198,13 @@ export function HistoryPage() {
             total={ended.length}
           />
           <Grid
-            label="Moves that are over"
+            label="Ended moves"
             rows={shown}
             columns={MOVE_COLUMNS}
             rowKey={(move) => move.id}
             sorting={sorting}
             onSort={setSorting}
-            empty={ended.length === 0 ? 'No move has ended yet.' : 'No move passes the filter.'}
+            empty={ended.length === 0 ? 'No ended moves.' : 'No moves match the filter.'}
           />
         </>
       )}
@@ -218,7 +227,7 @@ function drainFields(drain: Drain) {
   return { host: drain.host.toLowerCase(), state: drain.state, by: drain.asked_by.toLowerCase() };
 }
 
-/** What the file lacks, in words. */
+/** Saves the reports; returns a note about moves that the file does not contain. */
 async function downloadAll(shown: Move[]): Promise<string | null> {
   const reports = await reportsOf(shown);
   download('godwit-moves.json', reports.moves);

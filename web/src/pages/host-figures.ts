@@ -1,14 +1,15 @@
-/** What a host's figures come to. */
+/** Shares and texts of a host's memory and load. */
 import type { HostSummary } from '../api/types';
 import { bytes } from '../text/units';
 
 export function memoryShare(host: HostSummary): number {
-  const total = host.memory_total_bytes || host.memory_available_bytes + host.memory_committed_bytes;
+  const total =
+    host.memory_total_bytes || host.memory_available_bytes + host.memory_committed_bytes;
   return total > 0 ? 1 - host.memory_available_bytes / total : 0;
 }
 
 export function memoryText(host: HostSummary): string {
-  return host.state === 'unknown' ? '–' : `${bytes(host.memory_available_bytes)} left`;
+  return host.state === 'unknown' ? '–' : `${bytes(host.memory_available_bytes)} free`;
 }
 
 export function loadShare(host: HostSummary): number {
@@ -16,5 +17,7 @@ export function loadShare(host: HostSummary): number {
 }
 
 export function loadText(host: HostSummary): string {
-  return host.logical_cores ? `${(host.load_average_1min ?? 0).toFixed(1)} of ${host.logical_cores} cores` : '–';
+  return host.logical_cores
+    ? `${(host.load_average_1min ?? 0).toFixed(1)} of ${host.logical_cores} cores`
+    : '–';
 }

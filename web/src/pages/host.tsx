@@ -1,14 +1,24 @@
-/** One host: its load, its VMs, maintenance and drain. */
+/** One host: load, VMs, maintenance and drain. */
 import { get, part, patch } from '../api/http';
 import type { HostInfo, ManagedHost } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openDrain } from '../dialogs/drain';
-import { useAsked } from '../parts/asked';
-import { Act, Facts, Figure, Labels, Link, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import {
+  Act,
+  Facts,
+  Figure,
+  Labels,
+  Link,
+  PageHead,
+  Panel,
+  ProblemBox,
+  Waiting,
+} from '../parts/basics';
 import { Grid } from '../parts/grid';
+import { useLoaded } from '../parts/loaded';
 import { drainLook, hostLook, Status } from '../parts/status';
 import { drains, hosts, vms } from '../state/cluster';
-import { bitsPerSecond, bytes, counted, dateTime, percent } from '../text/units';
+import { bitsPerSecond, bytes, dateTime, percent } from '../text/units';
 import { loadShare, memoryShare } from './host-figures';
 import { VM_COLUMNS } from './vm-columns';
 
@@ -16,13 +26,14 @@ const COLUMNS = VM_COLUMNS.filter((column) => column.id !== 'host');
 
 export function HostPage({ name }: { name: string }) {
   const host = hosts.get(name);
-  const asked = useAsked(`host ${name} ${host?.state} ${host?.maintenance}`, (signal) =>
+  const loaded = useLoaded(`host ${name} ${host?.state} ${host?.maintenance}`, (signal) =>
     get<ManagedHost>(`/hosts/${part(name)}`, signal),
   );
   if (!host) {
-    return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+    return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   }
-  const info = asked.value?.info;
+  const info = loaded.value?.info;
+  const total = host.memory_total_bytes || info?.memory_total_bytes;
   const here = vms.sorted().filter((vm) => vm.host === name);
   const drain = [...drains.values()].find(
     (one) => one.host === name && (one.state === 'running' || one.state === 'undoing'),
@@ -35,12 +46,18 @@ export function HostPage({ name }: { name: string }) {
         side={
           <>
             <Act needs="operator" onClick={() => toggleMaintenance(name, !host.maintenance)}>
-              {host.maintenance ? 'End maintenance' : 'Maintenance'}
+              {host.maintenance ? 'Exit maintenance' : 'Enter maintenance'}
             </Act>
             <Act
               kind="primary"
               needs="operator"
-              blocked={host.state !== 'up' ? 'Its agent is not heard.' : drain ? 'It is being drained.' : null}
+              blocked={
+                host.state !== 'up'
+                  ? 'The host does not respond.'
+                  : drain
+                    ? 'The host is being drained.'
+                    : null
+              }
               onClick={() => openDrain(name)}
             >
               Drain
@@ -55,17 +72,22 @@ export function HostPage({ name }: { name: string }) {
       </PageHead>
       {drain && (
         <p class="notice">
-          <Status look={drainLook(drain.state)} /> <Link to={`/drains/${part(drain.id)}`}>A drain</Link> empties it.
+          <Status look={drainLook(drain.state)} />{' '}
+          <Link to={`/drains/${part(drain.id)}`}>A drain</Link> is moving all VMs off this host.
         </p>
       )}
       <dl class="figures figures-strip">
-        <Figure label="VMs" value={String(host.vms)} note={`${host.moves_out} leaving, ${host.moves_in} arriving`} />
         <Figure
-          label="Memory taken"
-          value={percent(memoryShare(host))}
-          note={`${bytes(host.memory_available_bytes)} left of ${bytes(host.memory_total_bytes || info?.memory_total_bytes)}`}
+          label="VMs"
+          value={String(host.vms)}
+          note={`${host.moves_out} moving out, ${host.moves_in} moving in`}
         />
-        <Figure label="Promised to VMs" value={bytes(host.memory_committed_bytes)} />
+        <Figure
+          label="Memory used"
+          value={percent(memoryShare(host))}
+          note={`${bytes(host.memory_available_bytes)} free of ${bytes(total)}`}
+        />
+        <Figure label="Memory of VMs" value={bytes(host.memory_committed_bytes)} />
         <Figure
           label="Load"
           value={host.logical_cores ? percent(loadShare(host)) : '–'}
@@ -76,18 +98,18 @@ export function HostPage({ name }: { name: string }) {
           }
         />
       </dl>
-      <Panel title={`VMs here, ${here.length}`}>
+      <Panel title={`VMs on this host: ${here.length}`}>
         <Grid
           label={`VMs on ${name}`}
           rows={here}
           columns={COLUMNS}
           rowKey={(vm) => vm.name}
-          empty="No VM is here."
+          empty="No VMs on this host."
           mostRows={14}
         />
       </Panel>
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {asked.value ? <About host={asked.value} info={info ?? {}} /> : <Waiting lines={4} />}
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {loaded.value ? <About host={loaded.value} info={info ?? {}} /> : <Waiting lines={4} />}
     </>
   );
 }
@@ -102,11 +124,11 @@ function About({ host, info }: { host: ManagedHost; info: HostInfo }) {
             ['Kernel', info.kernel],
             ['QEMU', info.qemu_problem ?? info.qemu_version],
             ['KVM', info.kvm === undefined ? null : info.kvm ? 'yes' : `no: ${info.kvm_reason}`],
-            ['Memory tracking', info.tracking_problem ?? 'works'],
+            ['Memory tracking', info.tracking_problem ?? 'available'],
             ['CPU', info.cpu ? `${info.cpu.vendor ?? ''} ${info.cpu.level ?? ''}` : null],
             ['Huge pages', info.huge_pages ? 'yes' : 'no'],
-            ['Lacks of the baseline', host.lacks_of_baseline?.join(', ') || 'nothing'],
-            ['Heard last', dateTime(host.heard_unix_ms)],
+            ['Missing baseline features', host.lacks_of_baseline?.join(', ') || 'none'],
+            ['Last contact', dateTime(host.heard_unix_ms)],
           ]}
         />
       </Panel>
@@ -115,7 +137,7 @@ function About({ host, info }: { host: ManagedHost; info: HostInfo }) {
           rows={[
             ['Migration addresses', info.migration_addresses?.join(', ') || 'none'],
             ['Link', bitsPerSecond(host.link_bits_per_s)],
-            ['Moves at once', host.most_moves ?? "by its link's speed"],
+            ['Concurrent moves', host.most_moves ?? 'by link speed'],
             [
               'Networks',
               Object.entries(info.networks ?? {})
@@ -126,7 +148,10 @@ function About({ host, info }: { host: ManagedHost; info: HostInfo }) {
             [
               'Datastores',
               Object.entries(info.datastores ?? {})
-                .map(([path, room]) => `${path}: ${bytes(room.free_bytes)} free of ${bytes(room.total_bytes)}`)
+                .map(
+                  ([path, room]) =>
+                    `${path}: ${bytes(room.free_bytes)} free of ${bytes(room.total_bytes)}`,
+                )
                 .join(', ') || 'none',
             ],
           ]}
@@ -139,11 +164,12 @@ function About({ host, info }: { host: ManagedHost; info: HostInfo }) {
 function toggleMaintenance(name: string, maintenance: boolean): void {
   const here = hosts.peek(name)?.vms ?? 0;
   confirm({
-    title: maintenance ? `Set ${name} into maintenance` : `End maintenance of ${name}`,
+    title: maintenance ? `Enter maintenance: ${name}` : `Exit maintenance: ${name}`,
     text: maintenance
-      ? `No VM comes to ${name} from now on. ${counted(here, 'VM')} there ${here === 1 ? 'stays' : 'stay'} and ${here === 1 ? 'runs' : 'run'} on. To empty the host, drain it instead.`
-      : `${name} takes VMs again.`,
-    verb: maintenance ? 'Set into maintenance' : 'End maintenance',
+      ? `The manager places no more VMs on ${name}. Its VMs (${here}) keep running. ` +
+        'To move them away, drain the host instead.'
+      : `The manager places VMs on ${name} again.`,
+    verb: maintenance ? 'Enter maintenance' : 'Exit maintenance',
     kind: 'primary',
     run: () => patch(`/hosts/${part(name)}`, { maintenance }),
   });

@@ -39,7 +39,7 @@ const COLUMNS: Column<HostSummary>[] = [
     title: 'Memory',
     track: 'minmax(150px, 1.3fr)',
     from: 480,
-    cell: (host) => <Meter label="Memory taken" share={memoryShare(host)} text={memoryText(host)} />,
+    cell: (host) => <Meter label="Memory used" share={memoryShare(host)} text={memoryText(host)} />,
     compare: (a, b) => memoryShare(a) - memoryShare(b),
   },
   {
@@ -52,7 +52,7 @@ const COLUMNS: Column<HostSummary>[] = [
   },
   {
     id: 'out',
-    title: 'Leaving',
+    title: 'Outgoing',
     track: '76px',
     from: 760,
     isNumber: true,
@@ -61,7 +61,7 @@ const COLUMNS: Column<HostSummary>[] = [
   },
   {
     id: 'in',
-    title: 'Arriving',
+    title: 'Incoming',
     track: '76px',
     from: 760,
     isNumber: true,
@@ -87,7 +87,12 @@ export function HostsPage() {
       <PageHead title="Hosts">
         <span class="muted">{counted(all.length, 'host')}</span>
       </PageHead>
-      <FilterField label="Filter hosts" hint="name, state:up, label:rack=1" shown={shown.length} total={all.length} />
+      <FilterField
+        label="Filter hosts"
+        hint="name, state:up, label:rack=1"
+        shown={shown.length}
+        total={all.length}
+      />
       <Grid
         label="Hosts"
         rows={shown}
@@ -95,12 +100,16 @@ export function HostsPage() {
         rowKey={(host) => host.name}
         sorting={sorting}
         onSort={setSorting}
-        empty={all.length === 0 ? 'The cluster has no host yet.' : 'No host passes the filter.'}
+        empty={all.length === 0 ? 'No hosts.' : 'No hosts match the filter.'}
       />
     </div>
   );
 }
 
 function fieldsOf(host: HostSummary) {
-  return { name: host.name.toLowerCase(), state: hostLook(host).text, label: labelText(host.labels) };
+  return {
+    name: host.name.toLowerCase(),
+    state: `${hostLook(host).text} ${host.state}`,
+    label: labelText(host.labels),
+  };
 }

@@ -1,4 +1,4 @@
-/** Who is not known shows a token. */
+/** Login with a token. */
 import { useState } from 'preact/hooks';
 import { ProblemBox, useTask } from '../parts/basics';
 import { Bird } from '../parts/bird';
@@ -34,8 +34,8 @@ export function LoginPage() {
             aria-describedby="token-hint"
           />
           <small id="token-hint" class="muted">
-            An admin makes one with <code>godwit control token create NAME --role operator</code>. It is kept in this
-            tab alone.
+            An admin creates one with <code>godwit control token create NAME --role operator</code>.
+            It is kept in this tab only, until the tab is closed.
           </small>
         </div>
         {problem && <ProblemBox problem={problem} />}

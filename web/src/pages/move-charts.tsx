@@ -1,4 +1,6 @@
-/** A running migration in pictures: what remains, what is written against what is carried, each lane, what a client of the guest sees. */
+/**
+ * Charts of a running migration: remaining bytes, dirty rate and bandwidth, lanes, guest latency.
+ */
 import type { Progress } from '../api/types';
 import { Chart, type Mark } from '../charts/chart';
 import type { PhaseMark, Samples } from '../state/samples';
@@ -41,7 +43,9 @@ export function MoveCharts({
             isFilled: true,
           },
         ]}
-        spoken={last ? `${bytes(last.remaining_bytes)} of ${bytes(last.total_bytes)}` : 'no figures yet'}
+        spoken={
+          last ? `${bytes(last.remaining_bytes)} of ${bytes(last.total_bytes)}` : 'no data yet'
+        }
       />
       <Chart
         title="Dirty rate and bandwidth"
@@ -50,16 +54,25 @@ export function MoveCharts({
         format={bytesPerSecond}
         isBytes
         series={[
-          { label: 'bandwidth', colour: 'series-1', values: points.map((point) => point.bandwidth_bytes_per_s) },
-          { label: 'dirty rate', colour: 'series-2', values: points.map((point) => point.dirty_bytes_per_s) },
+          {
+            label: 'bandwidth',
+            colour: 'series-1',
+            values: points.map((point) => point.bandwidth_bytes_per_s),
+          },
+          {
+            label: 'dirty rate',
+            colour: 'series-2',
+            values: points.map((point) => point.dirty_bytes_per_s),
+          },
           ...(throttled.some((value) => value !== null)
             ? [{ label: 'throttled to', colour: 'series-4', values: throttled, dash: [4, 3] }]
             : []),
         ]}
         spoken={
           last
-            ? `${bytesPerSecond(last.dirty_bytes_per_s)} written, ${bytesPerSecond(last.bandwidth_bytes_per_s)} carried`
-            : 'no figures yet'
+            ? `dirty rate ${bytesPerSecond(last.dirty_bytes_per_s)}, ` +
+              `bandwidth ${bytesPerSecond(last.bandwidth_bytes_per_s)}`
+            : 'no data yet'
         }
       />
       {lanes.length > 0 ? (
@@ -75,20 +88,27 @@ export function MoveCharts({
             colour: LANE_COLOURS[at % LANE_COLOURS.length] ?? 'series-1',
             values: lane.rates,
           }))}
-          spoken={lanes.map((lane) => `${lane.name} ${bytesPerSecond(lane.rates.at(-1))}`).join(', ')}
+          spoken={lanes
+            .map((lane) => `${lane.name} ${bytesPerSecond(lane.rates.at(-1))}`)
+            .join(', ')}
         />
       ) : (
         throughput === undefined && (
           <Chart
-            title="Sent in all"
+            title="Total sent"
             times={times}
             marks={marks}
             format={bytes}
             isBytes
             series={[
-              { label: 'sent', colour: 'series-3', values: points.map((point) => point.sent_bytes), isFilled: true },
+              {
+                label: 'sent',
+                colour: 'series-3',
+                values: points.map((point) => point.sent_bytes),
+                isFilled: true,
+              },
             ]}
-            spoken={last ? bytes(last.sent_bytes) : 'no figures yet'}
+            spoken={last ? bytes(last.sent_bytes) : 'no data yet'}
           />
         )
       )}
@@ -99,7 +119,7 @@ export function MoveCharts({
           marks={marks}
           format={duration}
           series={[{ label: 'round trip', colour: 'series-4', values: latency }]}
-          spoken={`a client's round trip to the guest, ${duration(latency.findLast((value) => value !== null))}`}
+          spoken={`client to guest ${duration(latency.findLast((value) => value !== null))}`}
         />
       )}
       {throughput && throughput.length > 1 && <Throughput points={throughput} />}
@@ -107,7 +127,7 @@ export function MoveCharts({
   );
 }
 
-/** What was carried between the points of a report. */
+/** Bandwidth between the points of a report. */
 function Throughput({ points }: { points: { ms: number; bytes: number }[] }) {
   const rates = points.map((point, at) => {
     const before = points[at - 1] ?? { ms: 0, bytes: 0 };
@@ -116,12 +136,12 @@ function Throughput({ points }: { points: { ms: number; bytes: number }[] }) {
   });
   return (
     <Chart
-      title="Bandwidth of all lanes"
+      title="Total bandwidth"
       times={points.map((point) => point.ms / 1e3)}
       format={bytesPerSecond}
       isBytes
       series={[{ label: 'bandwidth', colour: 'series-1', values: rates, isFilled: true }]}
-      spoken={`${bytes(points.at(-1)?.bytes)} in all`}
+      spoken={`${bytes(points.at(-1)?.bytes)} in total`}
     />
   );
 }
@@ -135,15 +155,17 @@ interface LaneLine {
   rates: (number | null)[];
 }
 
-/** Each lane's rate over time; none where it was not there. */
+/** Each lane's rate over time; null where the lane did not exist. */
 export function lanesOf(points: Progress[]): LaneLine[] {
   const names = new Set<string>();
   for (const point of points) for (const lane of point.lanes ?? []) names.add(laneName(lane));
-  // What has no address yet carries nothing yet.
+  // A lane without an address has not carried anything yet.
   names.delete('');
   return [...names].map((name) => ({
     name,
-    rates: points.map((point) => point.lanes?.find((lane) => laneName(lane) === name)?.bytes_per_s ?? null),
+    rates: points.map(
+      (point) => point.lanes?.find((lane) => laneName(lane) === name)?.bytes_per_s ?? null,
+    ),
   }));
 }
 

@@ -1,10 +1,20 @@
-/** One move: while it runs, and the report when it is over. */
+/** One move: its progress, then its report. */
 import { useEffect } from 'preact/hooks';
 import { get, getIfThere, part, remove } from '../api/http';
 import type { Move, MoveSamples } from '../api/types';
-import { useAsked } from '../parts/asked';
-import { Act, Figure, HostLink, Link, PageHead, ProblemBox, useTask, VmLink, Waiting } from '../parts/basics';
-import { PhaseRail } from '../parts/phases';
+import {
+  Act,
+  Figure,
+  HostLink,
+  Link,
+  PageHead,
+  ProblemBox,
+  useTask,
+  VmLink,
+  Waiting,
+} from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
+import { etaMs, PhaseRail } from '../parts/phases';
 import { moveLook, Status } from '../parts/status';
 import { isOver, moves } from '../state/cluster';
 import { samplesOf } from '../state/samples';
@@ -15,25 +25,32 @@ import { ReportView } from './report';
 
 export function MovePage({ id }: { id: string }) {
   const live = moves.get(id);
-  // A report is told of one move alone; asked for again when it is over.
-  const asked = useAsked(`${id} ${live ? isOver(live) : ''}`, (signal) => get<Move>(`/moves/${part(id)}`, signal));
-  const move = merged(live, asked.value);
+  // Only the request for a single move returns the report. It is repeated when the move ends.
+  const loaded = useLoaded(`${id} ${live ? isOver(live) : ''}`, (signal) =>
+    get<Move>(`/moves/${part(id)}`, signal),
+  );
+  const move = merged(live, loaded.value);
   const task = useTask();
   useEffect(() => {
     void getIfThere<MoveSamples>(`/moves/${part(id)}/samples`)
-      .then((told) => {
-        if (told?.samples.length) samplesOf(id).prepend(told.samples);
+      .then((earlier) => {
+        if (earlier?.samples.length) samplesOf(id).prepend(earlier.samples);
       })
       .catch(() => undefined);
   }, [id]);
-  if (!move) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+  if (!move)
+    return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   const samples = samplesOf(id);
   const report = move.report;
   return (
     <>
       <PageHead
         title={`Move of ${move.vm}`}
-        above={<Link to={isOver(move) ? '/history' : '/queue'}>{isOver(move) ? 'History' : 'Queue'}</Link>}
+        above={
+          <Link to={isOver(move) ? '/history' : '/queue'}>
+            {isOver(move) ? 'History' : 'Queue'}
+          </Link>
+        }
         side={
           <>
             {report && (
@@ -57,10 +74,10 @@ export function MovePage({ id }: { id: string }) {
         <Status look={moveLook(move)} />
         <span>
           <VmLink name={move.vm} />: <HostLink name={move.from} /> →{' '}
-          {move.to ? <HostLink name={move.to} /> : 'not chosen yet'}
+          {move.to ? <HostLink name={move.to} /> : 'no host chosen yet'}
         </span>
         <span class="muted">
-          asked for by {move.asked_by}, {dateTime(move.asked_unix_ms)}
+          requested by {move.asked_by}, {dateTime(move.asked_unix_ms)}
         </span>
         {move.drain && <Link to={`/drains/${part(move.drain)}`}>part of a drain</Link>}
       </PageHead>
@@ -70,7 +87,7 @@ export function MovePage({ id }: { id: string }) {
           problem={{
             status: 0,
             code: move.failure.code,
-            title: 'The move failed',
+            title: 'Move failed',
             detail: move.failure.message,
             remedy: move.failure.remedy,
           }}
@@ -78,17 +95,20 @@ export function MovePage({ id }: { id: string }) {
       )}
       {move.waits && !isOver(move) && (
         <p class="notice">
-          <strong>Waits</strong> {move.waits.text}
+          <strong>Waiting</strong> {move.waits.text}
         </p>
       )}
       <PhaseRail move={move} />
       <Figures move={move} />
       {samples.points.length > 1 || report?.bandwidth?.length ? (
-        <MoveCharts samples={samples} throughput={report?.bandwidth?.length ? report.bandwidth : undefined} />
+        <MoveCharts
+          samples={samples}
+          throughput={report?.bandwidth?.length ? report.bandwidth : undefined}
+        />
       ) : null}
       {move.to_reason && (
         <p class="reason">
-          <strong>Why {move.to}</strong> {move.to_reason}
+          <strong>Placement</strong> {move.to_reason}
         </p>
       )}
       {report && <ReportView report={report} />}
@@ -96,15 +116,18 @@ export function MovePage({ id }: { id: string }) {
   );
 }
 
-function merged(live: Move | undefined, asked: Move | undefined): Move | undefined {
-  if (!live || !asked) return live ?? asked;
-  return isOver(asked) && !isOver(live) ? asked : { ...asked, ...live, report: live.report ?? asked.report ?? null };
+function merged(live: Move | undefined, loaded: Move | undefined): Move | undefined {
+  if (!live || !loaded) return live ?? loaded;
+  return isOver(loaded) && !isOver(live)
+    ? loaded
+    : { ...loaded, ...live, report: live.report ?? loaded.report ?? null };
 }
 
 function Figures({ move }: { move: Move }) {
   const { progress, report } = move;
   const predicted = report?.predicted;
-  const pending = isOver(move) ? 'none' : 'to come';
+  const rate = bytesPerSecond(progress?.bandwidth_bytes_per_s);
+  const pending = isOver(move) ? 'not measured' : 'pending';
   return (
     <dl class="figures figures-big">
       <Figure
@@ -115,15 +138,21 @@ function Figures({ move }: { move: Move }) {
           report?.switchover_ms == null
             ? pending
             : predicted
-              ? `foreseen ${duration(predicted.switchover_ms)}`
-              : "the vCPUs' pause"
+              ? `predicted ${duration(predicted.switchover_ms)}`
+              : 'vCPU pause'
         }
       />
       <Figure
         size="big"
         label="Blackout"
         value={report?.blackout_ms != null ? duration(report.blackout_ms) : '–'}
-        note={report ? (report.blackout_ms == null ? 'nobody watched from outside' : 'seen by a client') : pending}
+        note={
+          report
+            ? report.blackout_ms == null
+              ? 'Not measured: name an address to probe'
+              : 'seen by a client'
+            : pending
+        }
       />
       {report ? (
         <>
@@ -131,7 +160,11 @@ function Figures({ move }: { move: Move }) {
             size="big"
             label="Migration time"
             value={duration(report.migration_time_ms)}
-            note={predicted ? `foreseen ${duration(predicted.migration_time_ms)}` : 'from request to release'}
+            note={
+              predicted
+                ? `predicted ${duration(predicted.migration_time_ms)}`
+                : 'from request to release'
+            }
           />
           <Figure
             size="big"
@@ -144,17 +177,15 @@ function Figures({ move }: { move: Move }) {
         <>
           <Figure
             size="big"
-            label="Time left"
-            value={progress?.eta_ms != null ? countdown(progress.eta_ms) : '–'}
-            note={progress ? `${countdown(progress.elapsed_ms)} so far` : 'not begun'}
+            label="Time remaining"
+            value={countdown(etaMs(progress))}
+            note={progress ? `${countdown(progress.elapsed_ms)} elapsed` : 'not started'}
           />
           <Figure
             size="big"
             label="Remaining"
             value={bytes(progress?.remaining_bytes)}
-            note={
-              progress ? `of ${bytes(progress.total_bytes)}, at ${bytesPerSecond(progress.bandwidth_bytes_per_s)}` : ''
-            }
+            note={progress ? `of ${bytes(progress.total_bytes)}, ${rate}` : ''}
           />
         </>
       )}
@@ -162,8 +193,8 @@ function Figures({ move }: { move: Move }) {
   );
 }
 
-/** The manager's own file where it serves one, else what is shown. */
+/** The manager's report file where it serves one, else the report that is shown. */
 async function downloadReport(move: Move): Promise<void> {
-  const told = await getIfThere<unknown>(`/moves/${part(move.id)}/report`).catch(() => undefined);
-  download(`${move.vm}-${move.id}.json`, told ?? move.report);
+  const served = await getIfThere<unknown>(`/moves/${part(move.id)}/report`).catch(() => undefined);
+  download(`${move.vm}-${move.id}.json`, served ?? move.report);
 }

@@ -1,15 +1,27 @@
-/** The first page: how the cluster is, what moves, what needs somebody. */
+/** The first page: cluster totals, running moves, hosts, problems and recent events. */
 import { managerNow } from '../api/clock';
 import type { HostSummary, Move, VmSummary } from '../api/types';
 import { openCreateVm } from '../dialogs/create-vm';
-import { Act, Empty, Figure, HostLink, Link, Meter, PageHead, Panel, VmLink } from '../parts/basics';
+import {
+  Act,
+  Empty,
+  Figure,
+  HostLink,
+  Link,
+  Meter,
+  PageHead,
+  Panel,
+  VmLink,
+} from '../parts/basics';
+import { etaMs } from '../parts/phases';
 import { hostLook, Mark, moveLook, Status } from '../parts/status';
 import { cluster, hosts, isOver, moves, rules, vms } from '../state/cluster';
-import { happenings } from '../state/journal';
+import { journalEntries } from '../state/journal';
 import { bytes, clock, count, countdown, counted, percent } from '../text/units';
 import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
 
-const LATELY_MS = 3_600_000;
+/** How long a failed move stays in the list of problems. */
+const RECENT_MS = 3_600_000;
 const MOST_ROWS = 16;
 
 export function OverviewPage() {
@@ -27,8 +39,10 @@ export function OverviewPage() {
         }
       >
         <span class="muted">
-          {cluster.value?.leader ? `${cluster.value.leader.name} leads` : 'no manager leads'}, version{' '}
-          {cluster.value?.version ?? '–'}
+          {cluster.value?.leader
+            ? `Manager ${cluster.value.leader.name}: active`
+            : 'No active manager'}
+          , version {cluster.value?.version ?? '–'}
         </span>
       </PageHead>
       <Totals hosts={allHosts} vms={allVms} moves={allMoves} />
@@ -39,7 +53,7 @@ export function OverviewPage() {
         </div>
         <div class="column-narrow">
           <Attention hosts={allHosts} vms={allVms} moves={allMoves} />
-          <Lately />
+          <RecentEvents />
         </div>
       </div>
     </>
@@ -48,13 +62,18 @@ export function OverviewPage() {
 
 function Totals(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }) {
   const up = props.hosts.filter((host) => host.state === 'up');
-  const running = props.vms.filter((vm) => vm.state === 'running' || vm.state === 'migrating-out').length;
-  const sum = (of: (host: HostSummary) => number) => up.reduce((whole, host) => whole + of(host), 0);
+  const running = props.vms.filter(
+    (vm) => vm.state === 'running' || vm.state === 'migrating-out',
+  ).length;
+  const sum = (of: (host: HostSummary) => number) =>
+    up.reduce((whole, host) => whole + of(host), 0);
   const memory = sum((host) => host.memory_total_bytes ?? 0);
   const free = sum((host) => host.memory_available_bytes);
   const cores = sum((host) => host.logical_cores ?? 0);
   const load = sum((host) => host.load_average_1min ?? 0);
-  const moving = props.moves.filter((move) => move.state === 'running' || move.state === 'starting').length;
+  const moving = props.moves.filter(
+    (move) => move.state === 'running' || move.state === 'starting',
+  ).length;
   const waiting = props.moves.filter((move) => move.state === 'waiting').length;
   const maintained = props.hosts.filter((host) => host.maintenance).length;
   return (
@@ -65,11 +84,19 @@ function Totals(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }
         value={count(up.length)}
         note={`of ${props.hosts.length}${maintained > 0 ? `, ${maintained} in maintenance` : ''}`}
       />
-      <Figure label="Moves running" value={count(moving)} note={waiting > 0 ? `${waiting} waiting` : 'none waiting'} />
       <Figure
-        label="Memory taken"
-        value={memory > 0 ? percent(1 - free / memory) : bytes(sum((host) => host.memory_committed_bytes))}
-        note={memory > 0 ? `${bytes(free)} left` : `${bytes(free)} left`}
+        label="Moves running"
+        value={count(moving)}
+        note={waiting > 0 ? `${waiting} waiting` : 'none waiting'}
+      />
+      <Figure
+        label="Memory used"
+        value={
+          memory > 0
+            ? percent(1 - free / memory)
+            : bytes(sum((host) => host.memory_committed_bytes))
+        }
+        note={`${bytes(free)} free`}
       />
       <Figure
         label="Load"
@@ -86,16 +113,16 @@ function Running({ moves: all }: { moves: Move[] }) {
   running.sort((a, b) => (a.started_unix_ms ?? 0) - (b.started_unix_ms ?? 0));
   return (
     <Panel
-      title="Moves under way"
+      title="Running moves"
       side={
         <Link to="/queue" class="panel-link">
-          {waiting > 0 ? `Queue, ${waiting} waiting` : 'Queue'}
+          {waiting > 0 ? `Queue: ${waiting} waiting` : 'Queue'}
         </Link>
       }
     >
       {running.length === 0 ? (
         <div class="rows-steady">
-          <Empty>No VM is being moved.</Empty>
+          <Empty>No moves are running.</Empty>
         </div>
       ) : (
         <ul class="rows rows-steady">
@@ -115,7 +142,8 @@ function Running({ moves: all }: { moves: Move[] }) {
 
 export function MoveRow({ move }: { move: Move }) {
   const progress = move.progress;
-  const done = progress && progress.total_bytes > 0 ? 1 - progress.remaining_bytes / progress.total_bytes : 0;
+  const done =
+    progress && progress.total_bytes > 0 ? 1 - progress.remaining_bytes / progress.total_bytes : 0;
   return (
     <li class="move-row">
       <Link to={`/moves/${encodeURIComponent(move.id)}`} class="move-row-vm">
@@ -130,16 +158,17 @@ export function MoveRow({ move }: { move: Move }) {
         share={done}
         warnAt={2}
         badAt={2}
-        text={progress ? `${bytes(progress.remaining_bytes)} left` : 'not begun'}
+        text={progress ? `${bytes(progress.remaining_bytes)} left` : 'not started'}
       />
-      <span class="number muted">{progress?.eta_ms != null ? countdown(progress.eta_ms) : '–'}</span>
+      <span class="number muted">{countdown(etaMs(progress))}</span>
     </li>
   );
 }
 
 function Load({ hosts: all }: { hosts: HostSummary[] }) {
-  // In steps, so that a figure that moves a little does not change the order under somebody's eyes.
-  const weight = (host: HostSummary) => (host.state === 'up' ? Math.round(memoryShare(host) * 10) : 100);
+  // Rounded to tenths: small changes of a figure must not reorder the list while someone reads it.
+  const weight = (host: HostSummary) =>
+    host.state === 'up' ? Math.round(memoryShare(host) * 10) : 100;
   const ordered = [...all].sort((a, b) => weight(b) - weight(a));
   return (
     <Panel
@@ -152,8 +181,8 @@ function Load({ hosts: all }: { hosts: HostSummary[] }) {
     >
       {ordered.length === 0 ? (
         <Empty>
-          The cluster has no host yet. Make a token with <code>godwit control join-token create NAME</code> and run{' '}
-          <code>godwit host join</code> at the host.
+          No hosts. Create a join token with <code>godwit control join-token create NAME</code>,
+          then run <code>godwit host join</code> on the host.
         </Empty>
       ) : (
         <ul class="rows">
@@ -187,14 +216,14 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
         key: `h${host.name}`,
         tone: 'bad',
         what: <HostLink name={host.name} />,
-        why: host.reason ?? 'its agent does not answer',
+        why: host.reason ?? 'the agent does not respond',
       });
     else if (host.lacks_of_baseline?.length)
       found.push({
         key: `b${host.name}`,
         tone: 'warn',
         what: <HostLink name={host.name} />,
-        why: `lacks ${host.lacks_of_baseline.join(', ')} of the CPU baseline`,
+        why: `below the CPU baseline: lacks ${host.lacks_of_baseline.join(', ')}`,
       });
   }
   for (const vm of allVms) {
@@ -203,17 +232,22 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
         key: `v${vm.name}`,
         tone: 'bad',
         what: <VmLink name={vm.name} />,
-        why: `two guests of that name run, at ${vm.host} and ${vm.also_runs_at.join(', ')}: one has to be ended`,
+        why: `also runs on ${vm.also_runs_at.join(', ')}: one of these VMs must be ended`,
       });
     else if (vm.in_doubt)
       found.push({
         key: `v${vm.name}`,
         tone: 'bad',
         what: <VmLink name={vm.name} />,
-        why: 'in doubt: it is not known which host runs it',
+        why: 'in doubt: the host that runs it is unknown',
       });
     else if (vm.state === 'failed')
-      found.push({ key: `v${vm.name}`, tone: 'bad', what: <VmLink name={vm.name} />, why: vm.reason ?? 'failed' });
+      found.push({
+        key: `v${vm.name}`,
+        tone: 'bad',
+        what: <VmLink name={vm.name} />,
+        why: vm.reason ?? 'failed',
+      });
   }
   for (const rule of rules.sorted()) {
     if (rule.state === 'broken')
@@ -224,14 +258,14 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
         why: `rule is broken by ${counted(rule.broken_by_count, 'VM')}`,
       });
   }
-  const since = managerNow() - LATELY_MS;
+  const since = managerNow() - RECENT_MS;
   for (const move of allMoves) {
     if (isOver(move) && move.state === 'failed' && (move.ended_unix_ms ?? 0) > since)
       found.push({
         key: `m${move.id}`,
         tone: 'warn',
         what: <Link to={`/moves/${encodeURIComponent(move.id)}`}>{move.vm}</Link>,
-        why: `move failed: ${move.failure?.message ?? 'see its report'}`,
+        why: `move failed: ${move.failure?.message ?? 'see the report'}`,
       });
   }
   return found.sort((a, b) => a.tone.localeCompare(b.tone));
@@ -240,10 +274,14 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
 function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }) {
   const found = troubles(props.hosts, props.vms, props.moves);
   return (
-    <Panel title="Needs attention" side={found.length > 0 ? <span class="badge">{found.length}</span> : undefined}>
+    <Panel
+      title="Needs attention"
+      side={found.length > 0 ? <span class="badge">{found.length}</span> : undefined}
+    >
       {found.length === 0 ? (
         <p class="calm">
-          <Mark tone="ok" shape="check" /> Nothing. All hosts are heard, no VM is in doubt, every rule is kept.
+          <Mark tone="ok" shape="check" /> No problems. All hosts respond, no VM is in doubt, and
+          all rules are kept.
         </p>
       ) : (
         <ul class="troubles">
@@ -255,26 +293,28 @@ function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[
               </span>
             </li>
           ))}
-          {found.length > MOST_ROWS && <li class="rows-more">and {found.length - MOST_ROWS} more</li>}
+          {found.length > MOST_ROWS && (
+            <li class="rows-more">and {found.length - MOST_ROWS} more</li>
+          )}
         </ul>
       )}
     </Panel>
   );
 }
 
-function Lately() {
-  const latest = happenings().slice(0, 14);
+function RecentEvents() {
+  const latest = journalEntries().slice(0, 14);
   return (
     <Panel
-      title="Lately"
+      title="Recent events"
       side={
         <Link to="/events" class="panel-link">
-          Events
+          All events
         </Link>
       }
     >
       {latest.length === 0 ? (
-        <Empty>Nothing has happened since this page was loaded.</Empty>
+        <Empty>No events since this page was loaded.</Empty>
       ) : (
         <ul class="happenings">
           {latest.map((one) => (

@@ -1,4 +1,4 @@
-/** What moves now, and what each move that waits is waiting for. */
+/** Running moves, and waiting moves with what they wait for. */
 
 import { part } from '../api/http';
 import type { Move } from '../api/types';
@@ -8,7 +8,7 @@ import { type Column, Grid } from '../parts/grid';
 import { moves } from '../state/cluster';
 import { parseFilter, passes } from '../state/filters';
 import { route } from '../state/route';
-import { clock, counted } from '../text/units';
+import { clock } from '../text/units';
 import { MoveRow } from './overview';
 
 const COLUMNS: Column<Move>[] = [
@@ -20,27 +20,42 @@ const COLUMNS: Column<Move>[] = [
   },
   {
     id: 'way',
-    title: 'From, to',
+    title: 'From → to',
     track: 'minmax(176px, 1.2fr)',
     from: 520,
-    cell: (move) => `${move.from} → ${move.to ?? 'to be chosen'}`,
+    cell: (move) => `${move.from} → ${move.to ?? 'not chosen yet'}`,
   },
   {
     id: 'waits',
-    title: 'Waits for',
+    title: 'Waiting for',
     track: 'minmax(180px, 3fr)',
-    cell: (move) => <span title={move.waits?.text}>{move.waits?.text ?? 'its turn to be looked at'}</span>,
+    cell: (move) => <span title={move.waits?.text}>{move.waits?.text ?? 'its turn'}</span>,
   },
   { id: 'priority', title: 'Priority', track: '76px', from: 760, cell: (move) => move.priority },
-  { id: 'attempts', title: 'Tries', track: '56px', from: 1200, isNumber: true, cell: (move) => move.attempts || '–' },
+  {
+    id: 'attempts',
+    title: 'Tries',
+    track: '56px',
+    from: 1200,
+    isNumber: true,
+    cell: (move) => move.attempts || '–',
+  },
   {
     id: 'by',
-    title: 'By',
+    title: 'User',
     track: '100px',
     from: 1200,
-    cell: (move) => (move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by),
+    cell: (move) =>
+      move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by,
   },
-  { id: 'since', title: 'Since', track: '80px', from: 680, isNumber: true, cell: (move) => clock(move.asked_unix_ms) },
+  {
+    id: 'since',
+    title: 'Since',
+    track: '80px',
+    from: 680,
+    isNumber: true,
+    cell: (move) => clock(move.asked_unix_ms),
+  },
 ];
 
 export function QueuePage() {
@@ -48,9 +63,12 @@ export function QueuePage() {
   const running = all
     .filter((move) => move.state === 'running' || move.state === 'starting')
     .sort((a, b) => (a.started_unix_ms ?? 0) - (b.started_unix_ms ?? 0));
-  const waiting = all.filter((move) => move.state === 'waiting').sort((a, b) => a.asked_unix_ms - b.asked_unix_ms);
+  const waiting = all
+    .filter((move) => move.state === 'waiting')
+    .sort((a, b) => a.asked_unix_ms - b.asked_unix_ms);
   const terms = parseFilter(route.value.query.get('filter') ?? '');
-  const shown = terms.length === 0 ? waiting : waiting.filter((move) => passes(terms, fieldsOf(move)));
+  const shown =
+    terms.length === 0 ? waiting : waiting.filter((move) => passes(terms, fieldsOf(move)));
   return (
     <>
       <PageHead title="Queue">
@@ -59,9 +77,9 @@ export function QueuePage() {
         </span>
         <Link to="/limits">Limits</Link>
       </PageHead>
-      <Panel title={`Running, ${running.length}`}>
+      <Panel title={`Running: ${running.length}`}>
         {running.length === 0 ? (
-          <Empty>No VM is being moved.</Empty>
+          <Empty>No moves are running.</Empty>
         ) : (
           <ul class="rows">
             {running.map((move) => (
@@ -70,19 +88,19 @@ export function QueuePage() {
           </ul>
         )}
       </Panel>
-      <Panel title={`Waiting, ${counted(waiting.length, 'move')}`}>
+      <Panel title={`Waiting: ${waiting.length}`}>
         <FilterField
-          label="Filter moves that wait"
+          label="Filter waiting moves"
           hint="vm, from:a, to:b, waits:memory"
           shown={shown.length}
           total={waiting.length}
         />
         <Grid
-          label="Moves that wait"
+          label="Waiting moves"
           rows={shown}
           columns={COLUMNS}
           rowKey={(move) => move.id}
-          empty="No move waits."
+          empty="No moves are waiting."
           mostRows={20}
         />
       </Panel>

@@ -1,4 +1,4 @@
-/** The report of a migration, piece by piece. */
+/** The report of a migration. */
 import type { Phase, Report, SwitchoverReport } from '../api/types';
 import { Pieces } from '../charts/bars';
 import { Facts, Panel } from '../parts/basics';
@@ -21,7 +21,7 @@ const PHASE_COLOURS: Record<Phase, string> = {
 const PAUSE: [keyof SwitchoverReport, string, string][] = [
   ['last_pages_ms', 'last pages', 'series-1'],
   ['device_state_ms', 'device state', 'series-2'],
-  ['flight_ms', 'flight', 'series-3'],
+  ['flight_ms', 'transfer', 'series-3'],
   ['load_ms', 'load', 'series-4'],
   ['resume_ms', 'resume', 'series-5'],
 ];
@@ -44,7 +44,7 @@ export function ReportView({ report }: { report: Report }) {
         )}
       </Panel>
       {switchover && <Switchover switchover={switchover} />}
-      {report.predicted && <Foreseen report={report} />}
+      {report.predicted && <Predicted report={report} />}
       {rounds.length > 0 && <Rounds report={report} />}
       {report.throttle && <Throttle throttle={report.throttle} />}
       {report.page_in && <PageIn pageIn={report.page_in} />}
@@ -61,23 +61,26 @@ function Summary({ report }: { report: Report }) {
     ['Outcome', report.outcome],
     ['Engine', report.engine],
     ['Policy', report.policy ?? '–'],
-    ['Came to its switchover by', report.means ?? '–'],
+    ['Method', report.means ?? '–'],
     ['Switchover budget', duration(report.switchover_budget_ms)],
     ['Mean bandwidth', bytesPerSecond(seconds > 0 ? report.wire_bytes / seconds : null)],
-    ['Round trip of the lane', duration(report.round_trip_ms)],
+    ['Lane round trip', duration(report.round_trip_ms)],
   ];
   return <Facts rows={rows.filter(([, value]) => value !== '–')} />;
 }
 
 function Switchover({ switchover }: { switchover: SwitchoverReport }) {
   return (
-    <Panel title="Switchover, piece by piece">
-      <Pieces label="The pause" pieces={PAUSE.map(([key, name, colour]) => ({ name, ms: switchover[key], colour }))} />
+    <Panel title="Switchover breakdown">
+      <Pieces
+        label="Pause"
+        pieces={PAUSE.map(([key, name, colour]) => ({ name, ms: switchover[key], colour }))}
+      />
     </Panel>
   );
 }
 
-function Foreseen({ report }: { report: Report }) {
+function Predicted({ report }: { report: Report }) {
   const predicted = report.predicted;
   if (!predicted) return null;
   const rows: [string, string, string][] = [
@@ -85,16 +88,16 @@ function Foreseen({ report }: { report: Report }) {
     ['Switchover', duration(predicted.switchover_ms), duration(report.switchover_ms)],
     ['Sent', bytes(predicted.wire_bytes), bytes(report.wire_bytes)],
     ['Rounds', count(predicted.rounds), count(report.rounds?.length)],
-    ['By', predicted.means, report.means ?? '–'],
+    ['Method', predicted.means, report.means ?? '–'],
   ];
   return (
-    <Panel title="Foreseen and measured">
+    <Panel title="Predicted and measured">
       <table class="plain">
         <thead>
           <tr>
             <th scope="col">Figure</th>
             <th scope="col" class="number">
-              Foreseen
+              Predicted
             </th>
             <th scope="col" class="number">
               Measured
@@ -102,10 +105,10 @@ function Foreseen({ report }: { report: Report }) {
           </tr>
         </thead>
         <tbody>
-          {rows.map(([name, foreseen, measured]) => (
+          {rows.map(([name, expected, measured]) => (
             <tr key={name}>
               <th scope="row">{name}</th>
-              <td class="number">{foreseen}</td>
+              <td class="number">{expected}</td>
               <td class="number">{measured}</td>
             </tr>
           ))}
@@ -157,7 +160,7 @@ function Rounds({ report }: { report: Report }) {
                 <td class="number">
                   {round.throttled_to_pages_per_s != null
                     ? bytesPerSecond(round.throttled_to_pages_per_s * PAGE_BYTES)
-                    : 'not'}
+                    : '–'}
                 </td>
               </tr>
             ))}
@@ -173,10 +176,13 @@ function Throttle({ throttle }: { throttle: NonNullable<Report['throttle']> }) {
     <Panel title="Throttle">
       <Facts
         rows={[
-          ['By', throttle.means],
-          ['Writes that waited', count(throttle.faults)],
-          ['vCPUs waited', duration(throttle.held_ms)],
-          ['Least CPU left', throttle.least_cpu_percent != null ? `${throttle.least_cpu_percent.toFixed(1)} %` : '–'],
+          ['Method', throttle.means],
+          ['Delayed writes', count(throttle.faults)],
+          ['vCPU delay', duration(throttle.held_ms)],
+          [
+            'Lowest CPU share',
+            throttle.least_cpu_percent != null ? `${throttle.least_cpu_percent.toFixed(1)} %` : '–',
+          ],
         ]}
       />
     </Panel>
@@ -188,13 +194,13 @@ function PageIn({ pageIn }: { pageIn: NonNullable<Report['page_in']> }) {
     <Panel title="Page-in">
       <Facts
         rows={[
-          ['Pages that it lacked', count(pageIn.pages)],
-          ['Waited for by the guest', count(pageIn.demanded_pages)],
-          ['Until all was there', duration(pageIn.duration_ms)],
-          ['Wait, half of them below', duration(pageIn.fetch_ms.median)],
-          ['Wait, 99 of 100 below', duration(pageIn.fetch_ms.p99)],
-          ['Longest wait', duration(pageIn.fetch_ms.max)],
-          ['Cuts', count(pageIn.cuts)],
+          ['Missing pages at the start', count(pageIn.pages)],
+          ['Requested by the guest', count(pageIn.demanded_pages)],
+          ['Duration', duration(pageIn.duration_ms)],
+          ['Wait, median', duration(pageIn.fetch_ms.median)],
+          ['Wait, 99th percentile', duration(pageIn.fetch_ms.p99)],
+          ['Wait, maximum', duration(pageIn.fetch_ms.max)],
+          ['Link cuts', count(pageIn.cuts)],
         ]}
       />
     </Panel>
@@ -216,17 +222,17 @@ function Lanes({ lanes }: { lanes: NonNullable<Report['lanes']> }) {
               <th scope="col" class="number">
                 Sent
               </th>
-              <th scope="col">What broke</th>
+              <th scope="col">Errors</th>
             </tr>
           </thead>
           <tbody>
             {lanes.map((lane) => (
               <tr key={`${lane.from} ${lane.to}`}>
-                <td>{lane.from ?? "the kernel's choice"}</td>
+                <td>{lane.from ?? 'chosen by the kernel'}</td>
                 <td>{lane.to}</td>
                 <td class="number">{lane.streams}</td>
                 <td class="number">{bytes(lane.bytes)}</td>
-                <td>{lane.broken.join('; ') || 'nothing'}</td>
+                <td>{lane.broken.join('; ') || 'none'}</td>
               </tr>
             ))}
           </tbody>
@@ -238,7 +244,7 @@ function Lanes({ lanes }: { lanes: NonNullable<Report['lanes']> }) {
 
 function Encodings({ encodings }: { encodings: NonNullable<Report['encodings']> }) {
   return (
-    <Panel title="Pages, as they were sent">
+    <Panel title="Page encodings">
       <div class="scroll-x">
         <table class="plain">
           <thead>
@@ -265,7 +271,9 @@ function Encodings({ encodings }: { encodings: NonNullable<Report['encodings']> 
                 <td class="number">{count(one.pages)}</td>
                 <td class="number">{bytes(one.raw_bytes)}</td>
                 <td class="number">{bytes(one.wire_bytes)}</td>
-                <td class="number">{percent(one.raw_bytes > 0 ? one.wire_bytes / one.raw_bytes : 0)}</td>
+                <td class="number">
+                  {percent(one.raw_bytes > 0 ? one.wire_bytes / one.raw_bytes : 0)}
+                </td>
               </tr>
             ))}
           </tbody>
@@ -277,11 +285,11 @@ function Encodings({ encodings }: { encodings: NonNullable<Report['encodings']> 
 
 function Cuts({ cuts }: { cuts: NonNullable<Report['cuts']> }) {
   return (
-    <Panel title="Cuts of the link">
+    <Panel title="Link cuts">
       <ul class="plain-list">
         {cuts.map((cut) => (
           <li key={cut.at_ms}>
-            after {duration(cut.at_ms)}, for {duration(cut.lasted_ms)}: {cut.why}
+            at {duration(cut.at_ms)}, lasted {duration(cut.lasted_ms)}: {cut.why}
           </li>
         ))}
       </ul>

@@ -9,7 +9,7 @@ const refusal = (status: number, retryAfterMs?: number) =>
   new Refusal({ status, code: 'x', title: 'x', detail: 'x' }, retryAfterMs);
 
 describe('reports of many moves', () => {
-  it('are waited for as long as the manager says', async () => {
+  it('wait as long as the manager says', async () => {
     const waits: number[] = [];
     let left = 20;
     const asking = async (id: string) => {
@@ -31,7 +31,7 @@ describe('reports of many moves', () => {
     expect(lackingText(reports)).toBe(null);
   });
 
-  it('are the newest, without those that are known no more', async () => {
+  it('are the newest ones that the manager still has', async () => {
     const asking = async (id: string) => {
       if (id === 'm511') throw refusal(404);
       return { id } as Move;
@@ -40,10 +40,12 @@ describe('reports of many moves', () => {
     expect(reports).toMatchObject({ older: 12, forgotten: 1 });
     expect(reports.moves.length).toBe(499);
     expect(reports.moves[0]?.id).toBe('m510');
-    expect(lackingText(reports)).toMatch(/newest 500 of 512 moves.*knows 1 of them no more: the file has 499/);
+    expect(lackingText(reports)).toMatch(
+      /newest 500 of 512 moves.*no longer has 1 of them. The file contains 499/,
+    );
   });
 
-  it('end with what the manager refuses otherwise, or again and again', async () => {
+  it('fail with any other refusal, and with a repeated one', async () => {
     await expect(reportsOf(ended(1), () => Promise.reject(refusal(403)))).rejects.toThrow(Refusal);
     const never = () => Promise.reject(refusal(429));
     await expect(reportsOf(ended(1), never, () => Promise.resolve())).rejects.toThrow(Refusal);

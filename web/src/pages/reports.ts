@@ -1,38 +1,45 @@
-/** Reports of many moves: each is asked for by itself, as fast as the manager lets them be asked for. */
+/** Reports of many moves: one request each, at the rate that the manager allows. */
 import { get, part, Refusal } from '../api/http';
 import type { Move } from '../api/types';
 
 const AT_ONCE = 8;
-/** So many are taken, the newest. */
+/** Most reports in one file; the newest are taken. */
 export const MOST_REPORTS = 500;
-/** A report is asked for so often before the manager's refusal is what is told. */
+/** Attempts for one report before the manager's refusal is shown. */
 const MOST_TRIES = 30;
 
 export interface Reports {
   moves: Move[];
-  /** Older than those that were taken. */
+  /** Number of older moves that were left out. */
   older: number;
-  /** The manager knows them no more. */
+  /** Number of moves that the manager no longer has. */
   forgotten: number;
 }
 
 const ask = (id: string) => get<Move>(`/moves/${part(id)}`);
 const wait = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
 
-/** `asking` and `waiting` are others in tests. */
+/** Requests the reports of the newest moves. Tests replace `asking` and `waiting`. */
 export async function reportsOf(ended: Move[], asking = ask, waiting = wait): Promise<Reports> {
-  const wanted = [...ended].sort((a, b) => (b.ended_unix_ms ?? 0) - (a.ended_unix_ms ?? 0)).slice(0, MOST_REPORTS);
+  const wanted = [...ended]
+    .sort((a, b) => (b.ended_unix_ms ?? 0) - (a.ended_unix_ms ?? 0))
+    .slice(0, MOST_REPORTS);
   const found: (Move | null)[] = [];
   for (let at = 0; at < wanted.length; at += AT_ONCE) {
-    const some = wanted.slice(at, at + AT_ONCE).map((move) => patiently(() => asking(move.id), waiting));
+    const some = wanted
+      .slice(at, at + AT_ONCE)
+      .map((move) => patiently(() => asking(move.id), waiting));
     found.push(...(await Promise.all(some)));
   }
   const moves = found.filter((move) => move !== null);
   return { moves, older: ended.length - wanted.length, forgotten: found.length - moves.length };
 }
 
-/** Waits where the manager says that it is asked too often; null where it has no such move. */
-async function patiently(asking: () => Promise<Move>, waiting: (ms: number) => Promise<void>): Promise<Move | null> {
+/** Waits where the manager limits the rate (429); null where it has no such move (404). */
+async function patiently(
+  asking: () => Promise<Move>,
+  waiting: (ms: number) => Promise<void>,
+): Promise<Move | null> {
   for (let tries = 1; ; tries += 1) {
     try {
       return await asking();
@@ -45,14 +52,17 @@ async function patiently(asking: () => Promise<Move>, waiting: (ms: number) => P
   }
 }
 
-/** What the file lacks, in words; null where it has everything. */
+/** A note about what the file does not contain; null where it is complete. */
 export function lackingText({ moves, older, forgotten }: Reports): string | null {
-  const said: string[] = [];
+  const notes: string[] = [];
   if (older > 0)
-    said.push(
-      `The file has the newest ${MOST_REPORTS} of ${MOST_REPORTS + older} moves; for older ones narrow the filter.`,
+    notes.push(
+      `The file contains the newest ${MOST_REPORTS} of ${MOST_REPORTS + older} moves. ` +
+        'To get older moves, narrow the filter.',
     );
   if (forgotten > 0)
-    said.push(`The manager knows ${forgotten} of them no more: the file has ${moves.length} without them.`);
-  return said.length > 0 ? said.join(' ') : null;
+    notes.push(
+      `The manager no longer has ${forgotten} of them. The file contains ${moves.length}.`,
+    );
+  return notes.length > 0 ? notes.join(' ') : null;
 }

@@ -1,4 +1,4 @@
-/** Rules about where VMs may be, and whether they are kept. */
+/** Placement rules, and whether they are kept. */
 import { part, remove } from '../api/http';
 import type { RuleInfo } from '../api/types';
 import { confirm } from '../dialogs/confirm';
@@ -8,10 +8,10 @@ import { rules } from '../state/cluster';
 import { counted } from '../text/units';
 
 const ASKS: Record<string, string> = {
-  together: 'all be on one host',
-  apart: 'never be two on one host',
-  on: 'be on these hosts alone',
-  'not-on': 'be on none of these hosts',
+  together: 'run on one host',
+  apart: 'run on different hosts',
+  on: 'run only on these hosts',
+  'not-on': 'run on none of these hosts',
 };
 
 export function RulesPage() {
@@ -20,13 +20,15 @@ export function RulesPage() {
     <>
       <PageHead title="Rules">
         <span class="muted">
-          {counted(all.length, 'rule')}. A rule holds from the next decision on; it moves nothing by itself.
+          {counted(all.length, 'rule')}. A rule applies from the next placement on. It does not move
+          VMs by itself.
         </span>
       </PageHead>
       {all.length === 0 && (
-        <Panel title="No rule yet">
+        <Panel title="No rules">
           <Empty>
-            <code>godwit control rule create db-apart apart --vm db1,db2</code> keeps two VMs on different hosts.
+            <code>godwit control rule create db-apart apart --vm db1,db2</code> keeps two VMs on
+            different hosts.
           </Empty>
         </Panel>
       )}
@@ -41,14 +43,25 @@ function Rule({ rule }: { rule: RuleInfo }) {
   const isKept = rule.state === 'kept';
   const look = isKept
     ? ({ tone: 'ok', shape: 'check', text: 'kept' } as const)
-    : ({ tone: rule.strength === 'must' ? 'bad' : 'warn', shape: 'triangle', text: 'broken' } as const);
-  const labels = Object.entries(rule.hosts?.labels ?? {}).map(([name, value]) => `${name}=${value}`);
+    : ({
+        tone: rule.strength === 'must' ? 'bad' : 'warn',
+        shape: 'triangle',
+        text: 'broken',
+      } as const);
+  const labels = Object.entries(rule.hosts?.labels ?? {}).map(
+    ([name, value]) => `${name}=${value}`,
+  );
   const where = [...(rule.hosts?.names ?? []), ...labels].join(', ');
   return (
     <Panel
       title={rule.name}
       side={
-        <Act needs="admin" kind="quiet" name={`Delete the rule ${rule.name}`} onClick={() => askDelete(rule.name)}>
+        <Act
+          needs="admin"
+          kind="quiet"
+          name={`Delete rule ${rule.name}`}
+          onClick={() => askDelete(rule.name)}
+        >
           Delete
         </Act>
       }
@@ -64,18 +77,20 @@ function Rule({ rule }: { rule: RuleInfo }) {
       </p>
       {(rule.broken_by ?? []).map((breaker) => (
         <p key={breaker.vm} class="muted">
-          <VmLink name={breaker.vm} /> at {breaker.host}: {breaker.why}
+          <VmLink name={breaker.vm} /> on {breaker.host}: {breaker.why}
         </p>
       ))}
-      {(rule.absent?.length ?? 0) > 0 && <p class="muted">Not there yet: {rule.absent?.join(', ')}</p>}
+      {(rule.absent?.length ?? 0) > 0 && (
+        <p class="muted">VMs that do not exist: {rule.absent?.join(', ')}</p>
+      )}
     </Panel>
   );
 }
 
 function askDelete(name: string): void {
   confirm({
-    title: `Delete the rule ${name}`,
-    text: 'It holds no more from the next decision on. Nothing is moved by that.',
+    title: `Delete rule ${name}`,
+    text: 'The rule no longer applies from the next placement on. No VM is moved.',
     verb: 'Delete',
     run: () => remove(`/rules/${part(name)}`),
   });

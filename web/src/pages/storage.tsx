@@ -1,19 +1,21 @@
-/** Networks and datastores, made of what agents tell. */
+/** Networks and datastores, as the agents report them. */
 import { all } from '../api/http';
 import type { ManagedDatastore, ManagedNetwork } from '../api/types';
-import { useAsked } from '../parts/asked';
 import { Empty, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { useLoaded } from '../parts/loaded';
 import { bytes } from '../text/units';
 
 export function StoragePage() {
-  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
-  const datastores = useAsked('datastores', (signal) => all<ManagedDatastore>('/datastores', signal));
+  const networks = useLoaded('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  const datastores = useLoaded('datastores', (signal) =>
+    all<ManagedDatastore>('/datastores', signal),
+  );
   return (
     <>
       <PageHead title="Networks and datastores" />
       <Panel title="Networks">
         {networks.problem && <ProblemBox problem={networks.problem} />}
-        {networks.value?.length === 0 && <Empty>No host tells of a network.</Empty>}
+        {networks.value?.length === 0 && <Empty>No host reports a network.</Empty>}
         {networks.value
           ? networks.value.length > 0 && (
               <div class="scroll-x">
@@ -24,7 +26,7 @@ export function StoragePage() {
                       <th scope="col" class="number">
                         VMs
                       </th>
-                      <th scope="col">Hosts, with the bridge</th>
+                      <th scope="col">Hosts (bridge)</th>
                     </tr>
                   </thead>
                   <tbody>
@@ -34,7 +36,7 @@ export function StoragePage() {
                         <td class="number">{network.vms}</td>
                         <td>
                           {network.hosts.map((at) => `${at.host} (${at.bridge})`).join(', ') ||
-                            'no host has it any more'}
+                            'no host'}
                         </td>
                       </tr>
                     ))}
@@ -46,7 +48,7 @@ export function StoragePage() {
       </Panel>
       <Panel title="Datastores">
         {datastores.problem && <ProblemBox problem={datastores.problem} />}
-        {datastores.value?.length === 0 && <Empty>No host tells of a datastore.</Empty>}
+        {datastores.value?.length === 0 && <Empty>No host reports a datastore.</Empty>}
         {datastores.value
           ? datastores.value.length > 0 && (
               <div class="scroll-x">
@@ -57,7 +59,7 @@ export function StoragePage() {
                       <th scope="col" class="number">
                         VMs
                       </th>
-                      <th scope="col">Hosts, with what is free</th>
+                      <th scope="col">Hosts (free space)</th>
                     </tr>
                   </thead>
                   <tbody>
@@ -69,7 +71,10 @@ export function StoragePage() {
                         <td class="number">{store.vms}</td>
                         <td>
                           {store.hosts
-                            .map((at) => `${at.host} (${bytes(at.free_bytes)} of ${bytes(at.total_bytes)})`)
+                            .map(
+                              (at) =>
+                                `${at.host} (${bytes(at.free_bytes)} of ${bytes(at.total_bytes)})`,
+                            )
                             .join(', ')}
                         </td>
                       </tr>

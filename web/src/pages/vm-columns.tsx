@@ -1,4 +1,4 @@
-/** VMs in tables: of the cluster, and of one host. */
+/** Columns of VM tables: of the cluster and of one host. */
 import type { VmSummary } from '../api/types';
 import { HostLink, Labels, Link, VmLink } from '../parts/basics';
 import type { Column } from '../parts/grid';
@@ -55,7 +55,11 @@ export const VM_COLUMNS: Column<VmSummary>[] = [
     track: '96px',
     from: 720,
     cell: (vm) =>
-      vm.move ? <Link to={`/moves/${encodeURIComponent(vm.move)}`}>see move</Link> : <span class="muted">–</span>,
+      vm.move ? (
+        <Link to={`/moves/${encodeURIComponent(vm.move)}`}>show move</Link>
+      ) : (
+        <span class="muted">–</span>
+      ),
     compare: (a, b) => Number(Boolean(a.move)) - Number(Boolean(b.move)),
   },
   {
@@ -70,7 +74,7 @@ export const VM_COLUMNS: Column<VmSummary>[] = [
 export function vmFields(vm: VmSummary) {
   return {
     name: vm.name.toLowerCase(),
-    state: vmLook(vm).text,
+    state: `${vmLook(vm).text} ${vm.state}`,
     host: vm.host.toLowerCase(),
     label: labelText(vm.labels),
     vcpus: String(vm.vcpus),

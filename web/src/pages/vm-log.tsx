@@ -1,9 +1,9 @@
-/** What a guest or its hypervisor wrote: the end of it, asked for again by a button. */
+/** The end of a VM's log, from its serial console or from QEMU. */
 import { useState } from 'preact/hooks';
 import { API, authorization, part, Refusal, refusal } from '../api/http';
-import { useAsked } from '../parts/asked';
 import { Act, Empty, ProblemBox, Waiting } from '../parts/basics';
 import { Choice } from '../parts/filter';
+import { useLoaded } from '../parts/loaded';
 import { whyNot } from '../state/session';
 
 type Source = 'console' | 'qemu';
@@ -22,33 +22,42 @@ export function VmLog({ vm }: { vm: string }) {
   const [source, setSource] = useState<Source>('console');
   const [tail, setTail] = useState<string>('65536');
   const refused = whyNot('operator');
-  const asked = useAsked(refused ? null : `${vm} ${source} ${tail}`, (signal) => readLog(vm, source, tail, signal));
+  const loaded = useLoaded(refused ? null : `${vm} ${source} ${tail}`, (signal) =>
+    readLog(vm, source, tail, signal),
+  );
   if (refused) return <p class="notice">{refused}</p>;
   return (
     <div class="log-frame">
       <div class="term-bar">
         <Choice label="Log" value={source} values={SOURCES} onChange={setSource} />
-        <Choice label="The last" value={tail} values={TAILS} onChange={setTail} />
-        <Act onClick={asked.again} busy={asked.isAsking}>
-          Ask again
+        <Choice label="Last" value={tail} values={TAILS} onChange={setTail} />
+        <Act onClick={loaded.reload} busy={loaded.isLoading}>
+          Refresh
         </Act>
       </div>
-      {asked.problem && <ProblemBox problem={asked.problem} />}
-      {asked.value === null && <Empty>This manager does not serve logs; `godwit vm log` at the host does.</Empty>}
-      {asked.value === '' && <Empty>Nothing was written.</Empty>}
-      {asked.value && (
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: it is scrolled by keys
+      {loaded.problem && <ProblemBox problem={loaded.problem} />}
+      {loaded.value === null && (
+        <Empty>This manager does not serve logs. Run `godwit vm logs` on the host.</Empty>
+      )}
+      {loaded.value === '' && <Empty>The log is empty.</Empty>}
+      {loaded.value && (
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: keys scroll it
         <pre class="log" tabIndex={0} aria-label={`Log of ${vm}`}>
-          {asked.value}
+          {loaded.value}
         </pre>
       )}
-      {asked.value === undefined && !asked.problem && <Waiting lines={10} />}
+      {loaded.value === undefined && !loaded.problem && <Waiting lines={10} />}
     </div>
   );
 }
 
-/** Its text without the terminal's own codes; null where the manager has no such request. */
-async function readLog(vm: string, source: Source, tail: string, signal: AbortSignal): Promise<string | null> {
+/** Reads a log without its terminal control codes; null where the manager has no such request. */
+async function readLog(
+  vm: string,
+  source: Source,
+  tail: string,
+  signal: AbortSignal,
+): Promise<string | null> {
   const response = await fetch(`${API}/vms/${part(vm)}/log?source=${source}&tail=${tail}`, {
     headers: authorization(),
     signal,
@@ -60,6 +69,6 @@ async function readLog(vm: string, source: Source, tail: string, signal: AbortSi
     throw failed;
   }
   const text = await response.text();
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: these are what is taken out
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: it removes control codes
   return text.replace(/\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r/g, '');
 }

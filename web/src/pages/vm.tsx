@@ -1,11 +1,22 @@
-/** One VM: what it is, how it is, what can be done with it. */
+/** One VM: state, specification and actions. */
 import { get, part, post, remove } from '../api/http';
 import type { ManagedVm, Move, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openMove } from '../dialogs/move';
-import { useAsked } from '../parts/asked';
-import { Act, Facts, HostLink, Labels, Link, PageHead, Panel, ProblemBox, useTask, Waiting } from '../parts/basics';
+import {
+  Act,
+  Facts,
+  HostLink,
+  Labels,
+  Link,
+  PageHead,
+  Panel,
+  ProblemBox,
+  useTask,
+  Waiting,
+} from '../parts/basics';
 import { lazy } from '../parts/lazy';
+import { useLoaded } from '../parts/loaded';
 import { moveLook, Status, vmLook } from '../parts/status';
 import { isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
@@ -23,15 +34,19 @@ const TABS = [
 
 export function VmPage({ name }: { name: string }) {
   const vm = vms.get(name);
-  const asked = useAsked(`vm ${name} ${vm?.host} ${vm?.state}`, (signal) =>
+  const loaded = useLoaded(`vm ${name} ${vm?.host} ${vm?.state}`, (signal) =>
     get<ManagedVm>(`/vms/${part(name)}`, signal),
   );
   const task = useTask();
   const tab = route.value.query.get('tab') ?? 'summary';
-  if (!vm) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+  if (!vm) return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   return (
     <div class={tab === 'console' || tab === 'log' ? 'page-fill' : ''}>
-      <PageHead title={name} above={<Link to="/vms">VMs</Link>} side={<Actions vm={vm} task={task} />}>
+      <PageHead
+        title={name}
+        above={<Link to="/vms">VMs</Link>}
+        side={<Actions vm={vm} task={task} />}
+      >
         <Status look={vmLook(vm)} />
         <span>
           on <HostLink name={vm.host} />
@@ -39,12 +54,12 @@ export function VmPage({ name }: { name: string }) {
         <span class="muted">
           {vm.vcpus} vCPUs, {bytes(vm.memory_bytes)}
         </span>
-        {vm.move && <Link to={`/moves/${part(vm.move)}`}>its move</Link>}
+        {vm.move && <Link to={`/moves/${part(vm.move)}`}>current move</Link>}
         <Labels labels={vm.labels} />
       </PageHead>
       {task.problem && <ProblemBox problem={task.problem} />}
       {vm.reason && <p class="notice">{vm.reason}</p>}
-      <nav class="tabs" aria-label={`Of ${name}`}>
+      <nav class="tabs" aria-label={`Views of ${name}`}>
         {TABS.map(([id, text]) => (
           <a
             key={id}
@@ -65,10 +80,10 @@ export function VmPage({ name }: { name: string }) {
         <VmLog vm={name} />
       ) : tab === 'moves' ? (
         <MovesOf vm={name} />
-      ) : asked.value ? (
-        <Summary vm={asked.value} />
-      ) : asked.problem ? (
-        <ProblemBox problem={asked.problem} />
+      ) : loaded.value ? (
+        <Summary vm={loaded.value} />
+      ) : loaded.problem ? (
+        <ProblemBox problem={loaded.problem} />
       ) : (
         <Waiting lines={8} />
       )}
@@ -80,12 +95,16 @@ function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask>
   const path = `/vms/${part(vm.name)}`;
   const isStopped = vm.state === 'stopped' || vm.state === 'failed';
   const isPaused = vm.state === 'paused';
-  const moving = vm.move ? 'A move has it, or waits for it.' : null;
+  const moving = vm.move ? 'The VM has a running or waiting move.' : null;
   return (
     <>
       {(isStopped || isPaused) && (
-        <Act needs="operator" busy={task.busy} onClick={() => task.run(() => post(`${path}/start`))}>
-          {isPaused ? 'Let it go on' : 'Start'}
+        <Act
+          needs="operator"
+          busy={task.busy}
+          onClick={() => task.run(() => post(`${path}/start`))}
+        >
+          {isPaused ? 'Resume' : 'Start'}
         </Act>
       )}
       {!isStopped && (
@@ -99,7 +118,7 @@ function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask>
       <Act
         kind="primary"
         needs="operator"
-        blocked={vm.state === 'running' ? moving : 'Only a VM that runs can be moved.'}
+        blocked={vm.state === 'running' ? moving : 'Only a running VM can be moved.'}
         onClick={() => openMove(vm.name)}
       >
         Move
@@ -117,17 +136,22 @@ function askStop(vm: VmSummary, path: string): void {
   });
 }
 
-/** What a stop does to it: vCPUs that stand still hear no power button. */
+/** What a stop does to the guest. A paused guest cannot react to the power button. */
 function stopText(vm: VmSummary): { text: string; tick?: string } {
   if (vm.in_doubt)
     return {
-      text: 'It is not known which host runs it. What is here may be all that there is of its guest, and the doubt stays.',
-      tick: 'End what is here all the same',
+      text:
+        'The host that runs the VM is unknown. The copy on this host may be the only one of the ' +
+        'guest, and the VM stays in doubt.',
+      tick: 'End the copy on this host anyway',
     };
-  if (vm.state === 'paused') return { text: "The guest stands still and can't be asked: it is ended at once." };
+  if (vm.state === 'paused')
+    return {
+      text: 'The guest is paused and cannot react to the power button. It is ended at once.',
+    };
   return {
-    text: 'The guest is asked by its power button and gets time to shut down.',
-    tick: 'End it at once, without asking the guest',
+    text: 'The power button is pressed, and the guest gets time to shut down.',
+    tick: 'Force stop: end it at once, without a shutdown',
   };
 }
 
@@ -135,8 +159,8 @@ function askDelete(vm: VmSummary, path: string): void {
   const isRunning = vm.state !== 'stopped' && vm.state !== 'failed';
   confirm({
     title: `Delete ${vm.name}`,
-    text: 'The VM is forgotten. Its disks are left alone.',
-    ...(isRunning ? { tick: `It is ${vm.state}: end it first, without asking the guest` } : {}),
+    text: 'The VM is removed. Its disks are kept.',
+    ...(isRunning ? { tick: `The VM is ${vm.state}: force a stop first, without a shutdown` } : {}),
     verb: 'Delete',
     run: async (force) => {
       await remove(`${path}${force ? '?force=true' : ''}`);
@@ -148,15 +172,19 @@ function askDelete(vm: VmSummary, path: string): void {
 function Summary({ vm }: { vm: ManagedVm }) {
   const { info } = vm;
   const { spec } = info;
+  const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
   return (
     <div class="columns-even">
       <Panel title="State">
         <Facts
           rows={[
-            ['Planned', vm.planned ?? 'not by this manager'],
+            [
+              'Should be',
+              vm.planned ? (vm.planned === 'on' ? 'running' : 'stopped') : 'not managed here',
+            ],
             ['Host', <HostLink key="host" name={vm.host} />],
-            ['Also at', vm.also_at?.join(', ') || 'no other host'],
-            ['Addresses', info.addresses?.join(', ') || 'none known'],
+            ...also,
+            ['Addresses', info.addresses?.join(', ') || 'unknown'],
             ['Epoch', info.epoch],
             ['Process', info.pid],
           ]}
@@ -169,14 +197,16 @@ function Summary({ vm }: { vm: ManagedVm }) {
             ['vCPUs', spec.vcpus ?? vm.vcpus],
             [
               'Memory',
-              spec.memory?.map((block) => `${block.size}${block.backing ? `, ${block.backing}` : ''}`).join('; '),
+              spec.memory
+                ?.map((block) => `${block.size}${block.backing ? `, ${block.backing}` : ''}`)
+                .join('; '),
             ],
             ['CPU model', spec.cpu_model],
             ['Machine', info.machine ?? spec.machine],
             ['Accelerator', info.accel ?? spec.accel],
             ['Kernel', spec.kernel],
             ['Command line', spec.cmdline],
-            ['Page-in', spec.refuses_page_in ? 'refused' : 'allowed'],
+            ['Page-in', spec.refuses_page_in ? 'not allowed' : 'allowed'],
             ['UUID', spec.uuid],
           ]}
         />
@@ -192,7 +222,7 @@ function Summary({ vm }: { vm: ManagedVm }) {
             ))}
           </ul>
         ) : (
-          <p class="empty">It has none.</p>
+          <p class="empty">No disks.</p>
         )}
       </Panel>
       <Panel title="Network interfaces">
@@ -205,43 +235,46 @@ function Summary({ vm }: { vm: ManagedVm }) {
             ))}
           </ul>
         ) : (
-          <p class="empty">It has none.</p>
+          <p class="empty">No network interfaces.</p>
         )}
       </Panel>
     </div>
   );
 }
 
-/** Why it is where it is, as far as a move of the manager's says so. */
+/** The reason for the VM's host, where a move by the manager gives one. */
 function Placement({ vm, host }: { vm: string; host: string }) {
   const last = movesOf(vm).find((move) => move.state === 'done');
   if (!last || last.to !== host) return null;
   return (
     <p class="reason">
-      <strong>Why here</strong> {last.to_reason ?? `${last.asked_by} named ${host} for its move`}
+      <strong>Placement</strong>{' '}
+      {last.to_reason ?? `${last.asked_by} chose ${host} for the last move`}
     </p>
   );
 }
 
 const movesOf = (vm: string) =>
-  [...moves.values()].filter((move) => move.vm === vm).sort((a, b) => b.asked_unix_ms - a.asked_unix_ms);
+  [...moves.values()]
+    .filter((move) => move.vm === vm)
+    .sort((a, b) => b.asked_unix_ms - a.asked_unix_ms);
 
 function MovesOf({ vm }: { vm: string }) {
   const all = movesOf(vm);
-  if (all.length === 0) return <p class="empty">No move of it is known.</p>;
+  if (all.length === 0) return <p class="empty">No moves of this VM.</p>;
   return (
     <div class="scroll-x panel">
       <table class="plain">
         <thead>
           <tr>
-            <th scope="col">Asked for</th>
+            <th scope="col">Requested</th>
             <th scope="col">State</th>
             <th scope="col">From</th>
             <th scope="col">To</th>
             <th scope="col" class="number">
-              Took
+              Duration
             </th>
-            <th scope="col">By</th>
+            <th scope="col">User</th>
           </tr>
         </thead>
         <tbody>

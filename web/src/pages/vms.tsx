@@ -1,4 +1,4 @@
-/** All VMs, wherever they run. */
+/** All VMs of the cluster. */
 import { useState } from 'preact/hooks';
 import { openCreateVm } from '../dialogs/create-vm';
 import { Act, PageHead } from '../parts/basics';
@@ -40,7 +40,7 @@ export function VmsPage() {
         rowKey={(vm) => vm.name}
         sorting={sorting}
         onSort={setSorting}
-        empty={all.length === 0 ? 'There is no VM yet.' : 'No VM passes the filter.'}
+        empty={all.length === 0 ? 'No VMs.' : 'No VMs match the filter.'}
       />
     </div>
   );

@@ -1,4 +1,4 @@
-/** The small pieces that all pages are made of. */
+/** Building blocks of all pages. */
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { problemOf, type ShownProblem } from '../api/http';
@@ -27,7 +27,12 @@ export function PageHead(props: {
   );
 }
 
-export function Panel(props: { title: string; side?: ComponentChildren; children: ComponentChildren; class?: string }) {
+export function Panel(props: {
+  title: string;
+  side?: ComponentChildren;
+  children: ComponentChildren;
+  class?: string;
+}) {
   const id = useName();
   return (
     <section class={`panel ${props.class ?? ''}`} aria-labelledby={id}>
@@ -40,8 +45,13 @@ export function Panel(props: { title: string; side?: ComponentChildren; children
   );
 }
 
-/** A figure with its unit set smaller, so that digits stand under digits. */
-export function Figure(props: { label: string; value: string; note?: ComponentChildren; size?: 'big' | 'small' }) {
+/** A figure with its unit in a smaller size, so that digits align. */
+export function Figure(props: {
+  label: string;
+  value: string;
+  note?: ComponentChildren;
+  size?: 'big' | 'small';
+}) {
   const [number, unit] = apart(props.value);
   return (
     <div class={`figure ${props.size ?? ''}`}>
@@ -68,14 +78,24 @@ export function Facts({ rows }: { rows: [string, ComponentChildren][] }) {
   );
 }
 
-/** How much of something is taken, as a bar and in words. */
-export function Meter(props: { share: number; text: string; label: string; warnAt?: number; badAt?: number }) {
+/** A share, as a bar and as text. */
+export function Meter(props: {
+  share: number;
+  text: string;
+  label: string;
+  warnAt?: number;
+  badAt?: number;
+}) {
   const share = Number.isFinite(props.share) ? Math.min(1, Math.max(0, props.share)) : 0;
-  const tone = share >= (props.badAt ?? 0.95) ? 'bad' : share >= (props.warnAt ?? 0.85) ? 'warn' : 'plain';
+  const tone =
+    share >= (props.badAt ?? 0.95) ? 'bad' : share >= (props.warnAt ?? 0.85) ? 'warn' : 'plain';
   return (
     <span class="meter" role="img" aria-label={`${props.label}: ${props.text}`}>
       <span class="meter-track">
-        <span class={`meter-fill meter-${tone}`} style={{ width: `${(share * 100).toFixed(1)}%` }} />
+        <span
+          class={`meter-fill meter-${tone}`}
+          style={{ width: `${(share * 100).toFixed(1)}%` }}
+        />
       </span>
       <span class="meter-text" aria-hidden="true">
         {props.text}
@@ -89,8 +109,12 @@ export const Link = (props: { to: string; children: ComponentChildren; class?: s
     {props.children}
   </a>
 );
-export const HostLink = ({ name }: { name: string }) => <Link to={`/hosts/${encodeURIComponent(name)}`}>{name}</Link>;
-export const VmLink = ({ name }: { name: string }) => <Link to={`/vms/${encodeURIComponent(name)}`}>{name}</Link>;
+export const HostLink = ({ name }: { name: string }) => (
+  <Link to={`/hosts/${encodeURIComponent(name)}`}>{name}</Link>
+);
+export const VmLink = ({ name }: { name: string }) => (
+  <Link to={`/vms/${encodeURIComponent(name)}`}>{name}</Link>
+);
 
 export function Labels({ labels }: { labels: Record<string, string> | undefined }) {
   const all = Object.entries(labels ?? {});
@@ -105,7 +129,7 @@ export function Labels({ labels }: { labels: Record<string, string> | undefined 
   );
 }
 
-/** A button. What the role does not allow, or the state, stays visible with its reason. */
+/** A button. If the role or the state forbids the action, it stays visible with the reason. */
 export function Act(props: {
   children: ComponentChildren;
   onClick: () => void;
@@ -167,7 +191,7 @@ export function sentence(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** Runs something that may be refused; says whether it runs, and what was refused. */
+/** Runs a task that may fail; reports whether it is running and the problem. */
 export function useTask(): {
   busy: boolean;
   problem: ShownProblem | null;
@@ -192,11 +216,13 @@ export function useTask(): {
   return { busy, problem, run, clear: () => setProblem(null) };
 }
 
-export const Empty = ({ children }: { children: ComponentChildren }) => <p class="empty">{children}</p>;
+export const Empty = ({ children }: { children: ComponentChildren }) => (
+  <p class="empty">{children}</p>
+);
 
-/** Keeps the place of what is being asked for. */
+/** A placeholder while data loads. */
 export const Waiting = ({ lines = 3 }: { lines?: number }) => (
-  <div class="waiting" role="status" aria-label="Asking the manager">
+  <div class="waiting" role="status" aria-label="Loading">
     {Array.from({ length: lines }, (_, line) => (
       <span key={line} class="waiting-line" />
     ))}

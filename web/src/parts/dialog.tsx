@@ -1,4 +1,4 @@
-/** Dialogues on the platform's own `<dialog>`: the rest of the page is out of reach, Escape closes, focus goes back. */
+/** Modal dialogues on the browser's `<dialog>`: Escape closes, and the focus returns. */
 import { effect } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
 import { render } from 'preact';
@@ -21,10 +21,20 @@ export function Dialog(props: {
     if (element && !element.open) element.showModal();
   }, []);
   return (
-    <dialog ref={dialog} class={`dialog ${props.width ?? ''}`} aria-labelledby={id} onClose={props.onClose}>
+    <dialog
+      ref={dialog}
+      class={`dialog ${props.width ?? ''}`}
+      aria-labelledby={id}
+      onClose={props.onClose}
+    >
       <header class="dialog-head">
         <h2 id={id}>{props.title}</h2>
-        <button type="button" class="act quiet close" aria-label="Close" onClick={() => dialog.current?.close()}>
+        <button
+          type="button"
+          class="act quiet close"
+          aria-label="Close"
+          onClick={() => dialog.current?.close()}
+        >
           <svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">
             <path d="M2 2l8 8M10 2l-8 8" class="stroke" />
           </svg>
@@ -37,15 +47,15 @@ export function Dialog(props: {
 }
 
 /**
- * Opens a dialogue over whatever page is shown; it is told how to close itself. It belongs to that page and to who is logged in: where either is
- * another, it is closed.
+ * Opens a dialogue over the current page; `make` receives the function that closes it. The dialogue
+ * closes when the page or the session changes.
  */
 export function open(make: (close: () => void) => ComponentChildren): void {
   const back = document.activeElement;
   const place = document.createElement('div');
   document.body.append(place);
   const close = () => {
-    // One that went to another page when it was done is closed by that, and then by itself.
+    // A dialogue that navigates when it is done is closed twice: by the navigation and by itself.
     if (!place.isConnected) return;
     unfollow();
     render(null, place);
@@ -55,7 +65,7 @@ export function open(make: (close: () => void) => ComponentChildren): void {
   const who = me.peek();
   const where = page.peek();
   const unfollow = effect(() => {
-    // Not within the effect: what is closed there reads other signals.
+    // Not within the effect: closing reads other signals.
     if (me.value !== who || page.value !== where) queueMicrotask(close);
   });
   render(make(close), place);

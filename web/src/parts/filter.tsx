@@ -1,4 +1,4 @@
-/** A filter that lies in the address: a link to what is seen is a link to what is seen. */
+/** A filter field. The filter is part of the address, so a link shows the same view. */
 import { useRef } from 'preact/hooks';
 import { route, setQuery } from '../state/route';
 import { useKey } from './grid';
@@ -45,7 +45,10 @@ export function Choice<V extends string>(props: {
   return (
     <label class="choice">
       <span>{props.label}</span>
-      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value as V)}>
+      <select
+        value={props.value}
+        onChange={(event) => props.onChange(event.currentTarget.value as V)}
+      >
         {props.values.map(([value, text]) => (
           <option key={value} value={value}>
             {text}

@@ -1,4 +1,7 @@
-/** A table of any length: only the rows that are seen are in the page. Columns that have no room are left out, the least needed first. */
+/**
+ * A table of any length: only visible rows are in the page. Without room, the least needed columns
+ * are hidden.
+ */
 import type { ComponentChildren } from 'preact';
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 
@@ -8,7 +11,7 @@ export interface Column<T> {
   /** A CSS grid track. */
   track: string;
   isNumber?: boolean;
-  /** Left out where the table is narrower than this, in pixels. */
+  /** Hidden where the table is narrower than this, in pixels. */
   from?: number;
   cell: (row: T) => ComponentChildren;
   compare?: (a: T, b: T) => number;
@@ -30,17 +33,19 @@ export function Grid<T>(props: {
   sorting?: Sorting | undefined;
   onSort?: (sorting: Sorting) => void;
   empty: ComponentChildren;
-  /** At most so many rows high, where the table does not fill its page. */
+  /** Most visible rows, for a table that does not fill its page. */
   mostRows?: number;
 }) {
   const view = useRef<HTMLDivElement>(null);
   const { top, height, width } = useView(view);
-  const columns = props.columns.filter((column) => !column.from || width === 0 || width >= column.from);
+  const columns = props.columns.filter(
+    (column) => !column.from || width === 0 || width >= column.from,
+  );
   const rows = sorted(props.rows, props.columns, props.sorting);
   const first = Math.max(0, Math.floor(top / ROW_PX) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW_PX) + BEYOND);
   const tracks = { '--tracks': columns.map((column) => column.track).join(' ') };
-  // Room for the words of an empty table too.
+  // An empty table needs room for its text.
   const high = rows.length === 0 ? 3 : Math.min(props.mostRows ?? 0, rows.length) + 1;
   const limit = props.mostRows ? { maxHeight: `${high * ROW_PX + 2}px` } : {};
   return (
@@ -117,14 +122,18 @@ function sorted<T>(rows: T[], columns: Column<T>[], sorting: Sorting | undefined
   return sorting.isDown ? ordered.reverse() : ordered;
 }
 
-/** What of the table is seen. */
+/** The visible part of the table. */
 function useView(view: { current: HTMLDivElement | null }) {
   const [seen, setSeen] = useState({ top: 0, height: 900, width: 0 });
   useLayoutEffect(() => {
     const element = view.current;
     if (!element) return;
     const look = () => {
-      const next = { top: element.scrollTop, height: element.clientHeight, width: element.clientWidth };
+      const next = {
+        top: element.scrollTop,
+        height: element.clientHeight,
+        width: element.clientWidth,
+      };
       setSeen((before) =>
         before.height === next.height &&
         before.width === next.width &&
@@ -154,11 +163,15 @@ const STEPS: Record<string, number> = {
   End: Number.POSITIVE_INFINITY,
 };
 
-/** The arrow keys go from row to row; the row's first link takes the focus, so that Enter opens it. */
+/**
+ * Moves between rows with the arrow keys. The row's first link gets the focus, so that Enter opens
+ * it.
+ */
 function walk(event: KeyboardEvent, view: HTMLDivElement | null, count: number): void {
   const step = STEPS[event.key];
   const target = event.target as HTMLElement;
-  if (!step || !view || count === 0 || target.tagName === 'INPUT' || target.tagName === 'SELECT') return;
+  if (!step || !view || count === 0 || target.tagName === 'INPUT' || target.tagName === 'SELECT')
+    return;
   const row = target.closest<HTMLElement>('[data-at]');
   const from = row ? Number(row.dataset.at) : step > 0 && Number.isFinite(step) ? -1 : 0;
   const to = Math.min(count - 1, Math.max(0, from + step));
@@ -168,16 +181,19 @@ function walk(event: KeyboardEvent, view: HTMLDivElement | null, count: number):
   if (above < view.scrollTop) view.scrollTop = above;
   else if (above > view.scrollTop + room) view.scrollTop = above - room;
   const focus = () =>
-    view.querySelector<HTMLElement>(`[data-at="${to}"] a, [data-at="${to}"] button`)?.focus({ preventScroll: true });
+    view
+      .querySelector<HTMLElement>(`[data-at="${to}"] a, [data-at="${to}"] button`)
+      ?.focus({ preventScroll: true });
   requestAnimationFrame(() => requestAnimationFrame(focus));
 }
 
-/** Runs something on a key while the page is shown. */
+/** Runs an action on a key while the page is shown. */
 export function useKey(key: string, run: () => void): void {
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
-      const isWriting = target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+      const isWriting =
+        target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
       if (event.key !== key || event.ctrlKey || event.metaKey || event.altKey || isWriting) return;
       if (document.querySelector('dialog[open]')) return;
       event.preventDefault();

@@ -1,4 +1,4 @@
-/** Names for elements, no two alike in the page: Preact's own repeat where a dialogue is a tree of its own. */
+/** Unique element IDs. Preact's own repeat, because each dialogue is a tree of its own. */
 import { useState } from 'preact/hooks';
 
 let last = 0;

@@ -1,10 +1,12 @@
-/** Parts of the console that are loaded when they are first shown. */
+/** Components that are loaded when they are first shown. */
 import type { ComponentType } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import { problemOf, type ShownProblem } from '../api/http';
 import { ProblemBox, Waiting } from './basics';
 
-export function lazy<P extends object>(load: () => Promise<{ default: ComponentType<P> }>): ComponentType<P> {
+export function lazy<P extends object>(
+  load: () => Promise<{ default: ComponentType<P> }>,
+): ComponentType<P> {
   let known: ComponentType<P> | null = null;
   return function Lazy(props: P) {
     const [Loaded, setLoaded] = useState<ComponentType<P> | null>(() => known);
@@ -16,7 +18,7 @@ export function lazy<P extends object>(load: () => Promise<{ default: ComponentT
           known = module.default;
           setLoaded(() => module.default);
         },
-        (error) => setProblem({ ...problemOf(error), title: 'A part of the console could not be loaded' }),
+        (error) => setProblem({ ...problemOf(error), title: 'Cannot load a part of the console' }),
       );
     }, [Loaded]);
     if (problem) return <ProblemBox problem={problem} />;

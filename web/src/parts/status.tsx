@@ -1,4 +1,4 @@
-/** States as a shape, a colour and a word: none of them alone carries the meaning. */
+/** States as a shape, a colour and a word. Colour alone never carries the meaning. */
 import type { HostSummary, Move, Verdict, VmSummary } from '../api/types';
 
 export type Tone = 'ok' | 'busy' | 'warn' | 'bad' | 'idle';
@@ -22,7 +22,8 @@ const SHAPES: Record<Shape, string> = {
   bars: 'M2.5 2h2.5v8h-2.5ZM7 2h2.5v8h-2.5Z',
   arrow: 'M1 5h5.5v-2.8L11 6l-4.5 3.8V7H1Z',
   check: 'M1.2 6.3l1.4-1.4 2.1 2.1 4.7-4.9 1.4 1.4-6.1 6.4Z',
-  cross: 'M2.9 1.5 6 4.6l3.1-3.1 1.4 1.4L7.4 6l3.1 3.1-1.4 1.4L6 7.4l-3.1 3.1-1.4-1.4L4.6 6 1.5 2.9Z',
+  cross:
+    'M2.9 1.5 6 4.6l3.1-3.1 1.4 1.4L7.4 6l3.1 3.1-1.4 1.4L6 7.4l-3.1 3.1-1.4-1.4L4.6 6 1.5 2.9Z',
   triangle: 'M6 1 11.4 10.6H.6ZM5.3 4.4v3h1.4v-3ZM5.3 8.2v1.3h1.4V8.2Z',
   square: 'M2 2h8v8H2Zm1.6 1.6v4.8h4.8V3.6Z',
   query:
@@ -60,22 +61,23 @@ const VM_LOOKS: Record<VmSummary['state'], Look> = {
   stopping: { tone: 'busy', shape: 'half', text: 'stopping' },
   paused: { tone: 'warn', shape: 'bars', text: 'paused' },
   'migrating-out': { tone: 'busy', shape: 'arrow', text: 'migrating' },
-  'migrating-in': { tone: 'busy', shape: 'arrow', text: 'arriving' },
+  'migrating-in': { tone: 'busy', shape: 'arrow', text: 'migrating in' },
   failed: { tone: 'bad', shape: 'cross', text: 'failed' },
 };
 
 export function vmLook(vm: VmSummary): Look {
-  if (vm.also_runs_at?.length) return { tone: 'bad', shape: 'triangle', text: 'runs twice' };
+  if (vm.also_runs_at?.length) return { tone: 'bad', shape: 'triangle', text: 'duplicate' };
   if (vm.in_doubt) return { tone: 'bad', shape: 'triangle', text: 'in doubt' };
   const look = VM_LOOKS[vm.state] ?? { tone: 'idle', shape: 'query', text: vm.state };
-  return vm.is_current ? look : { tone: 'idle', shape: 'query', text: `${look.text}, last heard` };
+  return vm.is_current ? look : { tone: 'idle', shape: 'query', text: `${look.text} (last known)` };
 }
 
 export function hostLook(host: HostSummary): Look {
-  if (host.state === 'away') return { tone: 'bad', shape: 'cross', text: 'away' };
-  if (host.state === 'unknown') return { tone: 'idle', shape: 'query', text: 'not heard yet' };
+  if (host.state === 'away') return { tone: 'bad', shape: 'cross', text: 'not responding' };
+  if (host.state === 'unknown') return { tone: 'idle', shape: 'query', text: 'connecting' };
   if (host.maintenance) return { tone: 'warn', shape: 'square', text: 'maintenance' };
-  if (host.lacks_of_baseline?.length) return { tone: 'warn', shape: 'triangle', text: 'below baseline' };
+  if (host.lacks_of_baseline?.length)
+    return { tone: 'warn', shape: 'triangle', text: 'below baseline' };
   return { tone: 'ok', shape: 'disc', text: 'up' };
 }
 
@@ -108,11 +110,12 @@ const DRAIN_LOOKS: Record<string, Look> = {
   cancelled: { tone: 'idle', shape: 'slash', text: 'cancelled' },
   undoing: { tone: 'busy', shape: 'arrow', text: 'undoing' },
   undone: { tone: 'idle', shape: 'slash', text: 'undone' },
-  'would-go': { tone: 'idle', shape: 'arrow', text: 'would go' },
-  going: { tone: 'busy', shape: 'arrow', text: 'going' },
-  gone: { tone: 'ok', shape: 'check', text: 'gone' },
+  'would-go': { tone: 'idle', shape: 'arrow', text: 'will move' },
+  going: { tone: 'busy', shape: 'arrow', text: 'moving' },
+  gone: { tone: 'ok', shape: 'check', text: 'moved' },
   stays: { tone: 'warn', shape: 'square', text: 'stays' },
-  back: { tone: 'idle', shape: 'slash', text: 'back' },
+  back: { tone: 'idle', shape: 'slash', text: 'moved back' },
 };
 
-export const drainLook = (state: string): Look => DRAIN_LOOKS[state] ?? { tone: 'idle', shape: 'query', text: state };
+export const drainLook = (state: string): Look =>
+  DRAIN_LOOKS[state] ?? { tone: 'idle', shape: 'query', text: state };

@@ -1,4 +1,4 @@
-/** What is known of the cluster, live. */
+/** The live state of the cluster. */
 import { signal } from '@preact/signals';
 import { all, get } from '../api/http';
 import type {
@@ -12,7 +12,7 @@ import type {
   RuleInfo,
   VmSummary,
 } from '../api/types';
-import { inWords, note } from './journal';
+import { note, toEntry } from './journal';
 import { samplesOf } from './samples';
 import { Table } from './table';
 
@@ -23,19 +23,22 @@ export const drains = new Table<Drain>();
 export const rules = new Table<RuleInfo>();
 export const cluster = signal<Cluster | null>(null);
 export const limits = signal<MoveLimits | null>(null);
-/** Counts up where the CPU baseline changes: who shows it asks anew. */
+/**
+ * The CPU baseline of the last change event; a page that shows the baseline reloads on a change.
+ */
 export const baselineNews = signal<CpuBaseline | null | undefined>(undefined);
 export const isLoaded = signal(false);
 
-/** Of moves that are over, so many are kept here; the manager has the others. */
+/** Most ended moves that are kept here; the manager has the others. */
 const MOST_ENDED = 2000;
 const MOST_DRAINS = 200;
-/** VMs that move together are waited for. */
-const JUDGE_AFTER_MS = 2000;
+/** Wait before rules are evaluated again, so that VMs that move together count once. */
+const RELOAD_RULES_AFTER_MS = 2000;
 
-export const isOver = (move: Move) => move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
+export const isOver = (move: Move) =>
+  move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
 
-/** Asks for everything. */
+/** Loads the whole state. */
 export async function loadAll(signal_: AbortSignal): Promise<void> {
   const [theCluster, allHosts, allVms, allMoves, allDrains, allRules] = await Promise.all([
     get<Cluster>('/cluster', signal_),
@@ -52,7 +55,8 @@ export async function loadAll(signal_: AbortSignal): Promise<void> {
   moves.replace(newest(allMoves).map((move) => [move.id, move]));
   drains.replace(allDrains.slice(-MOST_DRAINS).map((drain) => [drain.id, drain]));
   rules.replace(allRules.map((rule) => [rule.name, rule]));
-  for (const move of allMoves) if (move.progress && !isOver(move)) samplesOf(move.id).add(move.progress);
+  for (const move of allMoves)
+    if (move.progress && !isOver(move)) samplesOf(move.id).add(move.progress);
   isLoaded.value = true;
 }
 
@@ -61,10 +65,10 @@ function newest(list: Move[]): Move[] {
   return [...list.filter((move) => !isOver(move)), ...ended.slice(0, MOST_ENDED)];
 }
 
-/** Takes one change in. */
+/** Applies one change. */
 export function apply(event: ClusterEvent): void {
-  const happening = inWords(event, before(event));
-  if (happening) note(happening);
+  const entry = toEntry(event, before(event));
+  if (entry) note(entry);
   switch (event.kind) {
     case 'host':
       hosts.put(event.data.name, event.data);
@@ -73,12 +77,12 @@ export function apply(event: ClusterEvent): void {
       hosts.drop(event.data);
       break;
     case 'vm':
-      if (vms.peek(event.data.name)?.host !== event.data.host) judgeRulesAgain();
+      if (vms.peek(event.data.name)?.host !== event.data.host) reloadRules();
       vms.put(event.data.name, event.data);
       break;
     case 'vm-gone':
       vms.drop(event.data);
-      judgeRulesAgain();
+      reloadRules();
       break;
     case 'move':
       takeMove(event.data);
@@ -104,17 +108,20 @@ export function apply(event: ClusterEvent): void {
   }
 }
 
-let judging: ReturnType<typeof setTimeout> | null = null;
+let reloading: ReturnType<typeof setTimeout> | null = null;
 
-/** Whether a rule is kept follows from where VMs are; the manager tells of rules when they are set, and else where it is asked. */
-function judgeRulesAgain(): void {
-  if (judging !== null || rules.size === 0) return;
-  judging = setTimeout(async () => {
-    judging = null;
-    // What does not come now comes with the next VM that moves, or when everything is asked for.
-    const told = await all<RuleInfo>('/rules', AbortSignal.timeout(10_000)).catch(() => null);
-    if (told) rules.replace(told.map((rule) => [rule.name, rule]));
-  }, JUDGE_AFTER_MS);
+/**
+ * Loads the rules again. Their state depends on where VMs run, and events report only changed
+ * rules.
+ */
+function reloadRules(): void {
+  if (reloading !== null || rules.size === 0) return;
+  reloading = setTimeout(async () => {
+    reloading = null;
+    // After a failure, the next VM that moves or the next full load brings the rules up to date.
+    const current = await all<RuleInfo>('/rules', AbortSignal.timeout(10_000)).catch(() => null);
+    if (current) rules.replace(current.map((rule) => [rule.name, rule]));
+  }, RELOAD_RULES_AFTER_MS);
 }
 
 function before(event: ClusterEvent) {
@@ -138,7 +145,7 @@ const endedIds: string[] = [];
 
 function takeMove(move: Move): void {
   const known = moves.peek(move.id);
-  // A list and an event have no report; one that was asked for is kept.
+  // Lists and events carry no report: keep one that was loaded before.
   moves.put(move.id, known?.report && !move.report ? { ...move, report: known.report } : move);
   if (move.progress) samplesOf(move.id).add(move.progress);
   if (isOver(move) && !(known && isOver(known))) {

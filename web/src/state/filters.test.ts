@@ -1,7 +1,12 @@
 import { describe, expect, it } from 'vitest';
 import { labelText, parseFilter, passes } from './filters';
 
-const web = { name: 'web-01', state: 'running', host: 'host-a', label: labelText({ tier: 'front' }) };
+const web = {
+  name: 'web-01',
+  state: 'running',
+  host: 'host-a',
+  label: labelText({ tier: 'front' }),
+};
 
 describe('a filter', () => {
   it('wants all of its words, wherever they stand', () => {

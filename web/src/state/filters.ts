@@ -1,4 +1,4 @@
-/** What people write into a filter: words that all have to be found, and `field:value` for one field. Pure. */
+/** Filters: words that must all be found, and `field:value` for one field. Pure. */
 
 export interface Term {
   field: string | null;
@@ -6,7 +6,7 @@ export interface Term {
   isNot: boolean;
 }
 
-/** Of `state:running host-a -label:tier=front`. */
+/** Parses a filter such as `state:running host-a -label:tier=front`. */
 export function parseFilter(text: string): Term[] {
   return text
     .toLowerCase()
@@ -22,10 +22,10 @@ export function parseFilter(text: string): Term[] {
     });
 }
 
-/** A row as a filter sees it: each field's texts, in lower case. */
+/** A row's texts by field, in lower case. */
 export type Fields = Record<string, string>;
 
-/** Whether a row passes. A field that the row does not have passes nothing. */
+/** Whether a row matches. A term for a field that the row lacks does not match. */
 export function passes(terms: Term[], fields: Fields): boolean {
   return terms.every((term) => found(term, fields) !== term.isNot);
 }

@@ -1,16 +1,16 @@
-/** Work that is done once for each frame, however often it is asked for: many changes, one drawing. */
+/** Tasks that run once a frame, however often they are requested: many changes, one drawing. */
 import { batch } from '@preact/signals';
 
-/** Between two drawings at least: more often than this nobody reads a table. */
+/** Shortest time between two drawings. */
 const GAP_MS = 100;
-/** Where the page is not seen there are no frames. */
+/** Interval while the page is hidden, when there are no frames. */
 const HIDDEN_GAP_MS = 1000;
 
 const waiting = new Set<() => void>();
 let isPlanned = false;
 let lastMs = Number.NEGATIVE_INFINITY;
 
-/** Runs a task with the next drawing; asked for again before that, it is run once. */
+/** Runs a task with the next drawing, once even if requested several times. */
 export function onFrame(task: () => void): void {
   waiting.add(task);
   if (!isPlanned) plan();
@@ -31,7 +31,7 @@ function frame(nowMs: number): void {
   flush();
 }
 
-/** Runs all that waits, at once. */
+/** Runs all waiting tasks at once. */
 export function flush(): void {
   isPlanned = false;
   const tasks = [...waiting];

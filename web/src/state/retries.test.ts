@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import { Retries } from './retries';
 
-it('waits longer each time, up to a bound, and begins anew after a success', () => {
+it('waits longer each time, up to a bound, and starts again after a success', () => {
   const retries = new Retries();
   const waits = Array.from({ length: 8 }, () => {
     retries.failed();

@@ -1,4 +1,6 @@
-/** How long to wait before the next try: longer each time, never all consoles at once. */
+/**
+ * Wait before the next attempt: longer each time, and spread so that consoles do not retry at once.
+ */
 
 const FIRST_MS = 500;
 const MOST_MS = 10_000;
@@ -6,7 +8,7 @@ const MOST_MS = 10_000;
 export class Retries {
   private failures = 0;
 
-  /** A try failed; how many have since the last success. */
+  /** Counts a failure; returns the failures since the last success. */
   failed(): number {
     this.failures += 1;
     return this.failures;

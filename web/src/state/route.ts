@@ -1,4 +1,4 @@
-/** Where the console is: the part of the address behind `#`, so that the manager serves one page. */
+/** The current page: the part of the address after `#`, so that the manager serves one file. */
 import { computed, signal } from '@preact/signals';
 
 export interface Route {
@@ -23,7 +23,7 @@ function decoded(name: string): string {
 
 const hash = signal(typeof location === 'undefined' ? '' : location.hash);
 export const route = computed(() => parseRoute(hash.value));
-/** Which page is shown. Filters and tabs are in the query: with another one of them it is the same page. */
+/** The page, without the query: filters and tabs do not change the page. */
 export const page = computed(() => route.value.parts.join('/'));
 
 export function startRouting(): void {
@@ -38,7 +38,7 @@ export function go(path: string): void {
   location.hash = path;
 }
 
-/** Sets a value of the query in place: a filter is no step back. */
+/** Sets a value of the query without a new entry in the browser's history. */
 export function setQuery(name: string, value: string): void {
   const { parts, query } = route.peek();
   const next = new URLSearchParams(query);

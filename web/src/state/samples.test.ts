@@ -27,7 +27,7 @@ describe('samples of a migration', () => {
       { phase: 'pre-copy', atMs: 9 },
     ]);
   });
-  it('begin anew with another attempt, and take in what was before', () => {
+  it('start again with a new attempt, and accept earlier samples', () => {
     const samples = new Samples();
     samples.add(at(500));
     samples.add(at(3));

@@ -1,4 +1,7 @@
-/** The figures of a running migration over its time, bounded: where they become too many, every other one of the older half goes. */
+/**
+ * Samples of a running migration, bounded: beyond the bound, every other one of the older half is
+ * dropped.
+ */
 import { type Signal, signal } from '@preact/signals';
 import type { Phase, Progress } from '../api/types';
 import { onFrame } from './frames';
@@ -14,14 +17,15 @@ export class Samples {
   points: Progress[] = [];
   marks: PhaseMark[] = [];
   readonly version: Signal<number> = signal(0);
-  private readonly tell = () => {
+  private readonly notify = () => {
     this.version.value += 1;
   };
 
   add(progress: Progress): void {
     const last = this.points.at(-1);
     if (last && progress.elapsed_ms < last.elapsed_ms) this.clear();
-    else if (last && progress.elapsed_ms === last.elapsed_ms && progress.phase === last.phase) return;
+    else if (last && progress.elapsed_ms === last.elapsed_ms && progress.phase === last.phase)
+      return;
     if (this.marks.at(-1)?.phase !== progress.phase)
       this.marks.push({ phase: progress.phase, atMs: progress.elapsed_ms });
     this.points.push(progress);
@@ -30,10 +34,10 @@ export class Samples {
       this.points = this.points.filter((_, at) => at >= half || at % 2 === 0);
     }
     if (this.marks.length > MOST_SAMPLES) this.marks.splice(1, 2);
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
-  /** What the manager kept from before somebody looked. */
+  /** Adds the manager's samples from before the page was opened. */
   prepend(points: Progress[]): void {
     const firstMs = this.points[0]?.elapsed_ms ?? Number.POSITIVE_INFINITY;
     const now = this.points;
@@ -48,7 +52,7 @@ export class Samples {
   }
 }
 
-/** Migrations that ended lately and are still looked at. */
+/** Most migrations whose samples are kept. */
 const MOST_KEPT = 40;
 const kept = new Map<string, Samples>();
 

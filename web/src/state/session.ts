@@ -1,4 +1,4 @@
-/** Who is logged in. The token lies in sessionStorage: it is this tab's, and gone with it. */
+/** The session. The token is in sessionStorage: it belongs to this tab and is gone with it. */
 import { signal } from '@preact/signals';
 import { get, getIfThere, Refusal, type ShownProblem, setCaller } from '../api/http';
 import type { Cluster, Me, Role } from '../api/types';
@@ -9,9 +9,9 @@ import { Follower } from './stream';
 const KEY = 'godwit.token';
 
 export const me = signal<Me | null>(null);
-/** Why somebody was logged out who did not ask for it. */
+/** Why the session ended without a logout by the user. */
 export const loggedOut = signal<ShownProblem | null>(null);
-/** False until it is known whether the kept token is good. */
+/** False until the stored token has been checked. */
 export const isKnown = signal(false);
 
 let follower: Follower | null = null;
@@ -22,7 +22,7 @@ export async function resume(): Promise<void> {
   isKnown.value = true;
 }
 
-/** Asks the manager who this is; throws what it says where it does not know them. */
+/** Logs in with a token; throws the manager's refusal. */
 export async function logIn(token: string): Promise<void> {
   setCaller({ token, refused: end });
   try {
@@ -38,14 +38,15 @@ export async function logIn(token: string): Promise<void> {
   }
 }
 
-/** A manager without `/me` tells tokens to admins alone; below that it refuses what may not be. */
+/** Finds the role where the manager has no `/me`: only admins may list tokens. */
 async function guess(): Promise<Me> {
   await get<Cluster>('/cluster');
   try {
     await get('/tokens');
     return { name: 'admin', role: 'admin' };
   } catch (error) {
-    if (error instanceof Refusal && error.problem.status === 403) return { name: 'operator', role: 'operator' };
+    if (error instanceof Refusal && error.problem.status === 403)
+      return { name: 'operator', role: 'operator' };
     throw error;
   }
 }
@@ -71,9 +72,9 @@ export function tryNow(): void {
 
 const RANK: Record<Role, number> = { viewer: 0, operator: 1, admin: 2 };
 
-/** Why they may not do what needs this role; null: they may. */
+/** Why the session may not do what needs this role; null if it may. */
 export function whyNot(needs: Role): string | null {
   const role = me.value?.role ?? 'viewer';
   if (RANK[role] >= RANK[needs]) return null;
-  return `This needs the role ${needs}; your token has the role ${role}.`;
+  return `This needs the role ${needs}. Your token has the role ${role}.`;
 }

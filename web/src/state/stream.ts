@@ -1,4 +1,4 @@
-/** Follows the manager's events: what is there first, then each change; after a cut it goes on where it was. */
+/** Follows the manager's events: the whole state first, then each change. Resumes after a cut. */
 import { signal } from '@preact/signals';
 import { API, authorization, problemOf, Refusal, refusal } from '../api/http';
 import { EventReader, type ServerEvent } from '../api/sse';
@@ -14,12 +14,13 @@ export type Connection =
 
 export const connection = signal<Connection>({ state: 'loading' });
 
-/** The manager says something every 5 s, if only that it lives. */
+/** Silence after which the connection counts as lost. The manager sends a heartbeat every 5 s. */
 const SILENCE_MS = 16_000;
 
+/** An answer that begins later than this is late. */
 const LATE_MS = 700;
 
-/** Whether an answer takes long to begin. */
+/** Whether an answer is late. */
 function late(asked: Promise<Response>): Promise<boolean> {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => resolve(true), LATE_MS);
@@ -42,7 +43,7 @@ export class Follower {
     this.wake?.();
   }
 
-  /** Does not wait for the next try. */
+  /** Retries at once. */
   tryNow(): void {
     this.wake?.();
   }
@@ -52,7 +53,7 @@ export class Follower {
       const why = await this.once();
       if (this.ended.signal.aborted) return;
       if (this.retries.failed() > 1) {
-        // The manager may have begun anew meanwhile and counts from 1 again: its numbers say nothing.
+        // A restarted manager numbers its events from 1 again, so the last number is useless.
         this.lastId = null;
       }
       const waitMs = this.retries.waitMs(Math.random());
@@ -62,7 +63,7 @@ export class Follower {
     }
   }
 
-  /** One connection from its beginning to its end; why it ended. */
+  /** Runs one connection until it ends; returns the reason. */
   private async once(): Promise<string> {
     const cut = new AbortController();
     const end = () => cut.abort();
@@ -73,12 +74,12 @@ export class Follower {
       const goesOn = this.lastId !== null;
       if (this.lastId !== null) headers['Last-Event-ID'] = this.lastId;
       const asked = fetch(`${API}/events`, { headers, signal: cut.signal, cache: 'no-store' });
-      // A proxy may keep an answer back until there is something in it: what is there is shown all the same.
+      // A proxy may hold an answer back until it has content: show the current state meanwhile.
       const isLate = !goesOn && (await late(asked));
       if (isLate) await loadAll(cut.signal);
       const response = await asked;
       if (!response.ok || !response.body) throw await refusal(response);
-      // What changes while everything is asked for comes behind it.
+      // Changes during the load arrive on the stream afterwards.
       if (!goesOn) await loadAll(cut.signal);
       connection.value = { state: 'live' };
       this.retries.succeeded();
@@ -90,12 +91,13 @@ export class Follower {
         if (done) return 'The manager closed the connection.';
         clearTimeout(silence);
         silence = setTimeout(end, SILENCE_MS);
-        for (const event of events.push(text.decode(value, { stream: true }))) await this.take(event, cut.signal);
+        for (const event of events.push(text.decode(value, { stream: true })))
+          await this.take(event, cut.signal);
       }
     } catch (error) {
       if (error instanceof Refusal) return `${error.problem.title}: ${error.problem.detail}`;
-      if (cut.signal.aborted) return 'The manager has been silent for too long.';
-      return error instanceof TypeError ? 'The manager does not answer.' : problemOf(error).detail;
+      if (cut.signal.aborted) return 'The manager stopped responding.';
+      return error instanceof TypeError ? 'The manager does not respond.' : problemOf(error).detail;
     } finally {
       clearTimeout(silence);
       this.ended.signal.removeEventListener('abort', end);

@@ -1,4 +1,4 @@
-/** Rows by their names. Changes are taken in at once and told to who looks with the next frame. */
+/** Rows by name. Changes apply at once; views are notified with the next frame. */
 import { type Signal, signal } from '@preact/signals';
 import { onFrame } from './frames';
 
@@ -8,31 +8,31 @@ export class Table<T> {
   private readonly rows = new Map<string, T>();
   private readonly changed: Signal<number> = signal(0);
   private names: string[] | null = null;
-  private readonly tell = () => {
+  private readonly notify = () => {
     this.changed.value += 1;
   };
 
   put(name: string, row: T): void {
     if (!this.rows.has(name)) this.names = null;
     this.rows.set(name, row);
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
   drop(name: string): void {
     if (!this.rows.delete(name)) return;
     this.names = null;
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
-  /** These and no others. */
+  /** Replaces all rows. */
   replace(rows: Iterable<[string, T]>): void {
     this.rows.clear();
     for (const [name, row] of rows) this.rows.set(name, row);
     this.names = null;
-    onFrame(this.tell);
+    onFrame(this.notify);
   }
 
-  /** Without listening: for who changes it. */
+  /** Returns a row without subscribing to changes. */
   peek(name: string): T | undefined {
     return this.rows.get(name);
   }
@@ -47,7 +47,7 @@ export class Table<T> {
     return this.rows.size;
   }
 
-  /** All rows by name; the order is worked out anew only where a row came or went. */
+  /** All rows by name. The order is computed again only when a row was added or removed. */
   sorted(): T[] {
     this.changed.value;
     this.names ??= [...this.rows.keys()].sort(BY_NAME.compare);

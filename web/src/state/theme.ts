@@ -1,4 +1,4 @@
-/** Light, dark, or as the system has it. */
+/** The theme: light, dark, or the system's. */
 import { effect, signal } from '@preact/signals';
 
 export type Theme = 'system' | 'light' | 'dark';
@@ -11,7 +11,7 @@ function kept(): Theme {
 }
 
 export const theme = signal<Theme>('system');
-/** Counts up where colours changed: pictures are drawn anew. */
+/** Increases when the colours change, so that charts are drawn again. */
 export const colours = signal(0);
 
 export function startTheme(): void {

@@ -1,4 +1,4 @@
-/** A VM's text console: its serial port, by a WebSocket of the manager. */
+/** A VM's text console: its serial port over a WebSocket of the manager. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { API, bearer, part } from '../api/http';
 import { Act } from '../parts/basics';
@@ -17,9 +17,9 @@ const LOOKS = {
   closed: { tone: 'warn', shape: 'bars', text: 'not connected' },
 } as const;
 
-/** Where a console that was never open was refused, or the manager has none, trying again is no use. */
+/** Attempts for a console that never opened: it was refused, or the manager has none. */
 const NEVER_OPEN_TRIES = 2;
-/** The manager's own: it can't be opened or go on, and the reason says why. */
+/** Close code of the manager: the console cannot open or continue; the reason says why. */
 const CANNOT_GO_ON = 4000;
 
 export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: boolean }) {
@@ -63,18 +63,21 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
     };
   }, [vm, isRunning, turn, refused]);
   if (refused) return <p class="notice">{refused}</p>;
-  if (!isRunning) return <p class="empty">It does not run. Its text console is there when it has been started.</p>;
+  if (!isRunning)
+    return <p class="empty">The VM is not running. Start it to use its text console.</p>;
   return (
     <div class="term-frame">
       <div class="term-bar">
         <Status look={LOOKS[link.state]} />
         {link.why && <span class="muted">{link.why}</span>}
         <span class="grow" />
-        <span class="muted term-hint">Ctrl+Shift+Tab leaves it</span>
+        <span class="muted term-hint">Ctrl+Shift+Tab leaves the console</span>
         <Act kind="quiet" onClick={() => send.current('\x03')} name="Send Control-C">
           Ctrl+C
         </Act>
-        {link.state === 'closed' && <Act onClick={() => setTurn((before) => before + 1)}>Connect</Act>}
+        {link.state === 'closed' && (
+          <Act onClick={() => setTurn((before) => before + 1)}>Connect</Act>
+        )}
       </div>
       <div
         class="term"
@@ -88,7 +91,7 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
   );
 }
 
-/** The connection, opened again where it breaks: a VM that moves takes its console along. */
+/** The connection. It reconnects when it breaks, so a console follows a VM that moves. */
 class ConsoleLine {
   private socket: WebSocket | null = null;
   private readonly retries = new Retries();
@@ -99,24 +102,29 @@ class ConsoleLine {
 
   constructor(
     private readonly vm: string,
-    private readonly tell: (link: Link) => void,
+    private readonly report: (link: Link) => void,
     private readonly take: (bytes: Uint8Array) => void,
   ) {}
 
   open(): void {
     const scheme = location.protocol === 'https:' ? 'wss' : 'ws';
     const url = `${scheme}://${location.host}${API}/vms/${part(this.vm)}/console`;
-    const socket = new WebSocket(url, ['godwit.console.v1', `godwit.bearer.${base64Url(bearer() ?? '')}`]);
+    const socket = new WebSocket(url, [
+      'godwit.console.v1',
+      `godwit.bearer.${base64Url(bearer() ?? '')}`,
+    ]);
     socket.binaryType = 'arraybuffer';
     this.socket = socket;
-    this.tell({ state: 'opening' });
+    this.report({ state: 'opening' });
     socket.onopen = () => {
       this.wasOpen = true;
       this.retries.succeeded();
-      this.tell({ state: 'open' });
+      this.report({ state: 'open' });
     };
     socket.onmessage = ({ data }) => {
-      this.take(typeof data === 'string' ? this.encoder.encode(data) : new Uint8Array(data as ArrayBuffer));
+      this.take(
+        typeof data === 'string' ? this.encoder.encode(data) : new Uint8Array(data as ArrayBuffer),
+      );
     };
     socket.onclose = (event) => this.closed(event.code, event.reason);
   }
@@ -135,10 +143,13 @@ class ConsoleLine {
     if (this.isEnded) return;
     const tries = this.retries.failed();
     if (code === CANNOT_GO_ON || (!this.wasOpen && tries >= NEVER_OPEN_TRIES)) {
-      this.tell({ state: 'closed', why: reason || 'The manager refused it, or has no text consoles.' });
+      this.report({
+        state: 'closed',
+        why: reason || 'The manager refused the console or does not support text consoles.',
+      });
       return;
     }
-    this.tell({ state: 'opening', why: reason || 'The connection broke; trying again.' });
+    this.report({ state: 'opening', why: reason || 'Connection lost, reconnecting.' });
     this.timer = window.setTimeout(() => this.open(), this.retries.waitMs(Math.random()));
   }
 }

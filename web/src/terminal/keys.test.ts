@@ -1,7 +1,13 @@
 import { expect, it } from 'vitest';
 import { keyText } from './keys';
 
-const press = (key: string, more = {}) => ({ key, ctrlKey: false, altKey: false, metaKey: false, ...more });
+const press = (key: string, more = {}) => ({
+  key,
+  ctrlKey: false,
+  altKey: false,
+  metaKey: false,
+  ...more,
+});
 
 it('sends what a serial console expects', () => {
   expect(keyText(press('a'), false)).toBe('a');

@@ -1,4 +1,4 @@
-/** Keys as a serial console gets them. Pure. */
+/** Bytes that keys send to a serial console. Pure. */
 
 export interface Pressed {
   key: string;
@@ -37,7 +37,7 @@ const CURSOR: Record<string, string> = {
   End: 'F',
 };
 
-/** What a key sends; null: it is the browser's. */
+/** The text that a key sends; null for keys that the browser handles. */
 export function keyText(pressed: Pressed, isApplicationKeys: boolean): string | null {
   const { key } = pressed;
   if (pressed.metaKey) return null;

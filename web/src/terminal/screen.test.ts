@@ -22,7 +22,9 @@ describe('the screen', () => {
   it('writes, wraps and scrolls into its history', () => {
     const screen = written('0123456789ab\r\nc\r\nd\r\ne');
     expect(shown(screen)).toEqual(['ab', 'c', 'd', 'e']);
-    expect(screen.history.map((line) => line.map((cell) => cell.text).join(''))).toEqual(['0123456789']);
+    expect(screen.history.map((line) => line.map((cell) => cell.text).join(''))).toEqual([
+      '0123456789',
+    ]);
   });
 
   it('moves, erases, inserts and deletes', () => {
@@ -35,13 +37,22 @@ describe('the screen', () => {
   });
 
   it('scrolls a region and leaves the rest alone', () => {
-    expect(shown(written('top\r\na\r\nb\r\nend\x1b[2;3r\x1b[3;1H\nc'))).toEqual(['top', 'b', 'c', 'end']);
+    expect(shown(written('top\r\na\r\nb\r\nend\x1b[2;3r\x1b[3;1H\nc'))).toEqual([
+      'top',
+      'b',
+      'c',
+      'end',
+    ]);
   });
 
   it('has colours and attributes', () => {
     const cells = written('\x1b[1;31;44mx\x1b[0my\x1b[38;5;200mz').lines[0] ?? [];
     const [x, y, z] = cells.map((cell) => cell.style);
-    expect([foreground(x ?? 0), background(x ?? 0), (x ?? 0) & Style.bold]).toEqual([1, 4, Style.bold]);
+    expect([foreground(x ?? 0), background(x ?? 0), (x ?? 0) & Style.bold]).toEqual([
+      1,
+      4,
+      Style.bold,
+    ]);
     expect(y).toBe(0);
     expect(foreground(z ?? 0)).toBe(200);
   });
@@ -72,7 +83,9 @@ describe('the screen', () => {
   });
 
   it('survives any numbers', () => {
-    const screen = written('\x1b[99999999999B\x1b[9999999L\x1b[0;0H\x1b[9999X\x1b[9999@x\x1b[9999S\x1b[;;;;m');
+    const screen = written(
+      '\x1b[99999999999B\x1b[9999999L\x1b[0;0H\x1b[9999X\x1b[9999@x\x1b[9999S\x1b[;;;;m',
+    );
     expect(screen.lines.every((line) => line.length === 10)).toBe(true);
     expect(screen.lines.length).toBe(4);
   });

@@ -1,15 +1,19 @@
-/** A terminal's screen: bytes of a guest's serial console in, lines of cells out. No I/O and no page.
+/** A terminal's screen: bytes of a guest's serial console in, lines of cells out. No I/O, no page.
  *
- * It is what a serial console needs of a VT220 and of xterm: cursor, erasing, scrolling regions, inserting and deleting, the two screens, 16
- * and 256 colours, UTF-8. What it does not know it leaves out without writing rubbish. */
+ * Implements what a serial console needs of a VT220 and of xterm: cursor, erasing, scrolling
+ * regions, inserting and deleting, the two screens, 16 and 256 colours, UTF-8. Unknown sequences
+ * are dropped whole. */
 
 export interface Cell {
   text: string;
-  /** What it looks like, packed: see `Style`. */
+  /** Attributes and colours, packed as in `Style`. */
   style: number;
 }
 
-/** Bits of a style: 0–8 the foreground and 1 for "has one", 9–17 the background the same, then the attributes. */
+/**
+ * Bits of a style. Bit 0: has a foreground; 1–8: its colour. 9–17: background. Then the
+ * attributes.
+ */
 export const Style = {
   plain: 0,
   bold: 1 << 18,
@@ -18,8 +22,10 @@ export const Style = {
   faint: 1 << 21,
 } as const;
 
-export const foreground = (style: number): number | null => (style & 1 ? (style >> 1) & 0xff : null);
-export const background = (style: number): number | null => ((style >> 9) & 1 ? (style >> 10) & 0xff : null);
+export const foreground = (style: number): number | null =>
+  style & 1 ? (style >> 1) & 0xff : null;
+export const background = (style: number): number | null =>
+  (style >> 9) & 1 ? (style >> 10) & 0xff : null;
 const withForeground = (style: number, colour: number | null) =>
   (style & ~0x1ff) | (colour === null ? 0 : 1 | (colour << 1));
 const withBackground = (style: number, colour: number | null) =>
@@ -45,9 +51,9 @@ export class Screen {
   row = 0;
   column = 0;
   isCursorShown = true;
-  /** Whether the arrow keys are to send ESC O instead of ESC [. */
+  /** Whether the arrow keys send ESC O instead of ESC [. */
   isApplicationKeys = false;
-  /** What the guest asked and the terminal answers. */
+  /** Sends the terminal's answer to a query of the guest. */
   answer: (text: string) => void = () => undefined;
 
   private style = 0;
@@ -112,7 +118,7 @@ export class Screen {
         else if (this.parameters.length < 64) this.parameters += letter;
         return;
       case 'string':
-        // A title, or another string that ends with BEL or ESC \.
+        // A title or another string, up to BEL or ESC \.
         if (code === 0x07) this.state = 'text';
         else if (code === 0x1b) this.state = 'string-end';
         return;
@@ -160,7 +166,7 @@ export class Screen {
     else this.wraps = true;
   }
 
-  /** To the next line; at the end of the region all of it moves up. */
+  /** Moves to the next line; at the end of the region, scrolls the region up. */
   private feed(): void {
     this.wraps = false;
     if (this.row === this.bottom) this.scrollUp(1);
@@ -184,7 +190,8 @@ export class Screen {
 
   private remember(line: Line): void {
     this.history.push(line);
-    if (this.history.length > MOST_HISTORY) this.history.splice(0, this.history.length - MOST_HISTORY);
+    if (this.history.length > MOST_HISTORY)
+      this.history.splice(0, this.history.length - MOST_HISTORY);
   }
 
   private escape(letter: string): void {
@@ -249,7 +256,8 @@ export class Screen {
     const first = numbers[0] ?? 0;
     const count = Math.max(1, first);
     if (isPrivate) {
-      if (final === 'h' || final === 'l') for (const mode of numbers) this.mode(mode, final === 'h');
+      if (final === 'h' || final === 'l')
+        for (const mode of numbers) this.mode(mode, final === 'h');
       return;
     }
     if (/^[>=]/.test(text)) return;
@@ -259,7 +267,10 @@ export class Screen {
         break;
       case 'B':
       case 'e':
-        this.goTo(Math.min(this.row <= this.bottom ? this.bottom : this.rows - 1, this.row + count), this.column);
+        this.goTo(
+          Math.min(this.row <= this.bottom ? this.bottom : this.rows - 1, this.row + count),
+          this.column,
+        );
         break;
       case 'C':
       case 'a':
@@ -338,7 +349,7 @@ export class Screen {
     else if (mode === 47 || mode === 1047 || mode === 1049) this.swap(isSet);
   }
 
-  /** To the second screen, which has no history, or back. */
+  /** Switches to the second screen, which has no history, or back. */
   private swap(toOther: boolean): void {
     if (toOther === (this.other !== null)) return;
     if (toOther) {
@@ -391,7 +402,7 @@ export class Screen {
   private fill(row: number, from: number, to: number): void {
     const line = this.lines[row];
     if (!line) return;
-    // What is erased keeps the background alone.
+    // Erased cells keep only the background.
     const cell: Cell = { text: ' ', style: this.style & (0x1ff << 9) };
     for (let column = from; column < Math.min(to, this.columns); column += 1) line[column] = cell;
     this.wraps = false;
@@ -438,7 +449,8 @@ export class Screen {
       else if (one >= 100 && one <= 107) this.style = withBackground(this.style, one - 100 + 8);
       else if (one === 38 || one === 48) {
         const [colour, used] = readColour(numbers, at + 1);
-        if (colour !== null) this.style = (one === 38 ? withForeground : withBackground)(this.style, colour);
+        if (colour !== null)
+          this.style = (one === 38 ? withForeground : withBackground)(this.style, colour);
         at += used;
       }
     }
@@ -453,12 +465,18 @@ export class Screen {
   }
 }
 
-/** Of `5;n` the colour n, of `2;r;g;b` the nearest of the cube; and how many numbers that was. */
+/**
+ * Parses a colour: `5;n` is colour n, `2;r;g;b` the nearest of the cube. Also returns the count of
+ * numbers read.
+ */
 function readColour(numbers: number[], at: number): [number | null, number] {
   if (numbers[at] === 5) return [(numbers[at + 1] ?? 0) & 0xff, 2];
   if (numbers[at] === 2) {
     const level = (value: number | undefined) => Math.round((Math.min(255, value ?? 0) / 255) * 5);
-    return [16 + 36 * level(numbers[at + 1]) + 6 * level(numbers[at + 2]) + level(numbers[at + 3]), 4];
+    return [
+      16 + 36 * level(numbers[at + 1]) + 6 * level(numbers[at + 2]) + level(numbers[at + 3]),
+      4,
+    ];
   }
   return [null, 0];
 }

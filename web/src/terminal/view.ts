@@ -1,4 +1,4 @@
-/** Draws a screen as text in the page: readable, selectable, without a style of its own beyond colours. */
+/** Draws a terminal screen as selectable text in the page. */
 import { background, type Cell, foreground, type Line, type Screen, Style } from './screen';
 
 export class TerminalView {
@@ -45,7 +45,8 @@ export class TerminalView {
   private drawHistory(): void {
     const { history } = this.screen;
     const isOther =
-      history.length < this.drawnHistory || (history.length === this.drawnHistory && history.length >= 2000);
+      history.length < this.drawnHistory ||
+      (history.length === this.drawnHistory && history.length >= 2000);
     if (isOther) {
       this.past.replaceChildren();
       this.drawnHistory = 0;
@@ -81,7 +82,8 @@ function lineElement(line: Line, cursor: number): HTMLElement {
   return element;
 }
 
-const isBlank = (cell: Cell | undefined) => cell === undefined || (cell.text === ' ' && cell.style === 0);
+const isBlank = (cell: Cell | undefined) =>
+  cell === undefined || (cell.text === ' ' && cell.style === 0);
 
 function piece(text: string, style: number, isCursor: boolean): Node {
   if (style === 0 && !isCursor) return document.createTextNode(text);
@@ -106,7 +108,7 @@ function colour(span: HTMLElement, names: string[], ground: 'f' | 'b', index: nu
   else span.style.backgroundColor = cube(index);
 }
 
-/** Colours 16 to 255 as xterm has them. */
+/** Colours 16 to 255 of xterm's palette. */
 function cube(index: number): string {
   if (index >= 232) {
     const grey = 8 + (index - 232) * 10;

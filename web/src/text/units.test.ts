@@ -1,5 +1,14 @@
 import { describe, expect, it } from 'vitest';
-import { apart, bitsPerSecond, bytes, countdown, counted, dateTime, duration, percent } from './units';
+import {
+  apart,
+  bitsPerSecond,
+  bytes,
+  countdown,
+  counted,
+  dateTime,
+  duration,
+  percent,
+} from './units';
 
 describe('figures', () => {
   it('has bytes in the units of the command line', () => {
@@ -13,7 +22,12 @@ describe('figures', () => {
     expect(bytes(undefined)).toBe('–');
   });
   it('has links in bits', () => {
-    expect([1e10, 2.5e9, 5e8, 64e3].map(bitsPerSecond)).toEqual(['10 Gbit/s', '2.5 Gbit/s', '500 Mbit/s', '64 kbit/s']);
+    expect([1e10, 2.5e9, 5e8, 64e3].map(bitsPerSecond)).toEqual([
+      '10 Gbit/s',
+      '2.5 Gbit/s',
+      '500 Mbit/s',
+      '64 kbit/s',
+    ]);
   });
   it('has times in their two largest units', () => {
     expect([0, 9, 250.4, 2450, 12_340, 125_000, 11_400_000, 187_200_000].map(duration)).toEqual([

@@ -1,4 +1,4 @@
-/** Figures as people read them; the same units as the command line. */
+/** Formats figures, with the units of the command line. */
 
 const BINARY: [string, number][] = [
   ['TiB', 2 ** 40],
@@ -50,11 +50,13 @@ export function duration(ms: number | null | undefined): string {
   return inTwo(seconds, [86_400, 'd'], [3600, 'h'], [60, 'min'], [1, 's']);
 }
 
-/** As `duration`, in whole seconds: what counts down is not to flicker. */
+/** Like `duration`, in whole seconds, so that a countdown does not flicker. */
 export function countdown(ms: number | null | undefined): string {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return MISSING;
   const seconds = Math.max(0, Math.ceil(ms / 1e3));
-  return seconds < 60 ? `${seconds} s` : inTwo(seconds, [86_400, 'd'], [3600, 'h'], [60, 'min'], [1, 's']);
+  return seconds < 60
+    ? `${seconds} s`
+    : inTwo(seconds, [86_400, 'd'], [3600, 'h'], [60, 'min'], [1, 's']);
 }
 
 function inTwo(seconds: number, ...units: [number, string][]): string {
@@ -69,15 +71,19 @@ function inTwo(seconds: number, ...units: [number, string][]): string {
   return small && rest > 0 ? `${head} ${rest} ${small[1]}` : head;
 }
 
-/** The number and its unit apart, for big figures. */
+/** Splits a number from its unit, for large figures. */
 export function apart(text: string): [string, string] {
   const space = text.indexOf(' ');
-  return space < 0 || text.indexOf(' ', space + 1) > 0 ? [text, ''] : [text.slice(0, space), text.slice(space + 1)];
+  return space < 0 || text.indexOf(' ', space + 1) > 0
+    ? [text, '']
+    : [text.slice(0, space), text.slice(space + 1)];
 }
 
 /** `1,204`. */
 export function count(value: number | null | undefined): string {
-  return value === null || value === undefined ? MISSING : Math.round(value).toLocaleString('en-GB');
+  return value === null || value === undefined
+    ? MISSING
+    : Math.round(value).toLocaleString('en-GB');
 }
 
 /** `1 VM`, `2 VMs`. */
@@ -86,7 +92,9 @@ export function counted(value: number, what: string): string {
 }
 
 export function percent(share: number | null | undefined): string {
-  return share === null || share === undefined || !Number.isFinite(share) ? MISSING : `${Math.round(share * 100)} %`;
+  return share === null || share === undefined || !Number.isFinite(share)
+    ? MISSING
+    : `${Math.round(share * 100)} %`;
 }
 
 const two = (value: number) => String(value).padStart(2, '0');

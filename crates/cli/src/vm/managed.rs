@@ -39,10 +39,15 @@ pub(crate) async fn run(
     };
     match asked {
         Ok(()) => Ok(Some(Exit::Ok)),
-        // The hosts answer by themselves what no manager was asked for by name.
-        Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
-            output.note(&format!("note: {}; the hosts are asked instead", error.detail()));
+        // Only the manager may change a VM that it manages: it knows of moves and of other hosts.
+        Err(Asked::Refused(error)) if !is_named && is_unasked(&error) && reads_only(command) => {
+            output.note(&format!("note: {}; asking the hosts instead", error.detail()));
             Ok(None)
+        }
+        Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
+            let mut failure = Failure::from(error);
+            failure.fault.remedy.push_str("; or name the VM's host: --host HOST");
+            Err(failure)
         }
         Err(Asked::Refused(error)) => Err(error.into()),
         Err(Asked::Failed(failure)) => Err(failure),
@@ -81,7 +86,12 @@ fn is_managed(command: &VmCommand) -> bool {
     }
 }
 
-/// Whether the manager has not taken the request, which can be made of the hosts then.
+/// Returns whether a command changes nothing, so that the hosts may answer it.
+fn reads_only(command: &VmCommand) -> bool {
+    matches!(command, VmCommand::List | VmCommand::Show { .. })
+}
+
+/// Returns whether the manager has not accepted the request.
 fn is_unasked(error: &ManagerError) -> bool {
     match error {
         ManagerError::Unreachable { .. } => true,

@@ -74,7 +74,7 @@ async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
     assert_eq!(
         restart,
         [
-            "odd no host says what CPU model pentium3 holds",
+            "odd no host knows the features of CPU model pentium3",
             "plain it lacks aes, avx2 of the baseline"
         ]
     );
@@ -139,11 +139,13 @@ async fn hosts_that_run_guests_by_different_means_have_none_in_common_and_are_al
     let problem = set(&manager, request("computed", &[])).await.unwrap_err();
     assert_eq!(problem.code, ProblemCode::WrongState);
     assert!(
-        problem.detail.starts_with("a, b, old run guests by KVM and t1, t2 run guests by TCG"),
+        problem
+            .detail
+            .starts_with("a, b, old run guests under KVM and t1, t2 run guests under TCG"),
         "{problem}"
     );
     let info = manager.baseline.show().await.unwrap();
-    assert!(info.common.is_none() && info.no_common.unwrap().contains("make two clusters"));
+    assert!(info.common.is_none() && info.no_common.unwrap().contains("two clusters"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,7 @@ use godwit_store::{Candidate, MemoryStore, Store, Transaction};
 use godwit_types::Fault;
 
 use super::*;
-use crate::moves::{Agents, Heard, Job};
+use crate::moves::{AgentAnswer, Agents, Job};
 
 const GIB: u64 = 1 << 30;
 
@@ -27,7 +27,7 @@ type Begun = Arc<Mutex<BTreeMap<String, (String, String)>>>;
 
 #[async_trait]
 impl Agents for QuickAgents {
-    async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard> {
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<AgentAnswer> {
         let mut begun = self.begun.lock().unwrap();
         let (vm, from, epoch) = {
             let inventory = self.state.inventory();

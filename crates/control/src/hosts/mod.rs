@@ -150,7 +150,7 @@ impl HostRequests {
                 keeper.remove(HOSTS, &name).await?;
                 hosts.fleet.leave_host(&name);
                 if let Ok(moves) = hosts.moves.get() {
-                    moves.look();
+                    moves.reschedule();
                 }
                 Ok(())
             })

@@ -1,4 +1,5 @@
-//! Who asks, whether they may, how often, and that it is noted: around every request.
+//! Admission of requests: authenticates the caller, checks the role and the rate, and writes the
+//! audit log. This layer wraps every request.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,71 +21,75 @@ use crate::cluster::text::beginning;
 use crate::manager::Manager;
 use crate::vms::consoles::http::{Opened, bearer, check_origin, is_websocket};
 
-/// The longest path and the longest reason that the audit log has whole.
+/// Longest path and longest reason that the audit log holds in full.
 const MOST_NOTED_BYTES: usize = 1024;
 
-/// How a request came.
+/// Where a request comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
-    /// By the network, from there.
-    From(IpAddr),
-    /// By the manager's own socket, which is root's.
-    BySocket,
-    /// By the socket of the manager of this name, which passed it on.
-    BySocketOf(String),
+pub(crate) enum Source {
+    /// A network address.
+    Network(IpAddr),
+    /// The manager's own socket, which only root can open.
+    Socket,
+    /// The own socket of the manager with this name, which passed the request on.
+    SocketOf(String),
 }
 
-impl Came {
-    /// A server that says nothing of its connections is taken for none of root's.
-    fn of(request: &Request, revocations: &Revocations) -> Came {
+impl Source {
+    /// Determines the source. A connection without an address counts as a network connection, never
+    /// as root's.
+    fn of(request: &Request, revocations: &Revocations) -> Source {
         let extensions = request.extensions();
-        if let Some(Came::BySocket) = extensions.get::<Came>() {
-            return Came::BySocket;
+        if let Some(Source::Socket) = extensions.get::<Source>() {
+            return Source::Socket;
         }
-        if let Some(came) = forward::came(request, revocations) {
-            return came;
+        if let Some(source) = forward::source(request, revocations) {
+            return source;
         }
         let address =
             extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
-        Came::From(address.unwrap_or(IpAddr::from([0, 0, 0, 0])))
+        Source::Network(address.unwrap_or(IpAddr::from([0, 0, 0, 0])))
     }
 
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
-            Came::From(address) => Some(*address),
-            Came::BySocket | Came::BySocketOf(_) => None,
+            Source::Network(address) => Some(*address),
+            Source::Socket | Source::SocketOf(_) => None,
         }
     }
 }
 
-/// Lets a request through that its sender may make; [`Caller`] is among the request's extensions from here on.
+/// Passes a request on to its handler if the caller may make it. From here on the request's
+/// extensions hold the [`Caller`].
 pub(crate) async fn admit(
     State(manager): State<Arc<Manager>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let came = Came::of(&request, &manager.hosts.revocations);
+    let source = Source::of(&request, &manager.hosts.revocations);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let need = need_of(&method, request.uri());
-    // What a GET does that is noted, its parameters say.
+    // For an audited GET, the parameters determine the action.
     let asked = request.uri().path_and_query().filter(|_| method == Method::GET && need.is_noted);
     let noted = asked.map_or_else(|| path.clone(), ToString::to_string);
     let shown = request.headers().get(AUTHORIZATION).cloned().or_else(|| bearer(request.headers()));
-    let (mut caller, mut admitted) = judge(&manager, &came, need, shown.clone()).await;
-    // What another manager passes on it has looked at; no page can say that it is one. Refused here: whoever leads would not know its origin.
+    let (mut caller, mut admitted) = judge(&manager, &source, need, shown.clone()).await;
+    // A request that another manager passes on has had this check already; no web page can set the
+    // header that marks it. The check happens here because the leader would not see the page's
+    // origin.
     if is_websocket(request.headers())
         && !forward::is_passed_on(&request)
         && let Err(problem) = check_origin(request.headers(), request.uri())
     {
         let refused = Refusal(problem).into_response();
-        note(&manager, &came, caller, None, (&method, &noted, need), &refused);
+        note(&manager, &source, caller, None, (&method, &noted, need), &refused);
         return refused;
     }
     if !manager.leads() && forward::is_leaders(&method, &path, admitted.as_ref().err()) {
         match forward::leader(&manager, forward::is_passed_on(&request)).await {
-            // Whoever leads notes what was asked.
-            Ok(Some(leader)) => return forward::pass_on(&manager, leader, &came, request).await,
-            Ok(None) => (caller, admitted) = judge(&manager, &came, need, shown).await,
+            // The leader writes the audit entry.
+            Ok(Some(leader)) => return forward::pass_on(&manager, leader, &source, request).await,
+            Ok(None) => (caller, admitted) = judge(&manager, &source, need, shown).await,
             Err(problem) => return Refusal(problem).into_response(),
         }
     }
@@ -98,52 +103,53 @@ pub(crate) async fn admit(
         Err(problem) => Refusal(problem).into_response(),
     };
     let joined = response.extensions().get::<Joining>().map(|Joining(host)| format!("host {host}"));
-    note(&manager, &came, caller, joined, (&method, &noted, need), &response);
+    note(&manager, &source, caller, joined, (&method, &noted, need), &response);
     response
 }
 
-/// What a request needs, by its path and its parameters as their handler reads them. What no handler can read needs the
-/// same as a request without: it is refused.
+/// Returns the rights that a request needs, from its path and the parameters as its handler reads
+/// them. A query that no handler can parse needs the rights of a request without one: the handler
+/// refuses it.
 fn need_of(method: &Method, uri: &Uri) -> Need {
     let query = Query::<Vec<(String, String)>>::try_from_uri(uri).map(|Query(query)| query);
     needed(method, uri.path(), &query.unwrap_or_default())
 }
 
-/// Who asks, where that is known, and what they are let in as.
+/// Identifies the caller if possible, and decides with which rights to admit the request.
 async fn judge(
     manager: &Manager,
-    came: &Came,
+    source: &Source,
     need: Need,
     shown: Option<HeaderValue>,
 ) -> (Option<Caller>, Result<Option<Caller>, Problem>) {
-    let caller = identify(manager, came, shown).await;
+    let caller = identify(manager, source, shown).await;
     let admitted = match (&caller, need.role) {
         (_, None) => Ok(None),
         (Ok(caller), Some(needed)) => caller.check(needed).map(|()| Some(caller.clone())),
         (Err(problem), Some(_)) => Err(problem.clone()),
     };
     let key = caller.as_ref().ok().map(Caller::key);
-    let within = manager.rates.check(key.as_deref(), came.address());
+    let within = manager.rates.check(key.as_deref(), source.address());
     (caller.ok(), within.and(admitted))
 }
 
-/// Who asks.
+/// Identifies the caller.
 async fn identify(
     manager: &Manager,
-    came: &Came,
+    source: &Source,
     shown: Option<HeaderValue>,
 ) -> Result<Caller, Problem> {
-    match came {
-        Came::BySocket => return Ok(Caller::root()),
-        Came::BySocketOf(manager) => {
+    match source {
+        Source::Socket => return Ok(Caller::root()),
+        Source::SocketOf(manager) => {
             return Ok(Caller::named(format!("root@{manager}"), Role::Admin));
         }
-        Came::From(_) => {}
+        Source::Network(_) => {}
     }
     let missing = || {
         let remedy =
-            "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
-        Problem::new(ProblemCode::Unauthenticated, "no token is shown", remedy)
+            "send a token of `godwit control token create` as `Authorization: Bearer TOKEN`";
+        Problem::new(ProblemCode::Unauthenticated, "the request has no token", remedy)
     };
     let shown = shown.ok_or_else(missing)?;
     let shown = shown.to_str().ok().and_then(|shown| shown.split_once(' ')).ok_or_else(missing)?;
@@ -158,10 +164,11 @@ async fn identify(
     }
 }
 
-/// What changes or costs something, and what somebody may not, stands in the audit log. Looking does not.
+/// Writes an audit entry for requests that change or cost something, and for those that were
+/// refused. Reads are not logged.
 fn note(
     manager: &Manager,
-    came: &Came,
+    source: &Source,
     caller: Option<Caller>,
     joined: Option<String>,
     asked: (&Method, &str, Need),
@@ -174,10 +181,10 @@ fn note(
         matches!(problem.code, P::Unauthenticated | P::Forbidden | P::IssuerAway)
     });
     let is_opened = response.extensions().get::<Opened>().is_some();
-    let only_looks = !need.is_noted || response.extensions().get::<OnlyLooked>().is_some();
-    // Who asks too often would fill the log with that.
+    let only_reads = !need.is_noted || response.extensions().get::<OnlyLooked>().is_some();
+    // A caller over its rate limit would fill the log.
     let is_too_often = problem.is_some_and(|problem| problem.code == ProblemCode::TooManyRequests);
-    if only_looks && !kept_out || is_too_often {
+    if only_reads && !kept_out || is_too_often {
         return;
     }
     let status = response.status();
@@ -186,7 +193,7 @@ fn note(
         role: caller.as_ref().map(|caller| caller.role),
         token: caller.as_ref().and_then(|caller| caller.token.clone()),
         who: joined.or(caller.map(|caller| caller.name)).unwrap_or_else(|| "nobody".to_owned()),
-        from: came.address(),
+        from: source.address(),
         what: beginning(&format!("{method} {path}"), MOST_NOTED_BYTES),
         outcome: if status.is_success() || is_opened {
             AuditOutcome::Done

@@ -1,6 +1,7 @@
-//! What is left of a request's body where it is refused before that was read. Over HTTP/2 a server that answers and reads no further resets the
-//! stream, and some clients (curl up to 8.0) take that for a failure and never show the answer. So the rest is read and thrown away, as far as
-//! a body may go anyhow.
+//! Reading the rest of a request's body when the request is refused early. Over HTTP/2, a server
+//! that answers and stops reading resets the stream. Some clients (curl up to 8.0) treat the reset
+//! as a failure and never show the answer. So the rest is read and discarded, up to the limit that
+//! holds for every body.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +17,16 @@ use tokio::time::timeout;
 
 use super::MAX_BODY_BYTES;
 
-/// How long the rest of a body is read.
+/// Longest time for reading the rest of a body.
 const READ_LIMIT: Duration = Duration::from_secs(2);
 
-/// A body that can still be read when whoever was given it has gone.
+/// A body that stays readable after the handler that received it is gone.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Body>>);
 
 impl Shared {
-    fn with<T>(&self, look: impl FnOnce(&mut Body) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, action: impl FnOnce(&mut Body) -> T) -> T {
+        action(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -49,7 +50,7 @@ impl HttpBody for Shared {
     }
 }
 
-/// Reads what a refused request has sent before it is told why.
+/// Reads the rest of a refused request's body before the response is sent.
 pub(crate) async fn read_out(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -58,13 +59,13 @@ pub(crate) async fn read_out(request: Request, next: Next) -> Response {
     let shared = Shared(Arc::new(Mutex::new(body)));
     let response = next.run(Request::from_parts(parts, Body::new(shared.clone()))).await;
     if response.status().is_client_error() || response.status().is_server_error() {
-        // Who sends on for longer is cut off.
-        let _ = timeout(READ_LIMIT, throw_away(shared)).await;
+        // A client that sends for longer is cut off.
+        let _ = timeout(READ_LIMIT, discard(shared)).await;
     }
     response
 }
 
-async fn throw_away(mut body: Shared) {
+async fn discard(mut body: Shared) {
     let mut bytes = 0;
     while let Some(Ok(frame)) =
         std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await
@@ -103,7 +104,7 @@ mod tests {
             hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
         let (mut sender, connection) = client.await.unwrap();
         tokio::spawn(connection);
-        for token in [None, Some("Bearer nobody's")] {
+        for token in [None, Some("Bearer unknown")] {
             let sent = Arc::new(AtomicUsize::new(0));
             let counts = Arc::clone(&sent);
             let pieces = futures::stream::iter(0..PIECES).map(move |_| {

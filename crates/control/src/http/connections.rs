@@ -1,5 +1,5 @@
-//! Connections to the manager's addresses: how many there are at a time from where, and how long one may take to ask. Root's own socket has no
-//! such limits.
+//! Limits for connections to the manager's network addresses: how many a network may hold at a
+//! time, and how long a client may take to send a request. Root's own socket has no such limits.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -27,19 +27,20 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::access::rates::network;
 
-/// Connections at a time from one network: a browser has some, a program one for each request, and each event stream and console is one. Other
-/// managers pass on what they are asked.
+/// Most connections at a time from one network. A browser opens several, a program one for each
+/// request; each event stream and each console is one. Other managers pass their requests on.
 const MOST_OF_ONE: usize = 512;
-/// Connections at a time of all.
+/// Most connections at a time in total.
 const MOST_OF_ALL: usize = 8192;
 
-/// How long others may take over what they alone have to do. How long an answer takes, and a stream of events, is not limited. The TLS handshake
-/// has 10 s (`axum_server`).
+/// Time limits for what depends on the client alone. The time of a response or of an event stream
+/// has no limit. The TLS handshake has 10 s (`axum_server`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// Until the head of a connection's first request is there.
+    /// From the start of a connection to the end of the first request's head.
     first_head: Duration,
-    /// From an answer to the end of the next request's head: connections are kept for those who ask again.
+    /// From a response to the end of the next request's head. Connections stay open for further
+    /// requests.
     next_head: Duration,
     /// From a request's head to the end of its body.
     body: Duration,
@@ -55,7 +56,7 @@ impl Default for Patience {
     }
 }
 
-/// Connections that there are, by where they come from.
+/// Counts of open connections by network.
 #[derive(Debug)]
 pub(crate) struct Places {
     taken: Mutex<BTreeMap<IpAddr, usize>>,
@@ -68,7 +69,7 @@ impl Default for Places {
     }
 }
 
-/// A connection's place, as long as it lives.
+/// Slot of one connection, freed on drop.
 #[derive(Debug)]
 struct Place {
     places: Arc<Places>,
@@ -77,17 +78,17 @@ struct Place {
 
 impl Places {
     fn taken(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
-        // Changed by one assignment at a time.
+        // Each change is one assignment, so a poisoned map is still consistent.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more.
+    /// Takes a slot for one more connection.
     fn take(self: &Arc<Self>, from: IpAddr) -> io::Result<Place> {
         let network = network(from);
         let mut taken = self.taken();
         let own = taken.get(&network).copied().unwrap_or(0);
         if own >= self.most_of_one || taken.values().sum::<usize>() >= MOST_OF_ALL {
-            tracing::warn!(%from, "a connection is closed: there are too many");
+            tracing::warn!(%from, "connection closed: too many connections");
             return Err(io::Error::other("too many connections"));
         }
         taken.insert(network, own + 1);
@@ -105,7 +106,7 @@ impl Drop for Place {
     }
 }
 
-/// Gives each connection a place, or closes it.
+/// Gives each connection a slot, or closes it.
 #[derive(Clone, Debug)]
 struct Placing(Arc<Places>);
 
@@ -120,7 +121,7 @@ impl<S> Accept<TcpStream, S> for Placing {
     }
 }
 
-/// A connection with its place.
+/// A connection with its slot.
 #[derive(Debug)]
 struct Placed {
     stream: TcpStream,
@@ -167,10 +168,10 @@ impl AsyncWrite for Placed {
     }
 }
 
-/// Serves those who come by the network, until the handle ends it.
+/// Serves clients on the network until the handle ends it.
 ///
 /// # Errors
-/// The listener can't be used.
+/// The listener is unusable.
 pub(crate) async fn serve(
     listener: TcpListener,
     app: Router,
@@ -182,28 +183,28 @@ pub(crate) async fn serve(
     let app = app.layer(from_fn(move |request, next| read_in_time(request, next, patience.body)));
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     let server = axum_server::from_tcp(listener)?.handle(handle);
-    let placing = Placing(places);
+    let assigning = Placing(places);
     match tls {
         Some(tls) => {
             let tls = RustlsConfig::from_config(tls);
-            let server = server.acceptor(RustlsAcceptor::new(tls).acceptor(placing));
+            let server = server.acceptor(RustlsAcceptor::new(tls).acceptor(assigning));
             patient(server, patience).serve(service).await
         }
-        None => patient(server.acceptor(placing), patience).serve(service).await,
+        None => patient(server.acceptor(assigning), patience).serve(service).await,
     }
 }
 
 fn patient<A>(mut server: Server<SocketAddr, A>, patience: Patience) -> Server<SocketAddr, A> {
     let builder = server.http_builder();
     builder.http1().header_read_timeout(patience.next_head);
-    // Who is gone without a word answers no ping.
+    // A client that is gone without closing the connection answers no ping.
     builder.http2().keep_alive_interval(patience.next_head).keep_alive_timeout(patience.first_head);
     server.first_request_timeout(patience.first_head)
 }
 
-/// A body that does not come in time is cut off with an error.
+/// Ends a body with an error if it does not arrive in time.
 async fn read_in_time(request: Request, next: Next, limit: Duration) -> Response {
-    // Most have none, and are known by that.
+    // Most requests have no body.
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
@@ -229,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// A server of a test, which ends with it.
+    /// Test server that ends on drop.
     struct Served {
         address: SocketAddr,
         task: JoinHandle<io::Result<()>>,
@@ -258,7 +259,7 @@ mod tests {
             TcpStream::connect(self.address).await.unwrap()
         }
 
-        /// What comes back of what is sent, until the connection is closed from there.
+        /// Sends text and returns the response, up to the end of the connection.
         async fn until_closed(&self, sent: &str) -> String {
             let mut stream = self.connect().await;
             let _ = stream.write_all(sent.as_bytes()).await;
@@ -280,9 +281,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_half_sent_is_not_kept_for_ever() {
+    async fn incomplete_requests_time_out() {
         let served = Served::begin(MOST_OF_ONE, hasty());
-        // Nothing at all, half a head, half a second head, half a body: each would wait without an end.
+        // Nothing, half a head, half a second head, half a body: without a limit each would wait
+        // forever.
         assert_eq!(served.until_closed("").await, "");
         assert_eq!(served.until_closed("GET / HTTP/1.1\r\nHost: m\r\nX: ").await, "");
         let second = "GET / HTTP/1.1\r\nHost: m\r\n\r\nGET / HTTP/1.1\r\nHo";
@@ -295,12 +297,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_network_has_so_many_connections_and_gets_places_back() {
+    async fn a_network_has_a_connection_limit_and_closed_connections_free_slots() {
         let served = Served::begin(2, Patience::default());
         let mut held = Vec::new();
         for _ in 0..2 {
             let mut stream = served.connect().await;
-            // Answered, so it has its place.
+            // After a response the connection has its slot.
             stream.write_all(b"GET / HTTP/1.1\r\nHost: m\r\n\r\n").await.unwrap();
             let mut back = [0; 15];
             stream.read_exact(&mut back).await.unwrap();

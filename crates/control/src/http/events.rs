@@ -19,15 +19,15 @@ use crate::answers::Refusal;
 use crate::journal::events::{Listener, Next};
 use crate::manager::Manager;
 
-/// So often something is said, if only that the manager lives.
+/// Interval of keep-alive messages, which show that the manager is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// Where the caller goes on.
+/// Position from which the caller continues.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]
-#[expect(dead_code, reason = "it is read as a header; this describes it")]
+#[expect(dead_code, reason = "the handler reads the header; this type only describes it")]
 struct LastEvent {
-    /// The number of the last event that came.
+    /// Number of the last event that was received.
     #[param(rename = "last-event-id", minimum = 0, required = false)]
     last_event_id: i64,
 }
@@ -36,14 +36,20 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
     OpenApiRouter::new().routes(routes!(follow))
 }
 
-/// Changes as they come: each event's name is its kind, its data a ClusterEvent, its id the number to go on behind (`Last-Event-ID`). An
-/// event `missed` says that changes were missed that are kept no more: ask for everything anew. It ends when the caller's token is revoked or
-/// has expired.
-#[utoipa::path(get, path = "/api/v1/events", operation_id = "follow_events", tag = "cluster", params(
+/// Streams changes of the cluster as server-sent events.
+///
+/// Each event has its kind as its name and a ClusterEvent as its data. Its id is the number to
+/// continue from (`Last-Event-ID`). An event `missed` means that changes were missed that are no
+/// longer retained: read all state again. The stream ends when the caller's token is revoked or
+/// expires.
+#[utoipa::path(get, path = "/api/v1/events", operation_id = "follow_events",
+    tag = "cluster", params(
     LastEvent
 ), responses(
-    (status = 200, description = "Changes", body = StreamedEvent, content_type = "text/event-stream"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = 200, description = "Changes", body = StreamedEvent,
+        content_type = "text/event-stream"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn follow(
     State(manager): State<Arc<Manager>>,
@@ -54,9 +60,9 @@ async fn follow(
     let listener = manager.state.events().listen(behind);
     let batches = stream::unfold(listener, async |mut listener: Listener| {
         let next = listener.next().await?;
-        Some((stream::iter(told(next)), listener))
+        Some((stream::iter(to_sse(next)), listener))
     });
-    // Who may look no more is told no more; asking again is refused with the reason.
+    // The stream ends with the caller's right to read it. A new request is refused with the reason.
     let events = batches
         .flatten()
         .map(Ok)
@@ -64,30 +70,30 @@ async fn follow(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
-/// An event's number, as who was cut off tells it.
+/// Reads the event number that a returning client sends.
 fn number(id: &HeaderValue) -> Result<u64, Refusal> {
     let number =
         id.to_str().ok().and_then(|id| id.parse().ok()).and_then(|id: i64| u64::try_from(id).ok());
     number.ok_or_else(|| {
-        let detail = "Last-Event-ID is no event's number";
+        let detail = "cannot read Last-Event-ID: not an event number";
         Refusal(Problem::new(
             ProblemCode::InvalidRequest,
             detail,
-            "leave it out, and ask for everything anew",
+            "omit the header and read all state again",
         ))
     })
 }
 
-fn told(next: Next) -> Vec<Event> {
+fn to_sse(next: Next) -> Vec<Event> {
     match next {
         Next::Missed(number) => {
             vec![Event::default().event("missed").id(number.to_string()).data("null")]
         }
-        Next::Events(events) => events.iter().filter_map(|event| one(event).ok()).collect(),
+        Next::Events(events) => events.iter().filter_map(|event| sse_event(event).ok()).collect(),
     }
 }
 
-fn one(event: &ClusterEvent) -> Result<Event, axum::Error> {
+fn sse_event(event: &ClusterEvent) -> Result<Event, axum::Error> {
     let value = serde_json::to_value(event).map_err(axum::Error::new)?;
     let kind = value["kind"].as_str().unwrap_or("change").to_owned();
     Event::default().event(kind).id(event.number.to_string()).json_data(value)

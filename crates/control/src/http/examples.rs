@@ -1,5 +1,5 @@
-//! Examples in the OpenAPI document: every request and answer shows that of its type, which stands at the type (`#[schema(example = …)]`), so
-//! that an operation that is new needs none of its own.
+//! Examples in the OpenAPI document. Every request and response shows the example of its type. The
+//! type defines it (`#[schema(example = …)]`), so a new operation needs no example of its own.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use utoipa::openapi::{OpenApi, RefOr};
 /// Types by their names in the document.
 type Schemas = BTreeMap<String, RefOr<Schema>>;
 
-/// How deep types are looked into for examples: they may contain themselves.
+/// Depth limit for the search through types, which may contain themselves.
 const MOST_DEEP: usize = 16;
 
-/// Gives each request and each answer that has none the example of its type.
+/// Gives each request and response without an example the one of its type.
 pub(crate) fn describe(document: &mut OpenApi) {
     let schemas: Schemas = document
         .components
@@ -24,8 +24,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
         .flat_map(|components| &components.schemas)
         .map(|(name, schema)| (name.clone(), schema.clone()))
         .collect();
-    // What is wrong with a manager is not what is wrong with a request.
-    let remedy = "see to the store: docs/store.md; what runs runs on without it";
+    // A failure of the manager is not an example of a faulty request.
+    let remedy = "check the store (docs/store.md); running VMs are not affected";
     let failed = Problem::new(ProblemCode::StoreAway, "the store does not answer", remedy);
     let failed = serde_json::to_value(failed).ok();
     for operation in document.paths.paths.values_mut().flat_map(operations) {
@@ -53,7 +53,7 @@ fn show(content: &mut RefOr<Content>, better: Option<&Value>, schemas: &Schemas)
     }
 }
 
-/// The example of a type: its own, or else one made of those of its parts.
+/// Returns a type's own example, or one composed of the examples of its parts.
 fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Value> {
     if deep > MOST_DEEP {
         return None;
@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// What a type makes of an example, or why it does not read it.
+    /// Result of reading an example as its type, or the reason why that fails.
     type Read = fn(&Value) -> Result<Value, String>;
 
     fn read<T: DeserializeOwned + Serialize>(example: &Value) -> Result<Value, String> {
@@ -111,7 +111,8 @@ mod tests {
         ($($name:ident),* $(,)?) => { [$((stringify!($name), read::<$name> as Read)),*] };
     }
 
-    /// Each type that is asked or answered. A new one goes here; of lists and pages the type of their items.
+    /// Returns all types of requests and responses. Add each new type here; for lists and pages,
+    /// add the type of the items.
     fn types() -> BTreeMap<&'static str, Read> {
         BTreeMap::from(types![
             AddHost,
@@ -162,7 +163,8 @@ mod tests {
         ])
     }
 
-    /// Whether all of an example is in what was made of it: what is not was not read. Null is what is left out.
+    /// Returns whether everything in an example is in the value made of it. What is missing was not
+    /// read. Null counts as absent.
     fn is_in(example: &Value, made: &Value) -> bool {
         match (example, made) {
             (Value::Object(example), Value::Object(made)) => example
@@ -179,14 +181,15 @@ mod tests {
     fn check(schema: &Value, example: &Value) -> Result<(), String> {
         // A log is text.
         if schema["type"] == "string" {
-            return example.as_str().map(drop).ok_or_else(|| "it is no text".to_owned());
+            return example.as_str().map(drop).ok_or_else(|| "it is not text".to_owned());
         }
         if schema["type"] == "array" {
-            let items = example.as_array().ok_or("it is no list")?;
+            let items = example.as_array().ok_or("it is not a list")?;
             return items.iter().try_for_each(|item| check(&schema["items"], item));
         }
         let name = schema["$ref"].as_str().and_then(|to| to.rsplit('/').next()).ok_or(
-            "its body is no type of its own: make it one (ToSchema), in crates/api/src/control, with an example",
+            "its body has no type of its own: add one (ToSchema) with an example \
+             in crates/api/src/control",
         )?;
         if let Some(item) = name.strip_prefix("Page_") {
             let page: Page<Value> =
@@ -197,16 +200,17 @@ mod tests {
         let types = types();
         let read = types
             .get(name)
-            .ok_or_else(|| format!("add {name} to the types of server/examples.rs"))?;
+            .ok_or_else(|| format!("add {name} to the types of http/examples.rs"))?;
         let made = read(example)
-            .map_err(|why| format!("{name} does not read its example: {why}; fix it"))?;
+            .map_err(|why| format!("{name} cannot read its example: {why}; fix it"))?;
         let unread = format!(
-            "{name} does not read all of its example (it makes {made} of it): fix a name or a value in it"
+            "{name} does not read all of its example (result: {made}): \
+             fix a name or a value in it"
         );
         is_in(example, &made).then_some(()).ok_or(unread)
     }
 
-    /// What is wrong with the contents of a request or an answer.
+    /// Returns the faults in the contents of a request or a response.
     fn wrong(content: &Value) -> Vec<String> {
         let kinds = content.as_object().into_iter().flatten();
         let wrong = kinds.filter_map(|(_, content)| {
@@ -214,7 +218,8 @@ mod tests {
             match content.get("example") {
                 Some(example) => check(schema, example).err(),
                 None => Some(format!(
-                    "{schema} has no example: write #[schema(example = json!({{ … }}))] above the type"
+                    "{schema} has no example: \
+                     write #[schema(example = json!({{ … }}))] above the type"
                 )),
             }
         });
@@ -222,24 +227,24 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn every_request_and_every_answer_has_an_example_that_its_type_reads() {
+    async fn every_request_and_response_has_an_example_that_its_type_reads() {
         let managed = Managed::begin().await;
         let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await.body;
         let mut all = Vec::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for (method, operation) in methods.as_object().unwrap() {
-                let at = |of: &str, wrong: String| format!("{method} {path}, {of}: {wrong}");
+                let at = |part: &str, wrong: String| format!("{method} {path}, {part}: {wrong}");
                 all.extend(
                     wrong(&operation["requestBody"]["content"])
                         .into_iter()
                         .map(|w| at("request", w)),
                 );
                 for (status, response) in operation["responses"].as_object().unwrap() {
-                    // What is a WebSocket from then on has no body either.
-                    let is_told =
+                    // A connection that becomes a WebSocket has no body either.
+                    let is_complete =
                         response["content"].is_object() || matches!(status.as_str(), "101" | "204");
-                    let none = (!is_told)
-                        .then(|| "it has no body: give it one, or the status 204".to_owned());
+                    let none = (!is_complete)
+                        .then(|| "it has no body: add one, or use status 204".to_owned());
                     let wrong = wrong(&response["content"]).into_iter().chain(none);
                     all.extend(wrong.map(|wrong| at(status, wrong)));
                 }

@@ -1,8 +1,11 @@
-//! What a manager that does not lead does with requests that only the one can answer that does: it passes them on, and the answer back.
+//! Forwarding of requests from a manager that does not lead to the one that does. The forwarding
+//! manager returns the leader's response to the caller.
 //!
-//! The caller's own token goes along, and the manager that leads judges it and notes what was asked. By TLS a manager shows its certificate,
-//! an operator's, and only with that is believed what it says of the caller: where a request came from, and that it came by its own socket,
-//! which is root's. Who has an operator's certificate may do everything at the agents as well.
+//! The caller's own token is passed on. The leader checks it and writes the audit entry. Over TLS,
+//! a manager shows an operator's certificate. Only with that certificate does the leader trust its
+//! statement about the caller: the address that a request has, or that it arrived on the manager's
+//! own socket, which belongs to root. A holder of an operator's certificate has full rights at the
+//! agents anyway.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,28 +26,31 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{sleep, timeout};
 
 use super::MAX_BODY_BYTES;
-use super::admit::Came;
+use super::admit::Source;
 use crate::answers::Refusal;
 use crate::manager::Manager;
 use crate::vms::consoles::http::is_websocket;
 
-/// Which manager passed a request on. What was is not passed on again.
+/// Name of the manager that passed a request on. A request with this header is not passed on again.
 const BY: HeaderName = HeaderName::from_static("x-godwit-passed-on-by");
-/// The address that it came from.
+/// Address from which the request originally comes.
 const FROM: HeaderName = HeaderName::from_static("x-godwit-passed-on-from");
-/// What `FROM` says of a request that came by a manager's own socket.
+/// Value of `FROM` for a request that arrived on a manager's own socket.
 const FROM_SOCKET: HeaderValue = HeaderValue::from_static("socket");
-/// What a connection says that becomes another: a VM's console.
+/// Value of `Connection` for a connection that changes its protocol: a VM's console.
 const UPGRADED: HeaderValue = HeaderValue::from_static("upgrade");
-/// How long a manager that has just become the leader may take until it answers as one.
+/// Longest time in which a new leader must become ready to answer.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long a request waits where none leads: longer than the others take to notice that a leader died, and one of them to follow (docs/manager.md).
+/// Longest time a request waits while there is no leader. It exceeds the time the other managers
+/// need to notice a leader's death and to replace it (docs/manager.md).
 const CHOICE_LIMIT: Duration = Duration::from_secs(8);
-/// How often the store is asked meanwhile.
-const CHOICE_LOOK: Duration = Duration::from_millis(200);
+/// Interval between queries of the store during that wait.
+const CHOICE_POLL: Duration = Duration::from_millis(200);
 
-/// Whether a manager that does not lead passes such a request on: it knows hosts, VMs, rules, the baseline and the cluster as a whole by itself, and else nothing.
-/// What it refuses for want of a token or a role it passes on as well: that is for the audit log, and a token may be newer than it knows.
+/// Returns whether a manager that does not lead passes this request on. It answers by itself only
+/// about hosts, VMs, rules, the baseline and the cluster as a whole. It also passes on requests
+/// that it would refuse for a missing token or role: the leader writes the audit log, and the token
+/// may be newer than this manager's state.
 pub(crate) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>) -> bool {
     match refused.map(|problem| problem.code) {
         Some(ProblemCode::Unauthenticated | ProblemCode::Forbidden | ProblemCode::IssuerAway) => {
@@ -54,7 +60,7 @@ pub(crate) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
         None => {}
     }
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let is_known = match parts[..] {
         ["healthz" | "metrics"] | ["api", "openapi.json"] => true,
         [
@@ -63,20 +69,20 @@ pub(crate) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
             "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores"
             | "limits",
         ]
-        | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => looks,
+        | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => is_read,
         ["api", "v1", ..] => false,
-        // The console's files, and what nobody answers.
-        _ => looks,
+        // The console's files, and unknown paths.
+        _ => is_read,
     };
     !is_known
 }
 
-/// Whether another manager has passed it on.
+/// Returns whether another manager passed the request on.
 pub(crate) fn is_passed_on(request: &Request) -> bool {
     request.headers().contains_key(&BY)
 }
 
-/// The manager that leads, and a connection to it.
+/// The leading manager and a connection to it.
 pub(crate) struct Leader {
     name: String,
     address: String,
@@ -84,17 +90,18 @@ pub(crate) struct Leader {
     connection: Connection,
 }
 
-/// Who leads; none: this manager, by now. What was passed on already is not passed on again. While nobody does who can be reached a request waits,
-/// a while: a leader that died is the store's leader until its lease ends.
+/// Finds the leader. `None` means that this manager leads by now. A request that was already passed
+/// on is not passed on again. While no leader is reachable, the request waits for a limited time:
+/// the store names a dead leader until its lease ends.
 pub(crate) async fn leader(
     manager: &Manager,
     is_passed_on: bool,
 ) -> Result<Option<Leader>, Problem> {
     let until = Instant::now() + CHOICE_LIMIT;
-    let mut why = nobody("no manager leads at the moment");
+    let mut why = no_leader("no manager leads at the moment");
     loop {
         let leader = manager.leader().await.map_err(|error| {
-            let remedy = "see to the store: docs/store.md; what runs runs on without it";
+            let remedy = "check the store (docs/store.md); running VMs are not affected";
             Problem::new(ProblemCode::StoreAway, error.to_string(), remedy)
         })?;
         match leader {
@@ -102,13 +109,13 @@ pub(crate) async fn leader(
             Some(leader) if leader.name == manager.candidate().name => {
                 return match timeout(BEGIN_LIMIT, manager.begins_to_lead()).await {
                     Ok(()) => Ok(None),
-                    Err(_) => Err(nobody(
-                        "this manager is about to lead, and has not read yet what is kept",
+                    Err(_) => Err(no_leader(
+                        "this manager is about to lead and has not read the store yet",
                     )),
                 };
             }
             Some(_) if is_passed_on => {
-                return Err(nobody("the manager that leads changes just now"));
+                return Err(no_leader("the leading manager is changing"));
             }
             Some(leader) => match reach(manager, leader).await? {
                 Ok(reached) => return Ok(Some(reached)),
@@ -118,23 +125,24 @@ pub(crate) async fn leader(
         if Instant::now() >= until {
             return Err(why);
         }
-        sleep(CHOICE_LOOK).await;
+        sleep(CHOICE_POLL).await;
     }
 }
 
-fn nobody(detail: &str) -> Problem {
-    let remedy = "ask again in some seconds; `godwit control status` names the one that leads";
+fn no_leader(detail: &str) -> Problem {
+    let remedy = "try again in a few seconds; `godwit control status` names the leader";
     Problem::new(ProblemCode::NoLeader, detail, remedy)
 }
 
-/// A connection to the manager that leads, or why there is none; nothing was asked by it yet.
+/// Connects to the leader, or returns the reason for the failure. It sends no request yet.
 async fn reach(
     manager: &Manager,
     Candidate { name, address }: Candidate,
 ) -> Result<Result<Leader, Problem>, Problem> {
-    // By the network and by TLS if this manager has it: never by a socket, which would make everybody root.
+    // Over the network, and over TLS if this manager has it. Never over a socket: that would give
+    // every caller root's rights.
     let client = manager.hosts().manager_client(&name, &address).map_err(|problem| {
-        let detail = format!("manager {name} leads and can't be asked: {}", problem.detail);
+        let detail = format!("manager {name} leads and cannot be reached: {}", problem.detail);
         Problem::new(
             ProblemCode::NoLeader,
             detail,
@@ -144,8 +152,8 @@ async fn reach(
     Ok(match client.connection().await {
         Ok(connection) => Ok(Leader { name, address, client, connection }),
         Err(_) => {
-            let detail = format!("manager {name} leads, and {address} can't be reached");
-            let remedy = "ask again in some seconds: if it is gone, another one leads by then";
+            let detail = format!("manager {name} leads, and {address} cannot be reached");
+            let remedy = "try again in a few seconds; if it is down, another manager takes over";
             Err(Problem::new(ProblemCode::NoLeader, detail, remedy))
         }
     })
@@ -155,10 +163,10 @@ async fn reach(
 pub(crate) async fn pass_on(
     manager: &Manager,
     leader: Leader,
-    came: &Came,
+    source: &Source,
     request: Request,
 ) -> Response {
-    match ask(manager, leader, came, request).await {
+    match ask(manager, leader, source, request).await {
         Ok(response) => response,
         Err(problem) => Refusal(problem).into_response(),
     }
@@ -167,33 +175,32 @@ pub(crate) async fn pass_on(
 async fn ask(
     manager: &Manager,
     Leader { name, address, client, connection }: Leader,
-    came: &Came,
+    source: &Source,
     request: Request,
 ) -> Result<Response, Problem> {
-    let is_root = came.address().is_none();
+    let is_root = source.address().is_none();
     if is_root && !manager.hosts().are_secure() {
-        let detail = format!(
-            "manager {name} leads, and takes no word of this one's: neither has a certificate"
-        );
-        let remedy = format!("ask it with a token: --manager {address}, or by its own socket");
+        let detail =
+            format!("manager {name} leads and does not trust this one: neither has a certificate");
+        let remedy = format!("send it a token (--manager {address}), or use its own socket");
         return Err(Problem::new(ProblemCode::NoLeader, detail, remedy));
     }
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, MAX_BODY_BYTES).await.map_err(|_| {
-        let detail = "the request's body is longer than the manager reads";
+        let detail = "the request body is longer than the manager reads";
         Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json")
     })?;
     let from =
-        came.address().map_or(Ok(FROM_SOCKET), |from| HeaderValue::from_str(&from.to_string()));
+        source.address().map_or(Ok(FROM_SOCKET), |from| HeaderValue::from_str(&from.to_string()));
     let by = HeaderValue::from_str(&manager.candidate().name);
     let (Ok(from), Ok(by)) = (from, by) else {
         return Err(Problem::new(
             ProblemCode::ManagerFailed,
-            "a name that can't stand in a header",
+            "cannot pass the request on: a name is not valid in a header",
             "",
         ));
     };
-    // As it has come, but for what belongs to the connection that it came by.
+    // The request is unchanged except for headers of the incoming connection.
     for own in [CONNECTION, HOST, TRANSFER_ENCODING] {
         parts.headers.remove(own);
     }
@@ -207,8 +214,8 @@ async fn ask(
     let answered = client.pass_on(connection, parts.method, &path, parts.headers, body).await;
     let mut response = answered.map_err(|_| {
         let detail =
-            format!("manager {name} leads, and the connection to it broke before it answered");
-        let remedy = "look whether it was done, and ask again in some seconds";
+            format!("manager {name} leads, and the connection to it broke before the response");
+        let remedy = "check whether the request was carried out, and try again in a few seconds";
         Problem::new(ProblemCode::NoLeader, detail, remedy)
     })?;
     for own in [CONNECTION, TRANSFER_ENCODING] {
@@ -219,7 +226,7 @@ async fn ask(
         let there = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
             let (Ok(here), Ok(there)) = tokio::join!(here, there) else { return };
-            // Either side may go at any time: that is how a console ends.
+            // Either side may close at any time: that is how a console ends.
             let _ =
                 tokio::io::copy_bidirectional(&mut TokioIo::new(here), &mut TokioIo::new(there))
                     .await;
@@ -228,25 +235,26 @@ async fn ask(
     Ok(response.map(Body::new))
 }
 
-/// How a request came to the manager that passed it on; none: nobody has, who would be believed.
-pub(crate) fn came(request: &Request, revocations: &Revocations) -> Option<Came> {
+/// Returns the original source as the forwarding manager states it. `None`: no trusted manager
+/// passed the request on.
+pub(crate) fn source(request: &Request, revocations: &Revocations) -> Option<Source> {
     let tls = request.extensions().get::<Arc<TlsInfo>>()?;
     let shown = describe_der(tls.peer_certificates.first()?)?;
-    // The connection may be older than the list.
+    // The connection may be older than the revocation list.
     if revocations.has(&shown.serial) {
         return None;
     }
-    (shown.role == Role::Operator).then(|| told(request.headers(), &shown.name)).flatten()
+    (shown.role == Role::Operator).then(|| stated_source(request.headers(), &shown.name)).flatten()
 }
 
-/// What a manager of that name says of a request.
-fn told(headers: &HeaderMap, manager: &str) -> Option<Came> {
+/// Reads the source that the manager with this name states.
+fn stated_source(headers: &HeaderMap, manager: &str) -> Option<Source> {
     headers.get(&BY)?;
     let from = headers.get(&FROM)?;
     if *from == FROM_SOCKET {
-        return Some(Came::BySocketOf(manager.to_owned()));
+        return Some(Source::SocketOf(manager.to_owned()));
     }
-    from.to_str().ok()?.parse::<IpAddr>().ok().map(Came::From)
+    from.to_str().ok()?.parse::<IpAddr>().ok().map(Source::Network)
 }
 
 #[cfg(test)]
@@ -254,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_something_and_what_only_the_leader_knows_is_passed_on() {
+    fn changes_and_requests_that_only_the_leader_can_answer_are_passed_on() {
         let refused = |code| Problem::new(code, "no", "");
         for (method, path, passed_on) in [
             (Method::GET, "/api/v1/hosts", false),
@@ -303,15 +311,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_believed_who_shows_no_certificate() {
+    fn forwarding_headers_without_a_certificate_are_ignored() {
         let mut request = Request::new(Body::empty());
         request.headers_mut().insert(BY, HeaderValue::from_static("m2"));
         request.headers_mut().insert(FROM, FROM_SOCKET);
-        assert_eq!(came(&request, &Revocations::default()), None);
+        assert_eq!(source(&request, &Revocations::default()), None);
         request.extensions_mut().insert(Arc::new(TlsInfo::default()));
-        assert_eq!(came(&request, &Revocations::default()), None);
-        assert_eq!(told(request.headers(), "m2"), Some(Came::BySocketOf("m2".into())));
+        assert_eq!(source(&request, &Revocations::default()), None);
+        assert_eq!(stated_source(request.headers(), "m2"), Some(Source::SocketOf("m2".into())));
         request.headers_mut().insert(FROM, HeaderValue::from_static("10.0.0.9"));
-        assert_eq!(told(request.headers(), "m2"), Some(Came::From(IpAddr::from([10, 0, 0, 9]))));
+        assert_eq!(
+            stated_source(request.headers(), "m2"),
+            Some(Source::Network(IpAddr::from([10, 0, 0, 9])))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The manager's figures, as Prometheus asks for them, and what is counted of moves as they end.
+//! Metrics of the manager in the Prometheus format, and the counters of finished moves.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::journal::events::Next as NextEvents;
 use crate::manager::Manager;
 use crate::metrics::METRICS;
 
-/// Moves that have been counted and whose end may be told again.
+/// Most finished moves to remember, so that a repeated event does not count a move twice.
 const MOST_COUNTED: usize = 20_000;
 
-/// `GET /metrics`.
+/// Serves `GET /metrics`.
 pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
     {
         let leading = manager.leading().ok();
@@ -32,7 +32,8 @@ pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
     }
 }
 
-/// Counts moves as they end, as long as there is a manager. Those that ended before it are history.
+/// Counts moves as they end, while the manager runs. Moves that ended before its start are not
+/// counted.
 pub(crate) async fn follow(manager: Arc<Manager>) {
     let since_unix_ms = now_unix_ms();
     let mut listener = manager.state.events().listen(None);
@@ -46,7 +47,7 @@ pub(crate) async fn follow(manager: Arc<Manager>) {
                 continue;
             }
             if counted.len() > MOST_COUNTED {
-                // Ids are in the order of time.
+                // IDs sort by time.
                 counted.pop_first();
             }
             let whole = manager

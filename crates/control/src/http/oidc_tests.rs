@@ -1,4 +1,4 @@
-//! Web tokens of an issuer that runs here, by TLS, with keys of its own.
+//! Web tokens of a test issuer, served over TLS with its own keys.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -26,7 +26,7 @@ use crate::clock::now_unix_ms;
 
 const HOSTS: &str = "/api/v1/hosts";
 
-/// A key of an issuer.
+/// Signing key of an issuer.
 struct Key {
     id: &'static str,
     secret: EncodingKey,
@@ -52,7 +52,7 @@ impl Key {
 struct Issuer {
     address: String,
     keys: Arc<Mutex<JwkSet>>,
-    /// How often it was asked for its keys.
+    /// Number of requests for its keys.
     asked: Arc<AtomicU32>,
     handle: Handle<SocketAddr>,
 }
@@ -76,10 +76,10 @@ impl Issuer {
         listener.set_nonblocking(true).unwrap();
         let address = format!("https://{}", listener.local_addr().unwrap());
         let (keys, asked) = (Arc::new(Mutex::new(JwkSet { keys })), Arc::<AtomicU32>::default());
-        let told = json!({ "issuer": address, "jwks_uri": format!("{address}/keys") });
+        let configuration = json!({ "issuer": address, "jwks_uri": format!("{address}/keys") });
         let (shown, counted) = (Arc::clone(&keys), Arc::clone(&asked));
         let app = Router::new()
-            .route("/.well-known/openid-configuration", get(async move || Json(told)))
+            .route("/.well-known/openid-configuration", get(async move || Json(configuration)))
             .route(
                 "/keys",
                 get(async move || {
@@ -95,11 +95,12 @@ impl Issuer {
         Issuer { address, keys, asked, handle }
     }
 
-    /// What a token of it says that is good.
+    /// Returns the claims of a valid token.
     fn claims(&self, role: &str) -> Value {
         let now_s = now_unix_ms() / 1000;
         json!({
-            "iss": self.address, "aud": "godwit", "sub": "ann", "iat": now_s, "exp": now_s + 300, "godwit_role": role
+            "iss": self.address, "aud": "godwit", "sub": "ann", "iat": now_s,
+            "exp": now_s + 300, "godwit_role": role
         })
     }
 
@@ -124,7 +125,7 @@ fn with(mut claims: Value, name: &str, value: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_of_the_issuer_is_good_for_its_role() {
+async fn a_token_of_the_issuer_grants_its_role() {
     let dir = tempfile::tempdir().unwrap();
     let key = Key::new("k1");
     let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;
@@ -136,18 +137,18 @@ async fn a_token_of_the_issuer_is_good_for_its_role() {
     assert_eq!(weaker.problem(), ProblemCode::Forbidden);
     let done = managed.ask(Method::POST, HOSTS, Some(&admin), Some(host_a())).await;
     assert_eq!(done.status, StatusCode::CREATED);
-    // Tokens of the manager's own are as good as ever.
+    // The manager's own tokens remain valid.
     let own = managed.token(Role::Viewer).await.token;
     assert_eq!(managed.ask(Method::GET, HOSTS, Some(&own), None).await.status, StatusCode::OK);
     let noted = noted(&managed, 3).await;
-    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
-    assert_eq!(told, [("root", 201), ("oidc:ann", 201), ("oidc:ann", 403)]);
+    let entries: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    assert_eq!(entries, [("root", 201), ("oidc:ann", 201), ("oidc:ann", 403)]);
     assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&viewer)));
-    assert_eq!(issuer.asked.load(Ordering::SeqCst), 1, "its keys are kept");
+    assert_eq!(issuer.asked.load(Ordering::SeqCst), 1, "its keys are cached");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_wrong_with_a_token_is_refused_and_noted() {
+async fn faulty_tokens_are_refused_and_audited() {
     let dir = tempfile::tempdir().unwrap();
     let (key, foreign) = (Key::new("k1"), Key::new("k1"));
     let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;
@@ -179,18 +180,18 @@ async fn whatever_is_wrong_with_a_token_is_refused_and_noted() {
         assert!(answer.body["detail"].as_str().unwrap().contains(why), "{why}: {}", answer.body);
         assert_eq!(answer.problem(), ProblemCode::Unauthenticated);
     }
-    let nobody = key.sign(&with(good, "godwit_role", json!("root")));
+    let unknown_role = key.sign(&with(good, "godwit_role", json!("root")));
     assert_eq!(
-        managed.ask(Method::GET, HOSTS, Some(&nobody), None).await.problem(),
+        managed.ask(Method::GET, HOSTS, Some(&unknown_role), None).await.problem(),
         ProblemCode::Forbidden
     );
-    // Of nobody's the first stand there whole.
+    // Of unauthenticated requests, only the first have entries of their own.
     let noted = noted(&managed, 3).await;
     assert!(noted.iter().all(|entry| entry.who == "nobody" && entry.reason.is_some()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_key_is_asked_for_and_unknown_ones_not_without_end() {
+async fn new_keys_are_fetched_and_unknown_keys_do_not_flood_the_issuer() {
     let dir = tempfile::tempdir().unwrap();
     let (old, new) = (Key::new("k1"), Key::new("k2"));
     let issuer = Issuer::begin(dir.path(), vec![new.public()]).await;
@@ -200,7 +201,7 @@ async fn a_new_key_is_asked_for_and_unknown_ones_not_without_end() {
         let answer = managed.ask(Method::GET, HOSTS, Some(&of_old), None).await;
         assert!(!answer.status.is_success());
     }
-    // Whoever was told of in the meantime is known; the issuer was asked once in the minute.
+    // Keys read in the meantime are known; the issuer was queried once within the minute.
     let of_new = new.sign(&issuer.claims("viewer"));
     assert_eq!(managed.root(Method::GET, HOSTS, None).await.status, StatusCode::OK);
     let answer = managed.ask(Method::GET, HOSTS, Some(&of_new), None).await;
@@ -215,7 +216,7 @@ async fn a_new_key_is_asked_for_and_unknown_ones_not_without_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_that_can_not_be_reached_is_no_fault_of_the_token() {
+async fn an_unreachable_issuer_is_not_reported_as_a_faulty_token() {
     let dir = tempfile::tempdir().unwrap();
     let key = Key::new("k1");
     let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;

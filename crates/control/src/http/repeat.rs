@@ -1,4 +1,5 @@
-//! Idempotency keys, around what creates: who is cut off before the answer comes asks again with the same key.
+//! Idempotency keys for requests that create something. A client that loses the connection before
+//! the response repeats the request with the same key.
 
 use std::sync::Arc;
 
@@ -28,12 +29,12 @@ use crate::storage::keeper::Keeper;
 use crate::storage::turns::Turn;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// What an answer has that was kept.
+/// Header of a stored response that is sent again.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// The longest answer that is kept.
+/// Longest response that is stored.
 const MOST_ANSWER_BYTES: usize = 64 << 10;
 
-/// Carries out a request with a key once.
+/// Carries out a request with a key at most once.
 pub(crate) async fn once(
     State(manager): State<Arc<Manager>>,
     request: Request,
@@ -41,7 +42,7 @@ pub(crate) async fn once(
 ) -> Response {
     let caller = request.extensions().get::<Caller>().map(Caller::key);
     let has_key = *request.method() == Method::POST && request.headers().contains_key(&KEY);
-    // A manager that does not lead carries nothing out.
+    // A manager that does not lead carries out no request.
     let (Some(caller), true, Ok(leading)) = (caller, has_key, manager.leading()) else {
         return next.run(request).await;
     };
@@ -58,7 +59,7 @@ async fn keyed(
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, MAX_BODY_BYTES).await.map_err(|_| {
-        let detail = "the request's body is longer than the manager reads, or was cut off";
+        let detail = "the request body is longer than the manager reads, or was cut off";
         Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json")
     })?;
     let keyed = keyed_request(caller, &parts, &body)?;
@@ -73,16 +74,21 @@ async fn keyed(
     }
     let begun = Asked { unix_ms: now, digest: keyed.digest, answer: None };
     let revision = leading.repeats.begin(&keeper, &keyed, was, &begun).await?;
-    let tells_secret = matches!(parts.uri.path(), "/api/v1/tokens" | "/api/v1/join-tokens");
+    let shows_secret = matches!(parts.uri.path(), "/api/v1/tokens" | "/api/v1/join-tokens");
     let request = Request::from_parts(parts, Body::from(body));
-    // Goes on where who asked is gone: it is told when it asks again.
+    // The request continues if the caller disconnects: the caller gets the result when it repeats
+    // the request.
     let carried_out = tokio::spawn(async move {
         let response = next.run(request).await;
-        let work = Work { keeper, id: keyed.id, begun, revision, tells_secret, _turn: turn };
+        let work = Work { keeper, id: keyed.id, begun, revision, shows_secret, _turn: turn };
         work.note(response).await
     });
     carried_out.await.map_err(|_| {
-        Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "")
+        Problem::new(
+            ProblemCode::ManagerFailed,
+            "cannot complete the request: it stopped on an internal error",
+            "",
+        )
     })
 }
 
@@ -92,11 +98,11 @@ fn keyed_request(caller: &str, parts: &Parts, body: &Bytes) -> Result<Keyed, Pro
     Keyed::new(caller, key, &target, body)
 }
 
-/// The answer that was given before.
+/// Builds the response that was sent before.
 fn again(answer: Answered) -> Response {
     let body = answer.body.unwrap_or_default();
     let mut response = match serde_json::from_str::<Problem>(&body) {
-        // For the audit log.
+        // Lets the audit log see the reason.
         Ok(problem) if answer.status >= 400 => Refusal(problem).into_response(),
         _ => {
             let status =
@@ -118,12 +124,13 @@ struct Work {
     id: String,
     begun: Asked,
     revision: Revision,
-    tells_secret: bool,
+    shows_secret: bool,
     _turn: Turn,
 }
 
 impl Work {
-    /// Keeps the answer. One that says that the manager or a host failed is not kept: asked again, it is tried again.
+    /// Stores the response. A response that reports a failure of the manager or a host is not
+    /// stored, so that a repetition tries again.
     async fn note(self, response: Response) -> Response {
         let status = response.status();
         if status.is_server_error() {
@@ -133,10 +140,10 @@ impl Work {
         }
         let (parts, body) = response.into_parts();
         let Ok(body) = to_bytes(body, usize::MAX).await else {
-            let detail = "the answer was cut off";
+            let detail = "cannot store the response: it was cut off";
             return Refusal(Problem::new(ProblemCode::ManagerFailed, detail, "")).into_response();
         };
-        let is_secret = self.tells_secret && status.is_success();
+        let is_secret = self.shows_secret && status.is_success();
         let text = (!is_secret && body.len() <= MOST_ANSWER_BYTES)
             .then(|| String::from_utf8(body.to_vec()).ok())
             .flatten();
@@ -150,15 +157,16 @@ impl Work {
         Response::from_parts(parts, Body::from(body))
     }
 
-    /// What was done is done: where it can't be kept, asking again is refused, and nothing is done twice.
+    /// Logs a failed write. The request was carried out: without the stored response, a repetition
+    /// is refused, and nothing happens twice.
     fn written(&self, outcome: Result<(), Problem>) {
         if let Err(problem) = outcome {
-            tracing::warn!(%problem, "the answer to a request with a key can't be kept");
+            tracing::warn!(%problem, "cannot store the response to a keyed request");
         }
     }
 }
 
-/// Tells of the header where it is read.
+/// Describes the header at each operation that reads it.
 pub(crate) fn describe(document: &mut OpenApi) {
     let key = ObjectBuilder::new()
         .schema_type(Type::String)
@@ -171,13 +179,14 @@ pub(crate) fn describe(document: &mut OpenApi) {
         .parameter_in(ParameterIn::Header)
         .required(Required::False)
         .description(Some(
-            "A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first \
-            answer is told, with `Idempotency-Replayed: true`.",
+            "A new key for each request, such as a UUID. A repetition with the same \
+            key within 24 h is not carried out again: it gets the first response, with 
+            `Idempotency-Replayed: true`.",
         ))
         .schema(Some(key))
         .build();
     for (path, item) in &mut document.paths.paths {
-        // A host that joins has its token, which is good once.
+        // A joining host has its token, which works once.
         if let (Some(post), true) = (&mut item.post, path != "/api/v1/join") {
             post.parameters.get_or_insert_default().push(parameter.clone().into());
         }

@@ -23,23 +23,23 @@ async fn ask(managed: &Managed, token: &str, key: &str, body: Value) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_is_repeated_is_carried_out_once_and_answered_alike() {
+async fn a_repeated_request_is_carried_out_once_and_gets_the_same_response() {
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
     let first = ask(&managed, &admin, "k1", host_a()).await;
     assert_eq!(first.status, StatusCode::CREATED, "{}", first.body);
-    // Without the key it is refused: there is such a host.
+    // Without the key it is refused, because the host exists.
     let without = managed.ask(Method::POST, HOSTS, Some(&admin), Some(host_a())).await;
     assert_eq!(without.problem(), ProblemCode::AlreadyExists);
     let again = ask(&managed, &admin, "k1", host_a()).await;
     assert_eq!((again.status, &again.body), (first.status, &first.body));
-    // What the key was for is kept in the store: the next manager knows it too.
+    // The store keeps the purpose of the key: the next manager knows it too.
     let managed = Managed::with(managed.store).await;
     let again = ask(&managed, &admin, "k1", host_a()).await;
     assert_eq!((again.status, &again.body), (first.status, &first.body));
     let other = json!({ "name": "b", "address": "http://127.0.0.1:1" });
     assert_eq!(ask(&managed, &admin, "k1", other.clone()).await.problem(), ProblemCode::KeyReused);
-    // Another caller's key of the same text is another key.
+    // An equal key of another caller is a different key.
     let root =
         managed.send(super::local(managed.app.clone()), keyed(HOSTS, &admin, "k1", other)).await;
     assert_eq!(root.status, StatusCode::CREATED);
@@ -58,12 +58,12 @@ async fn a_refusal_is_repeated_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_at_once_one_is_carried_out() {
+async fn of_many_concurrent_requests_one_is_carried_out() {
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
     let all = (0..8).map(|_| ask(&managed, &admin, "k1", host_a()));
     for answer in futures::future::join_all(all).await {
-        // The answer of the one that was carried out, or that one is.
+        // Either the response of the request that was carried out, or a conflict with it.
         if answer.status != StatusCode::CREATED {
             assert_eq!(answer.problem(), ProblemCode::Conflict);
         }
@@ -73,7 +73,7 @@ async fn of_many_at_once_one_is_carried_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_is_kept_nowhere_and_made_once() {
+async fn a_secret_is_never_stored_and_is_created_once() {
     use godwit_store::Store;
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
@@ -91,7 +91,7 @@ async fn a_secret_is_kept_nowhere_and_made_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_expired_is_forgotten() {
+async fn expired_keys_and_tokens_are_removed() {
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
     assert_eq!(ask(&managed, &admin, "k1", host_a()).await.status, StatusCode::CREATED);
@@ -99,7 +99,7 @@ async fn what_has_expired_is_forgotten() {
     let now = now_unix_ms();
     assert_eq!(prune(&managed.manager, keeper, now).await.unwrap(), 0);
     assert_eq!(prune(&managed.manager, keeper, now + KEPT_MS).await.unwrap(), 1);
-    // The token is good for 90 days, and told as expired for 30 more.
+    // The token is valid for 90 days, and reported as expired for 30 more.
     prune(&managed.manager, keeper, now + 119 * KEPT_MS).await.unwrap();
     assert_eq!(managed.manager.tokens.infos().len(), 1);
     prune(&managed.manager, keeper, now + 121 * KEPT_MS).await.unwrap();
@@ -107,7 +107,7 @@ async fn what_has_expired_is_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_very_many_keys_pushes_out_its_own() {
+async fn a_caller_with_too_many_keys_evicts_only_its_own() {
     use crate::idempotency::keys::{Asked, Keyed, MOST_OF_CALLER};
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
@@ -137,8 +137,8 @@ async fn who_takes_very_many_keys_pushes_out_its_own() {
             .is_some()
     );
     let again = ask(&managed, &admin, "k", host_a()).await;
-    assert_eq!(again.status, StatusCode::CREATED, "told again");
-    // The next manager counts what the store has.
+    assert_eq!(again.status, StatusCode::CREATED, "the stored response");
+    // The next manager counts the keys in the store.
     let managed = Managed::with(managed.store).await;
     let leading = managed.manager.leading().unwrap();
     let keyed = Keyed::new("other", b"more", "POST /", b"").unwrap();
@@ -155,7 +155,7 @@ async fn who_takes_very_many_keys_pushes_out_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_document_tells_of_the_key() {
+async fn the_document_describes_the_key() {
     let managed = Managed::begin().await;
     let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await.body;
     for (path, methods) in document["paths"].as_object().unwrap() {

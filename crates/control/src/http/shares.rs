@@ -1,4 +1,4 @@
-//! The requests about what hosts share.
+//! Requests about networks and datastores, which hosts share.
 
 use std::sync::Arc;
 
@@ -17,22 +17,24 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
     OpenApiRouter::new().routes(routes!(networks)).routes(routes!(datastores))
 }
 
-/// Which page.
+/// Page to return.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct PageOf {
-    /// Where the page begins: `next` of the page before.
+    /// Start of the page: `next` of the page before.
     cursor: Option<String>,
-    /// Items of the page.
+    /// Most items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-/// Networks by name, with the hosts that have them and how many VMs are in each.
-#[utoipa::path(get, path = "/api/v1/networks", operation_id = "list_networks", tag = "hosts", params(PageOf), responses(
+/// Lists networks by name, with the hosts that have them and the number of VMs in each.
+#[utoipa::path(get, path = "/api/v1/networks", operation_id = "list_networks",
+    tag = "hosts", params(PageOf), responses(
     (status = 200, description = "A page of networks", body = Page<ManagedNetwork>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn networks(
     State(manager): State<Arc<Manager>>,
@@ -41,10 +43,14 @@ async fn networks(
     Ok(Json(manager.state.inventory().networks(&cursor(query.cursor, query.limit)?)))
 }
 
-/// Datastores by path, with the hosts that have them, their room there, and how many VMs have disks in each.
-#[utoipa::path(get, path = "/api/v1/datastores", operation_id = "list_datastores", tag = "hosts", params(PageOf), responses(
+/// Lists datastores by path.
+///
+/// Each has the hosts that have it, its free space there, and the number of VMs with disks in it.
+#[utoipa::path(get, path = "/api/v1/datastores", operation_id = "list_datastores",
+    tag = "hosts", params(PageOf), responses(
     (status = 200, description = "A page of datastores", body = Page<ManagedDatastore>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn datastores(
     State(manager): State<Arc<Manager>>,

@@ -18,7 +18,7 @@ use crate::cluster::state::State as Cluster;
 use crate::rig;
 use crate::storage::keeper::Keeper;
 
-/// A manager with nothing but a store in memory.
+/// A manager with a store in memory, without hosts.
 pub(crate) struct Managed {
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) app: Router,
@@ -80,12 +80,12 @@ impl Managed {
         Answer { status, kind: kind.unwrap_or_default(), body }
     }
 
-    /// By the manager's own socket.
+    /// Sends a request over the manager's own socket.
     pub(crate) async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
         self.send(local(self.app.clone()), request(method, path, None, body)).await
     }
 
-    /// By the network, with a token.
+    /// Sends a request over the network, with a token.
     pub(crate) async fn ask(
         &self,
         method: Method,
@@ -126,7 +126,7 @@ pub(crate) fn host_a() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hosts_are_added_changed_and_forgotten() {
+async fn hosts_are_added_changed_and_removed() {
     let managed = Managed::begin().await;
     let added = managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
     assert_eq!(added.status, StatusCode::CREATED);
@@ -146,18 +146,18 @@ async fn hosts_are_added_changed_and_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_in_use_is_forgotten_by_force_alone() {
+async fn a_host_in_use_is_removed_only_by_force() {
     let managed = Managed::begin().await;
-    // It takes connections and answers none: what is told of the host here stays.
+    // It accepts connections and never answers, so the state set here stays.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let host =
         json!({ "name": "a", "address": format!("http://{}", silent.local_addr().unwrap()) });
     managed.root(Method::POST, "/api/v1/hosts", Some(host)).await;
     managed.manager.state.reached("a");
-    let told = |event| managed.manager.state.heard("a", event);
-    told(godwit_api::HostEvent::Host(Box::new(rig::host("a", None))));
-    told(godwit_api::HostEvent::Vm(Box::new(rig::vm("web", "a", None))));
-    told(godwit_api::HostEvent::Known);
+    let report = |event| managed.manager.state.heard("a", event);
+    report(godwit_api::HostEvent::Host(Box::new(rig::host("a", None))));
+    report(godwit_api::HostEvent::Vm(Box::new(rig::vm("web", "a", None))));
+    report(godwit_api::HostEvent::Known);
     let refused = managed.root(Method::DELETE, "/api/v1/hosts/a", None).await;
     assert!(
         refused.body["detail"].as_str().unwrap().contains("runs 1 VM: web"),
@@ -172,7 +172,7 @@ async fn a_host_in_use_is_forgotten_by_force_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_changes_maintenance_and_nothing_else_of_a_host() {
+async fn an_operator_changes_only_the_maintenance_mode_of_a_host() {
     let managed = Managed::begin().await;
     managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
     let operator = managed.token(Role::Operator).await.token;
@@ -199,7 +199,7 @@ async fn an_operator_changes_maintenance_and_nothing_else_of_a_host() {
 }
 
 #[test]
-fn each_operation_has_a_name_of_its_own() {
+fn each_operation_has_a_unique_name() {
     let document = serde_json::to_value(openapi()).unwrap();
     let mut named = BTreeMap::<String, String>::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -231,7 +231,7 @@ async fn labels_have_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_asked_for_outlives_the_manager() {
+async fn settings_outlive_the_manager() {
     let managed = Managed::begin().await;
     managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
     let token = managed.token(Role::Viewer).await;
@@ -244,13 +244,13 @@ async fn what_was_asked_for_outlives_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
+async fn each_role_has_its_rights_and_refusals_are_audited() {
     let managed = Managed::begin().await;
     let viewer = managed.token(Role::Viewer).await;
     let admin = managed.token(Role::Admin).await;
     let hosts = "/api/v1/hosts";
-    let nobody = managed.ask(Method::GET, hosts, None, None).await;
-    assert_eq!(nobody.problem(), ProblemCode::Unauthenticated);
+    let anonymous = managed.ask(Method::GET, hosts, None, None).await;
+    assert_eq!(anonymous.problem(), ProblemCode::Unauthenticated);
     let wrong = managed.ask(Method::GET, hosts, Some("godwit_00_11"), None).await;
     assert_eq!(wrong.problem(), ProblemCode::Unauthenticated);
     assert_eq!(
@@ -269,15 +269,15 @@ async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
     let unknown = managed.ask(Method::GET, hosts, Some(&viewer.token), None).await;
     assert_eq!(unknown.problem(), ProblemCode::Unauthenticated);
     let noted = noted(&managed, 8).await;
-    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    let entries: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
     let newest = [("nobody", 401), ("admin", 204), ("admin", 201), ("viewer", 403)];
     let oldest = [("nobody", 401), ("nobody", 401), ("root", 201), ("root", 201)];
-    assert_eq!(told, [newest, oldest].concat());
+    assert_eq!(entries, [newest, oldest].concat());
     assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&viewer.token)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prediction_needs_an_operator_and_is_noted_though_it_is_a_get() {
+async fn a_prediction_needs_an_operator_and_is_audited_although_it_is_a_get() {
     let managed = Managed::begin().await;
     let viewer = managed.token(Role::Viewer).await.token;
     let operator = managed.token(Role::Operator).await.token;
@@ -287,22 +287,23 @@ async fn a_prediction_needs_an_operator_and_is_noted_though_it_is_a_get() {
             managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
         assert_eq!(refused.problem(), ProblemCode::Forbidden, "{query}");
     }
-    // Without a prediction a viewer is let through, and it is only a look; there is no such VM here.
+    // Without a prediction a viewer is admitted and the request only reads; this VM does not exist
+    // here.
     for query in ["", "?to=b", "?predict=false"] {
-        let looked = managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
-        assert_eq!(looked.problem(), ProblemCode::NotFound, "{query}");
+        let read = managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
+        assert_eq!(read.problem(), ProblemCode::NotFound, "{query}");
     }
     let asked =
         managed.ask(Method::GET, &format!("{path}?predict=true"), Some(&operator), None).await;
     assert_eq!(asked.problem(), ProblemCode::NotFound);
     let noted = noted(&managed, 6).await;
-    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    let entries: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
     let tokens = [("root", 201); 2];
-    assert_eq!(told, [&[("operator", 404)][..], &[("viewer", 403); 3], &tokens].concat());
+    assert_eq!(entries, [&[("operator", 404)][..], &[("viewer", 403); 3], &tokens].concat());
     assert_eq!(noted[0].what, format!("GET {path}?predict=true"));
 }
 
-/// The audit log, once it has so many entries: it is written behind the answers.
+/// Waits for this many entries in the audit log, which is written after the responses.
 pub(crate) async fn noted(managed: &Managed, entries: usize) -> Vec<AuditEntry> {
     loop {
         let page: Page<AuditEntry> = managed.root(Method::GET, "/api/v1/audit", None).await.read();
@@ -314,7 +315,7 @@ pub(crate) async fn noted(managed: &Managed, entries: usize) -> Vec<AuditEntry> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_wrong_is_a_problem_document() {
+async fn every_error_is_a_problem_document() {
     let managed = Managed::begin().await;
     let big = json!({ "name": "x".repeat(2 << 20), "address": "http://127.0.0.1:1" });
     for (method, path, body, code) in [
@@ -385,7 +386,7 @@ async fn whatever_is_wrong_is_a_problem_document() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_number_may_be_written_with_a_fraction_of_nothing() {
+async fn a_whole_number_may_have_a_zero_fraction() {
     let managed = Managed::begin().await;
     let body = json!({ "name": "x", "role": "viewer", "days": 30.0 });
     let made: CreatedToken = managed.root(Method::POST, "/api/v1/tokens", Some(body)).await.read();
@@ -396,7 +397,7 @@ async fn a_whole_number_may_be_written_with_a_fraction_of_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_are_followed_from_behind_a_number_and_nothing_else() {
+async fn last_event_id_must_be_an_event_number() {
     let managed = Managed::begin().await;
     for id in ["x", "-1", "9223372036854775808"] {
         let mut request = request(Method::GET, "/api/v1/events", None, None);
@@ -407,7 +408,7 @@ async fn events_are_followed_from_behind_a_number_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_end_with_the_token_that_they_were_asked_for_with() {
+async fn an_event_stream_ends_with_the_token_of_its_request() {
     let managed = Managed::begin().await;
     let (revoked, kept) = (managed.token(Role::Viewer).await, managed.token(Role::Viewer).await);
     let follow = async |token: &str| {
@@ -419,7 +420,7 @@ async fn events_end_with_the_token_that_they_were_asked_for_with() {
     let (ends, goes_on) = (follow(&revoked.token).await, follow(&kept.token).await);
     let path = format!("/api/v1/tokens/{}", revoked.info.id);
     managed.root(Method::DELETE, &path, None).await;
-    // It would have no end.
+    // Without its token's revocation the stream would not end.
     axum::body::to_bytes(ends, 1 << 20).await.unwrap();
     let mut events = goes_on.into_data_stream();
     managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
@@ -429,7 +430,7 @@ async fn events_end_with_the_token_that_they_were_asked_for_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_of_one_name_are_told_apart_in_the_log_and_none_is_called_root() {
+async fn the_log_distinguishes_tokens_of_one_name_and_no_token_is_named_root() {
     let managed = Managed::begin().await;
     let (one, other) = (managed.token(Role::Admin).await, managed.token(Role::Admin).await);
     for made in [&one, &other] {
@@ -458,7 +459,7 @@ async fn tokens_of_one_name_are_told_apart_in_the_log_and_none_is_called_root() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_too_often_is_told_when_to_ask_again() {
+async fn a_caller_over_the_rate_limit_gets_a_retry_time() {
     let managed = Managed::begin().await;
     let refused = loop {
         let asked = request(Method::GET, "/api/v1/hosts", None, None);
@@ -469,7 +470,7 @@ async fn who_asks_too_often_is_told_when_to_ask_again() {
     };
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.headers()["retry-after"], "1");
-    // What came before is some entries, and then a number.
+    // The refusals before it have some entries, then one with a count.
     let mark = json!({ "name": "mark", "role": "viewer" });
     managed.root(Method::POST, "/api/v1/tokens", Some(mark)).await;
     loop {
@@ -483,7 +484,7 @@ async fn who_asks_too_often_is_told_when_to_ask_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_document_has_every_request_with_its_answers() {
+async fn the_document_has_every_request_with_its_responses() {
     let managed = Managed::begin().await;
     let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await;
     assert_eq!(document.status, StatusCode::OK);

@@ -1,5 +1,5 @@
-//! The console's files, as they were built: whoever asks gets them, since nothing in them is secret, and each manager serves its own. What the
-//! console shows it asks of the API, with a token.
+//! Files of the web console as the build made them. They contain no secrets, so every client may
+//! read them; each manager serves its own. The console reads its data from the API, with a token.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -18,21 +18,23 @@ use include_dir::{Dir, include_dir};
 static BUILT: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/../../web/dist");
 static FILES: LazyLock<BTreeMap<String, File>> = LazyLock::new(|| files(&BUILT));
 
-/// What the console's own pages may do: nothing that is not from here, nothing written into them, and nobody shows them in a frame.
+/// Content policy of the console's pages: only resources of this server, no inline code, no frames.
 const POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; object-src 'none'; \
+    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+     connect-src 'self'; object-src 'none'; \
      base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
 );
-/// What is asked for again each time, and answered in a word where it has not changed.
+/// Cache policy of files that a browser revalidates each time; an unchanged file costs a short
+/// answer.
 const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
-/// What has the digest of its content in its name is never another.
+/// Cache policy of files with their content's digest in the name.
 const NEVER_CHANGES: HeaderValue = HeaderValue::from_static("public, max-age=31536000, immutable");
-/// Below it the build puts files whose names have the digest of their content.
+/// Folder in which the build puts files with their content's digest in the name.
 const HASHED: &str = "/assets/";
-/// The page of all paths of the console: which of them is shown it finds out by itself.
+/// Page of all paths of the console. Its script selects the view from the path.
 const PAGE: &str = "/index.html";
 
-/// A file, as it is and as it was compressed by the build.
+/// A file in plain and compressed forms, as the build made them.
 #[derive(Debug)]
 struct File {
     kind: &'static str,
@@ -41,14 +43,14 @@ struct File {
     gzip: Option<Form>,
 }
 
-/// One form of a file, and what a browser knows it by.
+/// One form of a file, with the tag by which a browser recognises it.
 #[derive(Debug)]
 struct Form {
     content: &'static [u8],
     tag: String,
 }
 
-/// Answers with a file of the console where one is asked for; everything else goes on to the API.
+/// Serves a file of the console if the path names one. All other requests go to the API.
 pub(crate) async fn serve(request: Request, next: Next) -> Response {
     match found(&FILES, request.method(), request.uri().path(), request.headers()) {
         Found::File(path, file) => answer(path, file, request.method(), request.headers()),
@@ -57,13 +59,13 @@ pub(crate) async fn serve(request: Request, next: Next) -> Response {
     }
 }
 
-/// What a path stands for.
+/// Result of looking up a path.
 #[derive(Debug)]
 enum Found<'f> {
     File(&'f str, &'f File),
-    /// A file of a build that is no more: a page in its place would be taken for it.
+    /// A file of an older build. A page in its place would be mistaken for the file.
     Missing,
-    /// The API's.
+    /// A path of the API.
     NoFile,
 }
 
@@ -88,7 +90,7 @@ fn found<'f>(
     }
 }
 
-/// Whether a browser asks for a page to show: it says so of nothing else.
+/// Returns whether the client asks for a page to display. Browsers accept HTML for nothing else.
 fn wants_page(headers: &HeaderMap) -> bool {
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     accepted.flat_map(|value| value.split(',')).any(|kind| {
@@ -134,7 +136,7 @@ fn status(status: StatusCode) -> Response {
     response
 }
 
-/// With what a browser is to keep to.
+/// Adds the security headers for browsers.
 fn with_rules(mut response: Response) -> Response {
     const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
     const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
@@ -148,7 +150,7 @@ fn with_rules(mut response: Response) -> Response {
 }
 
 impl File {
-    /// The smallest form that is accepted, and the name of its encoding.
+    /// Returns the smallest accepted form, and the name of its encoding.
     fn form(&self, headers: &HeaderMap) -> (&Form, Option<&'static str>) {
         let compressed = [(&self.brotli, "br"), (&self.gzip, "gzip")];
         let usable = compressed.into_iter().filter(|(_, encoding)| accepts(headers, encoding));
@@ -158,7 +160,7 @@ impl File {
     }
 }
 
-/// Whether an encoding is accepted by name (RFC 9110, section 12.5.3).
+/// Returns whether an encoding is accepted by name (RFC 9110, section 12.5.3).
 fn accepts(headers: &HeaderMap, encoding: &str) -> bool {
     let values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|one| {
@@ -168,7 +170,7 @@ fn accepts(headers: &HeaderMap, encoding: &str) -> bool {
     })
 }
 
-/// All files of a build by the paths under which they are served.
+/// Returns all files of a build by the paths under which they are served.
 fn files(built: &'static Dir<'static>) -> BTreeMap<String, File> {
     let mut contents = BTreeMap::new();
     let mut folders = vec![built];
@@ -181,7 +183,7 @@ fn files(built: &'static Dir<'static>) -> BTreeMap<String, File> {
     }
     let form = |path: &str, suffix: &str| {
         let content: &'static [u8] = contents.get(&format!("{path}{suffix}"))?;
-        // Each form has its own: they are not the same bytes.
+        // Each form has its own tag, because its bytes differ.
         let digest = blake3::hash(content).to_hex();
         Some(Form { content, tag: format!("\"{}{suffix}\"", &digest[..20]) })
     };
@@ -243,7 +245,7 @@ mod tests {
         of.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect()
     }
 
-    /// What is served there: a file's path, `missing` or `api`.
+    /// Returns what is served at a path: the path of a file, `missing` or `api`.
     fn served<'f>(
         files: &'f BTreeMap<String, File>,
         method: &Method,
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn files_pages_and_the_api_are_told_apart() {
+    fn files_pages_and_api_paths_are_distinguished() {
         const BROWSER: &str = "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8";
         let files = built();
         for (method, path, accept, expected) in [
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_smallest_form_that_is_accepted_is_sent_and_known_again() {
+    async fn the_smallest_accepted_form_is_sent_and_revalidated() {
         let files = built();
         let (path, file) = files.get_key_value("/assets/main-1a2b.js").unwrap();
         for (accepted, content, encoding) in [
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_console_is_served_without_a_token_and_says_what_browsers_may_do() {
+    async fn the_console_is_served_without_a_token_and_with_a_content_policy() {
         let managed = Managed::begin().await;
         let send = async |path| {
             use tower::ServiceExt;
@@ -327,9 +329,9 @@ mod tests {
         assert_eq!(unknown.problem(), ProblemCode::Unauthenticated);
     }
 
-    /// What the policy forbids would not work, and be seen in a browser alone.
+    /// Inline code would be blocked by the policy, which only shows in a browser.
     #[test]
-    fn the_page_has_no_scripts_and_no_styles_of_its_own() {
+    fn the_page_has_no_inline_scripts_and_styles() {
         let page = std::str::from_utf8(FILES[PAGE].plain.content).unwrap();
         let scripts = page.split("<script").skip(1);
         for script in scripts {

@@ -1,4 +1,5 @@
-//! Idempotency keys as the store has them, and how many of each caller: one that takes very many pushes its own oldest out, and nobody else's.
+//! Idempotency keys in the store, and their number for each caller. A caller with too many keys
+//! evicts its own oldest keys and no other caller's.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +11,13 @@ use crate::idempotency::keys::{Asked, Keyed, KeysOfCaller};
 use crate::idempotency::record::{REPEATS, SavedRepeat};
 use crate::storage::keeper::Keeper;
 
-/// The keys of the callers that were heard in one leadership.
+/// Keys of the callers seen during one leadership.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats(Mutex<BTreeMap<String, KeysOfCaller>>);
 
 impl Repeats {
-    /// Writes that a request was begun, over what was kept of its key before, and forgets what its caller has too many of.
+    /// Records the start of a request, replaces the key's earlier record, and removes the caller's
+    /// excess keys.
     pub(crate) async fn begin(
         &self,
         keeper: &Keeper,
@@ -37,7 +39,7 @@ impl Repeats {
         write(keeper, forgets, &keyed.id, was, begun).await
     }
 
-    /// Forgets callers whose keys have all expired.
+    /// Removes callers whose keys have all expired.
     pub(crate) async fn expire(&self, now_unix_ms: u64) {
         self.0.lock().await.retain(|_, keys| {
             keys.expire(now_unix_ms);
@@ -46,7 +48,7 @@ impl Repeats {
     }
 }
 
-/// Writes what is kept of a request in the place of what was kept of it.
+/// Writes the record of a request over its earlier record.
 pub(crate) async fn write(
     keeper: &Keeper,
     beside: Transaction,

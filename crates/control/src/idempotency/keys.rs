@@ -1,36 +1,37 @@
-//! Idempotency keys: a request that is sent twice with the same key is carried out once, and answered twice alike. Pure.
+//! Idempotency keys: a request that is sent twice with the same key is carried out once and gets
+//! the same response twice. Pure.
 
 use std::collections::BTreeSet;
 
 use godwit_api::control::{Problem, ProblemCode};
 
-/// How long a key is kept.
+/// Lifetime of a key.
 pub(crate) const KEPT_MS: u64 = 24 * 3600 * 1000;
-/// The most keys that are kept of one caller.
+/// Most keys of one caller.
 pub(crate) const MOST_OF_CALLER: usize = 2_000;
-/// The most that are forgotten at a time: one transaction holds them.
+/// Most keys that are removed at a time, in one transaction.
 const MOST_FORGOTTEN: usize = 100;
 const MOST_KEY_BYTES: usize = 255;
 
-/// A request that has a key.
+/// A request with a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keyed {
-    /// What it is kept by: of caller and key.
+    /// ID of the record, made from caller and key.
     pub(crate) id: String,
-    /// Of the caller, what the ids of all of its keys begin with.
+    /// Prefix of the IDs of all keys of this caller.
     pub(crate) caller: String,
-    /// Of method, path and body.
+    /// Digest of method, path and body.
     pub(crate) digest: blake3::Hash,
 }
 
-/// What is kept of a request.
+/// Stored state of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// When it was begun.
+    /// Start of the request, milliseconds since 1970.
     pub(crate) unix_ms: u64,
-    /// Of method, path and body.
+    /// Digest of method, path and body.
     pub(crate) digest: blake3::Hash,
-    /// How it was answered; none: it was begun, and whoever carried it out did not come to say.
+    /// The response. `None`: the request was begun and its outcome was not recorded.
     pub(crate) answer: Option<Answered>,
 }
 
@@ -38,15 +39,15 @@ pub(crate) struct Asked {
 pub(crate) struct Answered {
     pub(crate) status: u16,
     pub(crate) media_type: String,
-    /// The body; none: it is told once only, or is too long to be kept.
+    /// The body. `None`: it is shown only once, or too long to be stored.
     pub(crate) body: Option<String>,
 }
 
 impl Keyed {
-    /// A caller's request.
+    /// Creates the key of a caller's request.
     ///
     /// # Errors
-    /// [`ProblemCode::InvalidRequest`]: that can't be a key.
+    /// [`ProblemCode::InvalidRequest`]: the key is invalid.
     pub(crate) fn new(
         caller: &str,
         key: &[u8],
@@ -54,12 +55,13 @@ impl Keyed {
         body: &[u8],
     ) -> Result<Keyed, Problem> {
         if !(1..=MOST_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
-            let remedy = "give 1 to 255 visible ASCII characters, a new UUID for each request";
-            let detail = "the Idempotency-Key can't be a key";
+            let remedy =
+                "use 1 to 255 visible ASCII characters, such as a new UUID for each request";
+            let detail = "the Idempotency-Key is invalid";
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
         }
         let caller = blake3::hash(caller.as_bytes()).to_hex().to_string();
-        // Its length in front: no two different pairs run together alike.
+        // The length prefix keeps different pairs from having the same concatenation.
         let mut of_request = blake3::Hasher::new();
         of_request
             .update(&(target.len() as u64).to_le_bytes())
@@ -69,11 +71,13 @@ impl Keyed {
         Ok(Keyed { id, caller, digest: of_request.finalize() })
     }
 
-    /// Whether the request is to be carried out, by what is kept of its key; else how it was answered.
+    /// Decides by the key's record whether to carry out the request. Otherwise returns the earlier
+    /// response.
     ///
     /// # Errors
-    /// [`ProblemCode::KeyReused`]: the key was used for another request. [`ProblemCode::Conflict`]: it was begun, or done, and its answer
-    /// can't be told again.
+    /// [`ProblemCode::KeyReused`]: the key belongs to another request.
+    /// [`ProblemCode::Conflict`]: the request was begun or done, and its response cannot be
+    /// repeated.
     pub(crate) fn judge(
         &self,
         kept: Option<&Asked>,
@@ -88,64 +92,68 @@ impl Keyed {
             return Err(Problem::new(
                 ProblemCode::KeyReused,
                 detail,
-                "take a new key for each request",
+                "use a new key for each request",
             ));
         }
         let conflict =
             |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::Conflict, detail, remedy));
         match &kept.answer {
             None => conflict(
-                "this request was begun, and the manager that carried it out ended before it was answered",
-                "look whether it was done, and ask again with a new key if not",
+                "this request was begun, and its manager ended before it recorded the response",
+                "check whether the request was carried out; if not, repeat it with a new key",
             ),
             Some(Answered { body: None, .. }) => conflict(
-                "this request was done, and its answer is told once only",
-                "if the answer is lost, revoke what was made and ask again with a new key",
+                "this request was carried out, and its response is shown only once",
+                "if the response is lost, revoke the result and repeat the request with a new key",
             ),
             Some(answer) => Ok(Some(answer.clone())),
         }
     }
 }
 
-/// One caller's keys, the oldest first.
+/// Keys of one caller, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeysOfCaller(BTreeSet<(u64, String)>);
 
 impl FromIterator<(u64, String)> for KeysOfCaller {
-    /// When each was begun, milliseconds since 1970, and its id.
+    /// Collects pairs of the start of a request (milliseconds since 1970) and its ID.
     fn from_iter<I: IntoIterator<Item = (u64, String)>>(keys: I) -> KeysOfCaller {
         KeysOfCaller(keys.into_iter().collect())
     }
 }
 
 impl KeysOfCaller {
-    /// One is begun; those that are not kept any more for that, the oldest first.
+    /// Adds a key. Returns the keys that are evicted for it, oldest first.
     pub(crate) fn begin(&mut self, id: &str, now_unix_ms: u64) -> Vec<String> {
         self.expire(now_unix_ms);
-        // It may have failed before, or have expired.
+        // An earlier request with this key may have failed or expired.
         self.0.retain(|(_, other)| other != id);
         self.0.insert((now_unix_ms, id.to_owned()));
         let beyond = self.0.len().saturating_sub(MOST_OF_CALLER).min(MOST_FORGOTTEN);
         (0..beyond).filter_map(|_| Some(self.0.pop_first()?.1)).collect()
     }
 
-    /// Those that have expired do not count.
+    /// Removes expired keys.
     pub(crate) fn expire(&mut self, now_unix_ms: u64) {
         self.0.retain(|(begun_unix_ms, _)| now_unix_ms < begun_unix_ms.saturating_add(KEPT_MS));
     }
 
-    /// Whether there are none.
+    /// Returns whether the caller has no keys.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What a caller is told whose request with this key is being carried out.
+/// Returns the problem for a request whose key belongs to a request in progress.
 #[must_use]
 pub(crate) fn under_way() -> Problem {
     let detail = "a request with this Idempotency-Key is being carried out";
-    Problem::new(ProblemCode::Conflict, detail, "ask again in a moment: its answer is told then")
+    Problem::new(
+        ProblemCode::Conflict,
+        detail,
+        "repeat the request in a moment to get its response",
+    )
 }
 
 #[cfg(test)]
@@ -168,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_keys_and_requests_are_told_apart() {
+    fn callers_keys_and_requests_are_distinguished() {
         let one = keyed();
         assert_eq!(Keyed::new("admin", b"k1", "POST /api/v1/hosts", b"{}").unwrap(), one);
         for (caller, key) in [("admi", "nk1"), ("admin", "k2"), ("root", "k1")] {
@@ -184,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_answered_is_answered_again_for_a_day() {
+    fn a_response_is_repeated_for_a_day() {
         let kept = done(Some("{}"));
         assert_eq!(keyed().judge(None, NOW), Ok(None));
         assert_eq!(keyed().judge(Some(&kept), NOW + KEPT_MS - 1), Ok(kept.answer.clone()));
@@ -194,26 +202,26 @@ mod tests {
     }
 
     #[test]
-    fn of_a_caller_the_newest_keys_are_kept() {
+    fn the_newest_keys_of_a_caller_are_retained() {
         let mut keys = KeysOfCaller::default();
         for number in 0..MOST_OF_CALLER as u64 {
             assert!(keys.begin(&format!("k{number}"), NOW + number).is_empty());
         }
         assert_eq!(keys.begin("more", NOW + 9_000), ["k0"]);
-        // One that is begun anew is the newest, and one more than it was.
+        // A key that is used again becomes the newest, so no key is evicted.
         assert!(keys.begin("k1", NOW + 9_001).is_empty());
         assert_eq!(keys.begin("k0", NOW + 9_002), ["k2"]);
         assert!(keys.begin("late", NOW + 9_001 + KEPT_MS).is_empty());
         keys.expire(NOW + 9_001 + 2 * KEPT_MS);
         assert!(keys.is_empty());
-        // Where the store has more than are kept they go by and by.
+        // If the store has too many keys, they are evicted gradually.
         let mut many: KeysOfCaller =
             (0..5_000).map(|number| (NOW + number, format!("k{number}"))).collect();
         assert_eq!(many.begin("k", NOW + 5_000).len(), MOST_FORGOTTEN);
     }
 
     #[test]
-    fn what_can_not_be_told_again_is_not_done_again() {
+    fn a_request_without_a_repeatable_response_is_not_repeated() {
         for kept in [done(None), Asked { answer: None, ..done(None) }] {
             assert_eq!(keyed().judge(Some(&kept), NOW).unwrap_err().code, ProblemCode::Conflict);
         }

@@ -1,6 +1,8 @@
-//! Requests with an idempotency key: a request that is repeated under its key is carried out once, and answered as the first time.
+//! Idempotency keys: a repeated request with the same key is carried out once and gets the first
+//! response again.
 //!
-//! [`keys`] decides, pure; `kept` has the keys of each caller in the store. It calls storage alone.
+//! [`keys`] decides and is pure; `kept` manages each caller's keys in the store. This module calls
+//! storage alone.
 
 pub(crate) mod kept;
 pub(crate) mod keys;

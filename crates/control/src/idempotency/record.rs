@@ -1,4 +1,4 @@
-//! A request with an idempotency key, as it is saved.
+//! Saved form of a request with an idempotency key.
 
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
@@ -7,17 +7,17 @@ use super::keys::{Answered, Asked};
 
 pub(crate) const REPEATS: Table<SavedRepeat> = Table::new();
 
-/// A request with an idempotency key, and its answer.
+/// A request with an idempotency key, and its response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedRepeat {
     unix_ms: u64,
-    /// BLAKE3 of method, path and body, in hexadecimal digits.
+    /// BLAKE3 digest of method, path and body, as hexadecimal digits.
     digest: blake3::Hash,
     answer: Option<SavedAnswer>,
 }
 
-/// How it was answered.
+/// Response to the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedAnswer {

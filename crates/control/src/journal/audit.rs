@@ -1,8 +1,9 @@
-//! Who did what: entries that are added, never changed, and removed when they are too old or too many.
+//! Audit log. Entries are added, never changed, and removed when they are too old or too many.
 //!
-//! Keys count time backwards, so that the newest entry is the first and a page of the newest costs a page: etcd sorts all that is there when it
-//! is asked for the other order. After the time comes the epoch of the manager that wrote the entry, and its number: no key comes twice. An
-//! entry goes into the transaction of what it tells, so that both are there or neither is.
+//! Keys count time backwards, so the newest entry comes first and reading the newest page costs one
+//! page: for the other order, etcd would sort all entries. After the time, the key has the epoch of
+//! the manager that wrote the entry and a number, so keys are unique. An entry is written in the
+//! transaction of the change it describes, so both exist or neither does.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,24 +11,24 @@ use godwit_store::records::{Record, RecordError, Table};
 use godwit_store::{Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, Transaction};
 use serde::{Deserialize, Serialize};
 
-/// The last millisecond that a key can hold, some 8,900 years from now.
+/// Last millisecond that a key can hold, some 8,900 years from now.
 const LAST_MS: u64 = (1 << 48) - 1;
 
-/// One thing that was done, as it is saved.
+/// An audit entry as it is saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuditEntry {
-    /// When, in milliseconds since 1970, by the clock of the manager that wrote it.
+    /// Time in milliseconds since 1970, by the clock of the manager that wrote the entry.
     pub at_unix_ms: u64,
-    /// Who: an operator's or a token's name.
+    /// Name of the operator or token.
     pub who: String,
-    /// What: a method and a path.
+    /// Method and path of the request.
     pub what: String,
-    /// Nothing by now: the path has it.
+    /// Unused: the path says it.
     pub about: String,
-    /// Whether it was done, and else why not.
+    /// Whether the request was carried out, and otherwise the reason.
     pub outcome: String,
-    /// The entry as it is told.
+    /// The entry as the API returns it.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub detail: serde_json::Value,
 }
@@ -38,10 +39,10 @@ impl Record for AuditEntry {
     const VERSION: u32 = 1;
 }
 
-/// The audit log's entries, newest first: what pages of it are read by.
+/// Entries of the audit log, newest first, for reading pages.
 pub const AUDIT: Table<AuditEntry> = Table::new();
 
-/// Adds entries, for one leadership.
+/// Writer of entries during one leadership.
 #[derive(Debug)]
 pub struct AuditLog {
     epoch: Revision,
@@ -49,13 +50,13 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Adds entries for as long as this leadership holds.
+    /// Creates a writer that is valid as long as this leadership.
     #[must_use]
     pub fn new(leadership: &Leadership) -> AuditLog {
         AuditLog { epoch: leadership.epoch(), written: 0 }
     }
 
-    /// Adds an entry to the transaction that does what it tells.
+    /// Adds an entry to the transaction of the change that it describes.
     ///
     /// # Errors
     /// [`RecordError::Unwritable`].
@@ -70,12 +71,12 @@ impl AuditLog {
     }
 }
 
-/// How much of the log is kept.
+/// Retention of the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Entries at most; the newest stay.
+    /// Most entries; the newest stay.
     pub most_entries: usize,
-    /// None that is older.
+    /// Greatest age of an entry.
     pub longest: Duration,
 }
 
@@ -85,7 +86,8 @@ impl Default for Retention {
     }
 }
 
-/// Which entries go, by index: of entries newest first, given by their age, of which so many are before them. An entry of the future has none.
+/// Returns the indexes of expired entries. `ages` are the ages of consecutive entries, newest
+/// first; `before` counts the newer entries before them. An entry from the future has age zero.
 #[must_use]
 pub fn expired(
     before: usize,
@@ -98,10 +100,10 @@ pub fn expired(
     ages.into_iter().enumerate().filter(gone).map(|(index, _)| index).collect()
 }
 
-/// Removes what the retention does not keep; tells how many entries that were.
+/// Removes entries beyond the retention. Returns their number.
 ///
 /// # Errors
-/// The store's. What was removed until then stays so.
+/// Errors of the store. Entries removed before the error stay removed.
 pub async fn prune(
     store: &dyn Store,
     leadership: &Leadership,
@@ -111,11 +113,11 @@ pub async fn prune(
     let now_ms = unix_ms(now);
     let (mut read, mut removed) = (0, 0);
     let mut after: Option<String> = None;
-    // A page at a time: all of the log is more than a manager should have in memory.
+    // Reads page by page, because the whole log is too large for a manager's memory.
     loop {
         let page = store.read_page(AuditEntry::PREFIX, after.as_deref(), MOST_PAGE_ITEMS).await?;
         let keys: Vec<String> = page.items.into_iter().map(|item| item.key).collect();
-        // A key that says no time is none of the log's: it is as old as can be.
+        // A key without a readable time does not belong to the log; it counts as the oldest.
         let age =
             |key: &String| Duration::from_millis(now_ms.saturating_sub(time_of(key).unwrap_or(0)));
         let gone = expired(read, keys.iter().map(age), retention);
@@ -134,20 +136,20 @@ pub async fn prune(
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns milliseconds since 1970.
 #[must_use]
 pub fn unix_ms(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     u64::try_from(since).unwrap_or(LAST_MS).min(LAST_MS)
 }
 
-/// An entry's id: greater for an older one.
+/// Returns an entry's ID, which is greater for an older entry.
 fn id(at_unix_ms: u64, epoch: Revision, number: u64) -> String {
     let back = LAST_MS - at_unix_ms.min(LAST_MS);
     format!("{back:012x}-{:016x}-{:016x}", u64::MAX - epoch.0, u64::MAX - number)
 }
 
-/// When the entry with this key was written, in milliseconds since 1970.
+/// Returns the time of the entry with this key, in milliseconds since 1970.
 fn time_of(key: &str) -> Option<u64> {
     let id = key.strip_prefix(AuditEntry::PREFIX)?;
     let (back, _) = id.split_once('-')?;
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_have_the_newest_first_also_within_a_millisecond_and_after_a_takeover() {
+    async fn pages_are_newest_first_even_within_a_millisecond_and_after_a_takeover() {
         let store = MemoryStore::new();
         let first = leads(&store).await;
         let mut log = AuditLog::new(&first);
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_old_or_too_many_is_removed() {
+    async fn entries_too_old_or_too_many_are_removed() {
         let store = MemoryStore::new();
         let leads = leads(&store).await;
         let mut log = AuditLog::new(&leads);
@@ -251,7 +253,7 @@ mod tests {
         }
 
         #[test]
-        fn what_stays_is_the_newest_and_none_too_old(
+        fn the_newest_entries_stay_and_none_is_too_old(
             mut seconds in proptest::collection::vec(0_u64..100, 0..60),
             most_entries in 0_usize..60,
             longest in 0_u64..100,

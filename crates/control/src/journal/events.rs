@@ -1,8 +1,11 @@
-//! Changes of the cluster, numbered, to everybody who listens. Who was cut off for a while goes on behind the last one that came.
+//! Numbered changes of the cluster, published to all listeners. A listener that was disconnected
+//! continues after the last event that it received.
 //!
-//! **Numbers of another manager's life.** Each manager begins to count at its start, by the clock, 1,000 numbers a millisecond: nobody tells that
-//! much. So a number that another manager told, or this one before it was restarted, lies outside of what is kept here, and who shows it is told
-//! that changes were missed. They stay below 2^53 until the year 2255: what reads JSON numbers as floats reads them exactly.
+//! **Numbers of other managers.** At its start, each manager begins to number from its clock, with
+//! 1,000 numbers for each millisecond; no manager publishes that many. So a number from another
+//! manager, or from before a restart, lies outside the range retained here, and its listener is
+//! informed that changes were missed. Numbers stay below 2^53 until the year 2255, so programs that
+//! read JSON numbers as floats read them exactly.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,14 +16,14 @@ use tokio::sync::watch;
 
 use crate::clock::now_unix_ms;
 
-/// Numbers that lie between two milliseconds.
+/// Numbers between two milliseconds.
 const NUMBERS_OF_MS: u64 = 1000;
-/// Changes that are kept for those who come back: some minutes of a busy cluster.
+/// Most changes that are retained for returning listeners: some minutes of a busy cluster.
 const KEPT: usize = 10_000;
-/// Bytes of them, as JSON. Drains of large hosts are long.
+/// Most bytes of retained changes, as JSON. Drains of large hosts are long.
 const KEPT_BYTES: usize = 32 << 20;
 
-/// The last changes.
+/// The latest changes.
 #[derive(Debug)]
 pub struct Events {
     kept: Mutex<Kept>,
@@ -30,14 +33,14 @@ pub struct Events {
 #[derive(Debug)]
 struct Kept {
     events: VecDeque<Arc<ClusterEvent>>,
-    /// The bytes of each.
+    /// Size of each event in bytes.
     sizes: VecDeque<usize>,
     bytes: usize,
     newest: u64,
 }
 
 impl Kept {
-    /// Keeps an event, and forgets the oldest ones that are too many.
+    /// Adds an event and removes the oldest events beyond the limits.
     fn keep(&mut self, event: ClusterEvent) {
         let bytes = bytes_of(&event);
         self.bytes += bytes;
@@ -63,28 +66,29 @@ impl io::Write for Count {
     }
 }
 
-/// Bytes of an event as JSON.
+/// Returns the size of an event as JSON, in bytes.
 fn bytes_of(event: &ClusterEvent) -> usize {
     let mut count = Count(0);
-    // It can't fail: counting does not, and each change is JSON.
+    // This cannot fail: counting does not fail, and each change serializes to JSON.
     let _ = serde_json::to_writer(&mut count, event);
     count.0
 }
 
-/// What somebody reads who listens.
+/// Position of one listener.
 #[derive(Debug)]
 pub struct Listener {
     events: Arc<Events>,
-    /// The last one that was read.
+    /// Number of the last event that was read.
     read: u64,
     newest: watch::Receiver<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
-    /// These, in their order.
+    /// The next events, in order.
     Events(Vec<Arc<ClusterEvent>>),
-    /// What came meanwhile is kept no more: everything is to be asked anew. Goes on behind this number.
+    /// Events in between are no longer retained, so the listener must read all state again. It
+    /// continues after this number.
     Missed(u64),
 }
 
@@ -95,7 +99,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// The changes of a manager that begins at this moment.
+    /// Creates the events of a manager that starts at this time.
     #[must_use]
     pub fn begin(unix_ms: u64) -> Events {
         let newest = unix_ms.saturating_mul(NUMBERS_OF_MS);
@@ -103,7 +107,7 @@ impl Events {
         Events { kept: Mutex::new(kept), newest: watch::channel(newest).0 }
     }
 
-    /// Tells changes, in their order.
+    /// Publishes changes in their order.
     pub fn tell(&self, changes: impl IntoIterator<Item = Change>, unix_ms: u64) {
         let mut kept = self.lock();
         let before = kept.newest;
@@ -117,7 +121,7 @@ impl Events {
         }
     }
 
-    /// Listens from behind a number on; none: from now on.
+    /// Listens from the number `behind` on, or from now on.
     #[must_use]
     pub fn listen(self: &Arc<Self>, behind: Option<u64>) -> Listener {
         let newest = self.newest.subscribe();
@@ -125,7 +129,7 @@ impl Events {
         Listener { events: Arc::clone(self), read, newest }
     }
 
-    /// How many listen.
+    /// Returns the number of listeners.
     #[must_use]
     pub fn listeners(&self) -> usize {
         self.newest.receiver_count()
@@ -141,7 +145,7 @@ impl Events {
             return None;
         }
         let oldest = kept.events.front().map_or(kept.newest + 1, |event| event.number);
-        // A number of another manager's life may also be one that has not been yet.
+        // A number from another manager may also lie in the future.
         if read > kept.newest || read + 1 < oldest {
             return Some(Next::Missed(kept.newest));
         }
@@ -151,10 +155,10 @@ impl Events {
 }
 
 impl Listener {
-    /// Waits for what comes next; none: the manager ends.
+    /// Waits for the next events. Returns `None` when the manager ends.
     pub async fn next(&mut self) -> Option<Next> {
         loop {
-            // Seen before it is looked: what comes in between wakes the wait.
+            // Marked as seen before reading, so a change in between wakes the wait.
             self.newest.borrow_and_update();
             if let Some(next) = self.events.behind(self.read) {
                 self.read = match &next {
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_listens_hears_everything_in_order() {
+    async fn a_listener_gets_every_event_in_order() {
         let events = Arc::new(Events::begin(0));
         events.tell([gone(1)], 0);
         let mut listener = events.listen(None);
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_cut_off_goes_on_or_is_told_that_it_missed_something() {
+    async fn a_returning_listener_continues_or_learns_that_it_missed_events() {
         let events = Arc::new(Events::begin(0));
         events.tell((0..KEPT as u64 + 10).map(gone), 0);
         let newest = KEPT as u64 + 10;
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_events_are_kept_as_far_as_they_have_room() {
+    async fn long_events_are_retained_up_to_the_byte_limit() {
         let events = Arc::new(Events::begin(0));
         events.tell((0..100).map(|_| Change::VmGone("x".repeat(1 << 20))), 0);
         let kept = numbers(&mut events.listen(Some(100 - 31))).await;
@@ -216,23 +220,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_number_of_another_managers_life_is_told_as_missed_whichever_told_more() {
+    async fn a_number_from_another_manager_counts_as_missed_whichever_published_more() {
         let (earlier, later) = (Arc::new(Events::begin(1_000)), Arc::new(Events::begin(1_050)));
-        let told = async |events: &Arc<Events>, count| {
+        let publish = async |events: &Arc<Events>, count| {
             let mut listener = events.listen(None);
             events.tell((0..count).map(gone), 0);
             *numbers(&mut listener).await.last().unwrap()
         };
-        let (of_earlier, of_later) = (told(&earlier, 40).await, told(&later, 60).await);
+        let (of_earlier, of_later) = (publish(&earlier, 40).await, publish(&later, 60).await);
         assert_eq!(later.listen(Some(of_earlier)).next().await, Some(Next::Missed(of_later)));
         assert_eq!(earlier.listen(Some(of_later)).next().await, Some(Next::Missed(of_earlier)));
-        // Also before the later one has told anything.
+        // This also holds before the later one has published anything.
         let fresh = Arc::new(Events::begin(1_060));
         assert_eq!(fresh.listen(Some(of_later)).next().await, Some(Next::Missed(1_060_000)));
     }
 
     #[test]
-    fn numbers_are_read_exactly_by_who_reads_floats() {
+    fn numbers_fit_exactly_into_floats() {
         let newest = Events::default().lock().newest;
         assert!(newest > 0 && newest < 1 << 53);
     }

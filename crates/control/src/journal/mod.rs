@@ -1,6 +1,7 @@
-//! What has happened: the events that everybody follows, and the audit log of who did what.
+//! Past events: the stream of changes that clients follow, and the audit log.
 //!
-//! It owns the ring of events and the keys of the audit log. It calls the store alone, and knows nothing of what its entries mean.
+//! This module owns the ring of events and the keys of the audit log. It calls the store alone, and
+//! does not know the meaning of its entries.
 
 pub mod audit;
 pub(crate) mod events;

@@ -1,4 +1,5 @@
-//! A manager's part among several: it follows until nobody leads, leads until that is lost, and follows again.
+//! A manager's role among several: it follows until there is no leader, leads until it loses the
+//! leadership, and follows again.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,31 +13,31 @@ use crate::leadership::standby::Standby;
 use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
 
-/// Before it is tried again to lead, where the store failed in between.
+/// Pause before the next attempt to lead after a failure of the store.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Between two looks for entries of the audit log that are to go.
+/// Interval of pruning the audit log.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Why a manager neither leads nor follows any more.
+/// Reason why a manager can neither lead nor follow.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CampaignError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What the store keeps cannot be read.
+    /// A record in the store cannot be read.
     #[error("{0}")]
     State(Problem),
-    /// It leads no more, and its store is of no use.
+    /// The manager lost the leadership, and its store is unusable.
     #[error("{0}")]
     Lost(Loss),
 }
 
-/// One manager's part.
+/// Role of one manager.
 pub(crate) struct Campaign {
     manager: Arc<Manager>,
     store: Arc<dyn Store>,
     candidate: Candidate,
     retention: Retention,
-    /// While it leads.
+    /// Present while the manager leads.
     leadership: Mutex<Option<Arc<Leadership>>>,
 }
 
@@ -50,7 +51,7 @@ impl Campaign {
         Campaign { manager, store, candidate, retention, leadership: Mutex::default() }
     }
 
-    /// Follows and leads in turn. Returns when this process can't do either any more.
+    /// Follows and leads in turn. Returns when this process can do neither.
     pub(crate) async fn run(&self) -> Result<Infallible, CampaignError> {
         loop {
             let standby = Standby::begin(&self.manager, &self.store);
@@ -61,13 +62,13 @@ impl Campaign {
             self.resign().await;
             match ended? {
                 Loss::StoreFailed(why) => return Err(CampaignError::Lost(Loss::StoreFailed(why))),
-                loss => tracing::warn!(%loss, "this manager leads no more, and follows"),
+                loss => tracing::warn!(%loss, "this manager no longer leads; it follows"),
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// One leadership, until it is lost.
+    /// Leads until the leadership is lost.
     async fn lead(&self, leadership: &Arc<Leadership>) -> Result<Loss, CampaignError> {
         let keeper =
             Keeper::new(Arc::clone(&self.store), Arc::clone(leadership), self.candidate.clone());
@@ -78,7 +79,7 @@ impl Campaign {
         match begun {
             Ok(()) => tracing::info!(epoch = %leadership.epoch(), "this manager leads"),
             Err(problem) if passes(&problem) => {
-                tracing::warn!(%problem, "this manager could lead and can't read what is kept");
+                tracing::warn!(%problem, "cannot lead: the store's records are not readable");
                 return Ok(Loss::Resigned);
             }
             Err(problem) => return Err(CampaignError::State(problem)),
@@ -89,28 +90,28 @@ impl Campaign {
         }
     }
 
-    /// Removes what the audit log keeps no longer.
+    /// Removes audit entries beyond the retention.
     async fn prune_audit(&self, leadership: &Leadership) -> Infallible {
         let mut interval = tokio::time::interval(PRUNE_INTERVAL);
         loop {
             interval.tick().await;
             match audit::prune(&*self.store, leadership, self.retention, SystemTime::now()).await {
                 Ok(0) => {}
-                Ok(entries) => tracing::info!(entries, "old entries of the audit log are removed"),
+                Ok(entries) => tracing::info!(entries, "removed old entries of the audit log"),
                 Err(error) => {
-                    tracing::warn!(%error, "old entries of the audit log can't be removed")
+                    tracing::warn!(%error, "cannot remove old entries of the audit log")
                 }
             }
         }
     }
 
-    /// Gives the leadership back, if this manager has it: another leads at once.
+    /// Gives up the leadership if this manager has it, so that another one leads at once.
     pub(crate) async fn resign(&self) {
         self.manager.step_down();
         let leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(leadership) = leadership.filter(|leadership| leadership.holds()) else { return };
         if let Err(error) = leadership.resign().await {
-            tracing::warn!(%error, "the leadership is not given back, and ends by itself");
+            tracing::warn!(%error, "cannot give up the leadership; its lease expires by itself");
         }
     }
 
@@ -119,7 +120,7 @@ impl Campaign {
     }
 }
 
-/// Whether that may be better in a moment.
+/// Returns whether the problem may pass shortly.
 fn passes(problem: &Problem) -> bool {
     matches!(problem.code, ProblemCode::StoreAway | ProblemCode::NoLeader | ProblemCode::Conflict)
 }

@@ -1,7 +1,8 @@
-//! One manager of several leads. The others follow the store, and one of them takes over when nobody leads.
+//! Leadership: one of several managers leads. The others follow the store, and one of them takes
+//! over when there is no leader.
 //!
-//! It owns the campaign, what exists while this manager leads, and the order in which what is kept is read. It may call every resource;
-//! no resource calls it.
+//! This module owns the campaign, the state that exists only while this manager leads, and the
+//! order in which records are read. It may call every resource; no resource calls it.
 
 pub(crate) mod campaign;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is planned: known as soon as it is written, one change after the other.
+//! Saved settings: known as soon as they are written, and changed one after the other.
 
 use godwit_store::Store;
 use serde_json::json;
@@ -12,7 +12,7 @@ fn read<T: serde::de::DeserializeOwned>(request: serde_json::Value) -> T {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_the_store_is_known_also_where_who_asked_has_gone() {
+async fn a_saved_change_is_known_even_if_the_caller_has_disconnected() {
     let store: Arc<dyn Store> = Arc::new(LateStore::default());
     let manager = leader(Arc::clone(&store)).await;
     let limits = read(json!({ "in_all": 3 }));
@@ -39,7 +39,7 @@ async fn what_is_in_the_store_is_known_also_where_who_asked_has_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_of_one_host_at_a_time_lose_nothing_of_each_other() {
+async fn concurrent_changes_of_one_host_do_not_overwrite_each_other() {
     let manager = leader(Arc::new(LateStore::default())).await;
     let host = read(json!({ "name": "a", "address": "http://127.0.0.1:1" }));
     manager.host_requests.add_host(host).await.unwrap();

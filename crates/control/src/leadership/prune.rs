@@ -1,4 +1,4 @@
-//! What is forgotten in time, by the manager that leads: tokens that have expired, and keys of requests.
+//! Removal of expired tokens and idempotency keys by the leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::storage::keeper::Keeper;
 
 const INTERVAL: Duration = Duration::from_secs(3600);
 const DAY_MS: u64 = 24 * 3600 * 1000;
-/// How long an expired token is told as expired, and not as unknown.
+/// Time for which an expired token is reported as expired, not as unknown.
 const TOKENS_KEPT_MS: u64 = 30 * DAY_MS;
-/// The same of a join token, used or not.
+/// Time for which a join token is retained after its expiry, used or not.
 const JOIN_TOKENS_KEPT_MS: u64 = 7 * DAY_MS;
 
-/// Prunes every hour, while this manager leads.
+/// Prunes every hour while this manager leads.
 pub(crate) async fn prune_hourly(manager: Arc<Manager>) {
     let mut interval = tokio::time::interval(INTERVAL);
     loop {
@@ -30,16 +30,16 @@ pub(crate) async fn prune_hourly(manager: Arc<Manager>) {
         match prune(&manager, &leading.keeper, now_unix_ms()).await {
             Ok(0) => {}
             Ok(records) => {
-                tracing::info!(records, "forgotten: expired tokens, keys of requests");
+                tracing::info!(records, "removed expired tokens and idempotency keys");
             }
             Err(problem) => {
-                tracing::warn!(%problem, "what has expired can't be removed; tried again in an hour");
+                tracing::warn!(%problem, "cannot remove expired records; retrying in an hour");
             }
         }
     }
 }
 
-/// Removes what has expired; how many records that were.
+/// Removes expired records. Returns their number.
 pub(crate) async fn prune(
     manager: &Manager,
     keeper: &Keeper,

@@ -1,4 +1,5 @@
-//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, the baseline, limits, tokens and moves, and by that every agent.
+//! Standby of a manager that does not lead. It follows the store's records of hosts, VMs, rules,
+//! the baseline, limits, tokens and moves, and through them every agent, so it can take over.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,14 +21,14 @@ use crate::storage::planned::Planned;
 use crate::vms::bindings::SavedBinding;
 use crate::vms::record::SavedVm;
 
-/// Before a store is asked again that did not answer.
+/// Pause before a failed store is read again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Follows the store as long as it is there.
+/// Tasks that follow the store.
 pub(crate) struct Standby(JoinSet<()>);
 
 impl Standby {
-    /// Follows it for this manager.
+    /// Starts to follow the store for this manager.
     pub(crate) fn begin(manager: &Arc<Manager>, store: &Arc<dyn Store>) -> Standby {
         let mut tasks = JoinSet::new();
         tasks.spawn(follow::<_, SavedToken>(Arc::clone(&manager.tokens), Arc::clone(store)));
@@ -45,33 +46,33 @@ impl Standby {
         Standby(tasks)
     }
 
-    /// Follows no more: nothing that it read is set after this.
+    /// Stops following. Nothing that was read is applied after this.
     pub(crate) async fn end(mut self) {
         self.0.shutdown().await;
     }
 }
 
 async fn follow<K, T: Planned<K> + 'static>(knows: Arc<K>, store: Arc<dyn Store>) {
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
-        let Err(error) = hear::<K, T>(&knows, &*store, &mut is_told).await;
-        if !std::mem::replace(&mut is_told, true) {
-            tracing::warn!(kind = T::KIND, %error, "what the store keeps can't be followed: it is tried again");
+        let Err(error) = follow_once::<K, T>(&knows, &*store, &mut is_reported).await;
+        if !std::mem::replace(&mut is_reported, true) {
+            tracing::warn!(kind = T::KIND, %error, "cannot follow the store; retrying");
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Everything, and then each change, until something fails: then all of it is read again.
-async fn hear<K, T: Planned<K>>(
+/// Reads all records and then each change until an error. After an error everything is read again.
+async fn follow_once<K, T: Planned<K>>(
     knows: &K,
     store: &dyn Store,
-    is_told: &mut bool,
+    is_reported: &mut bool,
 ) -> Result<Infallible, RecordError> {
     let table = Table::<T>::new();
     let all = table.read_all(store).await?;
     T::set_all(knows, all.records.into_iter().map(|kept| (kept.id, kept.record)));
-    *is_told = false;
+    *is_reported = false;
     let mut watch = store.watch(T::PREFIX, all.revision).await?;
     loop {
         for change in watch.next().await?.changes {

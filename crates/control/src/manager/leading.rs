@@ -1,4 +1,4 @@
-//! What only the manager has that leads: it writes, and it carries moves out.
+//! State that only the leading manager has: it writes to the store and carries out moves.
 
 use std::sync::Arc;
 
@@ -16,25 +16,26 @@ use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
 use crate::vms::bindings;
 
-/// One leadership's work. It ends with its drop; migrations that have begun go on at their hosts.
+/// Work of one leadership. It ends on drop; migrations in progress continue at their hosts.
 pub(crate) struct Leading {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) moves: Arc<Moves>,
     pub(crate) drains: Arc<Drains>,
     pub(crate) repeats: Repeats,
-    /// They end with it.
+    /// Tasks that end on drop.
     _tasks: JoinSet<()>,
 }
 
 impl Leading {
-    /// Takes up what the store has of moves. What is planned is known already.
+    /// Loads the moves from the store. Hosts, VMs and settings are known already.
     pub(crate) async fn begin(
         keeper: Arc<Keeper>,
         state: Arc<State>,
         hosts: Arc<Hosts>,
         told: &Told,
     ) -> Result<Leading, Problem> {
-        // Listens before it reads: what ends in between is told, or known to the agent that is asked.
+        // Listens before it reads, so that a migration that ends in between is either reported or
+        // known to the agent when asked.
         let migrations = told.listen();
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&hosts)));

@@ -1,5 +1,6 @@
-//! The manager: its services, wired to each other. What each of them does stands in its own folder; here stand the order in which what is kept
-//! is taken up when this manager leads, and what everybody is told of the cluster as a whole.
+//! The manager: its services and their wiring. Each service is defined in its own folder. This
+//! module has the order in which records are loaded when this manager starts to lead, and the
+//! summary of the cluster.
 
 mod leading;
 
@@ -49,17 +50,17 @@ use crate::vms::bindings::{BINDINGS, SavedBinding};
 use crate::vms::record::{SavedVm, VMS};
 use crate::vms::{VmMeans, Vms};
 
-/// How long the store may take to say who leads.
+/// Longest wait for the store to name the leader.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
 
-/// The manager. Shared by everything that serves it.
+/// The manager, shared by everything that serves it.
 pub(crate) struct Manager {
     pub(crate) state: Arc<State>,
     pub(crate) rates: Rates,
     pub(crate) authorities: Arc<Authorities>,
-    /// Of requests with an idempotency key, and of operations on VMs.
+    /// Locks of requests with an idempotency key, and of operations on VMs.
     pub(crate) turns: Turns,
-    /// This manager, to the others.
+    /// Identity of this manager towards the others.
     candidate: Candidate,
     store: Arc<dyn Store>,
     leading: Term<Leading>,
@@ -83,7 +84,7 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
-    /// One that does not lead, and knows nothing yet.
+    /// Creates a manager that does not lead and has no state yet.
     pub(crate) fn new(
         candidate: Candidate,
         store: Arc<dyn Store>,
@@ -161,7 +162,7 @@ impl Manager {
         })
     }
 
-    /// One that leads already.
+    /// Creates a manager that leads already.
     #[cfg(test)]
     pub(crate) async fn open(
         keeper: Keeper,
@@ -174,19 +175,19 @@ impl Manager {
         Ok(manager)
     }
 
-    /// Leads from now on: reads what is kept anew, and takes up what is under way.
+    /// Starts to lead: loads all records and resumes work in progress.
     pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
         let keeper = Arc::new(keeper);
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
         SavedToken::set_all(&*self.tokens, keeper.read_all(TOKENS).await?);
-        // What is planned of the cluster holds before a host is heard.
+        // Settings of the cluster apply before the first report of a host.
         SavedBaseline::set_all(&*self.state, keeper.read_all(BASELINE).await?);
         SavedRule::set_all(&*self.state, keeper.read_all(RULES).await?);
         SavedLimits::set_all(&*self.state, keeper.read_all(LIMITS).await?);
-        // Before any host is followed.
+        // Revocations are known before any host is followed.
         SavedRevocations::set_all(&self.certificates, keeper.read_all(REVOCATIONS).await?);
         SavedVm::set_all(&*self.state, vms);
-        // Whose names are whose is known before a host is heard.
+        // The owners of names are known before the first report of a host.
         SavedBinding::set_all(&*self.state, keeper.read_all(BINDINGS).await?);
         SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
@@ -200,53 +201,54 @@ impl Manager {
         Ok(())
     }
 
-    /// Leads no more.
+    /// Ends the leadership.
     pub(crate) fn step_down(&self) {
         let Some(leading) = self.leading.end() else { return };
         self.keeper.end();
         self.drains.end();
         self.moves.end();
-        // Whoever leads next goes on with them, and the store tells of it.
+        // The next leader continues these moves, and the store reports on them.
         let vms: Vec<_> = leading.moves.all().values().map(|one| one.vm.clone()).collect();
         self.state.change(|inventory| {
             vms.iter().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
         });
     }
 
-    /// What only the manager has that leads.
+    /// Returns the state that only the leader has.
     ///
     /// # Errors
-    /// [`NoLeader`](godwit_api::control::ProblemCode::NoLeader): it is another one, or none.
+    /// [`NoLeader`](godwit_api::control::ProblemCode::NoLeader): another manager leads, or none.
     pub(crate) fn leading(&self) -> Result<Arc<Leading>, Problem> {
         self.leading.get()
     }
 
-    /// Whether it leads.
+    /// Returns whether this manager leads.
     pub(crate) fn leads(&self) -> bool {
         self.leading.is_on()
     }
 
-    /// Waits until it does.
+    /// Waits until this manager leads.
     pub(crate) async fn begins_to_lead(&self) {
         self.leading.begins().await;
     }
 
-    /// This manager, to the others.
+    /// Returns this manager's identity towards the others.
     pub(crate) fn candidate(&self) -> &Candidate {
         &self.candidate
     }
 
-    /// How agents and other managers are reached.
+    /// Returns the connections to agents and other managers.
     pub(crate) fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// Who leads, by the store's word.
+    /// Returns the leader according to the store.
     pub(crate) async fn leader(&self) -> Result<Option<Candidate>, StoreError> {
         Ok(self.store.leader().await?.map(|leader| leader.candidate))
     }
 
-    /// Notes who did what; of what can't be written, the manager's own log has it.
+    /// Writes an audit entry. The manager's own log has every entry, even if the store is not
+    /// writable.
     pub(crate) fn audit(&self, entry: AuditEntry) {
         let level_is_info = entry.outcome == AuditOutcome::Done;
         let AuditEntry { who, what, status, reason, .. } = &entry;
@@ -259,7 +261,7 @@ impl Manager {
         self.write_audit(due);
     }
 
-    /// Notes how many more requests were refused, where it is time.
+    /// Writes summaries of further refused requests that are due.
     pub(crate) fn audit_refusals(&self) {
         let due = self.refusals().over(now_unix_ms());
         self.write_audit(due);

@@ -1,4 +1,4 @@
-//! What agents are asked for a move, and what their answers mean to it.
+//! Requests to agents for a move, and the meaning of their answers for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,32 +16,32 @@ use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
 use crate::cluster::text::beginning;
 
-/// Before an agent is asked again that did not answer.
+/// Pause before a silent agent is queried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What an agent answered for a job.
+/// Outcome of an action at an agent, for a job.
 #[derive(Clone, Debug)]
-pub(crate) struct Heard {
-    /// What happened.
+pub(crate) struct AgentAnswer {
+    /// The event for the job's lifecycle.
     pub(crate) event: JobEvent,
-    /// The report of its migration, where that has ended.
+    /// Report of the migration, if it has ended.
     pub(crate) report: Option<Box<Report>>,
 }
 
-impl From<JobEvent> for Heard {
-    fn from(event: JobEvent) -> Heard {
-        Heard { event, report: None }
+impl From<JobEvent> for AgentAnswer {
+    fn from(event: JobEvent) -> AgentAnswer {
+        AgentAnswer { event, report: None }
     }
 }
 
-/// Whom the moves are carried out by.
+/// Executor of the actions of moves.
 #[async_trait]
 pub(crate) trait Agents: Send + Sync + 'static {
-    /// Carries out an action for a job; gives what happened.
-    async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard>;
+    /// Carries out an action for a job and returns the resulting event, if any.
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<AgentAnswer>;
 }
 
-/// The agents of the hosts that are followed.
+/// Agents of the hosts that this manager follows.
 pub(crate) struct FollowedAgents {
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) state: Arc<State>,
@@ -49,7 +49,7 @@ pub(crate) struct FollowedAgents {
 
 #[async_trait]
 impl Agents for FollowedAgents {
-    async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard> {
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<AgentAnswer> {
         match action {
             Action::Save => None,
             Action::Begin { migration, target } => {
@@ -59,8 +59,9 @@ impl Agents for FollowedAgents {
             Action::CancelMigration { migration } => {
                 let client = self.hosts.client_of(&job.from).ok()?;
                 let Err(error) = client.cancel_migration(&migration).await else { return None };
-                tracing::warn!(job = job.id, migration, %error, "a migration is not cancelled");
-                // It may be over, or forgotten, and nobody will tell that by itself; one that is under way is cancelled again then.
+                tracing::warn!(job = job.id, migration, %error, "cannot cancel a migration");
+                // The migration may be over or unknown, which no later event would report. If it
+                // still runs, it is cancelled again then.
                 sleep(PAUSE).await;
                 Some(self.ask(job, migration).await)
             }
@@ -84,13 +85,14 @@ impl FollowedAgents {
                 JobEvent::Refused { migration, failure: bounded(Fault::from(error)) }
             }
             Err(error) => {
-                tracing::warn!(job = job.id, migration, %error, "it is not known whether a migration has begun");
+                let message = "cannot determine whether a migration has begun";
+                tracing::warn!(job = job.id, migration, %error, "{message}");
                 JobEvent::Unanswered { migration }
             }
         }
     }
 
-    async fn ask(&self, job: &Job, migration: String) -> Heard {
+    async fn ask(&self, job: &Job, migration: String) -> AgentAnswer {
         let mut report = None;
         let answer = match self.hosts.client_of(&job.from) {
             Ok(client) => match client.migration(&migration).await {
@@ -110,15 +112,15 @@ impl FollowedAgents {
         if matches!(answer, Answer::NoAnswer | Answer::NotKnown(Whereabouts::NotFound)) {
             sleep(PAUSE).await;
         }
-        Heard { event: JobEvent::Asked { migration, answer }, report }
+        AgentAnswer { event: JobEvent::Asked { migration, answer }, report }
     }
 }
 
-/// What a report says of a job.
+/// Returns the outcome that a report states.
 pub(super) fn ended(report: &Report) -> Ended {
     let failure = || {
-        let unsaid = || Fault::new("internal", "the report does not say why", "");
-        bounded(report.error.clone().unwrap_or_else(unsaid))
+        let unknown = || Fault::new("internal", "the report gives no reason", "");
+        bounded(report.error.clone().unwrap_or_else(unknown))
     };
     match report.outcome {
         Outcome::Completed => Ended::Completed,
@@ -128,14 +130,14 @@ pub(super) fn ended(report: &Report) -> Ended {
     }
 }
 
-/// A failure as it is kept: its texts are a host's.
+/// Limits the texts of a failure, which come from a host.
 fn bounded(Fault { code, message, remedy }: Fault) -> Fault {
     let [code, message, remedy] =
         [code, message, remedy].map(|text| beginning(&text, MOST_REASON_BYTES));
     Fault { code, message, remedy }
 }
 
-/// Where a VM is, as the hosts tell that are heard.
+/// Returns where a VM is, according to the reachable hosts.
 fn whereabouts(inventory: &Inventory, job: &Job) -> Whereabouts {
     let Some(vm) = inventory.vm(&job.vm).filter(|vm| vm.summary.is_current) else {
         return Whereabouts::NotFound;
@@ -144,7 +146,7 @@ fn whereabouts(inventory: &Inventory, job: &Job) -> Whereabouts {
     if vm.summary.in_doubt {
         Whereabouts::InDoubt
     } else if host == job.from {
-        // While a migration has it, the agent would know that.
+        // During a migration the agent would know that migration.
         match vm.info.state {
             VmState::MigratingOut | VmState::MigratingIn => Whereabouts::NotFound,
             _ => Whereabouts::AtSource { epoch: vm.info.epoch },

@@ -1,4 +1,5 @@
-//! Moves that another manager carries out: the managers that follow know which VMs have one.
+//! Moves that another manager carries out. Managers that follow use this to know which VMs have a
+//! move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use super::{OnWay, SavedMove};
 use crate::cluster::state::State;
 use crate::storage::planned::Planned;
 
-/// Moves that are not over, while this manager does not lead.
+/// Unfinished moves, while this manager does not lead.
 #[derive(Debug)]
 pub(crate) struct MovesElsewhere {
     state: Arc<State>,
@@ -23,12 +24,12 @@ impl MovesElsewhere {
         self.on_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Knows of none any more: this manager carries them out.
+    /// Removes all moves, because this manager carries them out now.
     pub(crate) fn clear(&self) {
         self.on_way().clear();
     }
 
-    /// How many run, and how many wait.
+    /// Returns the numbers of running and waiting moves.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let on_way = self.on_way();
         let running = on_way.values().filter(|one| one.runs).count();

@@ -1,4 +1,4 @@
-//! A job: what was asked for, where it is, and what is told of it.
+//! Jobs: the request for a move, its state, and its public form.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,21 +14,21 @@ use godwit_planner::queue::lifecycle::JobState;
 
 pub(crate) const MOVES: Table<SavedMove> = Table::new();
 
-/// A move that somebody wants.
+/// Request for a move.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Wanted {
     pub(crate) vm: String,
-    /// The host that has it.
+    /// Host that has the VM.
     pub(crate) from: String,
     pub(crate) asked_by: String,
     pub(crate) request: CreateMove,
-    /// Why the target is the one that `request` names, where the manager chose it.
+    /// Reason for the target in `request`, if the manager chose it.
     pub(crate) to_reason: Option<String>,
-    /// The drain that it is part of.
+    /// Drain that the move is part of.
     pub(crate) drain: Option<String>,
 }
 
-/// One VM's move that somebody asked for.
+/// Requested move of one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Job {
     pub(crate) id: String,
@@ -73,18 +73,18 @@ pub(crate) struct SavedMove {
     state: JobState,
 }
 
-/// What a manager knows of a move that another one carries out.
+/// What a manager knows of a move that another manager carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OnWay {
     pub(crate) vm: String,
-    /// It has begun, or is about to.
+    /// Whether it has begun or is about to.
     pub(crate) runs: bool,
-    /// Where its attempt goes that is under way.
+    /// Target of the attempt in progress.
     pub(crate) target: Option<String>,
 }
 
 impl SavedMove {
-    /// None: it is over.
+    /// Returns `None` for a finished move.
     pub(crate) fn on_way(self) -> Option<OnWay> {
         let runs = !matches!(self.state, JobState::Waiting { .. });
         let target = under_way_to(&self.state).cloned();
@@ -120,7 +120,7 @@ impl Job {
         }
     }
 
-    /// As the store has it.
+    /// Restores a job from the store.
     pub(super) fn of(id: &str, saved: SavedMove) -> Job {
         let SavedMove {
             vm,
@@ -183,7 +183,7 @@ impl Job {
         }
     }
 
-    /// It is in that state from now on.
+    /// Enters a state.
     pub(super) fn enter(&mut self, state: JobState, now_ms: u64) {
         let starts =
             matches!(state, JobState::Starting(_)) && !matches!(self.state, JobState::Starting(_));
@@ -199,12 +199,13 @@ impl Job {
         self.state = state;
     }
 
-    /// What the next attempt is called at the source's agent: no other attempt has that name.
+    /// Returns the name of the next attempt at the source's agent. The name is unique among
+    /// attempts.
     pub(super) fn next_migration(&self) -> String {
         format!("{}-{}", self.id, self.attempts + 1)
     }
 
-    /// Who shares with whom: a drain's moves are one share.
+    /// Returns the group for fair shares: all moves of a drain have one share.
     pub(super) fn group(&self) -> &str {
         self.drain.as_ref().unwrap_or(&self.asked_by)
     }
@@ -218,7 +219,7 @@ impl Job {
         }
     }
 
-    /// What its source's agent is asked.
+    /// Returns the request for the agent of the source.
     pub(super) fn migration_request(&self, migration: &str, target: &str) -> MigrationRequest {
         MigrationRequest {
             id: Some(migration.to_owned()),
@@ -230,12 +231,12 @@ impl Job {
         }
     }
 
-    /// Where its attempt goes that is under way.
+    /// Returns the target of the attempt in progress.
     pub(super) fn target(&self) -> Option<&String> {
         under_way_to(&self.state)
     }
 
-    /// Where it goes: as was asked for, or as was chosen.
+    /// Returns the target, as requested or as chosen.
     fn to(&self) -> Option<String> {
         match &self.state {
             JobState::Starting(attempt) | JobState::Running(attempt) => {
@@ -246,8 +247,8 @@ impl Job {
         }
     }
 
-    /// What everybody is told of it.
-    pub(super) fn told(&self) -> Move {
+    /// Returns the public form of the job.
+    pub(super) fn to_move(&self) -> Move {
         let (state, failure) = match &self.state {
             JobState::Waiting { failure, .. } => (MoveState::Waiting, failure.as_ref()),
             JobState::Starting(_) => (MoveState::Starting, None),
@@ -271,7 +272,7 @@ impl Job {
             started_unix_ms: self.started_unix_ms,
             ended_unix_ms: self.ended_unix_ms,
             attempts: self.attempts,
-            // Of one that ended before it began there is none.
+            // A move that ended before its first attempt has no migration.
             migration: self.state.migration().filter(|_| self.attempts > 0).map(str::to_owned),
             progress: self.progress.clone(),
             failure: failure.cloned(),
@@ -287,20 +288,21 @@ fn under_way_to(state: &JobState) -> Option<&String> {
     }
 }
 
-/// The job whose attempt has this name, if it is a job's.
+/// Returns the ID of the job whose attempt has this name.
 pub(crate) fn job_of(migration: &str) -> Option<&str> {
     Some(migration.rsplit_once('-')?.0)
 }
 
-/// The moment of the last id, and how many had the same before it.
+/// Time of the last ID, and the number of earlier IDs in the same millisecond.
 static LAST_ID: Mutex<(u64, u16)> = Mutex::new((0, 0));
 
-/// In the order in which they were asked for, and no two alike: the millisecond, which number it is of that, and 16 random bits, since
-/// another manager may draw one in the same millisecond. `kind` tells what it names.
+/// Creates a unique ID that sorts by the time of the request. It consists of the millisecond, a
+/// number within it, and 16 random bits, because another manager may create an ID in the same
+/// millisecond. `kind` is the prefix for the kind of object.
 pub(crate) fn fresh_id(kind: char, now_ms: u64) -> Result<String, Problem> {
     let mut random = [0; 2];
     getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| {
-        Problem::new(ProblemCode::ManagerFailed, format!("no random bytes can be had: {error}"), "")
+        Problem::new(ProblemCode::ManagerFailed, format!("cannot get random bytes: {error}"), "")
     })?;
     let (ms, number) = {
         let mut last = LAST_ID.lock().unwrap_or_else(PoisonError::into_inner);
@@ -311,7 +313,8 @@ pub(crate) fn fresh_id(kind: char, now_ms: u64) -> Result<String, Problem> {
     Ok(format!("{kind}{seconds:x}{ms:03x}-{number:04x}{:04x}", u16::from_le_bytes(random)))
 }
 
-/// The present moment's number, behind the last one also where the clock was set back.
+/// Returns the number of the present moment. It exceeds the last one even if the clock was set
+/// back.
 fn moment_behind(last: (u64, u16), now_ms: u64) -> (u64, u16) {
     match last.1.checked_add(1) {
         _ if now_ms > last.0 => (now_ms, 0),
@@ -325,18 +328,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_in_the_order_in_which_they_were_drawn() {
+    fn ids_sort_by_their_creation() {
         let now_ms = 1_795_444_970_253;
         let drawn: Vec<String> = (0..1000)
             .map(|n| fresh_id('d', if n % 3 == 0 { now_ms + n / 100 } else { now_ms }).unwrap())
             .collect();
         assert!(drawn.is_sorted_by(|one, next| one < next), "{drawn:?}");
-        // Behind those of the same second that an earlier version drew.
+        // They sort after IDs that an earlier version created in the same second.
         assert!(drawn[0].as_str() > "d6b0450ea-ffffffff");
     }
 
     #[test]
-    fn a_millisecond_that_is_full_borrows_of_the_next() {
+    fn a_full_millisecond_continues_in_the_next() {
         assert_eq!(moment_behind((5, 3), 9), (9, 0));
         assert_eq!(moment_behind((5, 3), 5), (5, 4));
         assert_eq!(moment_behind((5, 3), 2), (5, 4));

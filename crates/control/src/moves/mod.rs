@@ -1,6 +1,7 @@
-//! Moves as they are carried out. One task owns all jobs: each news of a job is an event of its pure lifecycle ([`godwit_planner::queue::lifecycle`]), whose
-//! actions are done in their order, and nothing after a state that could not be written. Agents are asked in tasks of their own, whose answers
-//! are events again. Nothing decides here.
+//! Execution of moves. One task owns all jobs. Each message about a job is an event of its pure
+//! lifecycle ([`godwit_planner::queue::lifecycle`]). The task carries out the resulting actions in
+//! order, and none after a state that it could not save. Separate tasks query the agents; the
+//! answers are events again. This module makes no decisions of its own.
 
 mod agents;
 pub(crate) mod elsewhere;
@@ -35,10 +36,11 @@ use crate::cluster::bounds::Misreport;
 use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
 
-pub(crate) use agents::{Agents, FollowedAgents, Heard};
+pub(crate) use agents::{AgentAnswer, Agents, FollowedAgents};
 use samples::Samples;
 
-/// What is kept of an agent's answer about a migration: why it failed, and the report, as JSON.
+/// Returns what is stored of an agent's answer about a migration: the reason for a failure, and the
+/// report as JSON.
 pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<Fault>, Option<Vec<u8>>) {
     let Some(report) = &status.report else { return (None, None) };
     let failure = match agents::ended(report) {
@@ -50,33 +52,33 @@ pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<Fault>, Option
 
 pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 
-/// How often it is looked who can start, where nothing happens that says so.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Moves that are over and remembered; the oldest are forgotten first.
+/// Interval of scheduling when no event triggers it.
+const SCHEDULE_INTERVAL: Duration = Duration::from_millis(500);
+/// Most finished moves that are retained; the oldest are removed first.
 const MOST_OVER: usize = 10_000;
 
-/// Orders that wait for the task: who gives more waits.
+/// Most queued orders. Further senders wait.
 const WAITING_ORDERS: usize = 1_024;
 
-/// What the one task that owns the jobs is told.
+/// Message to the task that owns the jobs.
 enum Order {
     Submit(Box<Job>, oneshot::Sender<Result<Move, Problem>>),
-    /// Take in those of these that can be, and write something beside them.
+    /// Accepts the jobs that are acceptable, and writes something else in the same transaction.
     SubmitAll(Vec<Job>, Writes, oneshot::Sender<Result<Refused, Problem>>),
-    /// Call one off.
+    /// Cancels a move.
     Cancel(String, oneshot::Sender<Result<Move, Problem>>),
-    /// Something happened to one.
-    Heard(String, Heard),
-    /// What is heard of hosts.
-    Told(News),
-    /// Something has changed by which some may start.
-    Look,
+    /// Reports the outcome of an agent's action for a job.
+    Answered(String, AgentAnswer),
+    /// Reports news of hosts.
+    News(News),
+    /// Schedules again, because a change may let moves start.
+    Schedule,
 }
 
-/// VMs whose moves are not taken in, and why.
+/// VMs whose moves are refused, with the reasons.
 pub(crate) type Refused = Vec<(String, Problem)>;
 
-/// The moves of the cluster, for everybody but the task that owns them, which ends with this.
+/// Moves of the cluster, as seen from outside the task that owns them. Dropping this ends the task.
 #[derive(Debug)]
 pub(crate) struct Moves {
     keeper: Arc<Keeper>,
@@ -88,18 +90,18 @@ pub(crate) struct Moves {
 
 impl Drop for Moves {
     fn drop(&mut self) {
-        // What was asked of an agent is not taken back: whoever leads next asks what became of it.
+        // Requests to agents are not withdrawn: the next leader asks for their outcome.
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
 impl Moves {
-    /// Takes up what the store has of moves, and carries them out from here on.
+    /// Loads the moves from the store and carries them out from here on.
     pub(crate) async fn begin(
         keeper: Arc<Keeper>,
         state: Arc<State>,
         agents: Arc<dyn Agents>,
-        mut told: mpsc::Receiver<News>,
+        mut news: mpsc::Receiver<News>,
     ) -> Result<Moves, Problem> {
         let saved = keeper.read_all(MOVES).await?;
         let (orders, incoming) = mpsc::channel(WAITING_ORDERS);
@@ -120,46 +122,47 @@ impl Moves {
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
         };
-        // Whoever has this sees all of them: a drain that was called off calls off what of it waits.
+        // All moves are visible to the caller: a cancelled drain cancels its waiting moves.
         for id in driver.jobs.keys() {
             driver.show(id);
         }
-        let drives = tokio::spawn(driver.run(incoming)).abort_handle();
-        let tells = orders.clone();
-        let hears = tokio::spawn(async move {
-            while let Some(news) = told.recv().await {
-                if tells.send(Order::Told(news)).await.is_err() {
+        let driver = tokio::spawn(driver.run(incoming)).abort_handle();
+        let sender = orders.clone();
+        let relay = tokio::spawn(async move {
+            while let Some(one) = news.recv().await {
+                if sender.send(Order::News(one)).await.is_err() {
                     return;
                 }
             }
         });
-        Ok(Moves { keeper, shown, samples, orders, tasks: [drives, hears.abort_handle()] })
+        Ok(Moves { keeper, shown, samples, orders, tasks: [driver, relay.abort_handle()] })
     }
 
-    /// The report of a move that is over; none: its end was not seen.
+    /// Returns the report of a finished move. `None`: no manager saw its end.
     pub(crate) async fn report(&self, id: &str) -> Result<Option<Report>, Problem> {
         reports::find(&self.keeper, id).await
     }
 
-    /// Every move that is remembered, by id, without reports.
+    /// Returns every retained move by ID, without reports.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Move>> {
         self.shown.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far a move was at times of its migration.
+    /// Returns the progress samples of a move's migration.
     pub(crate) fn samples(&self, id: &str) -> MoveSamples {
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).of(id)
     }
 
-    /// Takes a move in. It is in the store when this returns.
+    /// Submits a move. The store holds it when this returns.
     pub(crate) async fn submit(&self, wanted: Wanted) -> Result<Move, Problem> {
         let now_ms = now_unix_ms();
         let job = Job::new(fresh_id('v', now_ms)?, wanted, now_ms);
         self.order(|answer| Order::Submit(Box::new(job), answer)).await
     }
 
-    /// Takes moves in, and writes something beside them: all in one transaction as far as one holds them, and what is beyond in further ones.
-    /// Those that are not taken in are told; where even the first transaction fails nothing is written and none is.
+    /// Submits moves and writes something else in the same transaction. Moves beyond the size of
+    /// one transaction go into further ones. Returns the moves that were refused. If the first
+    /// transaction fails, nothing is written and no move is submitted.
     pub(crate) async fn submit_all(
         &self,
         wanted: Vec<Wanted>,
@@ -168,21 +171,22 @@ impl Moves {
         let now_ms = now_unix_ms();
         let ids: Result<BTreeSet<String>, Problem> =
             wanted.iter().map(|_| fresh_id('v', now_ms)).collect();
-        // Those that are alike in all else go in the order of their ids, so that is the order in which they are wanted.
+        // Otherwise equal moves run in the order of their IDs, so the IDs follow the requested
+        // order.
         let jobs =
             ids?.into_iter().zip(wanted).map(|(id, wanted)| Job::new(id, wanted, now_ms)).collect();
         self.order(|answer| Order::SubmitAll(jobs, beside, answer)).await
     }
 
-    /// Calls a move off. Whether it is cancelled, or comes through all the same, its state will say.
+    /// Cancels a move. Its state shows whether it is cancelled or completes anyway.
     pub(crate) async fn cancel(&self, id: &str) -> Result<Move, Problem> {
         self.order(|answer| Order::Cancel(id.to_owned(), answer)).await
     }
 
-    /// Looks at once who can start now.
-    pub(crate) fn look(&self) {
-        // Where others wait it is looked after each of them.
-        let _ = self.orders.try_send(Order::Look);
+    /// Schedules moves now.
+    pub(crate) fn reschedule(&self) {
+        // If the queue is full, scheduling follows each of the queued orders anyway.
+        let _ = self.orders.try_send(Order::Schedule);
     }
 
     async fn order<T>(
@@ -191,14 +195,18 @@ impl Moves {
     ) -> Result<T, Problem> {
         let (answer, answered) = oneshot::channel();
         let gone = || {
-            Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now")
+            Problem::new(
+                ProblemCode::NoLeader,
+                "this manager no longer leads",
+                "ask the new leader",
+            )
         };
         self.orders.send(order(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
 }
 
-/// The one task.
+/// The task that owns all jobs.
 struct Driver {
     keeper: Arc<Keeper>,
     state: Arc<State>,
@@ -207,12 +215,12 @@ struct Driver {
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
     samples: Arc<Mutex<Samples>>,
     jobs: BTreeMap<String, Job>,
-    /// What was asked last of each job's agent about its migration.
+    /// Latest query of each job's agent about its migration.
     asked: BTreeMap<String, AbortHandle>,
-    /// What happened to jobs and could not be written: it is tried again.
+    /// Events of jobs that could not be saved and will be retried.
     unwritten: BTreeMap<String, Vec<JobEvent>>,
     served: Vec<Served>,
-    /// Moves that leave each host and arrive there, as was told last.
+    /// Moves that leave and reach each host, as last published.
     counted: BTreeMap<String, (u64, u64)>,
     policy: RetryPolicy,
 }
@@ -224,17 +232,17 @@ impl Driver {
             self.happened(&id, JobEvent::Resumed).await;
             self.show(&id);
         }
-        let mut look = interval(LOOK_INTERVAL);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = interval(SCHEDULE_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 order = orders.recv() => match order {
                     Some(order) => self.carry_out(order).await,
                     None => return,
                 },
-                _ = look.tick() => self.advance_again().await,
+                _ = tick.tick() => self.advance_again().await,
             }
-            self.look().await;
+            self.schedule().await;
         }
     }
 
@@ -249,8 +257,8 @@ impl Driver {
             Order::Cancel(id, answer) => {
                 let _ = answer.send(self.cancel(&id).await);
             }
-            Order::Heard(id, Heard { event, report }) => {
-                // Of an earlier attempt's migration it would be taken for this one's.
+            Order::Answered(id, AgentAnswer { event, report }) => {
+                // The report of an earlier attempt would be mistaken for this attempt's.
                 let of =
                     self.jobs.get_mut(&id).filter(|job| job.state.migration() == event.migration());
                 if let (Some(job), Some(report)) = (of, report) {
@@ -258,10 +266,12 @@ impl Driver {
                 }
                 self.happened(&id, event).await;
             }
-            Order::Told(News::Migration(host, status)) => self.told(&host, *status).await,
-            Order::Told(News::Heard(host)) => self.heard(&host).await,
-            // What is done after each order.
-            Order::Look => {}
+            Order::News(News::Migration(host, status)) => {
+                self.migration_reported(&host, *status).await;
+            }
+            Order::News(News::Heard(host)) => self.host_reachable(&host).await,
+            // Scheduling follows each order.
+            Order::Schedule => {}
         }
     }
 
@@ -270,8 +280,8 @@ impl Driver {
         self.keeper.insert(MOVES, &job.id, &job.saved()).await?;
         let id = job.id.clone();
         self.jobs.insert(id.clone(), job);
-        self.forget_oldest().await;
-        self.look().await;
+        self.remove_oldest().await;
+        self.schedule().await;
         self.show(&id);
         self.shown_move(&id)
     }
@@ -303,12 +313,12 @@ impl Driver {
                 }
             }
         }
-        self.forget_oldest().await;
-        self.look().await;
+        self.remove_oldest().await;
+        self.schedule().await;
         Ok(refused)
     }
 
-    /// Knows jobs that are in the store.
+    /// Adds jobs that are in the store.
     fn take_in(&mut self, jobs: Vec<Job>) {
         for job in jobs {
             let id = job.id.clone();
@@ -317,13 +327,13 @@ impl Driver {
         }
     }
 
-    /// A VM has one move at a time.
+    /// Refuses a second unfinished move of a VM.
     fn refuse_second(&self, vm: &str) -> Result<(), Problem> {
         let Some(other) = self.jobs.values().find(|other| other.vm == vm && !other.state.is_over())
         else {
             return Ok(());
         };
-        let detail = format!("move {} has VM \"{vm}\" already", other.id);
+        let detail = format!("VM \"{vm}\" already has move {}", other.id);
         let remedy = format!(
             "wait for its end, or cancel it with `godwit control move cancel {}`",
             other.id
@@ -334,14 +344,14 @@ impl Driver {
     async fn cancel(&mut self, id: &str) -> Result<Move, Problem> {
         let job = self.jobs.get(id).ok_or_else(|| no_move(id))?;
         if job.state.is_over() {
-            let detail = format!("move {id} is over already");
+            let detail = format!("move {id} is already over");
             return Err(Problem::new(
                 ProblemCode::WrongState,
                 detail,
                 "see it with `godwit control move show`",
             ));
         }
-        // Who asked is told where it can't be written, and asks again.
+        // A failed write is an error of the request, which the caller can repeat.
         self.advance(id, JobEvent::Cancel).await?;
         self.shown_move(id)
     }
@@ -351,16 +361,16 @@ impl Driver {
         shown.get(id).cloned().ok_or_else(|| no_move(id))
     }
 
-    /// What an agent tells of a migration: of a job's own, how far it is, and how it ended.
-    async fn told(&mut self, host: &str, status: MigrationStatus) {
+    /// Handles an agent's report about a migration: progress and outcome of a job's own migration.
+    async fn migration_reported(&mut self, host: &str, status: MigrationStatus) {
         let of =
             self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
         let Some(job) = of else { return };
         if job.from != host || job.vm != status.vm {
             let (id, vm, from) = (&status.id, &job.vm, &job.from);
-            let lie =
-                format!("it reports migration {id}, which is that of VM {vm} from host {from}");
-            return self.state.blame(host, &Misreport::new(lie));
+            let contradiction =
+                format!("it reports migration {id}, which belongs to VM {vm} on host {from}");
+            return self.state.blame(host, &Misreport::new(contradiction));
         }
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).take(&job.id, &status);
         let (id, migration) = (job.id.clone(), status.id);
@@ -377,8 +387,9 @@ impl Driver {
         self.show(&id);
     }
 
-    /// A host's agent is heard again, and may have been restarted: of what ended meanwhile nobody tells by itself.
-    async fn heard(&mut self, host: &str) {
+    /// Handles a host that is reachable again. Its agent may have restarted, so the end of a
+    /// migration in the meantime must be queried.
+    async fn host_reachable(&mut self, host: &str) {
         let under_way = |job: &&Job| job.from == host && job.target().is_some();
         let ids: Vec<String> =
             self.jobs.values().filter(under_way).map(|job| job.id.clone()).collect();
@@ -387,10 +398,11 @@ impl Driver {
         }
     }
 
-    /// One event of a job, and what is to be done then. Where it can't be written it is kept: nobody tells it a second time.
+    /// Applies an event to a job and carries out its actions. If the state cannot be saved, the
+    /// event is kept for a retry, because no source reports it twice.
     async fn happened(&mut self, id: &str, event: JobEvent) {
         if let Err(problem) = self.advance(id, event.clone()).await {
-            tracing::error!(job = id, %problem, "a move's state can't be written: it is tried again");
+            tracing::error!(job = id, %problem, "cannot save the state of a move; it is retried");
             let events = self.unwritten.entry(id.to_owned()).or_default();
             if !events.contains(&event) {
                 events.push(event);
@@ -398,7 +410,7 @@ impl Driver {
         }
     }
 
-    /// Tries again what could not be written, as far as the store writes.
+    /// Retries unsaved events while the store accepts writes.
     async fn advance_again(&mut self) {
         let mut unwritten = std::mem::take(&mut self.unwritten);
         while let Some((id, events)) = unwritten.pop_first() {
@@ -406,7 +418,7 @@ impl Driver {
                 let Err(problem) = self.advance(&id, event.clone()).await else { continue };
                 self.unwritten.insert(id, events[at..].to_vec());
                 if problem.code == ProblemCode::StoreAway {
-                    // The others would not fare better.
+                    // The remaining writes would fail as well.
                     self.unwritten.append(&mut unwritten);
                 }
                 break;
@@ -414,7 +426,7 @@ impl Driver {
         }
     }
 
-    /// The same, which changes nothing where it can't be written.
+    /// Applies an event to a job. If the state cannot be saved, the job stays unchanged.
     async fn advance(&mut self, id: &str, event: JobEvent) -> Result<(), Problem> {
         let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
         let now_ms = now_unix_ms();
@@ -426,12 +438,12 @@ impl Driver {
             match action {
                 Action::Save => {
                     if let Err(problem) = reports::save(&self.keeper, job).await {
-                        // As the store has it: what was not written was not.
+                        // The job is again as the store has it.
                         self.jobs.insert(id.to_owned(), before);
                         return Err(problem);
                     }
                     if let Some(job) = self.jobs.get_mut(id).filter(|job| job.state.is_over()) {
-                        // The store has it.
+                        // The store has the report.
                         job.report = None;
                     }
                 }
@@ -444,27 +456,28 @@ impl Driver {
         Ok(())
     }
 
-    /// In a task of its own: an agent may take its time.
+    /// Queries an agent in a task of its own, because an agent may be slow.
     fn ask_agent(&mut self, id: &str, action: Action) {
         let Some(job) = self.jobs.get(id) else { return };
         let (agents, orders, job) = (Arc::clone(&self.agents), self.orders.clone(), job.clone());
         let is_question = matches!(action, Action::Ask { .. });
         let task = tokio::spawn(async move {
-            if let Some(heard) = agents.carry_out(&job, action).await {
-                // Nobody listens any more where this manager ends.
-                let _ = orders.send(Order::Heard(job.id, heard)).await;
+            if let Some(answer) = agents.carry_out(&job, action).await {
+                // The receiver is gone when this manager ends.
+                let _ = orders.send(Order::Answered(job.id, answer)).await;
             }
         });
         if is_question {
-            // The answer to the one before would tell of an earlier moment, and one that is not answered would be asked on.
+            // The answer to the previous question would describe an earlier moment, and an
+            // unanswered one would be repeated forever.
             if let Some(before) = self.asked.insert(id.to_owned(), task.abort_handle()) {
                 before.abort();
             }
         }
     }
 
-    /// Starts whoever can start, and says of everybody else what they wait for.
-    async fn look(&mut self) {
+    /// Starts every move that can start, and records for the others what they wait for.
+    async fn schedule(&mut self) {
         self.end_forgotten().await;
         self.count_moves();
         if !self.jobs.values().any(|job| matches!(job.state, JobState::Waiting { .. })) {
@@ -501,15 +514,15 @@ impl Driver {
             let migration = job.next_migration();
             let starts = JobEvent::Start { migration, target: start.target, epoch };
             if let Err(problem) = self.advance(&start.job, starts).await {
-                // The next look decides anew.
-                tracing::error!(job = start.job, %problem, "a move can't be written, and does not start");
+                // The next scheduling decides again.
+                tracing::error!(job = start.job, %problem, "cannot save a move; it does not start");
                 return;
             }
         }
     }
 
-    /// Ends the jobs of hosts that are not known any more: no agent would ever be asked what became of them. A migration that runs to such a
-    /// host has its source, which tells.
+    /// Ends the jobs of removed hosts, because no agent could be asked for their outcome. A
+    /// migration to a removed host continues: its source reports on it.
     async fn end_forgotten(&mut self) {
         let open = self.jobs.values().filter(|job| !job.state.is_over());
         let forgotten: Vec<(String, String)> = {
@@ -537,7 +550,7 @@ impl Driver {
         }
     }
 
-    /// Tells of each host how many moves leave it and arrive there.
+    /// Publishes for each host the number of moves that leave it and arrive there.
     fn count_moves(&mut self) {
         let mut counts = BTreeMap::<&str, (u64, u64)>::new();
         for (from, target) in self.jobs.values().filter_map(|job| Some((&job.from, job.target()?)))
@@ -562,7 +575,7 @@ impl Driver {
         });
     }
 
-    /// Who was served when, for fair shares.
+    /// Records when each group was served, for fair shares.
     fn note_served(&mut self, id: &str) {
         let Some(job) = self.jobs.get(id) else { return };
         if !matches!(job.state, JobState::Starting(_)) && !job.state.is_over() {
@@ -573,7 +586,7 @@ impl Driver {
         self.served.push(Served { source, group, at_ms: now_unix_ms() });
     }
 
-    async fn forget_oldest(&mut self) {
+    async fn remove_oldest(&mut self) {
         let mut over: Vec<_> = self
             .jobs
             .values()
@@ -585,12 +598,12 @@ impl Driver {
         }
         over.sort();
         for (_, id) in over.iter().take(over.len() - MOST_OVER) {
-            let forgotten = match reports::forget(&self.keeper, id).await {
+            let removed = match reports::remove(&self.keeper, id).await {
                 Ok(()) => self.keeper.remove(MOVES, id).await,
                 refused => refused,
             };
-            if let Err(problem) = forgotten {
-                tracing::warn!(job = id, %problem, "an old move can't be forgotten");
+            if let Err(problem) = removed {
+                tracing::warn!(job = id, %problem, "cannot remove an old move");
                 return;
             }
             self.jobs.remove(id);
@@ -599,10 +612,10 @@ impl Driver {
         }
     }
 
-    /// Shows a job to everybody, where it has changed.
+    /// Publishes a job if it has changed.
     fn show(&self, id: &str) {
         let Some(job) = self.jobs.get(id) else { return };
-        let now = job.told();
+        let now = job.to_move();
         {
             let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
             if shown.get(id) == Some(&now) {
@@ -621,7 +634,7 @@ impl Driver {
 }
 
 impl Moves {
-    /// How many run, and how many wait.
+    /// Returns the numbers of running and waiting moves.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let all = self.all();
         let of = |wanted: &[MoveState]| {

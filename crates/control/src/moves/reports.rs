@@ -1,4 +1,4 @@
-//! The reports of moves that are over, in the store: a history outlives the manager that saw it.
+//! Reports of finished moves in the store, so that the history outlives the manager that saw it.
 
 use godwit_api::control::Problem;
 use godwit_store::records::{Record, Table};
@@ -10,15 +10,16 @@ use super::job::{Job, MOVES};
 use crate::cluster::text::beginning;
 use crate::storage::keeper::{Keeper, Writes};
 
-/// The most that is kept of a report, as JSON: ten thousand of them are to fit a store beside all else. Of a longer one the middles of its lists are left out.
+/// Largest stored report, as JSON: ten thousand of them must fit in a store beside all other
+/// records. Longer reports lose the middles of their lists.
 const MOST_BYTES: usize = 128 << 10;
-/// The longest lists and texts that stay where it is too long, tried in this order.
+/// Longest list in a shortened report; the values are tried in this order.
 const MOST_ITEMS: [usize; 3] = [200, 40, 8];
 const MOST_TEXT_BYTES: usize = 1024;
 
 const REPORTS: Table<SavedReport> = Table::new();
 
-/// A move's report, as it is saved: what is told of it, which may be that of another version.
+/// A move's report as it is saved. Another version may have written it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedReport {
@@ -31,7 +32,7 @@ impl Record for SavedReport {
     const VERSION: u32 = 1;
 }
 
-/// Writes a job in the place of the one that is known, and beside it the report of its end.
+/// Saves a job over the known one, with the report of its end.
 pub(super) async fn save(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
     let is_its_own = job.state.is_over() && job.state.migration().is_some();
     let report = job.report.as_ref().filter(|_| is_its_own).and_then(kept);
@@ -43,21 +44,22 @@ pub(super) async fn save(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
     keeper.write(writes).await
 }
 
-/// The report of the move of this id; none: it never began, is not over, its end was not seen by a manager, or another version's can't be read.
+/// Returns the report of the move with this ID. `None`: the move never began or is not over, no
+/// manager saw its end, or another version's report cannot be read.
 pub(super) async fn find(keeper: &Keeper, id: &str) -> Result<Option<Report>, Problem> {
     let Some(kept) = keeper.find(REPORTS, id).await? else { return Ok(None) };
     let read = serde_json::from_value(kept.record.report);
     Ok(read
-        .inspect_err(|error| tracing::warn!(job = id, %error, "a move's report can't be read"))
+        .inspect_err(|error| tracing::warn!(job = id, %error, "cannot read the report of a move"))
         .ok())
 }
 
-/// Forgets a move's report, where there is one.
-pub(super) async fn forget(keeper: &Keeper, id: &str) -> Result<(), Problem> {
+/// Removes a move's report, if there is one.
+pub(super) async fn remove(keeper: &Keeper, id: &str) -> Result<(), Problem> {
     keeper.remove_unknown(REPORTS, id).await
 }
 
-/// What is kept of a report; none: it is too long whatever is left out.
+/// Returns the stored form of a report. `None`: it is too long even when shortened.
 pub(super) fn kept(report: &Report) -> Option<Value> {
     let mut value = serde_json::to_value(report).ok()?;
     let fits = |value: &Value| serde_json::to_vec(value).is_ok_and(|text| text.len() <= MOST_BYTES);
@@ -70,7 +72,7 @@ pub(super) fn kept(report: &Report) -> Option<Value> {
     fits(&value).then_some(value)
 }
 
-/// Leaves out the middles of long lists and the ends of long texts.
+/// Removes the middles of long lists and the ends of long texts.
 fn shorten(value: &mut Value, most_items: usize) {
     match value {
         Value::Array(items) => {
@@ -93,7 +95,7 @@ mod tests {
     use crate::moves::tests::report;
 
     #[test]
-    fn of_a_very_long_report_the_first_and_the_last_of_each_list_are_kept() {
+    fn a_very_long_report_keeps_the_ends_of_its_lists() {
         let mut long = report("web");
         let round = |round| RoundReport {
             round,

@@ -1,4 +1,5 @@
-//! Preflights and moves, as people ask for them. A preflight is made from what is known, and from the hosts where they are to be asked.
+//! Requests for preflights and moves. A preflight uses the manager's state, and asks the hosts if
+//! requested.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +20,10 @@ use crate::cluster::state::State;
 use crate::preflight::{Subject, first, with_dry_run, without_answer};
 use crate::storage::term::Term;
 
-/// How long a dry run may take: the guest's writes are counted for 3 s, and the lanes are tried.
+/// Longest time of a dry run, which counts the guest's writes for 3 s and tests the lanes.
 const DRY_RUN_LIMIT: Duration = Duration::from_secs(30);
 
-/// Preflights and moves, as people ask for them.
+/// Service for preflights and moves.
 #[derive(Clone)]
 pub(crate) struct MoveRequests {
     state: Arc<State>,
@@ -39,7 +40,7 @@ impl MoveRequests {
         MoveRequests { state, agents, moves }
     }
 
-    /// Moves, while this manager carries them out.
+    /// Returns the moves, if this manager carries them out.
     ///
     /// # Errors
     /// [`ProblemCode::NoLeader`]: another manager leads, or none.
@@ -47,7 +48,7 @@ impl MoveRequests {
         self.moves.get()
     }
 
-    /// Asks for a VM's move.
+    /// Requests a move of a VM.
     pub(crate) async fn create(
         &self,
         vm: &str,
@@ -62,7 +63,7 @@ impl MoveRequests {
         self.moves.get()?.submit(wanted).await
     }
 
-    /// The preflight of a VM: to a target, or to all hosts.
+    /// Returns the preflight of a VM, to one target or to all hosts.
     pub(crate) async fn preflight(
         &self,
         vm: &str,
@@ -79,7 +80,7 @@ impl MoveRequests {
         Ok(Preflight::Ranking(ranking))
     }
 
-    /// All hosts for a VM, by what is known.
+    /// Ranks all hosts for a VM, from the manager's state alone.
     fn ranking(&self, vm: &str, engine: EngineKind) -> Result<PreflightRanking, Problem> {
         let arriving = self.arriving();
         let inventory = self.state.inventory();
@@ -88,10 +89,10 @@ impl MoveRequests {
         Ok(subject.ranking(&hosts, &inventory.rules()))
     }
 
-    /// What goes where already: by moves that run, and that wait.
+    /// Returns what arrives at each host through running and waiting moves.
     pub(crate) fn arriving(&self) -> Arriving {
         let mut arriving = Arriving::new();
-        // Of moves only the manager knows that leads.
+        // Only the leader knows the moves.
         let Ok(moves) = self.moves.get() else { return arriving };
         for one in moves.all().values().filter(|one| !one.state.is_over()) {
             if let Some(to) = &one.to {
@@ -101,7 +102,8 @@ impl MoveRequests {
         arriving
     }
 
-    /// The report of a move to a target, by what is known, and by the hosts where they are to be asked.
+    /// Returns the report on a move to a target, from the manager's state and, if requested, from
+    /// the hosts.
     pub(crate) async fn preflight_report(
         &self,
         vm: &str,
@@ -118,7 +120,7 @@ impl MoveRequests {
         Ok(report)
     }
 
-    /// The same of what is known alone.
+    /// Returns the report on a move to a target, from the manager's state alone.
     pub(crate) fn known_report(
         &self,
         vm: &str,
@@ -138,7 +140,7 @@ impl MoveRequests {
         Ok(subject.report(target, rules))
     }
 
-    /// Chooses the target of a move that names none, and tells why.
+    /// Chooses the target of a move that names none. Returns the reason for the choice.
     pub(crate) fn choose_target(
         &self,
         vm: &str,
@@ -152,12 +154,12 @@ impl MoveRequests {
         Ok(Some(why))
     }
 
-    /// The host that a VM leaves by a move, unless preflight says no to it.
+    /// Returns the source host of a move, unless the preflight fails.
     pub(crate) fn check_move(&self, vm: &str, request: &CreateMove) -> Result<String, Problem> {
         let to = request.to.as_deref().unwrap_or_default();
         let report = self.known_report(vm, to, request.engine)?;
         if report.from == to {
-            let detail = format!("VM \"{vm}\" is on host {to} already");
+            let detail = format!("VM \"{vm}\" is already on host {to}");
             return Err(Problem::new(ProblemCode::WrongState, detail, "name another host"));
         }
         match refused(&report).filter(|_| !request.skip_preflight) {
@@ -175,31 +177,32 @@ impl MoveRequests {
         let client = self.agents.client_of(from)?;
         let request = MigrationRequest::to(to);
         let away = |why: String| {
-            Problem::new(ProblemCode::HostAway, why, "see that its agent runs and can be reached")
+            Problem::new(ProblemCode::HostAway, why, "check that its agent runs and is reachable")
         };
         match timeout(DRY_RUN_LIMIT, client.dry_run(vm, &request)).await {
             Ok(Ok(dry_run)) => Ok(dry_run),
             Ok(Err(ClientError::Refused(error))) => Err(Problem::of_agent(error)),
             Ok(Err(error)) => Err(away(error.to_string())),
             Err(_) => Err(away(format!(
-                "host {from} gave no answer within {} s",
+                "host {from} did not answer within {} s",
                 DRY_RUN_LIMIT.as_secs()
             ))),
         }
     }
 }
 
-/// What is wrong with settings of QEMU's own engine, before a move or a drain is written.
+/// Checks the settings of QEMU's own engine, before a move or a drain is saved.
 ///
 /// # Errors
-/// [`ProblemCode::InvalidRequest`]: a value; [`ProblemCode::Preflight`]: no QEMU does what is asked together.
+/// [`ProblemCode::InvalidRequest`]: a value is invalid.
+/// [`ProblemCode::Preflight`]: no QEMU supports this combination.
 pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
     options.check_values().map_err(Problem::of_agent)?;
     let together = options.check_together();
     together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.remedy))
 }
 
-/// A move that preflight says no to.
+/// Returns the problem of a move whose preflight fails.
 fn refused(report: &PreflightReport) -> Option<Problem> {
     let failed: Vec<Check> = report.failed().cloned().collect();
     let first = failed.first()?;
@@ -208,7 +211,7 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
         count => format!(" (and {} more)", count - 1),
     };
     let detail =
-        format!("VM \"{}\" can't go to host {}: {}{more}", report.vm, report.to, first.evidence);
+        format!("VM \"{}\" cannot move to host {}: {}{more}", report.vm, report.to, first.evidence);
     let remedy = first.remedy.clone();
     Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, remedy) })
 }
@@ -216,7 +219,7 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
 fn no_vm(vm: &str) -> Problem {
     Problem::new(
         ProblemCode::NotFound,
-        format!("no host has a VM \"{vm}\""),
+        format!("no host has VM \"{vm}\""),
         "see `godwit control vms`",
     )
 }

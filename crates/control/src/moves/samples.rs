@@ -1,4 +1,5 @@
-//! How far each move was at times of its migration, so that who looks later sees how it came there. In memory, bounded, and pure.
+//! Progress samples of moves, for displays that open during or after a migration. In memory,
+//! bounded and pure.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,23 +7,23 @@ use godwit_api::MigrationStatus;
 use godwit_api::control::{MoveSamples, PhaseMark};
 use godwit_types::Progress;
 
-/// The most samples of a move.
+/// Most samples of a move.
 const MOST_SAMPLES: usize = 600;
-/// The least time between two, at first.
+/// Shortest interval between two samples at first, milliseconds.
 const FIRST_SPACING_MS: f64 = 50.0;
-/// The most marks of phases: more are of rounds that nobody tells apart in a picture.
+/// Most phase marks of a move. Further marks come from rounds too many to distinguish in a chart.
 const MOST_MARKS: usize = 200;
-/// Moves of which samples are kept; those that began first are forgotten first.
+/// Most moves with samples. The move that began first loses its samples first.
 const MOST_MOVES: usize = 300;
 
-/// The samples of the last moves.
+/// Samples of the latest moves.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     by_move: BTreeMap<String, Series>,
     oldest_first: VecDeque<String>,
 }
 
-/// Those of one.
+/// Samples of one move.
 #[derive(Debug)]
 struct Series {
     migration: String,
@@ -33,7 +34,7 @@ struct Series {
 }
 
 impl Samples {
-    /// Takes what an agent tells of a move's migration. Another attempt begins anew.
+    /// Adds the progress that an agent reports. Another attempt starts a new series.
     pub(crate) fn take(&mut self, id: &str, status: &MigrationStatus) {
         let is_same = self.by_move.get(id).is_some_and(|series| series.migration == status.id);
         if !is_same {
@@ -52,7 +53,7 @@ impl Samples {
         }
     }
 
-    /// What is kept of a move; nothing in it: nothing is.
+    /// Returns the samples of a move; the result is empty if there are none.
     pub(crate) fn of(&self, id: &str) -> MoveSamples {
         let none = MoveSamples { id: id.to_owned(), ..MoveSamples::default() };
         self.by_move.get(id).map_or(none.clone(), |series| MoveSamples {
@@ -89,7 +90,7 @@ impl Series {
             return;
         }
         if elapsed_ms < last.elapsed_ms + self.spacing_ms && !changes {
-            // What the guest's clients felt in between is not left out.
+            // A longer round trip of the guest's clients in between is retained.
             last.guest_round_trip_ms = longer(last, progress);
             return;
         }
@@ -99,7 +100,7 @@ impl Series {
         self.samples.push(progress.clone());
     }
 
-    /// Leaves every other one out, and takes half as many from here on.
+    /// Removes every other sample, and doubles the interval from here on.
     fn halve(&mut self) {
         let pairs = self.samples.chunks(2);
         self.samples = pairs
@@ -112,7 +113,7 @@ impl Series {
     }
 }
 
-/// The longer one of two round trips, where there is one.
+/// Returns the longer of two round trips, if there is one.
 fn longer(one: &Progress, other: &Progress) -> Option<f64> {
     let times = [one.guest_round_trip_ms, other.guest_round_trip_ms].into_iter().flatten();
     times.reduce(f64::max)
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_are_marked_and_another_attempt_begins_anew() {
+    fn phases_are_marked_and_another_attempt_starts_a_new_series() {
         let mut samples = Samples::default();
         for (phase, ms, trip_ms) in [
             (Phase::Preflight, 1.0, 0.0),
@@ -150,26 +151,26 @@ mod tests {
         ] {
             samples.take("v1", &at("v1-1", phase, ms, trip_ms));
         }
-        let told = samples.of("v1");
-        let marks: Vec<_> = told.phases.iter().map(|mark| (mark.phase, mark.at_ms)).collect();
+        let shown = samples.of("v1");
+        let marks: Vec<_> = shown.phases.iter().map(|mark| (mark.phase, mark.at_ms)).collect();
         assert_eq!(
             marks,
             [(Phase::Preflight, 1.0), (Phase::PreCopy, 20.0), (Phase::Switchover, 41.0)]
         );
-        let kept: Vec<_> = told
+        let kept: Vec<_> = shown
             .samples
             .iter()
             .map(|sample| (sample.elapsed_ms, sample.guest_round_trip_ms))
             .collect();
         assert_eq!(kept, [(1.0, None), (20.0, Some(9.0)), (41.0, Some(0.4))]);
         samples.take("v1", &at("v1-2", Phase::Preflight, 3.0, 0.0));
-        let told = samples.of("v1");
-        assert_eq!((told.migration.as_deref(), told.samples.len()), (Some("v1-2"), 1));
+        let shown = samples.of("v1");
+        assert_eq!((shown.migration.as_deref(), shown.samples.len()), (Some("v1-2"), 1));
         assert_eq!(samples.of("v2"), MoveSamples { id: "v2".into(), ..MoveSamples::default() });
     }
 
     #[test]
-    fn those_that_began_first_are_forgotten_first() {
+    fn the_oldest_series_are_removed_first() {
         let mut samples = Samples::default();
         for number in 0..MOST_MOVES + 5 {
             samples.take(&format!("v{number}"), &at("m", Phase::PreCopy, 1.0, 0.0));
@@ -180,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_are_few_in_their_order_and_the_longest_wait_is_among_them(
+        fn samples_are_few_sorted_and_contain_the_longest_round_trip(
             steps in proptest::collection::vec((1.0f64..400.0, 0.1f64..50.0), 1..3000)
         ) {
             let (mut samples, mut ms) = (Samples::default(), 0.0);
@@ -189,10 +190,11 @@ mod tests {
                 samples.take("v", &at("v-1", Phase::PreCopy, ms, *trip_ms));
             }
             let kept = samples.of("v").samples;
-            prop_assert!(kept.len() <= MOST_SAMPLES && kept.is_sorted_by(|a, b| a.elapsed_ms < b.elapsed_ms));
+            prop_assert!(kept.len() <= MOST_SAMPLES);
+            prop_assert!(kept.is_sorted_by(|a, b| a.elapsed_ms < b.elapsed_ms));
             let longest = |times: &mut dyn Iterator<Item = f64>| times.fold(0.0, f64::max);
-            let told = longest(&mut kept.iter().filter_map(|sample| sample.guest_round_trip_ms));
-            prop_assert_eq!(told, longest(&mut steps.iter().map(|(_, trip_ms)| *trip_ms)));
+            let shown = longest(&mut kept.iter().filter_map(|sample| sample.guest_round_trip_ms));
+            prop_assert_eq!(shown, longest(&mut steps.iter().map(|(_, trip_ms)| *trip_ms)));
         }
     }
 }

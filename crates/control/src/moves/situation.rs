@@ -1,4 +1,4 @@
-//! What the queue is told of the jobs, and of the hosts as the inventory has them.
+//! Input of the queue: the jobs, and the hosts from the inventory.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,11 @@ use crate::cluster::planner_input::{
     begun_at_agents, datastores, estimate_ms, host_facts, reference_group,
 };
 
-/// The queue's input.
+/// Input of the queue.
 pub(crate) struct Known {
     pub(crate) waiting: Vec<WaitingJob>,
-    /// Jobs whose VM can't leave as it is, with what they wait for: they take no place in any line.
+    /// Jobs whose VM cannot leave in its present state, with what they wait for. They take no place
+    /// in the queue.
     pub(crate) unable: Vec<(String, Waits)>,
     pub(crate) running: Vec<RunningMove>,
     pub(crate) hosts: Vec<HostFacts>,
@@ -64,28 +65,29 @@ fn waiting(job: &Job, inventory: &Inventory) -> Option<WaitingJob> {
     })
 }
 
-/// What keeps a job's VM from leaving its host now; none: nothing of its own.
+/// Returns what keeps a job's VM from leaving its host now. `None`: nothing about the VM itself.
 fn unable(job: &Job, inventory: &Inventory) -> Option<Waits> {
     if epoch(inventory, &job.vm, &job.from).is_some() {
         return None;
     }
     let (code, text) = match inventory.vm_info(&job.vm) {
-        // Its host may not have been heard yet: that is the queue's to say.
+        // Its host may not have been reached yet; the queue reports that case.
         None if !inventory.is_heard(&job.from) => return None,
         None => (
             "vm-gone",
-            format!("no host tells of VM {}; cancel the move if it is not to come back", job.vm),
+            format!("no host reports VM {}; cancel the move if the VM is gone for good", job.vm),
         ),
         Some(info) if info.host != job.from => (
             "vm-elsewhere",
             format!(
-                "VM {} is on host {} now, not on {}; cancel the move",
+                "VM {} is now on host {}, not on {}; cancel the move",
                 job.vm, info.host, job.from
             ),
         ),
-        Some(info) => {
-            ("vm-not-running", format!("VM {} is {}: it can't move as it is", job.vm, info.state))
-        }
+        Some(info) => (
+            "vm-not-running",
+            format!("VM {} is {}: it cannot move in this state", job.vm, info.state),
+        ),
     };
     Some(Waits { code: code.to_owned(), text })
 }
@@ -105,18 +107,19 @@ fn running(job: &Job, inventory: &Inventory) -> Option<RunningMove> {
     })
 }
 
-/// The epoch in which a host has a VM that could move from there; none: it has it not, or it does not run.
+/// Returns the epoch in which a host runs a VM that can move. `None`: the host does not have the
+/// VM, or the VM does not run.
 pub(crate) fn epoch(inventory: &Inventory, vm: &str, host: &str) -> Option<u64> {
     let found = inventory.vm_info(vm)?;
     let can_move = matches!(found.state, VmState::Running | VmState::Paused);
     (found.host == host && can_move).then_some(found.epoch)
 }
 
-/// A stable name of what a job waits for.
+/// Returns a stable code for what a job waits for.
 pub(crate) fn code(reason: &WaitReason) -> String {
     let value = serde_json::to_value(reason).unwrap_or_default();
     let kind = |value: &serde_json::Value| value.get("kind")?.as_str().map(str::to_owned);
-    // Of a target, what is the matter with it: `target-away`.
+    // An obstacle at a target has its own code, such as `target-away`.
     let of_target = value.get("obstacle").and_then(kind).map(|of| format!("target-{of}"));
     of_target
         .or_else(|| kind(&value))

@@ -11,13 +11,13 @@ use godwit_types::Outcome;
 use super::*;
 use crate::cluster::inventory::HostPlan;
 
-/// Agents that do at once what they are asked to, and remember it.
+/// Agents that carry out each request at once and record it.
 #[derive(Default)]
 struct FakeAgents {
     asked: Mutex<Vec<Action>>,
-    /// What they say when they are asked what they know.
+    /// Answer to queries about a migration.
     knows: Mutex<Option<Answer>>,
-    /// They do not answer requests to begin.
+    /// Whether they leave requests to begin unanswered.
     silent: bool,
 }
 
@@ -36,7 +36,7 @@ impl FakeAgents {
 
 #[async_trait]
 impl Agents for FakeAgents {
-    async fn carry_out(&self, _job: &Job, action: Action) -> Option<Heard> {
+    async fn carry_out(&self, _job: &Job, action: Action) -> Option<AgentAnswer> {
         self.asked.lock().unwrap().push(action.clone());
         match action {
             Action::Begin { .. } if self.silent => std::future::pending().await,
@@ -45,7 +45,7 @@ impl Agents for FakeAgents {
                 let answer = self.knows.lock().unwrap().clone().unwrap_or(Answer::UnderWay);
                 let report =
                     matches!(answer, Answer::Ended(_)).then(|| Box::new(report(&migration)));
-                Some(Heard { event: JobEvent::Asked { migration, answer }, report })
+                Some(AgentAnswer { event: JobEvent::Asked { migration, answer }, report })
             }
             Action::CancelMigration { migration } => {
                 Some(JobEvent::Ended { migration, how: Ended::Cancelled }.into())
@@ -77,7 +77,8 @@ fn cluster() -> Arc<State> {
 fn host(name: &str) -> HostInfo {
     serde_json::from_value(serde_json::json!({
         "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 64_u64 << 30,
-        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": [], "networks": {}, "peers": {}, "vms": 0,
+        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": [],
+        "networks": {}, "peers": {}, "vms": 0,
     }))
     .unwrap()
 }
@@ -105,7 +106,7 @@ fn vm() -> HostEvent {
     }))
 }
 
-/// The report of a migration that completed.
+/// Returns the report of a completed migration.
 pub(super) fn report(vm: &str) -> Report {
     Report {
         migration_time_ms: 1.0,
@@ -116,22 +117,22 @@ pub(super) fn report(vm: &str) -> Report {
     }
 }
 
-/// A manager that takes over from the one before, which may not have noticed.
+/// Begins a manager that takes over from an earlier one, which may not have noticed.
 async fn begin(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>) -> Moves {
     begin_with(store, agents, mpsc::channel(64).1).await
 }
 
-/// The same, with what it is told of hosts.
+/// Begins a manager that also receives news of hosts.
 async fn begin_with(
     store: &Arc<MemoryStore>,
     agents: Arc<FakeAgents>,
-    told: mpsc::Receiver<News>,
+    news: mpsc::Receiver<News>,
 ) -> Moves {
     store.end_leadership_silently();
     let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
     let leadership = Arc::new(store.lead(&candidate).await.unwrap());
     let keeper = Arc::new(Keeper::new(Arc::clone(store) as _, leadership, candidate));
-    Moves::begin(keeper, cluster(), agents, told).await.unwrap()
+    Moves::begin(keeper, cluster(), agents, news).await.unwrap()
 }
 
 fn to_b() -> Wanted {
@@ -140,7 +141,7 @@ fn to_b() -> Wanted {
     Wanted { vm, from, asked_by, request, ..Wanted::default() }
 }
 
-/// The move, once it is in that state.
+/// Waits until the move is in that state.
 async fn when(moves: &Moves, id: &str, state: MoveState) -> Move {
     loop {
         let found = moves.all().get(id).cloned();
@@ -154,7 +155,7 @@ async fn when(moves: &Moves, id: &str, state: MoveState) -> Move {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_move_starts_once_and_is_told() {
+async fn a_move_starts_once_and_is_published() {
     let store = Arc::new(MemoryStore::new());
     let agents = Arc::<FakeAgents>::default();
     let moves = begin(&store, Arc::clone(&agents)).await;
@@ -169,14 +170,14 @@ async fn a_move_starts_once_and_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_takes_over_asks_first_and_begins_nothing_twice() {
+async fn a_new_leader_queries_agents_first_and_begins_nothing_twice() {
     let store = Arc::new(MemoryStore::new());
     let silent = Arc::new(FakeAgents { silent: true, ..FakeAgents::default() });
     let moves = begin(&store, Arc::clone(&silent)).await;
     let asked = moves.submit(to_b()).await.unwrap();
     when(&moves, &asked.id, MoveState::Starting).await;
     drop(moves);
-    // The agent had begun it, and it has ended since.
+    // The agent began the migration, which has ended since.
     let agents = Arc::new(FakeAgents {
         knows: Mutex::new(Some(Answer::Ended(Ended::Completed))),
         ..FakeAgents::default()
@@ -184,7 +185,7 @@ async fn a_manager_that_takes_over_asks_first_and_begins_nothing_twice() {
     let moves = begin(&store, Arc::clone(&agents)).await;
     when(&moves, &asked.id, MoveState::Done).await;
     assert_eq!(agents.begun(), Vec::<String>::new());
-    // What the agent told of its end is kept, for the next manager as well.
+    // The report of its end is stored, also for the next manager.
     assert!(moves.report(&asked.id).await.unwrap().is_some());
     drop(moves);
     let moves = begin(&store, agents).await;
@@ -193,7 +194,7 @@ async fn a_manager_that_takes_over_asks_first_and_begins_nothing_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_never_began_is_begun_by_the_next_manager_under_the_same_id() {
+async fn the_next_manager_begins_a_pending_migration_under_the_same_id() {
     let store = Arc::new(MemoryStore::new());
     let silent = Arc::new(FakeAgents { silent: true, ..FakeAgents::default() });
     let moves = begin(&store, Arc::clone(&silent)).await;
@@ -208,7 +209,7 @@ async fn what_never_began_is_begun_by_the_next_manager_under_the_same_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
+async fn a_move_to_an_unreachable_host_waits_and_shows_the_reason() {
     let store = Arc::new(MemoryStore::new());
     let agents = Arc::<FakeAgents>::default();
     let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
@@ -216,9 +217,9 @@ async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
     let keeper = Arc::new(Keeper::new(Arc::clone(&store) as _, leadership, candidate));
     let state = cluster();
     state.lost("b", "no answer");
-    let told = mpsc::channel(64).1;
+    let news = mpsc::channel(64).1;
     let moves =
-        Moves::begin(keeper, Arc::clone(&state), Arc::clone(&agents) as _, told).await.unwrap();
+        Moves::begin(keeper, Arc::clone(&state), Arc::clone(&agents) as _, news).await.unwrap();
     let asked = moves.submit(to_b()).await.unwrap();
     assert!(asked.waits.is_some_and(|waits| waits.text.contains('b')));
     assert!(agents.begun().is_empty());
@@ -228,24 +229,24 @@ async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_ended_while_a_host_was_not_heard_is_asked_for_when_it_is_heard_again() {
+async fn a_move_that_ended_at_an_unreachable_host_is_queried_on_reconnection() {
     let store = Arc::new(MemoryStore::new());
     let agents = Arc::<FakeAgents>::default();
-    let (news, told) = mpsc::channel(64);
-    let moves = begin_with(&store, Arc::clone(&agents), told).await;
+    let (sender, news) = mpsc::channel(64);
+    let moves = begin_with(&store, Arc::clone(&agents), news).await;
     let asked = moves.submit(to_b()).await.unwrap();
     when(&moves, &asked.id, MoveState::Running).await;
     *agents.knows.lock().unwrap() = Some(Answer::Ended(Ended::Completed));
-    // Of another host nothing is asked.
-    news.send(News::Heard("b".into())).await.unwrap();
-    news.send(News::Heard("a".into())).await.unwrap();
+    // No query goes to another host.
+    sender.send(News::Heard("b".into())).await.unwrap();
+    sender.send(News::Heard("a".into())).await.unwrap();
     when(&moves, &asked.id, MoveState::Done).await;
     let questions = agents.asked.lock().unwrap();
     assert_eq!(questions.iter().filter(|action| matches!(action, Action::Ask { .. })).count(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_while_the_store_can_not_be_written_is_not_lost() {
+async fn events_are_not_lost_while_the_store_is_not_writable() {
     let store = Arc::new(MemoryStore::new());
     let agents = Arc::<FakeAgents>::default();
     let moves = begin(&store, Arc::clone(&agents)).await;
@@ -253,9 +254,9 @@ async fn what_happens_while_the_store_can_not_be_written_is_not_lost() {
     let running = when(&moves, &asked.id, MoveState::Running).await;
     store.set_unavailable(true);
     let ended = JobEvent::Ended { migration: running.migration.unwrap(), how: Ended::Completed };
-    let heard = Heard { event: ended, report: Some(Box::new(report("web"))) };
-    moves.orders.send(Order::Heard(asked.id.clone(), heard)).await.unwrap();
-    // It comes after what was told.
+    let answer = AgentAnswer { event: ended, report: Some(Box::new(report("web"))) };
+    moves.orders.send(Order::Answered(asked.id.clone(), answer)).await.unwrap();
+    // This order follows the answer above.
     let refused = moves.cancel(&asked.id).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::StoreAway);
     assert_eq!(moves.all()[&asked.id].state, MoveState::Running);

@@ -1,11 +1,11 @@
-//! What the hosts themselves say, put into a report: a dry run of the source's agent, which also asks the target's.
+//! Answers of the hosts in a report: a dry run by the source's agent, which also asks the target's.
 
 use godwit_api::control::{Check, CheckName, PreflightReport, Problem, Verdict};
 use godwit_types::{DryRun, Means, Predicted};
 
 use super::{Found, judge};
 
-/// What only the hosts can answer, in a report that they were asked for.
+/// Adds the result of a dry run to a report.
 pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
     let to = &report.to;
     match &dry_run.error {
@@ -15,8 +15,7 @@ pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
             set(&mut report.checks, CheckName::Agents, found);
         }
         None => {
-            let found =
-                Found::pass(format!("the agents of both hosts would let it go to host {to}"));
+            let found = Found::pass(format!("the agents of both hosts accept a move to host {to}"));
             set(&mut report.checks, CheckName::Agents, found);
             answered(&mut report.checks, to);
         }
@@ -32,27 +31,27 @@ pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
     judge(report);
 }
 
-/// The source's agent did not tell.
+/// Adds the failure of a dry run to a report.
 pub(crate) fn without_answer(report: &mut PreflightReport, problem: &Problem) {
     let found = Found::unknown(format!("no dry run: {}", problem.detail), problem.remedy.clone());
     set(&mut report.checks, CheckName::Agents, found);
     judge(report);
 }
 
-/// What the target's agent has looked at by itself, and let pass.
+/// Resolves the checks that the target's agent made itself and passed.
 fn answered(checks: &mut [Check], to: &str) {
     use CheckName as N;
     let by_target =
         [N::Disks, N::Cpu, N::MachineType, N::Lanes, N::Networks, N::Protocol, N::Accelerator];
     for check in checks.iter_mut().filter(|check| by_target.contains(&check.name)) {
         let is_answered = match check.name {
-            // Seen by its link, and by its own version: what was doubted was tried.
+            // The agent followed the link and used its own version, which resolves a doubt.
             N::Disks | N::Protocol | N::Lanes => check.verdict != Verdict::Pass,
             _ => check.verdict == Verdict::Unknown,
         };
         if is_answered {
             let found =
-                Found::pass(format!("the agent of host {to} has looked, and would take it"));
+                Found::pass(format!("the agent of host {to} checked this and accepts the VM"));
             *check = found.named(check.name);
         }
     }
@@ -64,10 +63,10 @@ fn prediction(predicted: &Predicted, why: Option<&str>) -> Found {
     let seconds = migration_time_ms / 1e3;
     let evidence = match means {
         Means::None => {
-            let evidence = format!("it would be given up after about {seconds:.1} s{why}");
+            let evidence = format!("the move would be abandoned after about {seconds:.1} s{why}");
             return Found::fail(
                 evidence,
-                "move it when it writes less, allow page-in, or give the lanes more",
+                "move it when it writes less, allow page-in, or add lane bandwidth",
             );
         }
         means => format!("about {seconds:.1} s, a pause of {switchover_ms:.0} ms, by {means}{why}"),

@@ -1,8 +1,9 @@
-//! Preflight: what is in the way of a VM's move, check by check, of what is known. No I/O: what only the hosts themselves can answer is
-//! `unknown` here, until a dry run of the source's agent is put in ([`with_dry_run`]).
+//! Preflight: checks whether a VM can move, from the manager's state. No I/O: what only the hosts
+//! can answer is `unknown` here, until [`with_dry_run`] adds a dry run of the source's agent.
 //!
-//! Checks of the VM alone (`vm.rs`) say what keeps it from going anywhere; those of a VM and a target (`pair.rs`) what keeps it from there.
-//! Placement and drains get the same checks as [`Obstacles`].
+//! Checks of the VM alone (`vm.rs`) show what prevents any move. Checks of a VM and a target
+//! (`pair.rs`) show what prevents a move to that target. Placement and drains get the same checks
+//! as [`Obstacles`].
 
 mod answers;
 mod cpu;
@@ -23,7 +24,7 @@ pub use answers::with_dry_run;
 pub(crate) use answers::without_answer;
 pub(crate) use ranking::first;
 
-/// How a check came out.
+/// Result of a check.
 pub(crate) struct Found {
     verdict: Verdict,
     evidence: String,
@@ -56,10 +57,10 @@ impl Found {
     }
 }
 
-/// A VM that is to move, read once for all its targets.
+/// A VM to move, read once for all its targets.
 pub(crate) struct Subject<'a> {
     vm: SeenVm<'a>,
-    /// The host that has it.
+    /// Host that has the VM.
     from: SeenHost<'a>,
     model: CpuModel,
     engine: EngineKind,
@@ -67,7 +68,7 @@ pub(crate) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// A VM, that this engine would move; none: no host tells of it.
+    /// Reads a VM for a move with this engine. `None`: no host reports it.
     pub(crate) fn of(
         inventory: &'a Inventory,
         vm: &str,
@@ -79,17 +80,18 @@ impl<'a> Subject<'a> {
         Some(Subject { vm, from, model: CpuModel::parse(model), engine, inventory })
     }
 
-    /// What keeps it from going anywhere, and what is to be known of it.
+    /// Returns the checks of the VM alone.
     pub(crate) fn checks(&self) -> impl Iterator<Item = Check> {
         vm::CHECKS.iter().map(|(name, check)| check(self).named(*name))
     }
 
-    /// What keeps it from going there, and what is to be known of that.
+    /// Returns the checks of the VM and a target.
     pub(crate) fn checks_at(&self, to: SeenHost<'_>) -> impl Iterator<Item = Check> {
         pair::CHECKS.iter().map(move |(name, check)| check(self, to).named(*name))
     }
 
-    /// The report of a move there, by what is known; `rules`: what those say of it.
+    /// Returns the report of a move to a target, from the manager's state. `rules` is the check of
+    /// the placement rules.
     pub(crate) fn report(&self, to: SeenHost<'_>, rules: Check) -> PreflightReport {
         let mut checks: Vec<Check> =
             self.checks().chain(self.checks_at(to)).chain([rules]).collect();
@@ -106,7 +108,8 @@ impl<'a> Subject<'a> {
         report
     }
 
-    /// What keeps it from each host, beside what placement sees for itself. Hosts that nothing keeps it from are not named.
+    /// Returns what prevents a move to each host, except what placement checks itself. Hosts
+    /// without obstacles are absent.
     pub(crate) fn obstacles(&self) -> Obstacles {
         let others = self.inventory.seen_hosts().filter(|to| to.name != self.from.name);
         let of = |to: SeenHost<'_>| {
@@ -123,7 +126,8 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What keeps a VM from each host, beside what placement sees for itself: for [`godwit_planner::placement::rank`] and drains.
+/// Returns what prevents a VM's move to each host, except what placement checks itself. Used by
+/// [`godwit_planner::placement::rank`] and drains.
 #[must_use]
 pub fn obstacles(inventory: &Inventory, vm: &str) -> Obstacles {
     Subject::of(inventory, vm, EngineKind::default())
@@ -131,17 +135,17 @@ pub fn obstacles(inventory: &Inventory, vm: &str) -> Obstacles {
         .unwrap_or_default()
 }
 
-/// What keeps a VM from going anywhere; none: nothing.
+/// Returns what prevents any move of a VM with the default engine.
 #[must_use]
 pub fn immovable(inventory: &Inventory, vm: &str) -> Option<Obstacle> {
     immovable_by(inventory, vm, EngineKind::default())
 }
 
-/// The same, of an engine.
+/// Returns what prevents any move of a VM with this engine.
 #[must_use]
 pub fn immovable_by(inventory: &Inventory, vm: &str, engine: EngineKind) -> Option<Obstacle> {
     let Some(subject) = Subject::of(inventory, vm, engine) else {
-        return Some(obstacle(CheckName::VmState, "no host tells of it".to_owned()));
+        return Some(obstacle(CheckName::VmState, "no host reports it".to_owned()));
     };
     vm::CHECKS.iter().find_map(|(name, check)| {
         let found = check(&subject);
@@ -157,12 +161,12 @@ fn obstacle(name: CheckName, message: String) -> Obstacle {
     Obstacle { code: name.name().to_owned(), message }
 }
 
-/// What placement knows of a host by itself, and also what was planned onto it.
+/// Returns whether placement checks this itself, including what is planned onto the host.
 fn is_placements(name: CheckName) -> bool {
     matches!(name, CheckName::Target | CheckName::Memory | CheckName::Rules)
 }
 
-/// The verdict of a report is the worst of its checks.
+/// Sets the verdict of a report to the worst of its checks.
 pub(crate) fn judge(report: &mut PreflightReport) {
     report.verdict =
         report.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Unknown);

@@ -1,4 +1,4 @@
-//! Where a VM can go: placement's ranking, with what preflight has found.
+//! Targets of a VM: the ranking by placement, with the results of preflight.
 
 use godwit_api::control::{
     Check, CheckName, PlacementScore, PreflightRanking, Problem, ProblemCode, RankedHost,
@@ -10,16 +10,16 @@ use godwit_planner::words::Count;
 use super::{Found, Subject};
 use crate::cluster::planner_input::placement_vm;
 
-/// Hosts that a message names, with what rules them out.
+/// Most hosts that a message names with their obstacles.
 const NAMED_HOSTS: usize = 3;
 
 impl Subject<'_> {
-    /// All hosts, best first, and those that can't take it.
+    /// Ranks all hosts, best first, and lists those that cannot take the VM.
     pub(crate) fn ranking(&self, hosts: &[Host], rules: &[Rule]) -> PreflightRanking {
         let ranking = rank(hosts, rules, &placement_vm(self.vm.info), &self.obstacles());
         let fits = ranking.fits.into_iter().map(|ranked| RankedHost {
             host: ranked.host,
-            score: told(ranked.score),
+            score: placement_score(ranked.score),
             breaks: ranked.breaks,
             why: ranked.why,
         });
@@ -36,7 +36,7 @@ impl Subject<'_> {
         }
     }
 
-    /// What rules say of a target.
+    /// Returns the check of a target against the placement rules.
     pub(crate) fn rules_check(&self, to: &str, hosts: &[Host], rules: &[Rule]) -> Check {
         let name = &self.vm.info.name;
         let count = rules.iter().filter(|rule| rule.vms.contains(name)).count();
@@ -56,24 +56,24 @@ impl Subject<'_> {
             .find(|ranked| ranked.host == to)
             .map_or(&[][..], |ranked| &ranked.breaks);
         let found = if !broken.is_empty() {
-            Found::fail(broken.join("; "), "take another host, or change the rule")
+            Found::fail(broken.join("; "), "choose another host, or change the rule")
         } else if !bent.is_empty() {
             Found::warn(
                 format!("it would break {}", bent.join(", ")),
-                "take another host, where there is one",
+                "choose another host if there is one",
             )
         } else {
-            Found::pass(format!("{} of it, and none is broken", Count(count, "rule")))
+            Found::pass(format!("{} for it, none broken", Count(count, "rule")))
         };
         found.named(CheckName::Rules)
     }
 }
 
-/// The first of a ranking, with why it is; the problem, where there is none.
+/// Returns the best host of a ranking and the reason for it, or the problem if there is none.
 pub(crate) fn first(ranking: PreflightRanking) -> Result<(String, String), Problem> {
     let PreflightRanking { vm, immovable, fits, ruled_out, .. } = ranking;
     if let Some(check) = immovable.first() {
-        let detail = format!("VM \"{vm}\" can't go anywhere: {}", check.evidence);
+        let detail = format!("VM \"{vm}\" cannot move to any host: {}", check.evidence);
         let remedy = check.remedy.clone();
         return Err(Problem {
             checks: immovable.into(),
@@ -91,12 +91,12 @@ pub(crate) fn first(ranking: PreflightRanking) -> Result<(String, String), Probl
         0 => {}
         more => named.push(format!("and {more} more")),
     }
-    let why = if named.is_empty() { "there is no other".to_owned() } else { named.join("; ") };
-    let remedy = format!("see all that is in the way: /api/v1/vms/{vm}/preflight");
-    Err(Problem::new(ProblemCode::NoHost, format!("no host takes VM \"{vm}\": {why}"), remedy))
+    let why = if named.is_empty() { "there is no other host".to_owned() } else { named.join("; ") };
+    let remedy = format!("see the complete report: /api/v1/vms/{vm}/preflight");
+    Err(Problem::new(ProblemCode::NoHost, format!("no host can take VM \"{vm}\": {why}"), remedy))
 }
 
-fn told(score: Score) -> PlacementScore {
+fn placement_score(score: Score) -> PlacementScore {
     let Score { total, memory, cpu, vcpus, lanes, clones, rules } = score;
     PlacementScore { total, memory, cpu, vcpus, lanes, clones, rules }
 }

@@ -17,17 +17,21 @@ fn cpu(features: &[&str]) -> Value {
     let models: Vec<&str> =
         if missing.is_empty() { vec!["Westmere-v1", "max"] } else { vec!["max"] };
     json!({
-        "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": features, "models": models,
+        "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": features,
+        "models": models,
         "generations": { "Westmere-v1": { "features": holds, "missing": missing } },
     })
 }
 
-/// A host that has all that the VM needs, with changes.
+/// Returns a suitable host for the VM, with changes.
 fn host(name: &str, change: &Value) -> HostInfo {
     let mut info = json!({
-        "name": name, "version": "0.5.0", "kernel": "6.18", "qemu_version": "10.0.2", "machines": ["pc-q35-7.2", "pc-q35-10.0"],
-        "kvm": true, "cpu": cpu(&["aes", "lm", "pni"]), "memory_available_bytes": 64 * GIB, "memory_committed_bytes": 0,
-        "huge_pages": true, "migration_addresses": ["10.0.0.1"], "networks": { "prod": { "bridge": "br0" } },
+        "name": name, "version": "0.5.0", "kernel": "6.18", "qemu_version": "10.0.2",
+        "machines": ["pc-q35-7.2", "pc-q35-10.0"],
+        "kvm": true, "cpu": cpu(&["aes", "lm", "pni"]), "memory_available_bytes": 64 * GIB,
+        "memory_committed_bytes": 0,
+        "huge_pages": true, "migration_addresses": ["10.0.0.1"],
+        "networks": { "prod": { "bridge": "br0" } },
         "vm_dirs": ["/vms"], "peers": { "a": "http://a:7700", "b": "http://b:7700" }, "vms": 1,
     });
     merge(&mut info, change);
@@ -36,18 +40,21 @@ fn host(name: &str, change: &Value) -> HostInfo {
 
 fn vm(change: &Value) -> VmInfo {
     let mut info = json!({
-        "name": "web", "host": "a", "state": "running", "epoch": 3, "memory_bytes": 8 * GIB, "vcpus": 2, "accel": "kvm",
+        "name": "web", "host": "a", "state": "running", "epoch": 3, "memory_bytes": 8 * GIB,
+        "vcpus": 2, "accel": "kvm",
         "machine": "pc-q35-7.2", "addresses": [],
         "spec": {
-            "name": "web", "memory": [{ "size": "8GiB" }], "cpu_model": "Westmere-v1", "machine": "pc-q35-7.2",
-            "disks": [{ "path": "/vms/web.qcow2", "format": "qcow2" }], "nics": [{ "network": "prod" }],
+            "name": "web", "memory": [{ "size": "8GiB" }], "cpu_model": "Westmere-v1",
+            "machine": "pc-q35-7.2",
+            "disks": [{ "path": "/vms/web.qcow2", "format": "qcow2" }],
+            "nics": [{ "network": "prod" }],
         },
     });
     merge(&mut info, change);
     serde_json::from_value(info).unwrap()
 }
 
-/// Changes what `from` names; an empty map takes the place of the one that there was.
+/// Applies the changes that `from` names; an empty map replaces the existing one.
 fn merge(into: &mut Value, from: &Value) {
     let Value::Object(from) = from else { return };
     for (key, value) in from {
@@ -58,7 +65,7 @@ fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-/// Hosts a and b, and a VM `web` on a, each with changes.
+/// Returns hosts a and b, and a VM `web` on a, each with changes.
 fn cluster(of_vm: &Value, of_a: &Value, of_b: &Value) -> Inventory {
     let mut inventory = Inventory::default();
     for (name, change) in [("a", of_a), ("b", of_b)] {
@@ -86,7 +93,7 @@ fn check(inventory: &Inventory, name: CheckName) -> Check {
 }
 
 #[test]
-fn nothing_is_in_the_way_of_a_vm_that_fits_but_what_only_the_hosts_know() {
+fn a_suitable_target_passes_all_checks_except_those_only_hosts_can_answer() {
     let inventory = cluster(&json!({}), &json!({}), &json!({}));
     let report = report(&inventory);
     for check in &report.checks {
@@ -101,7 +108,8 @@ fn nothing_is_in_the_way_of_a_vm_that_fits_but_what_only_the_hosts_know() {
     assert_eq!(immovable(&inventory, "web"), None);
 }
 
-/// What is changed of the VM, of host a and of host b; the check that sees it, how, and what it says of it.
+/// Changes of the VM, of host a and of host b; then the check, its verdict and a part of its
+/// evidence.
 type Case = (Value, Value, Value, CheckName, Verdict, &'static str);
 
 fn cases_of_vm_and_cpu() -> Vec<Case> {
@@ -111,14 +119,14 @@ fn cases_of_vm_and_cpu() -> Vec<Case> {
     vec![
         (json!({ "state": "stopped" }), no(), no(), N::VmState, Fail, "does not run (stopped)"),
         (json!({ "in_doubt": true, "state": "paused" }), no(), no(), N::VmState, Fail, "in doubt"),
-        (json!({ "state": "migrating-out" }), no(), no(), N::VmState, Fail, "a migration has it"),
+        (json!({ "state": "migrating-out" }), no(), no(), N::VmState, Fail, "migration of it"),
         (
             json!({ "page_in": { "missing_pages": 7, "connected": true } }),
             no(),
             no(),
             N::VmState,
             Fail,
-            "7 pages of it are still at the host that it came from",
+            "7 of its pages are still on the host that it left",
         ),
         (
             json!({ "spec": { "extra_devices": ["vfio-pci,host=1:00.0"] } }),
@@ -146,7 +154,7 @@ fn cases_of_vm_and_cpu() -> Vec<Case> {
             Fail,
             "Icelake-Server-v7",
         ),
-        (json!({ "spec": { "cpu_model": "max" } }), no(), no(), N::Cpu, Warn, "each host's own"),
+        (json!({ "spec": { "cpu_model": "max" } }), no(), no(), N::Cpu, Warn, "differs by host"),
         (
             no(),
             no(),
@@ -155,7 +163,7 @@ fn cases_of_vm_and_cpu() -> Vec<Case> {
             Unknown,
             "did not answer",
         ),
-        (json!({ "accel": "tcg" }), no(), no(), N::Cpu, Unknown, "runs by tcg"),
+        (json!({ "accel": "tcg" }), no(), no(), N::Cpu, Unknown, "uses tcg"),
     ]
 }
 
@@ -178,9 +186,9 @@ fn cases_of_hosts() -> Vec<Case> {
             no(),
             N::MachineType,
             Fail,
-            "pc-q35-9.9 is not known to QEMU 10.0.2",
+            "pc-q35-9.9 is not supported by QEMU 10.0.2",
         ),
-        (no(), no(), json!({ "machines": [] }), N::MachineType, Unknown, "does not tell"),
+        (no(), no(), json!({ "machines": [] }), N::MachineType, Unknown, "does not report"),
         (no(), no(), json!({ "qemu_version": "7.2.1" }), N::QemuVersion, Warn, "to an older QEMU"),
         (no(), no(), json!({ "qemu_problem": "not found" }), N::QemuVersion, Fail, "not found"),
         (
@@ -215,7 +223,7 @@ fn cases_of_hosts() -> Vec<Case> {
 }
 
 #[test]
-fn each_thing_in_the_way_is_seen_by_its_check() {
+fn each_check_detects_its_obstacle() {
     use Verdict::Fail;
     for (of_vm, of_a, of_b, name, verdict, words) in
         cases_of_vm_and_cpu().into_iter().chain(cases_of_hosts())
@@ -244,7 +252,7 @@ fn ranking(inventory: &Inventory) -> PreflightRanking {
 }
 
 #[test]
-fn the_best_host_is_chosen_and_where_there_is_none_it_is_told_why() {
+fn the_best_host_is_chosen_or_the_reason_is_returned() {
     let no = json!({});
     let good = ranking(&cluster(&no, &no, &no));
     assert!(good.immovable.is_empty() && good.fits[0].score.total > 0.0);

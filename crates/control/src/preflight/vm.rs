@@ -1,4 +1,4 @@
-//! What keeps a VM from going anywhere.
+//! Checks of the VM alone.
 
 use godwit_api::VmState;
 use godwit_api::control::CheckName;
@@ -21,46 +21,47 @@ fn state(subject: &Subject<'_>) -> Found {
     let host = subject.from.name;
     if vm.in_doubt {
         let remedy = format!(
-            "make sure of it, then `godwit migration resolve {} --runs-on HOST`",
+            "find out which host runs it, then `godwit migration resolve {} --runs-on HOST`",
             info.name
         );
-        return Found::fail("it is in doubt which host may run it", remedy);
+        return Found::fail("it is in doubt which host runs it", remedy);
     }
     if !vm.is_current {
-        let remedy = "see that its agent runs and can be reached";
+        let remedy = "check that its agent runs and is reachable";
         return Found::unknown(
-            format!("host {host} is not heard; it told last that it is {}", info.state),
+            format!("host {host} is unreachable; it last reported the VM as {}", info.state),
             remedy,
         );
     }
     if let Some(page_in) = &info.page_in {
         let missing = page_in.missing_pages;
         if page_in.connected {
-            let evidence = format!("{missing} pages of it are still at the host that it came from");
-            return Found::fail(evidence, "wait until it has them all");
+            let evidence = format!("{missing} of its pages are still on the host that it left");
+            return Found::fail(evidence, "wait until all pages have arrived");
         }
         let evidence = format!(
-            "{missing} pages of it are still at the host that it came from, and it has no connection to that one"
+            "{missing} of its pages are still on the host that it left, which is not connected"
         );
-        let remedy = "bring that host's agent back, or the link to it; where that host is gone for good the guest is lost";
+        let remedy = "restore that host's agent or the link to it; \
+            if that host is gone for good, the guest is lost";
         return Found::fail(evidence, remedy);
     }
     match info.state {
         VmState::Running | VmState::Paused => match vm.planned_move {
             Some(planned) => Found::warn(
-                format!("move {planned} has it already"),
+                format!("it already has move {planned}"),
                 "wait for its end, or cancel it",
             ),
             None => Found::pass(format!("{} on host {host}", info.state)),
         },
         VmState::MigratingIn | VmState::MigratingOut => {
-            Found::fail("a migration has it", "wait for its end, or cancel it")
+            Found::fail("a migration of it is in progress", "wait for its end, or cancel it")
         }
-        VmState::Starting => Found::fail("it starts at the moment", "ask again in a moment"),
+        VmState::Starting => Found::fail("it is starting", "try again in a moment"),
         state => {
             let evidence = format!("it does not run ({state}): there is nothing to move");
             let remedy = format!(
-                "it stays with its host; to take it along start it: `godwit vm start {}`",
+                "to move it, start it first: `godwit vm start {}`; otherwise it stays on its host",
                 info.name
             );
             Found::fail(evidence, remedy)
@@ -72,7 +73,7 @@ fn devices(subject: &Subject<'_>) -> Found {
     let spec = &subject.vm.info.spec;
     let obstacles = untrackable_parts(&spec.memory, &spec.extra_devices);
     let Some(Fault { remedy, .. }) = obstacles.first() else {
-        return Found::pass("no device and no memory that can't move");
+        return Found::pass("all devices and memory can move");
     };
     let all: Vec<&str> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
     match subject.engine {
@@ -86,17 +87,16 @@ fn devices(subject: &Subject<'_>) -> Found {
 fn tracking(subject: &Subject<'_>) -> Found {
     let host = subject.from.name;
     if subject.engine == EngineKind::Qemu {
-        return Found::pass("QEMU's own engine tracks by itself");
+        return Found::pass("QEMU's own engine tracks memory itself");
     }
     match subject.from.info {
-        None => Found::unknown(
-            format!("host {host} has told nothing of itself yet"),
-            "wait until it is heard",
-        ),
+        None => {
+            Found::unknown(format!("host {host} has not reported yet"), "wait for its first report")
+        }
         Some(info) => match &info.tracking_problem {
             Some(problem) => Found::fail(
-                format!("host {host} can't track memory: {problem}"),
-                "remedy that, or use --engine qemu",
+                format!("host {host} cannot track memory: {problem}"),
+                "fix that, or use --engine qemu",
             ),
             None => Found::pass(format!("host {host}, kernel {}", info.kernel)),
         },
@@ -109,9 +109,10 @@ fn page_in(subject: &Subject<'_>) -> Found {
     }
     match subject.vm.info.spec.refuses_page_in {
         true => Found::warn(
-            "its specification refuses it: where the guest writes faster than the lanes carry, it is slowed, or the move fails",
-            "ask for a prediction; move it when it writes less",
+            "its specification refuses it: if the guest writes faster than the lanes carry, \
+             the guest is slowed or the move fails",
+            "request a prediction; move it when it writes less",
         ),
-        false => Found::pass("its specification allows it; the move's own request decides"),
+        false => Found::pass("its specification allows it; the request of the move decides"),
     }
 }

@@ -1,4 +1,4 @@
-//! Rules by the API.
+//! Placement rules over the API.
 
 use godwit_api::control::{Page, PreflightRanking, ProblemCode, Role, RuleInfo, RuleState};
 use http::{Method, StatusCode};
@@ -13,7 +13,7 @@ fn apart(name: &str) -> Value {
     json!({ "name": name, "kind": "apart", "vms": ["x", "y"] })
 }
 
-/// Hosts a, b and c, and the VMs x on a, y on b.
+/// Adds hosts a, b and c, VM x on a and VM y on b.
 fn fill(managed: &Managed) {
     managed.manager.state.change(|inventory| {
         put_host(inventory, host("a", None), &[], vec![vm("x", "a", None)]);
@@ -24,7 +24,7 @@ fn fill(managed: &Managed) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_are_made_listed_shown_and_removed() {
+async fn rules_are_created_listed_shown_and_deleted() {
     let managed = Managed::begin().await;
     fill(&managed);
     for name in ["r1", "r2", "r3"] {
@@ -33,7 +33,10 @@ async fn rules_are_made_listed_shown_and_removed() {
     }
     let again = managed.root(Method::POST, RULES, Some(apart("r1"))).await;
     assert_eq!(again.problem(), ProblemCode::AlreadyExists);
-    let on = json!({ "name": "on-c", "kind": "on", "strength": "should", "vms": ["x"], "hosts": { "names": ["c"] } });
+    let on = json!({
+        "name": "on-c", "kind": "on", "strength": "should", "vms": ["x"],
+        "hosts": { "names": ["c"] }
+    });
     let made: RuleInfo = managed.root(Method::POST, RULES, Some(on)).await.read();
     assert_eq!((made.state, made.broken_by[0].vm.as_str()), (RuleState::Broken, "x"));
     let page: Page<RuleInfo> =
@@ -51,7 +54,7 @@ async fn rules_are_made_listed_shown_and_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn placement_and_preflight_obey_them_at_once() {
+async fn placement_and_preflight_apply_rules_at_once() {
     let managed = Managed::begin().await;
     fill(&managed);
     let path = "/api/v1/vms/x/preflight";
@@ -71,7 +74,7 @@ async fn placement_and_preflight_obey_them_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_an_admin_makes_them_and_each_stands_in_the_audit_log() {
+async fn only_an_admin_creates_rules_and_each_request_is_audited() {
     let managed = Managed::begin().await;
     let operator = managed.token(Role::Operator).await.token;
     let admin = managed.token(Role::Admin).await.token;
@@ -85,8 +88,8 @@ async fn only_an_admin_makes_them_and_each_stands_in_the_audit_log() {
     assert_eq!(refused.problem(), ProblemCode::InvalidRequest);
     let none_made: Page<RuleInfo> = managed.root(Method::GET, RULES, None).await.read();
     assert_eq!(none_made.total, 1);
-    let told = noted(&managed, 5).await;
-    let told: Vec<_> = told.iter().map(|entry| (entry.what.as_str(), entry.status)).collect();
+    let entries = noted(&managed, 5).await;
+    let entries: Vec<_> = entries.iter().map(|entry| (entry.what.as_str(), entry.status)).collect();
     let post = "POST /api/v1/rules";
-    assert_eq!(told[..3], [(post, 400), (post, 201), (post, 403)]);
+    assert_eq!(entries[..3], [(post, 400), (post, 201), (post, 403)]);
 }

@@ -1,5 +1,5 @@
-//! Rules about where VMs may be, as operators make them. What placement does with them is `godwit_planner::placement`; whether each is kept at
-//! present is `cluster::rule_state`.
+//! Placement rules, as operators define them. `godwit_planner::placement` applies them;
+//! `cluster::rule_state` determines their present state.
 
 pub(crate) mod http;
 #[cfg(test)]
@@ -24,14 +24,15 @@ use crate::storage::planning::Planning;
 
 pub(crate) use record::{RULES, SavedRule};
 
-/// The most rules that a cluster has: each is asked of every host for every VM that it names.
+/// Most rules of a cluster. Placement checks each rule for every host and every VM that the rule
+/// names.
 const MOST_RULES: usize = 1000;
-/// The most VMs that a rule names, and the most hosts.
+/// Most VMs, and most hosts, that a rule names.
 const MOST_NAMES: usize = 256;
-/// The most labels that hosts are named by, as a host has no more.
+/// Most labels that select hosts; a host has no more labels.
 const MOST_LABELS: usize = 64;
 
-/// Rules about where VMs may be.
+/// Service for placement rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     state: Arc<State>,
@@ -43,7 +44,7 @@ impl Rules {
         Rules { state, planning }
     }
 
-    /// Makes a rule. VMs and hosts that it names may come later.
+    /// Creates a rule. VMs and hosts that it names may be created later.
     pub(crate) async fn create(&self, request: CreateRule) -> Result<RuleInfo, Problem> {
         let rule = read(request)?;
         let rules = self.clone();
@@ -58,19 +59,19 @@ impl Rules {
             .await
     }
 
-    /// One rule, with every VM by which it is broken.
+    /// Returns one rule, with every VM that breaks it.
     pub(crate) fn show(&self, name: &str) -> Result<RuleInfo, Problem> {
         let inventory = self.state.inventory();
         let rule = inventory.rule(name).ok_or_else(|| no_rule(name))?;
         Ok(told(rule, &inventory, usize::MAX))
     }
 
-    /// A page of them, by name.
+    /// Returns a page of rules, by name.
     pub(crate) fn list(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
         self.state.inventory().rules_page(filter, cursor)
     }
 
-    /// Removes a rule; no VM is moved by that.
+    /// Deletes a rule. This moves no VM.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Problem> {
         let name = name.to_owned();
         let rules = self.clone();
@@ -96,7 +97,7 @@ fn wrong(detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
     Problem::new(ProblemCode::InvalidRequest, detail, remedy)
 }
 
-/// A rule as placement has it, unless it contradicts itself or says nothing.
+/// Converts a request to a rule of placement, unless it contradicts itself or has no effect.
 fn read(request: CreateRule) -> Result<Rule, Problem> {
     let CreateRule { name, kind, strength, vms, hosts } = request;
     check_name(&name)?;
@@ -109,19 +110,18 @@ fn read(request: CreateRule) -> Result<Rule, Problem> {
     };
     if matches!(kind, placement::RuleKind::Together | placement::RuleKind::Apart) {
         if hosts.is_some() {
-            let detail = "a rule that VMs are to be together or apart names no hosts";
+            let detail = "a rule of kind together or apart names no hosts";
             return Err(wrong(
                 detail,
-                "make two rules of it: this one, and one that says on or not-on",
+                "split it: this rule without hosts, and a rule of kind on or not-on",
             ));
         }
         if vms.len() < 2 {
-            let detail =
-                "a rule that VMs are to be together or apart is about two of them at least";
+            let detail = "a rule of kind together or apart needs at least two VMs";
             return Err(wrong(detail, "name another VM"));
         }
     } else if vms.is_empty() {
-        return Err(wrong("the rule is for no VM", "name the VMs that it is for"));
+        return Err(wrong("the rule names no VM", "name the VMs that it applies to"));
     }
     let strength = match strength {
         RuleStrength::Must => Strength::Must,
@@ -134,28 +134,28 @@ fn read_hosts(kind: RuleKind, hosts: Option<&RuleHosts>) -> Result<Hosts, Proble
     let hosts = hosts.filter(|hosts| !hosts.names.is_empty() || !hosts.labels.is_empty());
     let Some(RuleHosts { names, labels }) = hosts else {
         let detail = match kind {
-            RuleKind::On => "the rule leaves its VMs no host at all",
-            _ => "the rule keeps its VMs from no host at all",
+            RuleKind::On => "the rule leaves no host for its VMs",
+            _ => "the rule excludes no host for its VMs",
         };
-        return Err(wrong(detail, "name hosts, or labels that they have"));
+        return Err(wrong(detail, "name hosts or their labels"));
     };
     check_names("host", names)?;
     if labels.len() > MOST_LABELS {
-        return Err(wrong("too many labels", format!("{MOST_LABELS} at most")));
+        return Err(wrong("too many labels", format!("use at most {MOST_LABELS}")));
     }
     if labels.contains_key("") {
-        return Err(wrong("a label without a key", "name its key"));
+        return Err(wrong("a label has no key", "add its key"));
     }
     Ok(Hosts { names: names.clone(), labels: labels.clone() })
 }
 
-/// Names of one kind: possible ones, each once.
+/// Checks names of one kind: each must be valid and occur once.
 fn check_names(what: &str, names: &[String]) -> Result<(), Problem> {
     if names.len() > MOST_NAMES {
         let detail = format!("the rule names {} {what}s", names.len());
         return Err(wrong(
             detail,
-            format!("{MOST_NAMES} at most; name hosts by a label, or make several rules"),
+            format!("use at most {MOST_NAMES}; select hosts by a label, or create several rules"),
         ));
     }
     let mut seen = BTreeSet::new();
@@ -170,26 +170,22 @@ fn check_names(what: &str, names: &[String]) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether there is room for a rule, and none that it contradicts.
+/// Checks that there is room for a rule and that no other rule contradicts it.
 fn check_beside_others(rule: &Rule, others: &[Rule]) -> Result<(), Problem> {
     let others = others.iter().filter(|other| other.name != rule.name);
     if others.clone().count() >= MOST_RULES {
-        return Err(wrong(
-            format!("there are {MOST_RULES} rules already"),
-            "delete some that are not needed",
-        ));
+        return Err(wrong(format!("there are already {MOST_RULES} rules"), "delete unused rules"));
     }
     match others.into_iter().find_map(|other| Some((other, clash(rule, other)?))) {
         Some((other, why)) => {
-            let detail =
-                format!("rule {} can't be kept beside rule {}: {why}", rule.name, other.name);
-            Err(wrong(detail, "delete that one first, or make this one a `should` rule"))
+            let detail = format!("rule {} contradicts rule {}: {why}", rule.name, other.name);
+            Err(wrong(detail, "delete that rule first, or make this one a `should` rule"))
         }
         None => Ok(()),
     }
 }
 
-/// Why two rules that must be kept can't both be; none: they can, as far as they say themselves.
+/// Returns why two `must` rules contradict each other. `None`: their definitions do not.
 fn clash(one: &Rule, other: &Rule) -> Option<String> {
     use placement::RuleKind as K;
     if one.strength != Strength::Must || other.strength != Strength::Must {

@@ -1,4 +1,4 @@
-//! A rule as it is saved.
+//! Saved form of a rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::storage::planned::Planned;
 
 pub(crate) const RULES: Table<SavedRule> = Table::new();
 
-/// A rule, of which the id is the name.
+/// A rule; its ID is its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedRule {

@@ -18,28 +18,31 @@ fn rule(value: Value) -> Rule {
 }
 
 #[test]
-fn a_rule_that_contradicts_itself_or_says_nothing_is_refused() {
+fn a_rule_that_contradicts_itself_or_has_no_effect_is_refused() {
     for (why, value) in [
-        ("about two of them", json!({ "name": "r", "kind": "apart", "vms": ["x"] })),
-        ("about two of them", json!({ "name": "r", "kind": "together", "vms": [] })),
+        ("at least two VMs", json!({ "name": "r", "kind": "apart", "vms": ["x"] })),
+        ("at least two VMs", json!({ "name": "r", "kind": "together", "vms": [] })),
         ("names VM x twice", json!({ "name": "r", "kind": "apart", "vms": ["x", "x"] })),
         (
             "names no hosts",
             json!({ "name": "r", "kind": "apart", "vms": ["x", "y"], "hosts": { "names": ["a"] } }),
         ),
-        ("no host at all", json!({ "name": "r", "kind": "on", "vms": ["x"] })),
-        ("no host at all", json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": {} })),
+        ("leaves no host", json!({ "name": "r", "kind": "on", "vms": ["x"] })),
+        ("leaves no host", json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": {} })),
         (
-            "from no host at all",
+            "excludes no host",
             json!({ "name": "r", "kind": "not-on", "vms": ["x"], "hosts": { "labels": {} } }),
         ),
-        ("for no VM", json!({ "name": "r", "kind": "on", "vms": [], "hosts": { "names": ["a"] } })),
+        (
+            "names no VM",
+            json!({ "name": "r", "kind": "on", "vms": [], "hosts": { "names": ["a"] } }),
+        ),
         (
             "names host a twice",
             json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "names": ["a", "a"] } }),
         ),
         (
-            "without a key",
+            "has no key",
             json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "labels": { "": "v" } } }),
         ),
         ("can't be a name", json!({ "name": "../r", "kind": "apart", "vms": ["x", "y"] })),
@@ -53,7 +56,7 @@ fn a_rule_that_contradicts_itself_or_says_nothing_is_refused() {
 }
 
 #[test]
-fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
+fn must_rules_do_not_contradict_each_other() {
     let apart = rule(json!({ "name": "apart", "kind": "apart", "vms": ["x", "y", "z"] }));
     let together = |strength: &str, vms: &[&str]| {
         rule(json!({ "name": "r", "kind": "together", "strength": strength, "vms": vms }))
@@ -84,7 +87,7 @@ fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
     assert!(check_beside_others(&on("one-more", "on", &["a"]), &many).is_err());
 }
 
-/// Hosts a and b in rack 1, c in rack 2; VMs x and y on a, z on c.
+/// Adds hosts a and b in rack 1 and c in rack 2, VMs x and y on a and VM z on c.
 fn cluster(inventory: &mut Inventory) {
     put_host(
         inventory,
@@ -97,7 +100,7 @@ fn cluster(inventory: &mut Inventory) {
 }
 
 #[test]
-fn who_breaks_a_rule_is_named_with_how() {
+fn vms_that_break_a_rule_are_named_with_the_reason() {
     let mut inventory = Inventory::default();
     cluster(&mut inventory);
     let of = |kind: &str, vms: &[&str], hosts: Option<Value>| {
@@ -115,13 +118,13 @@ fn who_breaks_a_rule_is_named_with_how() {
     assert_eq!(breakers(&apart), ["x on a, with y", "y on a, with x"]);
     let together = of("together", &["x", "y", "z"], None);
     assert_eq!(breakers(&together), ["z on c, and x and y on a"]);
-    // Of two places with as many, the first by name.
+    // Of two hosts with equally many VMs, the first by name.
     assert_eq!(breakers(&of("together", &["x", "z"], None)), ["z on c, and x on a"]);
     let on = of("on", &["x", "z"], Some(json!({ "names": ["b"], "labels": { "rack": "2" } })));
     assert_eq!(breakers(&on), ["x on a, which is none of the rule's hosts"]);
     let not_on = of("not-on", &["x", "z"], Some(json!({ "labels": { "rack": "2" } })));
     assert_eq!(breakers(&not_on), ["z on c, where it is not to be"]);
-    // Who is not there breaks nothing.
+    // An absent VM breaks no rule.
     let kept = of("apart", &["x", "z", "later"], None);
     assert_eq!(
         (kept.state, kept.broken_by, kept.absent),
@@ -130,19 +133,25 @@ fn who_breaks_a_rule_is_named_with_how() {
 }
 
 #[test]
-fn what_is_saved_of_a_rule_is_what_it_says() {
+fn a_saved_rule_equals_the_original() {
     for value in [
         json!({ "name": "r", "kind": "apart", "strength": "should", "vms": ["x", "y"] }),
         json!({ "name": "r", "kind": "together", "vms": ["x", "y"] }),
-        json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "names": ["a"], "labels": { "k": "v" } } }),
+        json!({
+            "name": "r", "kind": "on", "vms": ["x"],
+            "hosts": { "names": ["a"], "labels": { "k": "v" } }
+        }),
         json!({ "name": "r", "kind": "not-on", "vms": ["x"], "hosts": { "names": ["a"] } }),
     ] {
         let rule = rule(value);
         let text = RULES.encode("rules/r", &SavedRule::from(&rule)).unwrap();
         assert_eq!(RULES.decode_text("rules/r", &text).unwrap().rule("r"), rule, "{text}");
     }
-    // As long as version 1 is read: what an earlier manager saved.
-    let text = r#"{"kind":"rule","version":1,"record":{"strength":"must","kind":{"not-on":{"names":["a"],"labels":{}}},"vms":["x"]}}"#;
+    // Version 1, as an earlier manager saved it, must stay readable.
+    let text = concat!(
+        r#"{"kind":"rule","version":1,"record":{"strength":"must","#,
+        r#""kind":{"not-on":{"names":["a"],"labels":{}}},"vms":["x"]}}"#
+    );
     assert_eq!(SavedRule::VERSION, 1);
     assert!(RULES.decode_text("rules/r", text).is_ok());
 }
@@ -161,7 +170,7 @@ fn rules_outlive_the_manager() {
     over_file(&path, async |manager| {
         let page = manager.rules.list(&RuleFilter::default(), &Cursor { behind: None, limit: 10 });
         assert_eq!((page.total, page.items[0].name.as_str()), (1, "r2"));
-        // It is known to the store too: it can be removed, and made anew.
+        // The store knows the rule too: it can be deleted and created again.
         manager.rules.delete("r2").await.unwrap();
         let asked = json!({ "name": "r2", "kind": "together", "vms": ["x", "y"] });
         manager.rules.create(request(asked)).await.unwrap();
@@ -172,7 +181,7 @@ fn rules_outlive_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_follows_knows_them_and_changes_none() {
+async fn a_follower_knows_the_rules_and_changes_none() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let manager = leader(Arc::clone(&store)).await;
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
@@ -190,7 +199,7 @@ async fn a_manager_that_follows_knows_them_and_changes_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_are_told() {
+async fn changes_are_published() {
     let manager = leader(Arc::new(MemoryStore::new())).await;
     manager.state.change(|inventory| {
         cluster(inventory);
@@ -205,15 +214,16 @@ async fn changes_are_told() {
     );
     manager.rules.delete("r1").await.unwrap();
     assert_eq!(manager.rules.delete("r1").await.unwrap_err().code, ProblemCode::NotFound);
-    let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
-    let [Change::Rule(made), Change::RuleGone(gone)] = [&told[0].change, &told[1].change] else {
-        panic!("{told:?}")
+    let Some(Next::Events(changes)) = events.next().await else { panic!("no event") };
+    let [Change::Rule(made), Change::RuleGone(gone)] = [&changes[0].change, &changes[1].change]
+    else {
+        panic!("{changes:?}")
     };
-    assert_eq!((made.state, gone.as_str(), told.len()), (RuleState::Broken, "r1", 2));
+    assert_eq!((made.state, gone.as_str(), changes.len()), (RuleState::Broken, "r1", 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_at_once_that_contradict_each_other_one_kind_is_made() {
+async fn of_concurrent_contradictory_rules_one_kind_is_created() {
     let manager = leader(Arc::new(MemoryStore::new())).await;
     let asked = (0..16).map(|number| {
         let kind = if number % 2 == 0 { "apart" } else { "together" };
@@ -232,7 +242,7 @@ async fn of_many_at_once_that_contradict_each_other_one_kind_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_begun_is_done_and_known_also_where_who_asked_has_gone() {
+async fn a_change_completes_even_if_the_caller_disconnects() {
     let store: Arc<dyn Store> = Arc::new(LateStore::default());
     let manager = leader(Arc::clone(&store)).await;
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });

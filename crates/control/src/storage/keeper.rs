@@ -1,8 +1,11 @@
-//! What the manager writes: under its leadership, over what it read or wrote last. A change that somebody else has made meanwhile is refused.
+//! Writer of the manager's records. It writes under the manager's leadership and over the last
+//! revision that it read or wrote; a concurrent change makes the write fail.
 //!
-//! **Changes in doubt.** The answer to a change can be lost, and whoever asked for it can go while it is on its way. So what is sent is noted
-//! first, and where no answer comes the key is read: what was sent stands there, and is known, or it does not. That is looked at again before the
-//! next change of the same key, since the store may have been away, or the change still on its way.
+//! **Changes in doubt.** The answer to a change can be lost, and the caller can disconnect while
+//! the change is in progress. So each change is noted before it is sent. If no answer arrives, the
+//! key is read: either it has the new value, which is then known, or it does not. The key is
+//! checked again before its next change, because the store may have been unreachable or the change
+//! still in progress.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,19 +21,19 @@ use tokio::sync::mpsc;
 
 use crate::journal::audit::{self, AUDIT, AuditLog};
 
-/// Entries of the audit log that wait to be written; who asks faster than a disk writes waits no longer for it.
+/// Most audit entries that wait to be written. Beyond that, requests do not wait for the disk.
 const WAITING_ENTRIES: usize = 10_000;
 
 /// Records that are written together or not at all.
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
     transaction: Transaction,
-    /// Keys of those of which it is known from then on when they were written.
+    /// Keys whose revision is known after the write.
     keys: Vec<String>,
 }
 
 impl From<Transaction> for Writes {
-    /// Beside writes of which nothing is known.
+    /// Converts a transaction whose revisions are not tracked.
     fn from(transaction: Transaction) -> Writes {
         Writes { transaction, keys: Vec::new() }
     }
@@ -42,22 +45,22 @@ impl Writes {
         self.transaction = std::mem::take(&mut self.transaction).and(others.transaction);
     }
 
-    /// Whether one transaction holds others as well.
+    /// Returns whether one transaction holds these writes as well.
     pub(crate) fn has_room_for(&self, others: &Writes) -> bool {
         self.transaction.has_room_for(&others.transaction)
     }
 }
 
-/// What is known of the keys.
+/// State of the keys.
 #[derive(Debug, Default)]
 struct Known {
-    /// When each was read or written last.
+    /// Revision of each key at its last read or write.
     revisions: BTreeMap<String, Revision>,
-    /// What was sent to each last, where it is not known what became of that; none: that it be removed.
+    /// Value sent to each key whose change is in doubt; `None` for a removal.
     doubts: BTreeMap<String, Option<String>>,
 }
 
-/// The store, as the leading manager has it.
+/// The store, as the leading manager uses it.
 pub(crate) struct Keeper {
     store: Arc<dyn Store>,
     leadership: Arc<Leadership>,
@@ -73,7 +76,7 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Keeps what this leadership allows.
+    /// Creates a keeper that writes under this leadership.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         leadership: Arc<Leadership>,
@@ -84,18 +87,18 @@ impl Keeper {
         Keeper { store, leadership, candidate, known: Mutex::default(), entries }
     }
 
-    /// The manager that leads: this one.
+    /// Returns the leading manager, which is this one.
     pub(crate) fn candidate(&self) -> &Candidate {
         &self.candidate
     }
 
-    /// Where it is kept.
+    /// Returns the underlying store.
     #[cfg(test)]
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// All records of a kind, by id.
+    /// Returns all records of a kind, by ID.
     pub(crate) async fn read_all<T: Record>(
         &self,
         table: Table<T>,
@@ -115,7 +118,7 @@ impl Keeper {
         id: &str,
         record: &T,
     ) -> Result<(), Problem> {
-        // Asked for before, and written without anybody's knowing: it is this one's to write.
+        // An earlier request wrote the record without seeing the answer: this one may replace it.
         let key = table.key(id);
         let written = if self.settle(&key).await { self.revision(&key) } else { None };
         let write = match written {
@@ -125,18 +128,18 @@ impl Keeper {
         let write = write.map_err(|error| problem(&error))?;
         self.commit(&[key], write).await.map_err(|refused| match refused {
             StoreError::Conflict { found: KeyState::At(_), .. } => {
-                let detail = format!("there is a {} \"{id}\" already", T::KIND);
+                let detail = format!("{} \"{id}\" already exists", T::KIND);
                 Problem::new(
                     ProblemCode::AlreadyExists,
                     detail,
-                    "take another name, or change that one",
+                    "choose another name, or change the existing one",
                 )
             }
             error => problem(&error.into()),
         })
     }
 
-    /// Writes a record in the place of the one that is known.
+    /// Replaces the known revision of a record.
     pub(crate) async fn replace<T: Record>(
         &self,
         table: Table<T>,
@@ -150,7 +153,7 @@ impl Keeper {
         self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
     }
 
-    /// Removes the record that is known.
+    /// Removes the known revision of a record.
     pub(crate) async fn remove<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
         let key = table.key(id);
         if self.settle(&key).await && self.revision(&key).is_none() {
@@ -161,7 +164,7 @@ impl Keeper {
         self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
     }
 
-    /// One record and when it changed last, as the store has it now; none: there is none.
+    /// Returns one record and its revision, as the store has it now.
     pub(crate) async fn find<T: Record>(
         &self,
         table: Table<T>,
@@ -173,7 +176,7 @@ impl Keeper {
         found.map(|item| table.decode(item)).transpose().map_err(|error| problem(&error))
     }
 
-    /// Adds that a record is written in the place of the one that is known, or as a new one.
+    /// Adds a write that replaces the known revision of a record or creates it.
     pub(crate) async fn put<T: Record>(
         &self,
         Writes { transaction, mut keys }: Writes,
@@ -190,7 +193,7 @@ impl Keeper {
         Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys })
     }
 
-    /// Adds that a record is written over whatever the store has of it. It is not known afterwards.
+    /// Adds a write that replaces whatever revision the store has. The new revision is not tracked.
     pub(crate) async fn put_over<T: Record>(
         &self,
         writes: Writes,
@@ -205,7 +208,7 @@ impl Keeper {
         Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys: writes.keys })
     }
 
-    /// Removes a record of which nothing is known, where there is one, whether it can be read or not.
+    /// Removes a record of any revision, if it exists, whether it is readable or not.
     pub(crate) async fn remove_unknown<T: Record>(
         &self,
         table: Table<T>,
@@ -217,18 +220,18 @@ impl Keeper {
         Ok(())
     }
 
-    /// When a key was written last, as the store has it; none: it is not there.
+    /// Returns the revision of a key in the store. `None`: the key does not exist.
     async fn written(&self, key: &str) -> Result<Option<Revision>, Problem> {
         let found = self.store.read(key).await.map_err(|error| problem(&error.into()))?;
         Ok(found.items.iter().find(|item| item.key == key).map(|item| item.revision))
     }
 
-    /// Writes all of them, or nothing.
+    /// Writes all records or none.
     pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
         self.commit(&keys, transaction).await.map_err(|error| problem(&error.into()))
     }
 
-    /// Carries out all of a transaction, or nothing, that writes nothing of what is known.
+    /// Commits a transaction, all or nothing, that changes no tracked record.
     pub(crate) async fn write_unknown(
         &self,
         transaction: Transaction,
@@ -237,7 +240,7 @@ impl Keeper {
         written.map_err(|error| problem(&error.into()))
     }
 
-    /// The records whose ids begin like this, by id.
+    /// Returns the records whose IDs have this prefix, by ID.
     pub(crate) async fn read_below<T: Record>(
         &self,
         table: Table<T>,
@@ -259,7 +262,7 @@ impl Keeper {
         }
     }
 
-    /// Removes the records that are stale, unless they change meanwhile; their ids.
+    /// Removes stale records unless they change in the meantime. Returns their IDs.
     pub(crate) async fn prune<T: Record>(
         &self,
         table: Table<T>,
@@ -292,7 +295,7 @@ impl Keeper {
         let of_known = |(key, _): &&(String, Option<String>)| keys.contains(key);
         let sent: Vec<(String, Option<String>)> =
             write.writes().iter().filter(of_known).cloned().collect();
-        // Before it is sent: this call may be dropped while it runs.
+        // Before it is sent, because this call may be dropped while it runs.
         let doubts_before = {
             let mut known = self.known();
             let noted = sent
@@ -313,7 +316,7 @@ impl Keeper {
         };
         let is_unknown = matches!(error, StoreError::Unavailable { written: Written::Unknown, .. });
         if !is_unknown {
-            // Nothing was written of this one. Of one before it may be what it met.
+            // This change was not written. It may have met an earlier one that was.
             let mut known = self.known();
             for (key, before) in doubts_before {
                 match before {
@@ -322,7 +325,7 @@ impl Keeper {
                 };
             }
         }
-        // All of it was written, or nothing.
+        // Either all of it was written or nothing.
         let mut is_written = false;
         if is_unknown || matches!(error, StoreError::Conflict { .. }) {
             for key in keys {
@@ -332,7 +335,7 @@ impl Keeper {
         if is_unknown && is_written { Ok(()) } else { Err(error) }
     }
 
-    /// A key is like this, for certain; none: it has gone.
+    /// Records the certain revision of a key; `None`: the key is gone.
     fn note(&self, key: &str, revision: Option<Revision>) {
         let mut known = self.known();
         known.doubts.remove(key);
@@ -342,10 +345,11 @@ impl Keeper {
         };
     }
 
-    /// Looks what became of a change in doubt; true: it was written, and is known from now on.
+    /// Determines the outcome of a change in doubt. Returns true if it was written; its revision is
+    /// then known.
     async fn settle(&self, key: &str) -> bool {
         let Some(sent) = self.known().doubts.get(key).cloned() else { return false };
-        // No key with this one in front comes before it.
+        // A key sorts before all keys of which it is a prefix.
         let Ok(first) = self.store.read_page(key, None, 1).await else { return false };
         let found = first.items.into_iter().find(|item| item.key == key);
         let before = self.revision(key);
@@ -360,7 +364,7 @@ impl Keeper {
         is_written
     }
 
-    /// Whether a record is known: read or written, and not removed since.
+    /// Returns whether a record is known: read or written, and not removed since.
     pub(crate) fn has<T: Record>(&self, table: Table<T>, id: &str) -> bool {
         self.revision(&table.key(id)).is_some()
     }
@@ -373,25 +377,26 @@ impl Keeper {
         self.known().revisions.get(key).copied()
     }
 
-    /// When a key that is known was read or written last.
+    /// Returns the revision of a known key at its last read or write.
     async fn certain(&self, key: &str) -> Result<Revision, Problem> {
         self.settle(key).await;
         self.revision(key).ok_or_else(|| {
-            let detail = format!("{key} has gone meanwhile");
-            Problem::new(ProblemCode::Conflict, detail, "look at it again and decide anew")
+            let detail = format!("{key} no longer exists");
+            Problem::new(ProblemCode::Conflict, detail, "read it again, then repeat the request")
         })
     }
 
-    /// Notes who did what. Nobody waits for it; where the log can't be written it stands in the manager's own.
+    /// Queues an audit entry without waiting. If the audit log cannot be written, the manager's own
+    /// log has the entry.
     pub(crate) fn audit(&self, entry: AuditEntry) {
         if self.entries.try_send(entry).is_err() {
             tracing::error!(
-                "the audit log can't be written as fast as it is asked for: an entry stands above alone"
+                "cannot write the audit log fast enough: the previous log line has the entry"
             );
         }
     }
 
-    /// A page of the audit log, the newest first, and what the next is asked for by.
+    /// Returns a page of the audit log, newest first, and the cursor of the next page.
     pub(crate) async fn audit_page(
         &self,
         behind: Option<&str>,
@@ -399,12 +404,15 @@ impl Keeper {
     ) -> Result<(Vec<AuditEntry>, Option<String>), Problem> {
         let page =
             AUDIT.read_page(&*self.store, behind, limit).await.map_err(|error| problem(&error))?;
-        Ok((page.records.into_iter().filter_map(|kept| told(kept.record)).collect(), page.next))
+        Ok((
+            page.records.into_iter().filter_map(|kept| audit_entry(kept.record)).collect(),
+            page.next,
+        ))
     }
 }
 
-/// What is told of a saved entry; none: it is of another kind than requests.
-fn told(saved: audit::AuditEntry) -> Option<AuditEntry> {
+/// Returns the public form of a saved entry. `None`: the entry is not about a request.
+fn audit_entry(saved: audit::AuditEntry) -> Option<AuditEntry> {
     serde_json::from_value(saved.detail).ok()
 }
 
@@ -418,20 +426,20 @@ async fn write_entries(
     while waiting.recv_many(&mut entries, MOST_KEYS).await > 0 {
         let written = write_some(&*store, &leadership, &mut log, &entries).await;
         if let Err(RecordError::Store(StoreError::TooBig { .. })) = written {
-            // No entry is lost for its neighbours' size.
+            // One entry that is too large must not discard its neighbours.
             for entry in entries.drain(..) {
-                told_of(write_some(&*store, &leadership, &mut log, &[entry]).await, 1);
+                log_failure(write_some(&*store, &leadership, &mut log, &[entry]).await, 1);
             }
         } else {
-            told_of(written, entries.len());
+            log_failure(written, entries.len());
             entries.clear();
         }
     }
 }
 
-fn told_of(written: Result<(), RecordError>, entries: usize) {
+fn log_failure(written: Result<(), RecordError>, entries: usize) {
     if let Err(error) = written {
-        tracing::error!(%error, entries, "the audit log can't be written");
+        tracing::error!(%error, entries, "cannot write the audit log");
     }
 }
 
@@ -458,7 +466,7 @@ async fn write_some(
     Ok(())
 }
 
-/// What a store's trouble is to who asked.
+/// Converts an error of the store to a problem.
 fn problem(error: &RecordError) -> Problem {
     let code = match error {
         RecordError::Store(StoreError::Conflict { .. }) => ProblemCode::Conflict,
@@ -496,7 +504,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_whose_answer_was_lost_is_read_again() {
+    async fn a_change_without_an_answer_is_read_again() {
         let store = MemoryStore::new();
         let keeper = keeper(&store).await;
         store.lose_answers(3);
@@ -509,7 +517,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_can_be_changed_after_a_change_that_could_not_be_read_again_either() {
+    async fn a_record_can_be_changed_after_an_unresolved_change() {
         let store = MemoryStore::new();
         let keeper = keeper(&store).await;
         let away = |outcome: Result<(), Problem>| {
@@ -526,7 +534,7 @@ mod tests {
         store.lose_answer_and_be_away();
         away(keeper.replace(HOSTS, "a", &host(3)).await);
         keeper.replace(HOSTS, "a", &host(4)).await.unwrap();
-        // One that was not written.
+        // A change that was not written.
         store.set_unavailable(true);
         away(keeper.replace(HOSTS, "a", &host(5)).await);
         keeper.replace(HOSTS, "a", &host(6)).await.unwrap();
@@ -537,7 +545,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_another_manager_has_written_is_not_taken_for_its_own() {
+    async fn a_write_of_another_manager_is_not_mistaken_for_its_own() {
         let store = MemoryStore::new();
         let keeper = keeper(&store).await;
         keeper.insert(HOSTS, "a", &host(1)).await.unwrap();
@@ -559,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_store_says_has_a_mend() {
+    fn every_error_of_the_store_has_a_remedy() {
         let unavailable = StoreError::Unavailable {
             store: "s".into(),
             why: "no answer".into(),
@@ -569,7 +577,7 @@ mod tests {
             StoreError::Refused { store: "s".into(), why: "no space".into(), remedy: "compact it" };
         for (error, detail, remedy) in [
             (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "at once", "ask for less"),
-            (unavailable, "no answer", "ask again"),
+            (unavailable, "no answer", "try again"),
             (refused, "no space", "compact it"),
             (StoreError::Settings { why: "none".into() }, "none", "docs/store.md"),
         ] {

@@ -1,4 +1,4 @@
-//! A store whose answers are timed.
+//! A store that measures the time of its answers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use godwit_store::{
 
 use crate::metrics::METRICS;
 
-/// Another store, timed.
+/// A store with measured answers.
 pub(crate) struct MeasuredStore(pub(crate) Arc<dyn Store>);
 
 async fn timed<T>(
@@ -46,7 +46,7 @@ impl Store for MeasuredStore {
         timed("commit", self.0.commit(leadership, transaction)).await
     }
 
-    /// Waiting for one's turn is no answer's time.
+    /// Waiting to become the leader is not measured.
     async fn lead(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
         self.0.lead(candidate).await
     }

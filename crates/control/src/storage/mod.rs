@@ -1,6 +1,8 @@
-//! How this manager keeps records in the store: under its leadership, in doubt when an answer is lost, timed.
+//! Storage of this manager's records: under its leadership, with changes in doubt when an answer is
+//! lost, and with measured times.
 //!
-//! It owns the revisions that were read and written last. What a record means its resource knows, and its resource alone.
+//! This module owns the revisions that were last read and written. Only the resource of a record
+//! knows its meaning.
 
 pub(crate) mod keeper;
 pub(crate) mod measured;

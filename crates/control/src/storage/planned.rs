@@ -1,17 +1,18 @@
-//! Records that every manager knows, whether it leads or not: set as a whole where the store was read, and one by one where it changes.
+//! Records that every manager knows, whether it leads or not. They are set as a whole when the
+//! store is read, and one by one when they change.
 
 use std::collections::BTreeSet;
 
 use godwit_store::records::Record;
 
-/// A kind of records that every manager knows; `K` is what has them in memory.
+/// A kind of record that every manager knows; `K` holds it in memory.
 pub(crate) trait Planned<K>: Record {
-    /// The ids of those that are known.
+    /// Returns the IDs of the known records.
     fn known(knows: &K) -> BTreeSet<String>;
-    /// Knows one from now on as this; none: it is not kept any more.
+    /// Sets a record; `None`: the record no longer exists.
     fn set(knows: &K, id: &str, record: Option<Self>);
 
-    /// Knows these from now on, and no others.
+    /// Sets these records and removes all others.
     fn set_all(knows: &K, records: impl IntoIterator<Item = (String, Self)>) {
         let mut gone = Self::known(knows);
         for (id, record) in records {

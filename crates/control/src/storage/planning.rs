@@ -1,4 +1,4 @@
-//! Changes of what is planned: one after the other, each to its end.
+//! Changes of settings: one after the other, each to its end.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::keeper::Keeper;
 use super::term::Term;
 use crate::cluster::state::State;
 
-/// Changes what is planned, while this manager leads.
+/// Serialises changes of settings while this manager leads.
 #[derive(Clone, Debug)]
 pub(crate) struct Planning {
     state: Arc<State>,
@@ -20,11 +20,11 @@ impl Planning {
         Planning { state, keeper }
     }
 
-    /// Carries out one change after the other, and each to its end, also where who asked has gone. So what the store has and what is
-    /// known never differ.
+    /// Carries out one change after the other, each to its end even if the caller disconnects. So
+    /// the store and the state in memory never differ.
     ///
     /// # Errors
-    /// The change's own, and [`ProblemCode::NoLeader`]: this manager does not lead.
+    /// The errors of the change, and [`ProblemCode::NoLeader`]: this manager does not lead.
     pub(crate) async fn change<T, F>(
         &self,
         change: impl FnOnce(Arc<Keeper>) -> F + Send + 'static,
@@ -42,11 +42,13 @@ impl Planning {
     }
 }
 
-/// Carries something out to its end, also where who asked has gone.
+/// Carries out an operation to its end even if the caller disconnects.
 pub(crate) async fn whole<T: Send + 'static>(
     operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {
-    let failed =
-        |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
+    let failed = |_| {
+        let detail = "cannot complete the request: it stopped on an internal error";
+        Problem::new(ProblemCode::ManagerFailed, detail, "")
+    };
     tokio::spawn(operation).await.map_err(failed)?
 }

@@ -1,11 +1,11 @@
-//! What exists only while this manager leads.
+//! State that exists only while this manager leads.
 
 use std::sync::Arc;
 
 use godwit_api::control::{Problem, ProblemCode};
 use tokio::sync::watch;
 
-/// Something that exists only while this manager leads: its keeper, its moves.
+/// A value that exists only while this manager leads, such as its keeper or its moves.
 #[derive(Debug)]
 pub(crate) struct Term<T>(watch::Sender<Option<Arc<T>>>);
 
@@ -16,36 +16,35 @@ impl<T> Default for Term<T> {
 }
 
 impl<T> Term<T> {
-    /// Has this from now on.
+    /// Sets the value.
     pub(crate) fn begin(&self, it: Arc<T>) {
         self.0.send_replace(Some(it));
     }
 
-    /// Has nothing any more; returns what it had.
+    /// Removes the value and returns it.
     pub(crate) fn end(&self) -> Option<Arc<T>> {
         self.0.send_replace(None)
     }
 
-    /// Returns what it has.
+    /// Returns the value.
     ///
     /// # Errors
     /// [`ProblemCode::NoLeader`]: another manager leads, or none.
     pub(crate) fn get(&self) -> Result<Arc<T>, Problem> {
         self.0.borrow().clone().ok_or_else(|| {
-            let remedy =
-                "ask again in some seconds; `godwit control status` names the one that leads";
+            let remedy = "try again in a few seconds; `godwit control status` names the leader";
             Problem::new(ProblemCode::NoLeader, "this manager does not lead", remedy)
         })
     }
 
-    /// Whether it has something.
+    /// Returns whether there is a value.
     pub(crate) fn is_on(&self) -> bool {
         self.0.borrow().is_some()
     }
 
-    /// Waits until it has something.
+    /// Waits until there is a value.
     pub(crate) async fn begins(&self) {
-        // It can't fail: the sender is part of self.
+        // This cannot fail: the sender is part of self.
         let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }
 }

@@ -1,13 +1,13 @@
-//! Turns: each operation that must not run twice at a time has one, by its id.
+//! Locks for operations that must not run twice at a time, by ID.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is being carried out, by its id.
+/// Operations in progress, by ID.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turns(Arc<Mutex<BTreeSet<String>>>);
 
-/// A place among what is being carried out; given back when it is dropped.
+/// Lock of one operation, released on drop.
 #[derive(Debug)]
 pub(crate) struct Turn {
     turns: Turns,
@@ -15,7 +15,7 @@ pub(crate) struct Turn {
 }
 
 impl Turns {
-    /// A turn for this; none: it is being carried out.
+    /// Takes the lock of an operation. Returns `None` if the operation is in progress.
     pub(crate) fn take(&self, id: &str) -> Option<Turn> {
         let is_new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
         is_new.then(|| Turn { turns: self.clone(), id: id.to_owned() })

@@ -1,4 +1,4 @@
-//! A VM's CPU model against the cluster's baseline (docs/cpu.md).
+//! Comparison of a VM's CPU model with the cluster's baseline (docs/cpu.md).
 
 use godwit_api::HostCpuInfo;
 use godwit_api::control::{Check, CheckName, Problem, ProblemCode, Verdict};
@@ -7,16 +7,16 @@ use godwit_qemu::{Baseline, CpuFeatures, CpuModel, DEFAULT_CPU_MODEL, VmSpec};
 
 use crate::cluster::inventory::Inventory;
 
-/// What a model has that the baseline has not.
+/// Features of a model beyond the baseline.
 #[derive(Debug)]
 pub(super) enum Excess {
-    /// These.
+    /// The features.
     Features { model: String, baseline: String, features: CpuFeatures },
-    /// No host says what it holds.
+    /// No host knows the features of the model.
     Unknown { model: String, baseline: String },
 }
 
-/// Gives a VM that names no model the baseline, and refuses one whose model is more.
+/// Sets the baseline as the model of a VM without one, and refuses a VM whose model exceeds it.
 pub(super) fn hold_to_baseline(
     inventory: &Inventory,
     spec: &mut VmSpec,
@@ -30,7 +30,8 @@ pub(super) fn hold_to_baseline(
     excess(inventory, baseline, spec, host).map_or(Ok(()), |excess| Err(excess.of_new(&spec.name)))
 }
 
-/// What the model of a VM of a host has that the baseline has not; none: nothing, or there is no baseline.
+/// Returns what the model of a VM on a host has beyond the baseline. `None`: nothing, or there is
+/// no baseline.
 pub(super) fn exceeds(inventory: &Inventory, spec: &VmSpec, host: &str) -> Option<Excess> {
     excess(inventory, inventory.baseline()?, spec, Some(host))
 }
@@ -49,7 +50,7 @@ fn excess(
     let hosts = inventory.seen_hosts().filter(|seen| host.is_none_or(|host| seen.name == host));
     let cpus = hosts.filter_map(|seen| seen.info?.cpu.as_ref());
     let Some(has) = features_of(&model, cpus).or_else(|| {
-        // Another host may know what a model holds that its own does not run.
+        // Another host may know the features of a model that its own cannot run.
         let all = inventory.seen_hosts().filter_map(|seen| seen.info?.cpu.as_ref());
         features_of(&model, all)
     }) else {
@@ -59,7 +60,8 @@ fn excess(
     (!features.is_empty()).then_some(Excess::Features { model: name, baseline: of, features })
 }
 
-/// What a guest has by a model, on any of these hosts; none: none of them says so.
+/// Returns the features that a guest gets from a model on any of these hosts. `None`: no host knows
+/// them.
 fn features_of<'a>(
     model: &CpuModel,
     mut cpus: impl Iterator<Item = &'a HostCpuInfo>,
@@ -67,7 +69,7 @@ fn features_of<'a>(
     if !model.is_hosts_own() {
         return cpus.find_map(|cpu| cpu.to_host_cpu().features_of(model));
     }
-    // Each host's own: the most that it may be.
+    // The model differs by host: assume the union of all.
     let mut has: Option<CpuFeatures> = None;
     for cpu in cpus {
         has.get_or_insert_default().extend(cpu.features.iter().cloned());
@@ -77,15 +79,13 @@ fn features_of<'a>(
 
 impl Excess {
     fn of_new(self, vm: &str) -> Problem {
-        self.problem(
-            vm,
-            "leave the model out, and it gets the baseline; or name one that has no more",
-        )
+        self.problem(vm, "omit the model to use the baseline, or choose one within the baseline")
     }
 
     pub(super) fn of_stopped(self, vm: &str) -> Problem {
-        let remedy = "delete it and make it anew without a model (disks are left alone), raise the baseline, or start it with \
-            skip_preflight (`--skip-preflight`): it can't move to every host then";
+        let remedy = "delete it and create it again without a model (disks are kept), raise the \
+            baseline, or start it with \
+            skip_preflight (`--skip-preflight`); then it cannot move to every host";
         self.problem(vm, remedy)
     }
 
@@ -93,13 +93,14 @@ impl Excess {
         let evidence = match self {
             Excess::Features { model, baseline, features } => {
                 format!(
-                    "{model} is more than the cluster's baseline {baseline}, which has not: {}",
+                    "{model} exceeds the cluster's baseline {baseline}, which lacks: {}",
                     some_features(&features)
                 )
             }
             Excess::Unknown { model, baseline } => {
                 format!(
-                    "no host says what CPU model {model} holds, to compare it with the cluster's baseline {baseline}"
+                    "cannot compare CPU model {model} with the cluster's baseline {baseline}: \
+                     no host knows its features"
                 )
             }
         };
@@ -109,7 +110,7 @@ impl Excess {
             evidence: evidence.clone(),
             remedy: remedy.to_owned(),
         };
-        let detail = format!("VM \"{vm}\" can't start: {evidence}");
+        let detail = format!("VM \"{vm}\" cannot start: {evidence}");
         Problem {
             checks: Box::new([check]),
             ..Problem::new(ProblemCode::Preflight, detail, remedy)

@@ -1,4 +1,5 @@
-//! Which host holds a VM's name, as the store keeps it. What decides is [`crate::cluster::inventory::Binding`]'s module.
+//! Bindings in the store: which host holds a VM's name. The module of
+//! [`crate::cluster::inventory::Binding`] decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,9 +21,11 @@ use crate::storage::planned::Planned;
 
 pub(crate) const BINDINGS: Table<SavedBinding> = Table::new();
 
-/// Interval at which changed bindings are written. One is written once it has stayed the same for an interval.
+/// Interval at which changed bindings are written. A binding is written once it has stayed the same
+/// for an interval.
 const WRITE_INTERVAL: Duration = Duration::from_millis(500);
-/// Bindings that are written or removed in an interval: a host that reports new names all the time fills no store.
+/// Most bindings that are written or removed in an interval, so that a host that reports new names
+/// all the time cannot fill the store.
 const MOST_WRITES: usize = 1_000;
 
 /// The guest that has a name, and the host that holds it.
@@ -65,7 +68,7 @@ impl Planned<State> for SavedBinding {
     }
 }
 
-/// Writes bindings that have changed, as long as this manager leads.
+/// Writes changed bindings while this manager leads.
 pub(crate) async fn keep_bindings(keeper: Arc<Keeper>, state: Arc<State>) {
     let mut ticks = interval(WRITE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -77,7 +80,7 @@ pub(crate) async fn keep_bindings(keeper: Arc<Keeper>, state: Arc<State>) {
             |(name, binding): &(&String, &Option<Binding>)| before.get(*name) == Some(*binding);
         let due: Vec<_> = unstored.iter().filter(is_settled).take(MOST_WRITES).collect();
         if let Err(problem) = write(&keeper, &state, &due).await {
-            tracing::warn!(%problem, "cannot write which hosts hold VMs' names: it is tried again");
+            tracing::warn!(%problem, "cannot write the bindings of VM names; retrying");
         }
         before = unstored;
     }
@@ -119,7 +122,7 @@ fn know_stored(state: &State, stored: Vec<(String, Option<Binding>)>) {
 }
 
 impl Vms {
-    /// Binds a VM's name to the guest that a host reports, by an operator's word.
+    /// Binds a VM's name to the guest that a host reports, on an operator's request.
     pub(crate) async fn bind_vm(&self, vm: &str, host: &str) -> Result<ManagedVm, Problem> {
         let (vm, host) = (vm.to_owned(), host.to_owned());
         let vms = self.clone();
@@ -127,13 +130,13 @@ impl Vms {
             .change(move |keeper| async move {
                 vms.state.inventory().host(&host).ok_or_else(|| no_host(&host))?;
                 let no_claim = |_| {
-                    let detail = format!(
-                        "cannot bind VM \"{vm}\": host {host} reports no VM of that name that it has"
-                    );
+                    let detail =
+                        format!("cannot bind VM \"{vm}\": host {host} does not report having it");
                     Problem::new(ProblemCode::WrongState, detail, "see `godwit control conflicts`")
                 };
                 let binding = vms.state.inventory().claim_of(&vm, &host).map_err(no_claim)?;
-                let writes = keeper.put(Writes::default(), BINDINGS, &vm, &(&binding).into()).await?;
+                let writes =
+                    keeper.put(Writes::default(), BINDINGS, &vm, &(&binding).into()).await?;
                 keeper.write(writes).await?;
                 let mut bound = Ok(());
                 vms.state.change(|inventory| {
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_next_leader_trusts_no_claim_that_it_hears_earlier() {
+    async fn the_next_leader_does_not_trust_the_first_claim_it_hears() {
         let store = MemoryStore::new();
         let manager = leader(Arc::new(store.clone())).await;
         hosts(&manager.state, &["a"]);
@@ -203,7 +206,7 @@ mod tests {
             let inventory = next.state.inventory();
             assert_eq!((inventory.holder("web"), inventory.conflict_count()), (Some("a"), 1));
         }
-        // Once it is forgotten, so is what it held.
+        // Removing the host removes its bindings.
         next.state.change(|inventory| inventory.forget_host("a"));
         until(&next, |inventory| inventory.holder("web") == Some("liar")).await;
     }

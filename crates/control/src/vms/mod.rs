@@ -1,5 +1,6 @@
-//! VMs that are made, started, stopped and deleted by the manager: what is asked is written down, then the VM's agent is asked, and where that
-//! says no nothing of it remains. What the agent does it says itself; the list follows what agents tell.
+//! Creation, start, stop and deletion of VMs by the manager. It saves the request, then asks the
+//! VM's agent; if the agent refuses, nothing of a creation remains. The agent reports the result,
+//! and the list follows the agents' reports.
 
 mod baseline;
 pub(crate) mod bindings;
@@ -40,16 +41,16 @@ use crate::vms::record::{SavedVm, VMS};
 use baseline::{exceeds, hold_to_baseline};
 use place::no_vm;
 
-/// How long the manager's own list may take to tell of what an agent has answered.
+/// Longest wait for the manager's own list to show an agent's answer.
 const KNOWN_LIMIT: Duration = Duration::from_secs(3);
-/// The longest grace of a stop.
+/// Longest grace period of a stop, milliseconds.
 const MOST_GRACE_MS: u64 = 3_600_000;
 
-/// VMs that are being made, by name: placement counts them before their hosts tell of them.
+/// VMs in creation, by name. Placement counts them before their hosts report them.
 #[derive(Clone, Debug, Default)]
-struct BeingMade(Arc<Mutex<BTreeMap<String, Room>>>);
+struct PendingVms(Arc<Mutex<BTreeMap<String, Room>>>);
 
-/// What one takes of its host.
+/// Resources that a VM takes on its host.
 #[derive(Clone, Debug)]
 struct Room {
     host: String,
@@ -57,26 +58,26 @@ struct Room {
     vcpus: u32,
 }
 
-/// The room of one, until this is dropped.
+/// Reserved resources of a VM in creation, released on drop.
 #[derive(Debug)]
-struct Kept {
-    all: BeingMade,
+struct Reservation {
+    all: PendingVms,
     name: String,
 }
 
-impl BeingMade {
+impl PendingVms {
     fn rooms(&self) -> MutexGuard<'_, BTreeMap<String, Room>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Kept {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.all.rooms().remove(&self.name);
     }
 }
 
-/// A name that is reserved for a host, until this is dropped.
+/// Name that is reserved for a host, released on drop.
 struct Expected<'a> {
     state: &'a State,
     vm: String,
@@ -94,7 +95,7 @@ struct Located {
     info: Arc<VmInfo>,
 }
 
-/// VMs, as people ask for them.
+/// Service for VMs.
 #[derive(Clone)]
 pub(crate) struct Vms {
     state: Arc<State>,
@@ -104,10 +105,10 @@ pub(crate) struct Vms {
     keeper: Arc<Term<Keeper>>,
     planning: Planning,
     requests: MoveRequests,
-    being_made: BeingMade,
+    pending: PendingVms,
 }
 
-/// What [`Vms`] works with.
+/// Dependencies of [`Vms`].
 pub(crate) struct VmMeans {
     pub(crate) state: Arc<State>,
     pub(crate) agents: Arc<Hosts>,
@@ -121,16 +122,17 @@ pub(crate) struct VmMeans {
 impl Vms {
     pub(crate) fn new(means: VmMeans) -> Vms {
         let VmMeans { state, agents, turns, tokens, keeper, planning, requests } = means;
-        let being_made = BeingMade::default();
-        Vms { state, agents, turns, tokens, keeper, planning, requests, being_made }
+        let pending = PendingVms::default();
+        Vms { state, agents, turns, tokens, keeper, planning, requests, pending }
     }
 
-    /// What is known of the cluster.
+    /// Returns the state of the cluster.
     pub(crate) fn state(&self) -> &Arc<State> {
         &self.state
     }
 
-    /// Makes a VM. Where that fails nothing of it remains, but where its host fell silent meanwhile: then the answer says so.
+    /// Creates a VM. If that fails, nothing of the VM remains. The exception is a host that stops
+    /// answering; the problem then says so.
     pub(crate) async fn create_vm(
         &self,
         request: CreateManagedVm,
@@ -140,7 +142,7 @@ impl Vms {
         whole(async move { vms.make_vm(request, &caller).await }).await
     }
 
-    /// Starts a stopped VM, or lets a paused one go on.
+    /// Starts a stopped VM, or resumes a paused one.
     pub(crate) async fn start_vm(
         &self,
         vm: &str,
@@ -159,7 +161,7 @@ impl Vms {
         .await
     }
 
-    /// Stops a VM; the answer comes when it is stopped.
+    /// Stops a VM. Returns when it is stopped.
     pub(crate) async fn stop_vm(
         &self,
         vm: &str,
@@ -167,11 +169,11 @@ impl Vms {
     ) -> Result<VmInfo, Problem> {
         let StopManagedVm { force, grace_ms } = request;
         if grace_ms.is_some_and(|grace| grace > MOST_GRACE_MS) {
-            let detail = format!("a grace is at most {MOST_GRACE_MS} ms");
+            let detail = format!("the grace period is at most {MOST_GRACE_MS} ms");
             return Err(Problem::new(
                 ProblemCode::InvalidRequest,
                 detail,
-                "give less, or stop it with force",
+                "use a shorter one, or stop the VM with force",
             ));
         }
         let (vms, vm) = (self.clone(), vm.to_owned());
@@ -185,7 +187,8 @@ impl Vms {
         .await
     }
 
-    /// Deletes a stopped VM; with `force` one that runs too, which is ended, and one in doubt, which is given up. Disks are left alone.
+    /// Deletes a stopped VM. With `force`, also ends a running VM and gives up one in doubt. Disks
+    /// are kept.
     pub(crate) async fn delete_vm(&self, vm: &str, force: bool) -> Result<(), Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
@@ -229,11 +232,11 @@ impl Vms {
         let _turn = self.turn_of_vm(&name)?;
         self.check_free(&name)?;
         hold_to_baseline(&self.state.inventory(), &mut spec, host.as_deref())?;
-        // What tells it from another of that name, where its host's answer is lost.
+        // Identifies this VM among others of its name if the host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
         let client = self.agents.client_of(&chosen.host)?;
-        // The host alone sees links and images' headers.
+        // Only the host sees links and the headers of images.
         let vm_dirs_only = caller.role < Role::Admin;
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
         self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
@@ -247,8 +250,8 @@ impl Vms {
             }
             Err(problem) => {
                 if let Err(error) = self.save_vm_plan(&name, None).await {
-                    // The next one of that name takes its place.
-                    tracing::warn!(vm = name, %error, "what was planned of a VM that was not made can't be forgotten");
+                    // The next VM with this name replaces the plan.
+                    tracing::warn!(vm = name, %error, "cannot remove the plan of an uncreated VM");
                 }
                 self.know_vm_plan(&name, None);
                 Err(problem)
@@ -256,63 +259,64 @@ impl Vms {
         }
     }
 
-    /// Reserves the name of a VM that is being made for its host.
+    /// Reserves the name of a VM in creation for its host.
     fn expect_vm(&self, vm: &str, host: &str) -> Expected<'_> {
         self.state.change(|inventory| inventory.expect_vm(vm, Some(host)));
         Expected { state: &self.state, vm: vm.to_owned() }
     }
 
-    /// One operation at a time on a VM.
+    /// Takes the lock of a VM, which allows one operation at a time.
     fn turn_of_vm(&self, vm: &str) -> Result<Turn, Problem> {
         self.keeper.get()?;
         self.turns.take(&format!("vm {vm}")).ok_or_else(|| {
-            let detail = format!("another request works on VM \"{vm}\"");
+            let detail = format!("another request is working on VM \"{vm}\"");
             Problem::new(
                 ProblemCode::WrongState,
                 detail,
-                "wait for its end, then look and ask again",
+                "wait for its end, then check the VM and try again",
             )
         })
     }
 
-    /// Refuses a name that a VM has, or may have.
+    /// Refuses a name that a VM has or may have.
     fn check_free(&self, name: &str) -> Result<(), Problem> {
         let inventory = self.state.inventory();
         let taken = |detail: String| {
-            let remedy = "take another name, or delete that VM first";
+            let remedy = "choose another name, or delete that VM first";
             Err(Problem::new(ProblemCode::AlreadyExists, detail, remedy))
         };
         if let Some(vm) = inventory.seen_vm(name) {
-            return taken(format!("there is a VM \"{name}\" on host {} already", vm.info.host));
+            return taken(format!("VM \"{name}\" already exists on host {}", vm.info.host));
         }
         if let Some(host) = inventory.holder(name) {
-            return taken(format!("host {host}, which is not heard, holds the name \"{name}\""));
+            return taken(format!("host {host}, which is unreachable, holds the name \"{name}\""));
         }
         if let Some(host) = inventory.awaited_host() {
             let detail =
-                format!("host {host} has not told yet which VMs it has: \"{name}\" may be there");
-            return Err(Problem::new(ProblemCode::HostAway, detail, "ask again in some seconds"));
+                format!("host {host} has not reported its VMs yet: \"{name}\" may be there");
+            return Err(Problem::new(ProblemCode::HostAway, detail, "try again in a few seconds"));
         }
         if let (Some(_), Some(host)) = (inventory.vm_plan(name), inventory.unheard_host()) {
             return taken(format!(
-                "a VM \"{name}\" was made here; no host tells of it, and host {host} is not heard, which may have it"
+                "VM \"{name}\" was created here; no host reports it, but host {host}, which is \
+                 unreachable, may have it"
             ));
         }
         Ok(())
     }
 
-    /// Where a VM is, by what agents tell.
+    /// Returns where a VM is, according to the agents.
     fn locate(&self, vm: &str) -> Result<Located, Problem> {
         let info = {
             let inventory = self.state.inventory();
             let Some(seen) = inventory.seen_vm(vm) else {
                 return Err(inventory
                     .holder(vm)
-                    .map_or_else(|| no_vm(vm), |host| unheard(vm, host)));
+                    .map_or_else(|| no_vm(vm), |host| host_away(vm, host)));
             };
             let host = &seen.info.host;
             if !seen.is_current {
-                return Err(unheard(vm, host));
+                return Err(host_away(vm, host));
             }
             let mut others = inventory.others_with(vm, host);
             others.retain(|other| !inventory.is_conflict(other, vm));
@@ -321,8 +325,10 @@ impl Vms {
                     "VM \"{vm}\" is in doubt: hosts {host} and {} have it",
                     others.join(", ")
                 );
-                let remedy =
-                    format!("make sure of it, then `godwit migration resolve {vm} --runs-on HOST`");
+                let remedy = format!(
+                    "find out which host runs it, then \
+                     `godwit migration resolve {vm} --runs-on HOST`"
+                );
                 let problem = Problem::new(ProblemCode::WrongState, detail, remedy);
                 return Err(Problem { cause: Some(ErrorCode::InDoubt), ..problem });
             }
@@ -331,11 +337,11 @@ impl Vms {
         Ok(Located { client: self.agents.client_of(&info.host)?, info })
     }
 
-    /// Refuses what would end a VM that is under way; `waiting`: also where its move has not begun.
+    /// Refuses an operation on a VM that is moving. With `waiting`, also if its move has not begun.
     fn refuse_under_way(&self, info: &VmInfo, verb: &str, waiting: bool) -> Result<(), Problem> {
         let vm = &info.name;
         let refused = |why: String, remedy: String| {
-            let detail = format!("VM \"{vm}\" can't be {verb}: {why}");
+            let detail = format!("VM \"{vm}\" cannot be {verb}: {why}");
             Err(Problem::new(ProblemCode::WrongState, detail, remedy))
         };
         let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
@@ -343,24 +349,25 @@ impl Vms {
             let state = self.requests.moves()?.all().get(&id).map(|one| one.state);
             if waiting || state != Some(MoveState::Waiting) {
                 let remedy =
-                    format!("wait for its end, or call it off: `godwit control move cancel {id}`");
-                return refused(format!("move {id} has it"), remedy);
+                    format!("wait for its end, or cancel it: `godwit control move cancel {id}`");
+                return refused(format!("move {id} is in progress"), remedy);
             }
         }
         match (info.state, &info.migration) {
             (VmState::MigratingOut | VmState::MigratingIn, Some(id)) => {
                 let remedy =
                     format!("wait for its end, or cancel it: `godwit migration cancel {id}`");
-                refused(format!("migration {id} has it"), remedy)
+                refused(format!("migration {id} is in progress"), remedy)
             }
             (VmState::MigratingOut | VmState::MigratingIn, None) => {
-                refused("a migration has it".to_owned(), "wait for its end".to_owned())
+                refused("a migration is in progress".to_owned(), "wait for its end".to_owned())
             }
             _ => Ok(()),
         }
     }
 
-    /// Asks its agent for what is planned of its power from now on; where that says no, what was planned before holds.
+    /// Saves the planned power state and asks the agent for it. If the agent refuses, the earlier
+    /// plan is restored.
     async fn with_power(
         &self,
         before: &VmInfo,
@@ -384,24 +391,25 @@ impl Vms {
         Ok(now)
     }
 
-    /// Forgets what is planned of a VM that no host tells of.
+    /// Removes the plan of a VM that no host reports.
     async fn forget_vm(&self, vm: &str, force: bool) -> Result<(), Problem> {
-        let unheard = {
+        let unreachable = {
             let inventory = self.state.inventory();
             inventory.vm_plan(vm).ok_or_else(|| no_vm(vm))?;
             inventory.unheard_host().map(str::to_owned)
         };
-        if let Some(host) = unheard.filter(|_| !force) {
+        if let Some(host) = unreachable.filter(|_| !force) {
             let detail = format!(
-                "no host tells of VM \"{vm}\", and host {host} is not heard, which may have it"
+                "no host reports VM \"{vm}\", but host {host}, which is unreachable, may have it"
             );
-            let remedy = "see that its agent runs; with force the manager forgets what was planned of the VM";
+            let remedy =
+                "check that its agent runs; with force, the manager removes its plan of the VM";
             return Err(Problem::new(ProblemCode::HostAway, detail, remedy));
         }
         self.plan_vm(vm, None).await
     }
 
-    /// Writes what is planned of a VM, and knows it.
+    /// Saves the plan of a VM and applies it in memory.
     async fn plan_vm(&self, vm: &str, plan: Option<VmPlan>) -> Result<(), Problem> {
         self.save_vm_plan(vm, plan.as_ref()).await?;
         self.know_vm_plan(vm, plan);
@@ -422,8 +430,9 @@ impl Vms {
         self.state.change(|inventory| inventory.plan_vm(vm, plan));
     }
 
-    /// Waits until the list has a VM in the state that its agent has answered, or without it: who asked finds it so, and what they ask next is
-    /// judged by it. Agents tell it by their watch, a moment later than by the answer, and in the right order there.
+    /// Waits until the list shows the VM in the state of its agent's answer, or without it. So the
+    /// caller sees the result, and its next request is judged by it. Agents report changes in
+    /// order, but shortly after their answer.
     async fn until_known(&self, vm: &str, host: &str, state: Option<VmState>) {
         let mut news = self.state.events().listen(None);
         let known = async {
@@ -433,12 +442,13 @@ impl Vms {
                 }
             }
         };
-        // It is so all the same, and will be told.
+        // The agent's answer holds anyway, and the list will show it.
         let _ = timeout(KNOWN_LIMIT, known).await;
     }
 }
 
-/// Ends a VM at once that has a process by its agent's own word: what that told last may be a moment old. One in doubt stays as it is.
+/// Ends a VM at once if its agent now says that it has a process; the last report may be outdated.
+/// A VM in doubt stays as it is.
 async fn end(client: &Client, vm: &str) -> Result<(), Problem> {
     let now = match client.vm(vm).await {
         Err(error) if error.code() == Some(ErrorCode::NotFound) => return Ok(()),
@@ -450,7 +460,7 @@ async fn end(client: &Client, vm: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What has become of a creation: where its answer was lost, its agent is asked for the VM.
+/// Determines the outcome of a creation. If the answer was lost, asks the agent for the VM.
 async fn settled(
     client: &Client,
     name: &str,
@@ -466,26 +476,27 @@ async fn settled(
     match client.vm(name).await {
         Ok(info) if info.spec.uuid == Some(uuid) => Ok(info),
         Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => Err(Problem {
-            remedy: "nothing was made; ask again when it answers".to_owned(),
+            remedy: "nothing was created; try again when the host answers".to_owned(),
             ..problem
         }),
         _ => {
             let remedy = format!(
-                "whether it was made is not known: `godwit vm show {name}` says so when its host answers"
+                "it is not known whether the VM was created: `godwit vm show {name}` shows it \
+                 once its host answers"
             );
             Err(Problem { remedy, ..problem })
         }
     }
 }
 
-/// The host that holds a VM's name is not heard.
-fn unheard(vm: &str, host: &str) -> Problem {
+/// Returns the problem of an unreachable host that holds a VM's name.
+fn host_away(vm: &str, host: &str) -> Problem {
     let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
-    let remedy = "see that its agent runs and can be reached";
+    let remedy = "check that its agent runs and is reachable";
     Problem::new(ProblemCode::HostAway, detail, remedy)
 }
 
-/// What an agent's answer is to who asked.
+/// Converts an agent's error to a problem.
 fn of_host(error: ClientError) -> Problem {
     match error {
         ClientError::Refused(error) => Problem::of_agent(error),
@@ -495,7 +506,7 @@ fn of_host(error: ClientError) -> Problem {
     }
 }
 
-/// All of its memory, bytes.
+/// Returns the VM's whole memory in bytes.
 fn memory_bytes(spec: &VmSpec) -> u64 {
     spec.memory.iter().map(|block| block.size.bytes()).fold(0, u64::saturating_add)
 }

@@ -1,4 +1,5 @@
-//! Where a VM is made: placement as for moves, with what keeps a VM that is not there yet from each host.
+//! Placement of a new VM: as for moves, with what prevents a VM that does not exist yet on each
+//! host.
 
 use std::path::{Component, Path};
 
@@ -8,41 +9,42 @@ use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
 use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, VmSpec};
 
-use super::{Kept, Room, Vms, memory_bytes};
+use super::{Reservation, Room, Vms, memory_bytes};
 use crate::agents::no_host;
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
 
-/// Hosts that a message names, with what rules them out.
+/// Most hosts that a message names with their obstacles.
 const NAMED_HOSTS: usize = 3;
 
-/// The host of a new VM.
+/// Host of a new VM.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) host: String,
-    /// Why that one; none: it was named.
+    /// Reason for the choice. `None`: the request named the host.
     pub(super) why: Option<String>,
 }
 
 impl Vms {
-    /// The host that is named, where it takes the VM, or else the best; and its room there, until the VM is made.
+    /// Returns the named host if it can take the VM, or else the best host. Its room is reserved
+    /// until the VM is created.
     pub(super) fn place_vm(
         &self,
         spec: &VmSpec,
         host: Option<&str>,
         role: Role,
-    ) -> Result<(Chosen, Kept), Problem> {
+    ) -> Result<(Chosen, Reservation), Problem> {
         if role < Role::Admin {
             check_reach(spec)?;
         }
         let arriving = self.requests.arriving();
-        // Held until it is among them: who looks next finds its room taken.
-        let mut made = self.being_made.rooms();
+        // Locked until the reservation is made, so that the next placement counts it.
+        let mut made = self.pending.rooms();
         let inventory = self.state.inventory();
         let mut hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
         for (name, room) in &*made {
             let of_room = hosts.iter_mut().find(|host| host.facts.name == room.host);
-            // What its host tells of is counted already.
+            // VMs that the host reports are already counted.
             if let Some(host) = of_room.filter(|host| !host.vms.contains(name)) {
                 host.facts.memory_promised_bytes += room.memory_bytes;
                 host.vcpus_placed += room.vcpus;
@@ -64,7 +66,7 @@ impl Vms {
         let room =
             Room { host: chosen.host.clone(), memory_bytes: vm.memory_bytes, vcpus: vm.vcpus };
         made.insert(spec.name.clone(), room);
-        Ok((chosen, Kept { all: self.being_made.clone(), name: spec.name.clone() }))
+        Ok((chosen, Reservation { all: self.pending.clone(), name: spec.name.clone() }))
     }
 }
 
@@ -80,8 +82,12 @@ fn named(
         Some(out) => {
             let code =
                 if inventory.is_heard(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
-            let detail = format!("host {host} can't take VM \"{vm}\": {}", out.text);
-            Err(Problem::new(code, detail, "name another host, or none: the manager chooses then"))
+            let detail = format!("host {host} cannot take VM \"{vm}\": {}", out.text);
+            Err(Problem::new(
+                code,
+                detail,
+                "name another host, or omit it to let the manager choose",
+            ))
         }
     }
 }
@@ -100,23 +106,23 @@ fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
         0 => {}
         more => named.push(format!("and {more} more")),
     }
-    let why = if named.is_empty() { "there is none".to_owned() } else { named.join("; ") };
-    let detail = format!("no host takes VM \"{vm}\": {why}");
-    Err(Problem::new(ProblemCode::NoHost, detail, "add a host, or make room on one"))
+    let why = if named.is_empty() { "there are no hosts".to_owned() } else { named.join("; ") };
+    let detail = format!("no host can take VM \"{vm}\": {why}");
+    Err(Problem::new(ProblemCode::NoHost, detail, "add a host, or free capacity on one"))
 }
 
-/// Programs and devices of a host are for those alone who may do everything.
+/// Only admins may use programs and devices of a host.
 fn check_reach(spec: &VmSpec) -> Result<(), Problem> {
     let named = match (&spec.qemu, spec.extra_devices.first()) {
-        (Some(program), _) => format!("a QEMU of its own ({})", program.display()),
-        (None, Some(device)) => format!("a device of its own ({device})"),
+        (Some(program), _) => format!("its own QEMU ({})", program.display()),
+        (None, Some(device)) => format!("its own device ({device})"),
         (None, None) => return Ok(()),
     };
     let detail = format!("VM \"{}\" names {named}, which needs the role admin", spec.name);
-    Err(Problem::new(ProblemCode::Forbidden, detail, "leave it out, or have an admin make the VM"))
+    Err(Problem::new(ProblemCode::Forbidden, detail, "omit it, or have an admin create the VM"))
 }
 
-/// What keeps a new VM from each host, beside what placement sees for itself.
+/// Returns what prevents a new VM on each host, except what placement checks itself.
 fn obstacles(inventory: &Inventory, spec: &VmSpec, role: Role) -> Obstacles {
     let of = |host: SeenHost<'_>| {
         let found: Vec<Obstacle> =
@@ -156,7 +162,8 @@ fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     (!missing.is_empty()).then(|| format!("it has no network {}", missing.join(", ")))
 }
 
-/// Files that are not for VMs: everything of a host could be read by one. Links are the host's own business.
+/// Checks for files outside the directories for VMs: with such a file, a VM could read anything on
+/// the host. The host itself checks links.
 fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let disks = spec.disks.iter().map(|disk| disk.path.as_path());
     let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
@@ -171,14 +178,14 @@ fn is_below(path: &Path, dir: &Path) -> bool {
 
 fn accelerator(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     (spec.accel == Accel::Kvm && info.kvm == Some(false)).then(|| {
-        let why = info.kvm_reason.as_deref().unwrap_or("it does not say why");
-        format!("it runs no 64-bit guest by KVM: {why}")
+        let why = info.kvm_reason.as_deref().unwrap_or("it gives no reason");
+        format!("it cannot run 64-bit guests with KVM: {why}")
     })
 }
 
 fn qemu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let problem = info.qemu_problem.as_ref().filter(|_| spec.qemu.is_none())?;
-    Some(format!("it has no QEMU that can be used: {problem}"))
+    Some(format!("it has no usable QEMU: {problem}"))
 }
 
 fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
@@ -187,7 +194,7 @@ fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
         .then(|| format!("it lacks {} of the cluster's baseline", some_features(&lacking)))
 }
 
-/// What is known to be missing; of models that are not known here QEMU has the last word.
+/// Checks features known to be missing. QEMU decides about models unknown here.
 fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let (cpu, model) = (info.cpu.as_ref()?, CpuModel::parse(spec.cpu_model.as_deref()?));
     let by_default = spec.accel == Accel::Auto || cpu.accel.name() == accel_name(spec.accel);
@@ -196,7 +203,7 @@ fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     }
     let missing = cpu.to_host_cpu().missing_of(&model)?;
     (!missing.is_empty())
-        .then(|| format!("its guests can't have {} of {model}", some_features(&missing)))
+        .then(|| format!("it cannot give guests {} of {model}", some_features(&missing)))
 }
 
 fn accel_name(accel: Accel) -> &'static str {
@@ -208,9 +215,5 @@ fn accel_name(accel: Accel) -> &'static str {
 }
 
 pub(super) fn no_vm(vm: &str) -> Problem {
-    Problem::new(
-        ProblemCode::NotFound,
-        format!("no host has a VM \"{vm}\""),
-        "see `godwit vm list`",
-    )
+    Problem::new(ProblemCode::NotFound, format!("no host has VM \"{vm}\""), "see `godwit vm list`")
 }

@@ -1,4 +1,4 @@
-//! What is planned of a VM, as it is saved.
+//! Saved form of the plan for a VM.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::storage::planned::Planned;
 
 pub(crate) const VMS: Table<SavedVm> = Table::new();
 
-/// What is planned of a VM.
+/// Plan for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedVm {

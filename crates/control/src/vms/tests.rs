@@ -13,7 +13,7 @@ use crate::http::tests::{Answer, Managed};
 
 const VMS: &str = "/api/v1/vms";
 
-/// A manager of simulated hosts, all of which it has heard.
+/// A manager of simulated hosts, all of which have reported.
 pub(crate) struct Cluster {
     pub(crate) managed: Managed,
     pub(crate) fleet: Fleet,
@@ -48,7 +48,7 @@ impl Cluster {
         self.managed.manager.state.change(change);
     }
 
-    /// Until something is so that events tell of.
+    /// Waits until a condition holds; events trigger the checks.
     pub(crate) async fn until(&self, is_so: impl Fn(&Cluster) -> bool) {
         let mut news = self.managed.manager.state.events().listen(None);
         while !is_so(self) {
@@ -56,7 +56,7 @@ impl Cluster {
         }
     }
 
-    /// What the agents have by that name, and where.
+    /// Returns the hosts whose agents have a VM of that name.
     fn at(&self, vm: &str) -> Vec<String> {
         let hosts = self.fleet.agents().keys();
         let has = |host: &&String| self.fleet.vms_of(host).iter().any(|info| info.name == vm);
@@ -67,7 +67,7 @@ impl Cluster {
         self.inventory(|all| all.vm_plan(vm).map(|plan| plan.power))
     }
 
-    /// Nothing of it is anywhere.
+    /// Checks that nothing of the VM exists anywhere.
     async fn assert_unmade(&self, vm: &str) {
         assert_eq!((self.at(vm), self.planned(vm)), (Vec::new(), None));
         let keeper = std::sync::Arc::clone(&self.managed.manager.leading().unwrap().keeper);
@@ -93,17 +93,17 @@ fn with_spec(change: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_is_made_where_placement_says_and_lives_its_life() {
+async fn a_vm_is_placed_created_started_stopped_and_deleted() {
     let cluster = Cluster::begin(3, 20).await;
     let request = with(web(), json!({ "labels": { "app": "shop" } }));
     let made = cluster.root(Method::POST, VMS, Some(request)).await;
     assert_eq!(made.status, 201, "{}", made.body);
     let made: HostedVm = made.read();
-    // The first host has all the others.
+    // All other VMs are on the first host.
     assert_eq!(cluster.at("web").as_slice(), std::slice::from_ref(&made.info.host));
     assert_ne!(made.info.host, "host-0000");
     assert!(made.host_reason.is_some_and(|why| !why.is_empty()));
-    // Who asked finds it at once.
+    // The caller sees it at once.
     let shown: ManagedVm = cluster.root(Method::GET, "/api/v1/vms/web", None).await.read();
     assert_eq!(
         (shown.planned, shown.summary.labels["app"].as_str()),
@@ -122,7 +122,7 @@ async fn a_vm_is_made_where_placement_says_and_lives_its_life() {
         (cluster.planned("web"), known(&cluster)),
         (Some(PlannedPower::Off), Some(VmState::Stopped))
     );
-    // Without a body all is left to the defaults.
+    // Without a body, the defaults apply.
     let started = cluster.root(Method::POST, "/api/v1/vms/web/start", None).await;
     assert_eq!((started.status.as_u16(), started.body["state"].as_str()), (200, Some("running")));
     assert_eq!(
@@ -136,7 +136,7 @@ async fn a_vm_is_made_where_placement_says_and_lives_its_life() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_not_be_made_leaves_nothing() {
+async fn a_failed_creation_leaves_nothing() {
     let cluster = Cluster::begin(2, 1).await;
     let disk = json!([{ "path": "/srv/../etc/shadow", "format": "raw" }]);
     for (request, code, word) in [
@@ -163,7 +163,7 @@ async fn what_can_not_be_made_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
+async fn operators_cannot_use_any_file_program_or_device_of_a_host() {
     let cluster = Cluster::begin(1, 0).await;
     let operator = Caller::named("op", Role::Operator);
     let ask = async |request: Value, caller: &Caller| {
@@ -191,13 +191,13 @@ async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
     let another = with_spec(json!({ "name": "db", "initrd": "/boot/initrd" }));
     ask(another, &Caller::root()).await.unwrap();
     assert_eq!(cluster.at("db").len(), 1);
-    // The host alone sees links and images' headers: its agent holds the operator to vm_dirs.
+    // Only the host sees links and image headers: its agent restricts the operator to vm_dirs.
     let held = cluster.fleet.counts().held_to_vm_dirs;
     assert_eq!(held.into_iter().collect::<Vec<_>>(), ["web"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_is_named_has_to_take_it() {
+async fn a_named_host_must_be_able_to_take_the_vm() {
     let cluster = Cluster::begin(2, 0).await;
     let there = || Some(with(web(), json!({ "host": "host-0001" })));
     let rule = Rule {
@@ -226,7 +226,7 @@ async fn a_host_that_is_named_has_to_take_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_at_once_are_spread_and_of_one_name_one_is_made() {
+async fn concurrent_creations_are_spread_and_each_name_is_created_once() {
     let cluster = Cluster::begin(4, 0).await;
     let names: Vec<String> = (0..8).map(|number| format!("web-{number}")).collect();
     let made = names.iter().map(|name| {
@@ -273,7 +273,7 @@ async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
     cluster.assert_unmade("db").await;
     let less = with_spec(json!({ "name": "db", "cpu_model": "Westmere-v1,-avx2,-aes" }));
     assert_eq!(cluster.root(Method::POST, VMS, Some(less)).await.status, 201);
-    // What was made before there was one.
+    // This VM is older than the baseline.
     let refused = cluster.root(Method::POST, "/api/v1/vms/old/start", None).await;
     assert_eq!(refused.problem(), ProblemCode::Preflight);
     let all_the_same = Some(json!({ "skip_preflight": true }));
@@ -281,10 +281,10 @@ async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_under_way_or_in_doubt_is_left_alone() {
+async fn a_moving_vm_or_one_in_doubt_is_not_changed() {
     let cluster = Cluster::begin(2, 1).await;
     let path = "/api/v1/vms/vm-00000";
-    // Its target takes none, so that its move waits.
+    // The target is unreachable, so the move waits.
     cluster.change(|all| all.lost("host-0001", "no answer"));
     let to = json!({ "to": "host-0001", "skip_preflight": true });
     let asked = cluster.root(Method::POST, &format!("{path}/moves"), Some(to)).await;
@@ -314,7 +314,7 @@ async fn a_vm_under_way_or_in_doubt_is_left_alone() {
         assert_eq!(refused.body["cause"], "in-doubt", "{}", refused.body);
         assert_eq!(refused.problem(), ProblemCode::WrongState);
     }
-    // At one host alone it is that agent's to say, which takes force.
+    // If one host alone has it, its agent decides, which needs force.
     cluster.change(|all| all.heard("host-0001", HostEvent::VmGone("vm-00000".into()), 1));
     let deleted = cluster.root(Method::DELETE, &format!("{path}?force=true"), None).await;
     assert_eq!(deleted.status, 204, "{}", deleted.body);
@@ -322,7 +322,7 @@ async fn a_vm_under_way_or_in_doubt_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_may_be_where_nobody_looks() {
+async fn a_name_may_be_on_an_unreachable_host() {
     let cluster = Cluster::begin(1, 0).await;
     cluster.change(|all| {
         let plan = HostPlan { address: "http://127.0.0.1:1".into(), ..HostPlan::default() };
@@ -333,7 +333,7 @@ async fn a_name_may_be_where_nobody_looks() {
     assert_eq!(refused.problem(), ProblemCode::HostAway);
     cluster.change(|all| all.lost("silent", "no answer"));
     let made: HostedVm = cluster.root(Method::POST, VMS, Some(web())).await.read();
-    // Planned, and gone from its host without the manager: it may be at the one that is silent.
+    // Planned, and removed from its host without the manager: the silent host may have it.
     cluster.change(|all| all.heard(&made.info.host, HostEvent::VmGone("web".into()), 1));
     let refused = cluster.root(Method::POST, VMS, Some(web())).await;
     assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
@@ -342,14 +342,14 @@ async fn a_name_may_be_where_nobody_looks() {
     assert_eq!(cluster.root(Method::DELETE, "/api/v1/vms/web?force=true", None).await.status, 204);
     let none = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
     assert_eq!(none.problem(), ProblemCode::NotFound);
-    // The agent has it all the same, and says no: nothing is planned of it then.
+    // The agent has it anyway and refuses: then nothing is planned for it.
     let refused = cluster.root(Method::POST, VMS, Some(web())).await;
     assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
     assert_eq!(cluster.planned("web"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_made_is_known_to_the_next_manager() {
+async fn the_next_manager_knows_created_vms() {
     let cluster = Cluster::begin(1, 0).await;
     let labels = json!({ "labels": { "app": "shop" }, "start": false });
     let made = cluster.root(Method::POST, VMS, Some(with(web(), labels))).await;
@@ -363,11 +363,11 @@ async fn what_was_made_is_known_to_the_next_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_falls_silent_meanwhile_is_told_and_nothing_stays_planned() {
+async fn a_host_that_stops_answering_is_reported_and_no_plan_remains() {
     let cluster = Cluster::begin(1, 0).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    // It hangs up on whoever asks.
+    // It closes every connection.
     tokio::spawn(async move { while listener.accept().await.is_ok() {} });
     let mut info = cluster.inventory(|all| all.host_info("host-0000").unwrap().as_ref().clone());
     info.name = "rude".into();
@@ -384,13 +384,14 @@ async fn a_host_that_falls_silent_meanwhile_is_told_and_nothing_stays_planned() 
     cluster.assert_unmade("web").await;
 }
 
-/// Before, the claim of the greater epoch had the name: what was asked of the VM went to who made it.
+/// Earlier, the claim with the greater epoch had the name, so requests for the VM went to the host
+/// that made the claim.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_of_a_vm_goes_to_its_host_whatever_another_one_claims() {
+async fn requests_for_a_vm_go_to_its_host_despite_other_claims() {
     let cluster = Cluster::begin(2, 1).await;
     let vm = cluster.fleet.vms_of("host-0000")[0].clone();
-    let lie = VmInfo { epoch: 1 << 40, in_doubt: true, ..vm.clone() };
-    cluster.change(|all| all.heard("host-0001", HostEvent::Vm(Box::new(lie)), 1));
+    let claim = VmInfo { epoch: 1 << 40, in_doubt: true, ..vm.clone() };
+    cluster.change(|all| all.heard("host-0001", HostEvent::Vm(Box::new(claim)), 1));
     let path = |what: &str| format!("/api/v1/vms/{}{what}", vm.name);
     let shown = cluster.root(Method::GET, &path(""), None).await;
     assert_eq!(
@@ -407,7 +408,7 @@ async fn what_is_asked_of_a_vm_goes_to_its_host_whatever_another_one_claims() {
         stopped.body
     );
     assert_eq!(cluster.fleet.vms_of("host-0000")[0].state, VmState::Stopped);
-    // A host that has what another one's name is on is not forgotten as an empty one.
+    // A host with a VM whose name belongs to another host is not removed as an empty one.
     cluster.change(|all| {
         let second = VmInfo { state: VmState::Running, ..vm.clone() };
         all.heard("host-0001", HostEvent::Vm(Box::new(second)), 1)

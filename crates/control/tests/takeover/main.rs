@@ -1,7 +1,8 @@
-//! A manager that dies, and what becomes of what it had in hand: real managers, as processes that are killed, over a real etcd or SQLite;
-//! simulated agents (`lab/fleet`).
+//! Takeover after the death of a manager. Real managers run as processes that are killed, over a
+//! real etcd or SQLite; the agents are simulated (`lab/fleet`).
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail the test
+// Test helpers may fail the test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![cfg(feature = "etcd")]
 
 #[allow(dead_code, reason = "the store's tests use more of it")]
@@ -25,11 +26,11 @@ use managers::{CONFIG_VARIABLE, ManagerProcess, leader_of, until};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// Moves out of a host with a link of 1 Gb/s at once, and into one.
+/// Most concurrent moves out of a host with a 1 Gb/s link, and into one.
 const AT_ONCE: u32 = 4;
 const VMS: usize = 20;
 
-/// Not a test: what the tests run as processes of their own.
+/// Not a test: the program that the tests run as separate processes.
 #[test]
 #[ignore = "the other tests run it"]
 fn manager_process() {
@@ -41,7 +42,7 @@ fn manager_process() {
     runtime.block_on(godwit_control::run(config)).unwrap();
 }
 
-/// Four hosts, and all VMs on the first of them.
+/// Starts four hosts, with all VMs on the first.
 async fn fleet() -> Fleet {
     let plan = FleetPlan {
         hosts: 4,
@@ -53,7 +54,7 @@ async fn fleet() -> Fleet {
     Fleet::begin(plan).await.unwrap()
 }
 
-/// Has a manager that leads take the hosts in; gives an operator's token.
+/// Adds the hosts to the leading manager. Returns an operator's token.
 async fn set_up(leader: &ManagerProcess, fleet: &Fleet) -> String {
     for (name, address) in fleet.agents() {
         let host = AddHost {
@@ -69,10 +70,10 @@ async fn set_up(leader: &ManagerProcess, fleet: &Fleet) -> String {
     leader.root().create_token(&token).await.unwrap().token
 }
 
-/// Waits until a manager has heard every host.
-async fn hears_all(manager: &ManagerProcess, fleet: &Fleet) {
+/// Waits until every host has reported to a manager.
+async fn wait_for_all_hosts(manager: &ManagerProcess, fleet: &Fleet) {
     let (hosts, vms) = (fleet.agents().len() as u64, VMS as u64);
-    until("every host is heard", async || {
+    until("every host has reported", async || {
         manager
             .cluster()
             .await
@@ -81,7 +82,7 @@ async fn hears_all(manager: &ManagerProcess, fleet: &Fleet) {
     .await;
 }
 
-/// Asks a manager to move every VM from the first host to the others.
+/// Requests a move of every VM from the first host to the others.
 async fn move_all(manager: &ManagerProcess, token: &str) {
     for number in 0..VMS {
         let to = json!({ "to": format!("host-{:04}", 1 + number % 3) });
@@ -97,8 +98,8 @@ async fn moves(manager: &ManagerProcess) -> Vec<Move> {
     page.read::<Page<Move>>().items
 }
 
-/// Waits until some moves are over, and others run and wait.
-async fn in_the_midst(fleet: &Fleet) {
+/// Waits until some moves are over while others run and wait.
+async fn wait_for_some_moves(fleet: &Fleet) {
     until("some moves are over", async || {
         let counts = fleet.counts();
         counts.completed >= 3 && counts.begun.len() < VMS
@@ -106,8 +107,8 @@ async fn in_the_midst(fleet: &Fleet) {
     .await;
 }
 
-/// Every VM has moved, once, and never more at a time than may.
-async fn came_through_once(manager: &ManagerProcess, fleet: &Fleet) {
+/// Checks that every VM moved once, and that the limit of concurrent moves held.
+async fn assert_all_moved_once(manager: &ManagerProcess, fleet: &Fleet) {
     until("every move is over", async || {
         moves(manager).await.iter().all(|one| one.state.is_over())
     })
@@ -134,15 +135,15 @@ fn three(dir: &TempDir, etcd: &EtcdServer) -> Vec<ManagerProcess> {
     ["m1", "m2", "m3"].map(|name| ManagerProcess::start(dir.path(), name, false, &more)).into()
 }
 
-/// Three managers that have heard every host.
+/// Three managers to which every host has reported.
 struct Cluster {
-    /// What the managers keep.
+    /// Directory of the managers' state.
     dir: TempDir,
     fleet: Fleet,
     managers: Vec<ManagerProcess>,
-    /// Which of them leads.
+    /// Index of the leader.
     first: usize,
-    /// An operator's.
+    /// Token of an operator.
     token: String,
 }
 
@@ -153,19 +154,19 @@ impl Cluster {
         let first = leader_of(&managers).await;
         let token = set_up(&managers[first], &fleet).await;
         for manager in &managers {
-            hears_all(manager, &fleet).await;
+            wait_for_all_hosts(manager, &fleet).await;
         }
         Cluster { dir, fleet, managers, first, token }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_leader_is_followed_by_another_and_every_move_comes_through_once() {
+async fn another_manager_replaces_a_killed_leader_and_every_move_completes_once() {
     let Some(etcd) = EtcdServer::start() else { return };
     let Cluster { dir: _dir, fleet, mut managers, first, token } = Cluster::of_three(&etcd).await;
-    // A manager that does not lead passes on what it is asked.
+    // A follower passes requests on.
     move_all(&managers[(first + 1) % 3], &token).await;
-    in_the_midst(&fleet).await;
+    wait_for_some_moves(&fleet).await;
 
     let killed = Instant::now();
     managers[first].kill();
@@ -175,8 +176,8 @@ async fn a_killed_leader_is_followed_by_another_and_every_move_comes_through_onc
     until("another move begins", async || fleet.counts().begun.len() > begun.min(VMS - 1)).await;
     println!("taken over after {led_ms} ms; moves go on after {} ms", killed.elapsed().as_millis());
     assert_ne!(first, second);
-    came_through_once(&managers[second], &fleet).await;
-    // The token, the hosts and the log are everybody's.
+    assert_all_moved_once(&managers[second], &fleet).await;
+    // All managers share the token, the hosts and the log.
     let third = 3 - first - second;
     let seen = managers[third].ask(Method::GET, "/api/v1/moves?limit=1000", &token, None).await;
     assert_eq!(seen.read::<Page<Move>>().items.len(), VMS);
@@ -188,14 +189,14 @@ async fn a_killed_leader_is_followed_by_another_and_every_move_comes_through_onc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_goes_on_when_the_manager_that_leads_is_killed() {
+async fn a_drain_continues_when_the_leader_is_killed() {
     let Some(etcd) = EtcdServer::start() else { return };
     let Cluster { dir: _dir, fleet, mut managers, first, token } = Cluster::of_three(&etcd).await;
     let follower = &managers[(first + 1) % 3];
     let asked =
         follower.ask(Method::POST, "/api/v1/hosts/host-0000/drain", &token, Some(json!({}))).await;
     let path = format!("/api/v1/drains/{}", asked.read::<Drain>().id);
-    in_the_midst(&fleet).await;
+    wait_for_some_moves(&fleet).await;
     managers[first].kill();
     let second = leader_of(&managers).await;
     until("the drain is done", async || {
@@ -203,29 +204,29 @@ async fn a_drain_goes_on_when_the_manager_that_leads_is_killed() {
         drain.read::<Drain>().state == DrainState::Done
     })
     .await;
-    came_through_once(&managers[second], &fleet).await;
+    assert_all_moved_once(&managers[second], &fleet).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lone_manager_that_was_killed_goes_on_when_it_is_started_again() {
+async fn a_single_killed_manager_continues_after_a_restart() {
     let (dir, fleet) = (tempfile::tempdir().unwrap(), fleet().await);
     let mut managers = [ManagerProcess::start(dir.path(), "m1", false, "")];
     leader_of(&managers).await;
     let token = set_up(&managers[0], &fleet).await;
-    hears_all(&managers[0], &fleet).await;
+    wait_for_all_hosts(&managers[0], &fleet).await;
     move_all(&managers[0], &token).await;
-    in_the_midst(&fleet).await;
+    wait_for_some_moves(&fleet).await;
     managers[0].kill();
     managers[0].run();
     leader_of(&managers).await;
-    came_through_once(&managers[0], &fleet).await;
+    assert_all_moved_once(&managers[0], &fleet).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_manager_that_ends_in_peace_gives_the_leadership_back() {
+async fn a_manager_that_shuts_down_gives_up_the_leadership() {
     let Some(etcd) = EtcdServer::start() else { return };
     let dir = tempfile::tempdir().unwrap();
-    // A lease that nobody would live to see the end of.
+    // A lease too long to wait for.
     let more = format!("[etcd]\nendpoints = [\"{}\"]\nlease_s = 60\n", etcd.endpoint());
     let mut managers =
         ["m1", "m2"].map(|name| ManagerProcess::start(dir.path(), name, false, &more));
@@ -238,11 +239,11 @@ async fn a_manager_that_ends_in_peace_gives_the_leadership_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_etcd_away_managers_answer_what_they_know_and_go_on_when_it_is_back() {
+async fn without_etcd_managers_serve_their_state_and_continue_when_it_returns() {
     let Some(mut etcd) = EtcdServer::start() else { return };
     let Cluster { dir: _dir, fleet, managers, first, token } = Cluster::of_three(&etcd).await;
     etcd.kill();
-    until("nobody leads", async || !managers[first].leads().await).await;
+    until("no manager leads", async || !managers[first].leads().await).await;
     for manager in &managers {
         let cluster = manager.cluster().await.unwrap();
         assert_eq!((cluster.leader, cluster.hosts_up, cluster.vms), (None, 4, VMS as u64));
@@ -255,11 +256,11 @@ async fn with_etcd_away_managers_answer_what_they_know_and_go_on_when_it_is_back
     assert!(etcd.run());
     let next = leader_of(&managers).await;
     move_all(&managers[(next + 1) % 3], &token).await;
-    came_through_once(&managers[next], &fleet).await;
+    assert_all_moved_once(&managers[next], &fleet).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn root_is_known_by_the_certificate_of_the_manager_whose_socket_it_asked() {
+async fn root_is_identified_by_the_certificate_of_the_forwarding_manager() {
     let Some(etcd) = EtcdServer::start() else { return };
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(&dir.path().join("pki"), "test", 1).unwrap();
@@ -274,7 +275,8 @@ async fn root_is_known_by_the_certificate_of_the_manager_whose_socket_it_asked()
         let (ca, certificate, key) = (authority.certificate(), issued.certificate, issued.key);
         let (ca, certificate, key) = (ca.display(), certificate.display(), key.display());
         let more = format!(
-            "[tls]\nauthority = \"{ca}\"\ncertificate = \"{certificate}\"\nkey = \"{key}\"\n[etcd]\nendpoints = [\"{}\"]\n",
+            "[tls]\nauthority = \"{ca}\"\ncertificate = \"{certificate}\"\nkey = \"{key}\"\n\
+             [etcd]\nendpoints = [\"{}\"]\n",
             etcd.endpoint()
         );
         ManagerProcess::start(dir.path(), name, true, &more)
@@ -288,7 +290,7 @@ async fn root_is_known_by_the_certificate_of_the_manager_whose_socket_it_asked()
     let made: CreatedToken = made.read();
     assert_eq!(made.info.made_by, format!("root@{}", follower.name));
     let mut noted = Vec::new();
-    until("it is noted", async || {
+    until("the request is audited", async || {
         noted = follower
             .ask_as_root(Method::GET, "/api/v1/audit", None)
             .await
@@ -305,7 +307,7 @@ async fn root_is_known_by_the_certificate_of_the_manager_whose_socket_it_asked()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_certificates_root_is_told_where_to_ask_and_tokens_are_judged_by_the_leader() {
+async fn without_certificates_root_is_referred_to_the_leader_which_checks_tokens() {
     let Some(etcd) = EtcdServer::start() else { return };
     let dir = tempfile::tempdir().unwrap();
     let managers = three(&dir, &etcd);
@@ -317,16 +319,16 @@ async fn without_certificates_root_is_told_where_to_ask_and_tokens_are_judged_by
         follower.ask_as_root(Method::POST, "/api/v1/tokens", Some(token.clone())).await.problem();
     assert_eq!(refused.code, ProblemCode::NoLeader);
     assert!(refused.remedy.contains(&leader.address), "{}", refused.remedy);
-    // A token is good at every manager at once, and what it may not do is noted.
+    // A token is valid at every manager at once, and refusals are audited.
     let made: CreatedToken =
         leader.ask_as_root(Method::POST, "/api/v1/tokens", Some(token)).await.read();
-    let looked = follower.ask(Method::GET, "/api/v1/hosts", &made.token, None).await;
-    assert_eq!(looked.status, StatusCode::OK);
+    let read = follower.ask(Method::GET, "/api/v1/hosts", &made.token, None).await;
+    assert_eq!(read.status, StatusCode::OK);
     let weak = follower.ask(Method::DELETE, "/api/v1/hosts/a", &made.token, None).await;
     assert_eq!(weak.problem().code, ProblemCode::Forbidden);
     let wrong = follower.ask(Method::GET, "/api/v1/hosts", "godwit_00_11", None).await;
     assert_eq!(wrong.problem().code, ProblemCode::Unauthenticated);
-    until("both are noted", async || {
+    until("both are audited", async || {
         let page =
             leader.ask_as_root(Method::GET, "/api/v1/audit", None).await.read::<Page<AuditEntry>>();
         let noted = |status| page.items.iter().any(|entry| entry.status == status);

@@ -1,4 +1,5 @@
-//! Managers as processes of their own, so that they can be killed as a crash would: this test's own program, run again.
+//! Managers as separate processes, which a test can kill as a crash would. The process is the
+//! test's own program, run again.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,9 +15,9 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Where a process of this test finds its configuration.
+/// Environment variable with the path of the configuration for a process of this test.
 pub(crate) const CONFIG_VARIABLE: &str = "GODWIT_TEST_MANAGER";
-/// Nothing that is waited for takes this long, be the machine as busy as it may.
+/// Deadline of every wait, longer than any wait takes even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) struct ManagerProcess {
@@ -28,14 +29,16 @@ pub(crate) struct ManagerProcess {
 }
 
 impl ManagerProcess {
-    /// Starts one; `more` is what else its configuration says, `tls` whether that has certificates.
+    /// Starts a manager. `more` is added to its configuration; `tls` says whether that has
+    /// certificates.
     pub(crate) fn start(dir: &Path, name: &str, tls: bool, more: &str) -> ManagerProcess {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (config, socket) = (dir.join(format!("{name}.toml")), dir.join(format!("{name}.sock")));
         let insecure = if tls { "" } else { "insecure = true\n" };
         let (state, own) = (dir.join(name), socket.display());
         let text = format!(
-            "name = \"{name}\"\nlisten = [\"127.0.0.1:{port}\"]\nsocket = \"{own}\"\nstate_dir = \"{}\"\n{insecure}{more}",
+            "name = \"{name}\"\nlisten = [\"127.0.0.1:{port}\"]\nsocket = \"{own}\"\n\
+             state_dir = \"{}\"\n{insecure}{more}",
             state.display()
         );
         fs::write(&config, text).unwrap();
@@ -63,7 +66,7 @@ impl ManagerProcess {
         self.process = Some(process.unwrap());
     }
 
-    /// Ends it as a crash would.
+    /// Ends the process as a crash would.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
@@ -71,7 +74,7 @@ impl ManagerProcess {
         }
     }
 
-    /// Ends it in peace.
+    /// Shuts the process down.
     pub(crate) fn stop(&mut self) {
         if let Some(mut process) = self.process.take() {
             let pid = rustix::process::Pid::from_child(&process);
@@ -80,7 +83,7 @@ impl ManagerProcess {
         }
     }
 
-    /// Asks it as root does, by its socket.
+    /// Returns a client with root's rights, over the manager's own socket.
     pub(crate) fn root(&self) -> ManagerClient {
         ManagerClient::new(Endpoint::Unix(self.socket.clone()), None)
     }
@@ -89,13 +92,13 @@ impl ManagerProcess {
         self.root().cluster().await.ok()
     }
 
-    /// Whether it says of itself that it leads.
+    /// Returns whether the manager says that it leads.
     pub(crate) async fn leads(&self) -> bool {
         let cluster = self.cluster().await;
         cluster.and_then(|cluster| cluster.leader).is_some_and(|leader| leader.is_self)
     }
 
-    /// Asks it by the network, with a token.
+    /// Sends a request over the network, with a token.
     pub(crate) async fn ask(
         &self,
         method: Method,
@@ -106,7 +109,7 @@ impl ManagerProcess {
         self.ask_at(self.address.parse().unwrap(), method, path, Some(token), body).await
     }
 
-    /// Asks it by its socket.
+    /// Sends a request over the manager's own socket.
     pub(crate) async fn ask_as_root(
         &self,
         method: Method,
@@ -140,7 +143,7 @@ impl ManagerProcess {
         Answer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null) }
     }
 
-    /// What it has logged, for a test that fails.
+    /// Returns the manager's log, for a failed test.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.config.with_extension("log")).unwrap_or_default()
     }
@@ -171,7 +174,7 @@ impl Answer {
     }
 }
 
-/// Which of them leads, once one does.
+/// Waits for a leader and returns its index.
 pub(crate) async fn leader_of(managers: &[ManagerProcess]) -> usize {
     let started = Instant::now();
     loop {
@@ -180,19 +183,19 @@ pub(crate) async fn leader_of(managers: &[ManagerProcess]) -> usize {
                 return at;
             }
         }
-        look_again(started, "nobody leads").await;
+        pause(started, "no manager leads").await;
     }
 }
 
-/// Waits until that holds.
+/// Waits until the condition holds.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !holds().await {
-        look_again(started, what).await;
+        pause(started, what).await;
     }
 }
 
-async fn look_again(started: Instant, what: &str) {
+async fn pause(started: Instant, what: &str) {
     assert!(started.elapsed() < DEADLINE, "{what}: not within {DEADLINE:?}");
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

@@ -1,4 +1,4 @@
-//! The CPU that guests can have here, and whether it is enough for a guest that arrives.
+//! The CPU model of guests on this host, and whether it suffices for an arriving guest.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use godwit_qemu::{
 use super::host::modified;
 use crate::agent::Agent;
 
-/// What each QEMU can give by which accelerator, with the time of the binary's last change.
+/// CPU models of each QEMU and accelerator, with the modification time of the program.
 #[derive(Debug, Default)]
 pub(super) struct KnownCpus {
     cpus: HashMap<(PathBuf, Accelerator), (SystemTime, Arc<HostCpu>)>,
-    /// Why the QEMU that was asked last gave no answer; none where it did.
+    /// Why the last query of a QEMU failed; `None` if it succeeded.
     problem: Option<String>,
 }
 
 impl Agent {
-    /// What CPU guests can have here by that accelerator; asked once and again when the program has changed. The processor and its kernel
-    /// stay the same for as long as the agent runs.
+    /// Returns the CPU that guests can have here with that accelerator. The result is cached until
+    /// the program changes. The processor and its kernel do not change while the agent runs.
     pub(crate) async fn cpu(
         &self,
         qemu: &QemuInfo,
@@ -31,27 +31,33 @@ impl Agent {
     ) -> Result<Arc<HostCpu>, CpuError> {
         let key = (qemu.path.clone(), accel);
         let changed = modified(&qemu.path);
-        // Held while QEMU answers: who comes meanwhile would ask the same.
+        // Held while QEMU answers: concurrent callers would ask the same question.
         let mut known = self.cpus.lock().await;
         if let Some((then, cpu)) = known.cpus.get(&key)
             && changed == Some(*then)
         {
             return Ok(Arc::clone(cpu));
         }
-        let user = self.places.users.of_question_by(accel);
+        let user = self.places.users.for_query_with(accel);
         let asked = godwit_qemu::host_cpu(qemu, accel, Some((user.uid, user.gid))).await;
-        self.places.users.end_question(&self.places.run_dir.join("vms"), user);
+        self.places.users.end_query(&self.places.run_dir.join("vms"), user);
         known.problem = asked.as_ref().err().map(ToString::to_string);
         let cpu = Arc::new(asked?);
         let level = cpu.psabi_level().map(PsabiLevel::name);
-        tracing::info!(%accel, vendor = cpu.vendor, level, features = cpu.features.len(), "CPU of guests known");
+        tracing::info!(
+            %accel,
+            vendor = cpu.vendor,
+            level,
+            features = cpu.features.len(),
+            "guest CPU model determined"
+        );
         if let Some(changed) = changed {
             known.cpus.insert(key, (changed, Arc::clone(&cpu)));
         }
         Ok(cpu)
     }
 
-    /// What is known of the CPU of guests that ask for nothing else, and why nothing is; nobody waits for it here.
+    /// Returns the cached default CPU of guests, or why it is unknown. Does not wait for a query.
     pub(super) fn known_cpu(
         &self,
         qemu: &Path,
@@ -64,10 +70,10 @@ impl Agent {
         (cpu, problem)
     }
 
-    /// Whether a guest of another host can go on running here with the CPU that it has.
+    /// Checks whether a guest of another host can continue here with its CPU model.
     ///
-    /// Where this host's QEMU does not say what CPU it can give, the guest is let in: QEMU then says by itself what is missing, when the
-    /// shadow starts.
+    /// If this host's QEMU does not report its CPU models, the guest is admitted. QEMU itself then
+    /// reports what is missing when the shadow starts.
     pub(crate) async fn check_cpu(
         &self,
         spec: &ResolvedSpec,
@@ -81,7 +87,7 @@ impl Agent {
         let cpu = match self.cpu(qemu, spec.accel).await {
             Ok(cpu) => cpu,
             Err(error) => {
-                tracing::warn!(vm = spec.name.as_str(), %error, "the CPU of an arriving guest is not checked");
+                tracing::warn!(vm = spec.name.as_str(), %error, "CPU of the guest not checked");
                 return Ok(());
             }
         };
@@ -91,6 +97,6 @@ impl Agent {
 
 fn refused(spec: &ResolvedSpec, unfit: &Unfit, from: &str, host: &str) -> ApiError {
     let message =
-        format!("VM \"{}\" can't move from host {from} to host {host}: {unfit}", spec.name);
+        format!("cannot migrate VM \"{}\" from host {from} to host {host}: {unfit}", spec.name);
     ApiError::new(ErrorCode::Preflight, message, unfit.remedy())
 }

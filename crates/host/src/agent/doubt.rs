@@ -1,5 +1,6 @@
-//! VMs of which nobody here knows whose guest it is: the other host of the hand-over is asked until it knows, or an operator decides.
-//! What follows from its word is [`godwit_migration::handover`]'s.
+//! VMs in doubt: this host does not know which host owns the guest. The agent queries the other
+//! host of the hand-over until that host knows, or an operator decides.
+//! [`godwit_migration::handover`] decides what follows from the answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,28 +19,29 @@ use crate::references::References;
 use crate::store::{Desired, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
 
-/// Between two questions, at first and at most: a host that is down may be down for hours.
+/// First and longest interval between two queries. A host that is down may be down for hours.
 const ASK_AGAIN: Duration = Duration::from_millis(300);
 const ASK_AGAIN_MOST: Duration = Duration::from_secs(5);
 
-/// After that no shadow is kept by any limit for cuts.
+/// Time limit for removing a shadow. It exceeds every limit for interrupted migrations, so no
+/// shadow lives longer.
 const FORGET_LIMIT: Duration = Duration::from_secs(2 * 3600);
-/// How long a migration may take to end whose QEMU has been ended.
+/// Time for a migration to end after its QEMU has been ended.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a VM in doubt comes to.
+/// Result of an attempt to settle a doubt.
 enum Settled {
-    /// It is, for now.
+    /// The VM is still in doubt.
     Open,
-    /// There is no doubt any more.
+    /// The doubt is over.
     Over,
 }
 
 impl Agent {
-    /// What this host has written down of a VM's ownership, for another host that asks.
+    /// Returns this host's record of a VM's ownership, for another host that asks.
     ///
     /// # Errors
-    /// [`ErrorCode::HostFailed`]: the disk can't be read, so nobody knows.
+    /// [`ErrorCode::HostFailed`]: the disk cannot be read, so the owner is unknown.
     pub fn known(
         &self,
         name: &VmName,
@@ -49,8 +51,8 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.known(name, uuid, incarnation))?)
     }
 
-    /// Asks the other host of a VM in doubt until it knows, and does what follows. In a task of its own, one a VM; it ends as well when
-    /// somebody else settles it.
+    /// Queries the other host of a VM in doubt until it knows, and carries out what follows. Runs
+    /// in its own task, one for each VM; the task also ends when something else settles the doubt.
     pub(crate) fn settle_doubt(self: &Arc<Self>, name: &VmName) {
         let (agent, name) = (self.clone(), name.to_owned());
         let Some(identity) = self.table().get(&name).map(|slot| slot.identity.clone()) else {
@@ -72,7 +74,7 @@ impl Agent {
                     Ok(Settled::Over) => return,
                     Ok(Settled::Open) => {}
                     Err(error) => {
-                        tracing::warn!(vm = name.as_str(), %error, "the doubt is not settled yet")
+                        tracing::warn!(vm = name.as_str(), %error, "cannot settle the doubt yet")
                     }
                 }
                 tokio::time::sleep(wait).await;
@@ -81,8 +83,9 @@ impl Agent {
         });
     }
 
-    /// A migration ended whose destination may not know: what had been made of it there goes. In a task of its own, until that host has
-    /// answered, another migration has begun, or the shadow is gone by itself for sure.
+    /// Removes what a failed migration created at a destination that may not know of the failure.
+    /// Runs in its own task until that host has answered, another migration has begun, or the
+    /// shadow has certainly expired.
     pub(super) fn forget_at(self: &Arc<Self>, vm: &Vm, to: String) {
         let (agent, name) = (self.clone(), vm.name.clone());
         let (uuid, incarnation) = (vm.spec.uuid, vm.incarnation);
@@ -106,8 +109,8 @@ impl Agent {
         });
     }
 
-    /// A migration of a VM of this host ended with the agent that carried it out: what had been made of it at `to` goes. In a task of its
-    /// own, until that host has answered, or another migration has begun.
+    /// Removes what a migration of an earlier agent created at `to`, for a VM that this host owns.
+    /// Runs in its own task until that host has answered or another migration has begun.
     pub(super) fn undo_migration(self: &Arc<Self>, name: &VmName, to: String) {
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -133,11 +136,11 @@ impl Agent {
                     tracing::info!(
                         vm = name.as_str(),
                         to,
-                        "a migration that the last agent had under way is undone"
+                        "undone: a migration that the previous agent had in progress"
                     );
                     let undone = SavedVm { other: None, ..record.clone() };
                     if let Err(error) = agent.save_over(Some(&record), &undone).await {
-                        tracing::warn!(vm = name.as_str(), %error, "that could not be saved");
+                        tracing::warn!(vm = name.as_str(), %error, "cannot save the undo");
                     }
                     return;
                 }
@@ -147,7 +150,8 @@ impl Agent {
         });
     }
 
-    /// Asks the host `to` once to let go of what has been made there of a guest that is not committed there: whether it has answered.
+    /// Asks the host `to` once to remove what it has of a guest that is not committed there.
+    /// Returns whether it answered.
     async fn forget_once(
         &self,
         to: &str,
@@ -170,14 +174,15 @@ impl Agent {
             vm = name.as_str(),
             host = other.name,
             ?known,
-            "the other host of a hand-over was asked"
+            "queried the other host of a hand-over"
         );
         match record.role {
             Role::HandingOver => match of_destination(known, record.ownership().offered()) {
                 OfDestination::Took => return self.let_go(name, &record).await,
                 OfDestination::Refused => self.take_back(name, record, true).await?,
                 OfDestination::Open => {
-                    // It may wait for a lane of an agent that is no more. One that may run at any moment is left alone.
+                    // It may wait for a lane of an agent that has ended. A destination that may run
+                    // the guest at any moment is left alone.
                     if matches!(known, Known::Has(Standing { role: Role::Shadow, .. })) {
                         self.forget_once(&other.name, name, record.spec.uuid, record.incarnation)
                             .await;
@@ -195,7 +200,8 @@ impl Agent {
         Ok(Settled::Over)
     }
 
-    /// An operator's word on a VM in doubt, who has made sure of it: by a look at the other host, or by fencing it.
+    /// Applies an operator's decision on a VM in doubt. The operator has verified it on the other
+    /// host, or has fenced that host.
     pub async fn resolve_doubt(
         self: &Arc<Self>,
         name: &VmName,
@@ -206,8 +212,11 @@ impl Agent {
             let not_in_doubt = |agent: &Agent| match agent.vm_info(&name) {
                 Err(unknown) => unknown,
                 Ok(info) => {
-                    let message = format!("VM \"{name}\" is {}, and not in doubt", info.state);
-                    ApiError::new(ErrorCode::WrongState, message, "nothing is to be resolved")
+                    let message = format!(
+                        "cannot resolve VM \"{name}\": it is {}, and not in doubt",
+                        info.state
+                    );
+                    ApiError::new(ErrorCode::WrongState, message, "nothing needs to be resolved")
                 }
             };
             agent.end_page_in_of_the_gone(&name, &word).await;
@@ -221,7 +230,7 @@ impl Agent {
             tracing::warn!(
                 vm = name.as_str(),
                 runs_on = word.runs_on,
-                "an operator has decided which host runs the guest"
+                "an operator decided which host runs the guest"
             );
             match (record.role, here) {
                 (Role::HandingOver, true) => {
@@ -239,7 +248,8 @@ impl Agent {
         .await
     }
 
-    /// A migration may still keep pages for a guest whose host is gone, and will for ever: with its QEMU here it ends.
+    /// Ends a migration that would retain pages forever for a guest whose host is gone: ending its
+    /// QEMU here ends it.
     async fn end_page_in_of_the_gone(&self, name: &VmName, word: &Resolve) {
         let kept = self.record(name).is_some_and(|record| record.pages_kept_for().is_some());
         if !kept || word.keep_memory || word.runs_on != self.config.name {
@@ -252,16 +262,17 @@ impl Agent {
         };
         let Some(vm) = migrates() else { return };
         vm.process.kill().await;
-        let mut look = tokio::time::interval(ASK_AGAIN);
+        let mut poll = tokio::time::interval(ASK_AGAIN);
         let ended = async {
             while migrates().is_some() {
-                look.tick().await;
+                poll.tick().await;
             }
         };
         let _ = tokio::time::timeout(END_LIMIT, ended).await;
     }
 
-    /// Whether an operator's word means this host; it may mean the other one of the hand-over as well, and no third.
+    /// Whether an operator's decision names this host. It may also name the other host of the
+    /// hand-over, but no third.
     fn decide(&self, name: &VmName, record: &SavedVm, word: &Resolve) -> Result<bool, ApiError> {
         let here = word.runs_on == self.config.name;
         let other = record.other.as_ref().map(|other| &*other.name);
@@ -270,14 +281,15 @@ impl Agent {
         }
         let other = other.unwrap_or_default();
         let message = format!(
-            "VM \"{name}\" was being handed over between hosts {} and {other}",
-            self.config.name
+            "cannot resolve VM \"{name}\" to host {}: it was being handed over between hosts {} \
+             and {other}",
+            word.runs_on, self.config.name
         );
-        let remedy = format!("name one of them: host {} has nothing to do with it", word.runs_on);
+        let remedy = "name one of these two hosts";
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
 
-    /// Whether this process's pages are kept for another host.
+    /// Whether this process retains pages for another host.
     pub(crate) fn keeps_pages(&self, vm: &Arc<Vm>) -> bool {
         self.table().get(&vm.name).is_some_and(|slot| {
             matches!(slot.condition, Condition::KeepsPages { .. })
@@ -285,7 +297,7 @@ impl Agent {
         })
     }
 
-    /// The destination has the guest.
+    /// Releases a guest that the destination has.
     async fn let_go(
         self: &Arc<Self>,
         name: &VmName,
@@ -293,20 +305,21 @@ impl Agent {
     ) -> Result<Settled, ApiError> {
         if record.pages_kept_for().is_some() {
             if self.vm(name)?.is_some() {
-                // Whether they are needed is asked by who serves them.
+                // The task that serves the pages asks whether they are still needed.
                 self.serve_what_is_kept(name);
                 return Ok(Settled::Over);
             }
             if self.places.vm(name).living_process().is_some() {
-                // It holds them, and has not answered this agent yet ([`Agent::find_again`]).
+                // The process holds the pages and has not answered this agent yet
+                // ([`Agent::find_again`]).
                 return Ok(Settled::Open);
             }
         }
-        tracing::info!(vm = name.as_str(), "the doubt is settled: the destination has the guest");
+        tracing::info!(vm = name.as_str(), "doubt settled: the destination has the guest");
         self.give_up(name).await.map(|()| Settled::Over)
     }
 
-    /// Removes what is left of a guest that is another host's.
+    /// Removes what is left of a guest that another host owns.
     async fn give_up(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         match self.vm(name)? {
             Some(vm) => self.release(&vm, false).await,
@@ -321,7 +334,7 @@ impl Agent {
         }
     }
 
-    /// Removes a VM without a process in the table, or puts it back as it was.
+    /// Removes a VM without a process from the table, or restores its entry on failure.
     async fn remove_remains(
         self: &Arc<Self>,
         name: &VmName,
@@ -342,7 +355,8 @@ impl Agent {
         Ok(())
     }
 
-    /// The destination does not have the guest: it goes on here, in a new epoch. Unless its memory is worth keeping, it is ended first.
+    /// Takes back a guest that the destination does not have: it continues here, in a new epoch.
+    /// Without `keep_memory`, its process is ended first.
     async fn take_back(
         self: &Arc<Self>,
         name: &VmName,
@@ -361,7 +375,8 @@ impl Agent {
         let Some(vm) = begun.vm.clone() else {
             return self.take_back_ended(name, record, begun).await;
         };
-        // Let go on first: a restarted agent that finds it running knows that it is this host's.
+        // The guest resumes first: a restarted agent that finds it running knows that this host
+        // owns it.
         if let Err(error) = crate::migration::undo_hand_over(&vm, runs).await {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
@@ -369,17 +384,18 @@ impl Agent {
         self.new_epoch(&vm, epoch);
         let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, ownership);
         let saved = self.save_over(Some(&record), &mine).await;
-        tracing::info!(vm = name.as_str(), epoch, "the doubt is settled: the guest goes on here");
+        tracing::info!(vm = name.as_str(), epoch, "doubt settled: the guest continues here");
         let condition = if runs { Condition::Running } else { Condition::Paused };
         self.settle(name, condition, Some(Arc::clone(&vm)), None);
         if let Err(error) = saved {
-            tracing::error!(vm = name.as_str(), %error, "that could not be saved; it is tried again");
+            tracing::error!(vm = name.as_str(), %error, "cannot save the take-back; retrying");
             tokio::spawn(self.clone().save_in_the_end(vm, Some(record)));
         }
         Ok(())
     }
 
-    /// The same, where its process has ended meanwhile: the guest has come to its end by that, and can be started anew.
+    /// Takes back a guest whose process has ended meanwhile. The guest has ended with it and can be
+    /// started again.
     async fn take_back_ended(
         self: &Arc<Self>,
         name: &VmName,
@@ -402,10 +418,10 @@ impl Agent {
         tracing::info!(
             vm = name.as_str(),
             epoch,
-            "the doubt is settled: the guest is this host's, and its QEMU has ended"
+            "doubt settled: this host owns the guest, and its QEMU has ended"
         );
         let reason =
-            "its QEMU was ended at its hand-over, and no other host runs it: start it again";
+            "its QEMU ended during its hand-over, and no other host runs it: start it again";
         let (condition, reason) = match record.desired {
             Desired::Running => (Condition::Failed, Some(reason.to_owned())),
             Desired::Stopped => (Condition::Stopped, None),
@@ -414,25 +430,28 @@ impl Agent {
         Ok(())
     }
 
-    /// What keeps a VM from being decided on whose QEMU lives and says nothing.
+    /// Returns the error for a VM that cannot be decided on because its QEMU lives and does not
+    /// answer.
     fn silent_process(&self, name: &VmName, begun: &Begun) -> Option<ApiError> {
         let (pid, _) = self.places.vm(name).living_process()?;
         let message = format!("QEMU of VM \"{name}\" (process {pid}) does not answer");
         Some(ApiError::new(ErrorCode::HypervisorFailed, message, begun.before.end_of_silent(pid)))
     }
 
-    /// At the destination: the source has taken back what may have run here and is gone.
+    /// At the destination: removes a guest that the source has taken back, and whose process here
+    /// has ended or is to end.
     async fn forget_shadow(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Delete { force: true })?;
         if let Some(vm) = &begun.vm {
             vm.process.kill().await;
         }
         self.remove_remains(name, begun).await?;
-        tracing::info!(vm = name.as_str(), "the doubt is settled: the guest never ran here");
+        tracing::info!(vm = name.as_str(), "doubt settled: the guest never ran here");
         Ok(())
     }
 
-    /// At the destination: the guest was handed over, and has ended with its QEMU.
+    /// At the destination: takes ownership of a guest that was handed over and has ended with its
+    /// QEMU.
     async fn own_what_is_gone(
         self: &Arc<Self>,
         name: &VmName,
@@ -453,14 +472,13 @@ impl Agent {
         }
         tracing::info!(
             vm = name.as_str(),
-            "the doubt is settled: the guest ran here, and ended with its QEMU"
+            "doubt settled: the guest ran here and ended with its QEMU"
         );
         if let Some(vm) = &begun.vm {
             self.settle(name, Condition::Paused, Some(Arc::<Vm>::clone(vm)), begun.reason);
             return Ok(());
         }
-        let reason =
-            "it had just been handed over to this host when its QEMU ended: start it again";
+        let reason = "its QEMU ended just after the hand-over to this host: start it again";
         self.settle(name, Condition::Failed, None, Some(reason.into()));
         Ok(())
     }

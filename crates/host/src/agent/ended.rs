@@ -1,8 +1,8 @@
 //! The end of a QEMU that no operation has ended: the VM becomes `stopped` if its guest shut itself
 //! down, else `failed`.
 //!
-//! The agent saves the end before it shows it. If the disk refuses the record, the VM is shown as
-//! the old record has it, and the agent tries again until the end is saved.
+//! The agent saves the end before it shows it. If the write fails, the VM is shown as in the old
+//! record, and the agent retries until the end is saved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::references::References;
 use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
 
-/// Between two attempts to save an end that a disk did not take.
+/// Retry interval for saving an end whose write failed.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
-/// How long a QEMU may take to say whether its guest has shut down, and to end when it has.
+/// Time for a QEMU to report whether its guest has shut down, and to end if it has.
 const SHUT_DOWN_LIMIT: Duration = Duration::from_secs(20);
 
-/// Why a VM whose guest has powered itself off is stopped.
+/// Reason of a VM that is stopped because its guest powered itself off.
 pub(crate) const SHUT_ITSELF_DOWN: &str = "the guest shut itself down";
 
 /// State of a VM after the end of its process.
@@ -40,8 +40,7 @@ impl End {
             let (condition, desired) = (Condition::Stopped, Desired::Stopped);
             return End { condition, desired, reason: SHUT_ITSELF_DOWN.to_owned() };
         }
-        let words =
-            vm.files.last_words().unwrap_or_else(|| "it left no word in its log".to_owned());
+        let words = vm.files.last_words().unwrap_or_else(|| "its log has no message".to_owned());
         let reason = format!(
             "QEMU (process {}) ended by itself with {}: {words}",
             vm.process.pid, ended.exit
@@ -52,7 +51,7 @@ impl End {
 
 impl Agent {
     /// Saves and shows the end of a process. Does nothing if an operation has ended the process, or
-    /// if a migration has the VM: the migration settles it.
+    /// if a migration owns the VM: the migration settles it.
     pub(super) async fn process_ended(self: &Arc<Self>, vm: &Arc<Vm>, ended: Ended) {
         let end = End::of(vm, ended);
         if self.begin_end(vm, &end, false) {
@@ -60,7 +59,7 @@ impl Agent {
         }
     }
 
-    /// Ends a migration whose guest stays at its source and has no process any more. A guest that
+    /// Ends a migration whose guest stays at its source and whose process has ended. A guest that
     /// was offered gets a new epoch.
     pub(super) async fn end_migration_of_ended(self: &Arc<Self>, vm: &Arc<Vm>) {
         let end = End::of(vm, vm.process.ended().await);
@@ -68,7 +67,7 @@ impl Agent {
             return;
         }
         hold("end-migration");
-        // An unreadable record may be of a guest that was offered: no epoch is used twice.
+        // An unreadable record may belong to a guest that was offered: no epoch is used twice.
         if self.record(&vm.name).is_none_or(|record| record.role == Role::HandingOver) {
             self.new_epoch(vm, vm.ownership().taken_back().epoch);
         }
@@ -76,8 +75,8 @@ impl Agent {
         hold("migration-ended");
     }
 
-    /// Reserves the VM for the saving of its end: no other operation begins meanwhile.
-    /// `of_migration`: the migration that had the VM is over.
+    /// Reserves the VM for saving its end: no other operation begins meanwhile. `of_migration`: the
+    /// migration that owned the VM is over.
     fn begin_end(&self, vm: &Arc<Vm>, end: &End, of_migration: bool) -> bool {
         let mut table = self.table();
         let Some(slot) = table.get_mut(&vm.name) else { return false };
@@ -87,20 +86,20 @@ impl Agent {
         }
         let (name, reason) = (&vm.name, &end.reason);
         match &slot.condition {
-            // The migration learns of it from QMP and discards the shadow.
+            // The migration learns it from QMP and discards the shadow.
             Condition::MigratingIn { .. } => {
-                tracing::warn!(vm = name.as_str(), reason, "a shadow's QEMU ended");
+                tracing::warn!(vm = name.as_str(), reason, "QEMU of a shadow ended");
             }
-            // The destination may own the guest already: the migration knows, and settles it.
+            // The destination may already own the guest: the migration decides and settles it.
             Condition::MigratingOut { .. } => {
                 tracing::error!(vm = name.as_str(), reason, "QEMU ended during a migration");
             }
             Condition::InDoubt { .. } | Condition::KeepsPages { .. } => {
                 tracing::error!(vm = name.as_str(), reason, "QEMU ended");
-                // The process is gone, the doubt is not: the record stays.
+                // The process has ended, but the doubt remains: the record stays.
                 slot.vm = None;
                 slot.condition = Condition::InDoubt { keeps_pages_for: None };
-                slot.reason = Some(format!("another host may run it; here {reason}"));
+                slot.reason = Some(format!("another host may run it; on this host, {reason}"));
                 return false;
             }
             _ => tracing::error!(vm = name.as_str(), reason, "QEMU ended"),
@@ -112,7 +111,7 @@ impl Agent {
         true
     }
 
-    /// Saves a reserved end, then shows it. If the disk refuses it, a task goes on trying.
+    /// Saves a reserved end, then shows it. If the write fails, a task retries.
     fn carry_end_out(self: &Arc<Self>, vm: &Arc<Vm>, end: End) {
         hold("end-of-process");
         let saved = self.save_end(vm, &end);
@@ -121,20 +120,18 @@ impl Agent {
         let Err(error) = saved else {
             return self.settle(&vm.name, end.condition, None, Some(end.reason));
         };
-        tracing::error!(vm = vm.name.as_str(), %error, "its end could not be saved; it is tried again");
-        let reason = format!(
-            "{}; that could not be saved, and is tried again: {}",
-            end.reason, error.message
-        );
+        tracing::error!(vm = vm.name.as_str(), %error, "cannot save the VM's end; retrying");
+        let reason =
+            format!("{}; this could not be saved, retrying: {}", end.reason, error.message);
         self.settle(&vm.name, Condition::Failed, None, Some(reason));
         tokio::spawn(self.clone().save_end_later(vm.clone(), end));
     }
 
-    /// Saves the record of a VM that is this host's and has ended.
+    /// Saves the record of a VM that this host owns and that has ended.
     fn save_end(&self, vm: &Vm, end: &End) -> Result<(), ApiError> {
         let owner = SavedVm::new(vm.spec.clone(), Role::Owner, end.desired, vm.ownership());
         let known = self.record(&vm.name);
-        // Another host may have a shadow of it, which is still to be removed.
+        // Another host may have a shadow of the VM, which must still be removed.
         let other = known
             .as_ref()
             .filter(|known| known.role == Role::Owner && known.ownership() == owner.ownership())
@@ -146,8 +143,8 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
-    /// Saves an end that the disk refused, as soon as that works. Stops when another operation has
-    /// begun with the VM: that one saves its own outcome.
+    /// Saves an end whose write failed, as soon as the disk accepts it. Stops if another operation
+    /// on the VM has begun: that one saves its own outcome.
     async fn save_end_later(self: Arc<Self>, vm: Arc<Vm>, end: End) {
         let Some((identity, shown)) = self.failed_without_process(&vm.name) else { return };
         let mut every = tokio::time::interval(SAVE_AGAIN);
@@ -167,7 +164,7 @@ impl Agent {
                 }
             }
             if self.save_end(&vm, &end).is_ok() {
-                tracing::info!(vm = vm.name.as_str(), "its end is saved");
+                tracing::info!(vm = vm.name.as_str(), "end of the VM saved");
                 return self.settle(&vm.name, end.condition, None, Some(end.reason));
             }
             if let Some(slot) = self.table().get_mut(&vm.name) {
@@ -192,7 +189,7 @@ pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
     if report.outcome != Outcome::Failed {
         return report;
     }
-    // QEMU's answer, or the end of its monitor, comes after its earlier events.
+    // QEMU's answer, or the end of its monitor, follows its earlier events.
     let _ = tokio::time::timeout(SHUT_DOWN_LIMIT, vm.is_running()).await;
     if !vm.process.qmp.guest_has_shut_down() {
         return report;
@@ -200,10 +197,10 @@ pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
     if tokio::time::timeout(SHUT_DOWN_LIMIT, vm.process.ended()).await.is_err() {
         tracing::warn!(
             vm = vm.name.as_str(),
-            "its guest shut itself down, and its QEMU does not end"
+            "the guest shut itself down, but its QEMU does not end"
         );
     }
-    tracing::info!(vm = vm.name.as_str(), error = ?report.error, "its guest has shut itself down");
+    tracing::info!(vm = vm.name.as_str(), error = ?report.error, "the guest shut itself down");
     Report { error: Some(shut_down(&vm.name).to_fault()), ..report }
 }
 

@@ -1,4 +1,4 @@
-//! What the host has and whether a VM fits on it.
+//! The host's resources, and whether a VM fits on it.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -21,28 +21,28 @@ use crate::vm::Begin;
 /// Guest memory of a host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryFigures {
-    /// What there would be without any VM.
+    /// Guest memory of the host without any VM.
     pub(crate) total_bytes: u64,
-    /// What a new VM can get.
+    /// Memory available to a new VM.
     pub(crate) available_bytes: u64,
-    /// What is promised to VMs that are active.
+    /// Memory promised to active VMs.
     pub(crate) committed_bytes: u64,
 }
 
-/// What a VM that fits on this host has of it.
+/// Resources of the host for a VM that fits on it.
 #[derive(Debug)]
 pub(super) struct Fit {
     pub(super) files: OpenFiles,
-    /// The bridge of each of its NICs, in order.
+    /// Network of each NIC, in order.
     pub(super) bridges: Vec<NetworkConfig>,
 }
 
 impl Agent {
-    /// What `GET /v1/host` tells.
+    /// Returns the answer to `GET /v1/host`.
     pub async fn host_info(&self) -> Result<HostInfo, ApiError> {
         let qemu = self.qemu(None).await;
         let accel = match &qemu {
-            // The probe holds the lock while it runs; nobody waits for it here.
+            // The probe holds the lock while it runs; this request does not wait for it.
             Ok(qemu) => {
                 self.accels.try_lock().ok().and_then(|known| known.get(&qemu.path).cloned())
             }
@@ -81,13 +81,13 @@ impl Agent {
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
             vm_dirs: self.config.vm_dirs.clone(),
-            datastores: self.datastores.told(self.directories()),
+            datastores: self.datastores.infos(self.directories()),
             peers: self.peers.all(),
             vms: self.table().len(),
         })
     }
 
-    /// Where VMs have their disks, or may have them.
+    /// Returns the directories that hold disks of VMs, and those that may.
     fn directories(&self) -> BTreeSet<PathBuf> {
         let slots = self.table();
         let disks = slots.values().flat_map(|slot| &slot.spec.disks);
@@ -95,7 +95,7 @@ impl Agent {
         self.config.vm_dirs.iter().cloned().chain(of_disks).collect()
     }
 
-    /// Why the external engine can't track guest memory on this host; none where it can.
+    /// Returns why the external engine cannot track guest memory on this host; `None` if it can.
     #[must_use]
     pub fn tracking_problem(&self) -> Option<String> {
         if let Err(error) = check_kernel() {
@@ -104,13 +104,15 @@ impl Agent {
         let library = self.config.tracker();
         (!library.exists()).then(|| {
             format!(
-                "the tracker library {} is missing (install it, or set tracker in the configuration)",
+                "cannot find the tracker library {} (install it, or set tracker in the \
+                 configuration)",
                 library.display()
             )
         })
     }
 
-    /// The QEMU that somebody with all rights named, or the host's own; asked once and again when the file has changed.
+    /// Inspects the QEMU that a caller with full rights named, or the host's own. The result is
+    /// cached until the file changes.
     pub async fn qemu(&self, wanted: Option<&Path>) -> Result<QemuInfo, ApiError> {
         match wanted {
             None => self.inspected(&self.config.qemu).await,
@@ -118,7 +120,8 @@ impl Agent {
         }
     }
 
-    /// The QEMU that runs a VM. What another host names, of a guest that it sends, has to be a QEMU of this host by its configuration.
+    /// Inspects the QEMU that runs a VM. A QEMU that another host names for an arriving guest must
+    /// be listed in this host's configuration.
     pub(crate) async fn qemu_of(
         &self,
         spec: &ResolvedSpec,
@@ -132,7 +135,7 @@ impl Agent {
         }
     }
 
-    /// The lock is not held while a program answers.
+    /// Inspects a program. The lock is not held while the program answers.
     async fn inspected(&self, program: &Path) -> Result<QemuInfo, ApiError> {
         let known = self.qemus.lock().await.get(program).cloned();
         if let Some((changed, info)) = known
@@ -140,7 +143,7 @@ impl Agent {
         {
             return Ok(info);
         }
-        let user = self.places.users.of_question();
+        let user = self.places.users.for_query();
         let info = godwit_qemu::inspect(program, Some((user.uid, user.gid)))
             .await
             .map_err(|error| qemu_unusable(&error))?;
@@ -150,8 +153,8 @@ impl Agent {
         Ok(info)
     }
 
-    /// Where a program really is that another host names: this host's QEMU, or one of `qemu_programs`. Who names another learns
-    /// nothing of it.
+    /// Returns the real path of a program that another host names: this host's QEMU, or one of
+    /// `qemu_programs`. The error reveals nothing else about the path.
     fn listed_program(&self, vm: &str, wanted: &Path) -> Result<PathBuf, ApiError> {
         let real = |path: &Path| godwit_qemu::find_program(path).ok()?.canonicalize().ok();
         let mut listed = std::iter::once(&self.config.qemu).chain(&self.config.qemu_programs);
@@ -164,13 +167,15 @@ impl Agent {
         Err(ApiError::new(
             ErrorCode::Preflight,
             format!(
-                "VM \"{vm}\" has {wanted} as its QEMU, which host {host} starts for no guest of another host"
+                "cannot start QEMU {wanted} for VM \"{vm}\": it is not in qemu_programs of host \
+                 {host}"
             ),
-            "add it to qemu_programs of that host's configuration, or let the VM have the host's own QEMU",
+            "add it to qemu_programs in that host's configuration, or define the VM without a QEMU \
+             of its own",
         ))
     }
 
-    /// Whether KVM runs 64-bit guests here, by a guest that tries; asked once a QEMU.
+    /// Probes whether KVM runs 64-bit guests here, by starting a test guest; once for each QEMU.
     pub async fn accel(&self, qemu: &Path) -> AccelProbe {
         let mut known = self.accels.lock().await;
         if let Some(probe) = known.get(qemu) {
@@ -182,8 +187,8 @@ impl Agent {
         probe
     }
 
-    /// Checks that a VM could start here: memory, networks, disks and boot files, which it opens.
-    /// Frees what is only kept where it needs that.
+    /// Checks that a VM could start here: memory, networks, disks and boot files. Opens the files.
+    /// Frees retained pages if the VM needs their memory.
     pub(super) async fn check_fits(
         self: &Arc<Self>,
         spec: &ResolvedSpec,
@@ -197,7 +202,7 @@ impl Agent {
         Ok(Fit { files, bridges: self.check_networks(spec).await? })
     }
 
-    /// Checks that a VM of another host could start here, and changes nothing.
+    /// Checks that a VM of another host could start here; changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec, 0)?;
         self.open_files(spec, FileRule::OtherHost)?;
@@ -216,7 +221,7 @@ impl Agent {
                         network.bridge, nic.network, self.config.name
                     ),
                     format!(
-                        "make it, or correct networks.{}.bridge in the agent's configuration",
+                        "create it, or correct networks.{}.bridge in the agent's configuration",
                         nic.network
                     ),
                 ));
@@ -234,19 +239,20 @@ impl Agent {
             ApiError::new(
                 ErrorCode::NotFound,
                 format!("no network \"{name}\" on host {}", self.config.name),
-                format!("its configuration's [networks] names: {known}"),
+                format!("use a network of [networks] in its configuration: {known}"),
             )
         })
     }
 
-    /// Bytes that the VM, with so many beside its memory, needs of those that are kept of others.
+    /// Checks that the VM, with `beside` bytes beside its memory, fits. Returns how many bytes of
+    /// retained pages must be freed for that.
     pub(super) fn check_memory(&self, spec: &ResolvedSpec, beside: u64) -> Result<u64, ApiError> {
         let wanted = spec.memory_bytes().saturating_add(beside);
         let free = self.grantable_bytes(Some(&spec.name), 0)?;
         if wanted <= free {
             return Ok(0);
         }
-        // What is kept of VMs that left is kept for as long as nobody needs the memory.
+        // Retained pages of VMs that left give way to any VM that needs the memory.
         let left = self.grantable_bytes(Some(&spec.name), self.references.base_bytes())?;
         if wanted <= left {
             return Ok(wanted - free);
@@ -255,20 +261,20 @@ impl Agent {
         Err(ApiError::new(
             ErrorCode::InsufficientMemory,
             format!(
-                "VM \"{}\" needs {} MiB and host {} has {} MiB left beside its other VMs",
+                "VM \"{}\" needs {} MiB, and host {} has {} MiB left for it",
                 spec.name,
                 mib(wanted),
                 self.config.name,
                 mib(left)
             ),
-            "stop or move a VM, give this one less memory, or take another host",
+            "stop or migrate another VM, give this one less memory, or use another host",
         ))
     }
 
-    /// Guest memory of this host.
+    /// Returns the guest memory of this host.
     ///
     /// # Errors
-    /// [`ErrorCode::HostFailed`]: the kernel does not say.
+    /// [`ErrorCode::HostFailed`]: the kernel does not report it.
     pub(crate) fn memory_figures(&self) -> Result<MemoryFigures, ApiError> {
         Ok(MemoryFigures {
             total_bytes: memory::guest_bytes(self.ram.path())
@@ -278,7 +284,8 @@ impl Agent {
         })
     }
 
-    /// Memory for a new VM; `except`: a VM whose own promise does not count; `base_bytes`: taken by what can be dropped.
+    /// Returns the memory available to a new VM. `except`: a VM whose own promise does not count;
+    /// `base_bytes`: memory held by what can be dropped.
     fn grantable_bytes(&self, except: Option<&str>, base_bytes: u64) -> Result<u64, ApiError> {
         let available = memory::available_bytes().map_err(|error| meminfo_failed(&error))?;
         let (available, ram_dir) =
@@ -294,7 +301,7 @@ impl Agent {
         active
             .map(|(name, slot)| Promise {
                 promised_bytes: slot.spec.memory_bytes(),
-                // Also of one whose QEMU has not been spoken to yet.
+                // Counts the memory also while the VM's QEMU has not been contacted yet.
                 taken_bytes: match &slot.vm {
                     Some(vm) => vm.memory_taken_bytes(),
                     None => self.places.vm(name).memory_taken_bytes(&slot.spec),
@@ -305,11 +312,11 @@ impl Agent {
 }
 
 fn meminfo_failed(error: &std::io::Error) -> ApiError {
-    host_failed("the host's memory can't be read from /proc/meminfo", error)
+    host_failed("cannot read the host's memory from /proc/meminfo", error)
 }
 
-/// Where a program really is that is then started: it has to be one that the host's root has put there, so that nobody else can put
-/// another one into that place meanwhile.
+/// Returns the real path of a program to start. Root must own it and its directories, so that no
+/// other user can replace it meanwhile.
 fn roots_program(wanted: &Path) -> Result<PathBuf, ApiError> {
     let roots = |path: &Path| {
         std::fs::metadata(path).is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0)
@@ -323,8 +330,9 @@ fn roots_program(wanted: &Path) -> Result<PathBuf, ApiError> {
     }
     Err(ApiError::new(
         ErrorCode::InvalidRequest,
-        format!("QEMU \"{}\" is not started: others than root may change it", wanted.display()),
-        "name one that belongs to root, in directories that do, or set qemu in the agent's configuration",
+        format!("cannot start QEMU \"{}\": users other than root can change it", wanted.display()),
+        "name one that root owns, in directories that root owns, or set qemu in the agent's \
+         configuration",
     ))
 }
 
@@ -332,7 +340,7 @@ fn machines_of(qemu: &QemuInfo) -> Vec<String> {
     qemu.machines.iter().map(|machine| machine.name.clone()).collect()
 }
 
-/// When a program was changed last.
+/// Returns the modification time of a program.
 pub(super) fn modified(path: &Path) -> Option<std::time::SystemTime> {
     std::fs::metadata(path).ok()?.modified().ok()
 }

@@ -1,4 +1,4 @@
-//! Create, start, stop, delete.
+//! Create, start, stop and delete of VMs.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,14 +18,15 @@ use crate::references::References;
 use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
 
-/// How long a guest may take after the power button before QEMU is ended. A guest without ACPI ignores the button.
+/// Time for a guest to shut down after the power button before its QEMU is ended. A guest without
+/// ACPI ignores the button.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(90);
 
-/// The first generation of a VM's ownership.
+/// First epoch of a VM's ownership.
 const FIRST_EPOCH: u64 = 1;
 
 impl Agent {
-    /// Defines a VM, and starts it if asked; if that fails, nothing is left of it.
+    /// Defines a VM and, if requested, starts it. If that fails, nothing of the VM remains.
     pub async fn create(self: &Arc<Self>, request: CreateVm) -> Result<VmInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
@@ -33,7 +34,8 @@ impl Agent {
             let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
             agent.check_fits(&spec, rule).await?.files.record_chains(&mut spec);
             let name = spec.name.clone();
-            // A new life: what any host has recorded of an older VM of this name or uuid says nothing of it.
+            // A new incarnation: no host's record of an older VM of this name or UUID applies to
+            // it.
             let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
             let ownership = Ownership { incarnation, epoch: FIRST_EPOCH };
             agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Stopped))?;
@@ -51,7 +53,7 @@ impl Agent {
         .await
     }
 
-    /// Starts a stopped VM, or lets a paused one go on.
+    /// Starts a stopped VM, or resumes a paused one.
     pub async fn start(self: &Arc<Self>, name: &VmName) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
@@ -61,7 +63,8 @@ impl Agent {
         .await
     }
 
-    /// Stops a VM: by the power button and, after the grace, by ending QEMU; with `force` at once.
+    /// Stops a VM with the power button and, after the grace period, by ending QEMU; with `force`,
+    /// ends QEMU at once.
     pub async fn stop(
         self: &Arc<Self>,
         name: &VmName,
@@ -75,18 +78,19 @@ impl Agent {
         .await
     }
 
-    /// Forgets a stopped VM and all that was kept for it; with `force` one in doubt too, whose guest may be nowhere else.
+    /// Deletes a stopped VM and everything retained for it. With `force`, also a VM in doubt, whose
+    /// guest may exist nowhere else.
     pub async fn delete(self: &Arc<Self>, name: &VmName, force: bool) -> Result<(), ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move { agent.delete_now(&name, force).await }).await
     }
 
-    /// Settles what a specification leaves open, for this host.
+    /// Resolves the open choices of a specification for this host.
     pub async fn resolve(&self, spec: VmSpec) -> Result<ResolvedSpec, ApiError> {
         spec.validate().map_err(|error| spec_refused(&error))?;
         self.check_name(&VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?)?;
         let qemu = self.qemu(spec.qemu.as_deref()).await?;
-        // The probe takes seconds where KVM hangs: nobody waits for it who has chosen already.
+        // The probe takes seconds if KVM hangs, so a request that names its accelerator skips it.
         let accel = match spec.accel {
             Accel::Auto => self.accel(&qemu.path).await,
             Accel::Kvm | Accel::Tcg => AccelProbe { kvm: false, reason: String::new() },
@@ -94,17 +98,18 @@ impl Agent {
         spec.resolve(&qemu, &accel).map_err(|error| spec_refused(&error))
     }
 
-    /// Puts a VM into the table that is new on this host, by creation or arrival.
+    /// Adds to the table a VM that is new on this host, by creation or arrival.
     ///
     /// # Errors
-    /// [`ErrorCode::AlreadyExists`]: another VM here has its name or its uuid.
+    /// [`ErrorCode::AlreadyExists`]: another VM here has its name or its UUID.
     pub(super) fn insert_new(&self, slot: Slot) -> Result<(), ApiError> {
         let mut table = self.table();
         self.check_uuid(&table, &slot.spec, slot.ownership)?;
         self.put(&mut table, slot)
     }
 
-    /// Refuses a second VM of one uuid. Definitions of earlier versions may lack a uuid: these are not told apart by it.
+    /// Refuses a second VM of the same UUID. Definitions of earlier versions may lack a UUID and
+    /// are not compared.
     pub(super) fn check_uuid(
         &self,
         table: &BTreeMap<VmName, Slot>,
@@ -117,11 +122,12 @@ impl Agent {
             return Ok(());
         };
         let which = match slot.ownership.incarnation == ownership.incarnation {
-            true => "the same VM by another name",
-            false => "another VM, or another life of it",
+            true => "the same VM under another name",
+            false => "another VM, or another incarnation of it",
         };
         let message = format!(
-            "cannot take VM \"{name}\" on host {}: VM \"{known}\" there has the same uuid {uuid} and is {which}",
+            "cannot accept VM \"{name}\" on host {}: VM \"{known}\" there has the same uuid {uuid} \
+             and is {which}",
             self.config.name
         );
         let remedy = "delete one of the two, or create this one with another uuid";
@@ -143,21 +149,22 @@ impl Agent {
         }
     }
 
-    /// Whether there is no VM of that name here.
+    /// Checks that there is no VM of that name here.
     pub(super) fn check_name(&self, name: &VmName) -> Result<(), ApiError> {
         if let Some(known) = self.table().get(name) {
             return Err(self.taken(name, &known.condition));
         }
-        // One that the agent's start has left alone may run, and its record says whose it is.
+        // A VM that the agent left alone at its start may run; its record says who owns it.
         match self.store.record_of(name) {
             None => Ok(()),
             Some(path) => {
                 let message = format!(
-                    "there is a record of a VM \"{name}\" on host {}: {}",
+                    "a record of a VM \"{name}\" exists on host {}: {}",
                     self.config.name,
                     path.display()
                 );
-                let remedy = "the agent's log says why it is left alone; fix that and restart the agent, or remove the record's directory to forget the VM";
+                let remedy = "see the agent's log for why the VM was left alone; fix that and \
+                              restart the agent, or remove the record's directory to forget the VM";
                 Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy))
             }
         }
@@ -165,15 +172,15 @@ impl Agent {
 
     fn taken(&self, name: &str, known: &Condition) -> ApiError {
         if matches!(known, Condition::MigratingIn { .. } | Condition::Deleting) {
-            // A shadow: nobody may be told to delete anything here.
+            // A shadow: no remedy may suggest deleting anything here.
             let message =
                 format!("VM \"{name}\" is arriving at host {}, or being removed", self.config.name);
-            return ApiError::new(ErrorCode::Busy, message, "wait a moment, then try again");
+            return ApiError::new(ErrorCode::Busy, message, "wait a moment, then retry");
         }
         ApiError::new(
             ErrorCode::AlreadyExists,
-            format!("there is a VM \"{name}\" on host {} already", self.config.name),
-            known.mend_of_name(),
+            format!("VM \"{name}\" already exists on host {}", self.config.name),
+            known.remedy_for_name(),
         )
     }
 
@@ -199,7 +206,8 @@ impl Agent {
         let ownership = begun.ownership;
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
-            // That it shall run comes first: a guest that runs is not shown as one that stands still.
+            // The desired state is saved first: a running guest must not be shown as stopped after
+            // a restart.
             self.save(&begun.spec, Role::Owner, Desired::Running, ownership).await?;
             vm.resume().await?;
             return Ok(vm.clone());
@@ -215,7 +223,8 @@ impl Agent {
         Ok(vm)
     }
 
-    /// A guest whose memory is not whole runs where somebody brings what is missing, and nowhere else.
+    /// Refuses to start a guest whose memory is incomplete, unless page-in fetches the missing
+    /// pages.
     fn refuse_holes(&self, vm: &Vm) -> Result<(), ApiError> {
         if self.page_ins.state(&vm.name).is_some() || !vm.files.missing().exists() {
             return Ok(());
@@ -225,20 +234,21 @@ impl Agent {
         lacks.admit(&vm.name, &Operation::Start).map(drop)
     }
 
-    /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.
+    /// Refuses to start a second QEMU. A QEMU that this agent could not adopt may still run the
+    /// guest.
     fn refuse_second_process(&self, name: &VmName, before: &Condition) -> Result<(), ApiError> {
         match self.places.vm(name).living_process() {
             None => Ok(()),
             Some((pid, _)) => Err(ApiError::new(
                 ErrorCode::WrongState,
-                format!("VM \"{name}\" has a QEMU already, process {pid}, which does not answer"),
+                format!("VM \"{name}\" already has a QEMU (process {pid}), which does not answer"),
                 before.end_of_silent(pid),
             )),
         }
     }
 
-    /// Starts QEMU for a VM; nothing is left where that fails. The backing chains of its disks are
-    /// recorded in [`Vm::spec`] where they were not before.
+    /// Starts QEMU for a VM; if that fails, nothing remains. Records in [`Vm::spec`] any backing
+    /// chain of a disk that was not recorded before.
     pub(super) async fn launch(
         self: &Arc<Self>,
         spec: &ResolvedSpec,
@@ -262,9 +272,9 @@ impl Agent {
 
     async fn stop_now(&self, name: &VmName, request: StopVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Stop { force: request.force })?;
-        // A stop ends no doubt: the other host may run the guest all the same.
+        // A stop does not end a doubt: the other host may still run the guest.
         let doubt = begun.before.is_in_doubt();
-        // What is not written down is not done: an agent that is started anew would show the VM as failed.
+        // The stop is saved first. Otherwise a restarted agent would show the VM as failed.
         let ready = async {
             self.note_stop(name, &begun).await?;
             if begun.vm.is_none() { self.end_stray(name).await } else { Ok(()) }
@@ -275,13 +285,14 @@ impl Agent {
         }
         let mut killed = None;
         if let Some(vm) = &begun.vm {
-            // Vcpus that stand still hear no button.
+            // A guest whose vCPUs are stopped does not notice the button.
             let listens = begun.before == Condition::Running && !request.force;
             let grace = request.grace_ms.map_or(STOP_GRACE, Duration::from_millis);
             if !vm.end(listens.then_some(grace)).await && listens {
                 let waited = grace.as_secs_f64();
                 killed = Some(format!(
-                    "it did not answer the power button within {waited} s; its QEMU was ended"
+                    "the guest did not react to the power button within {waited} s; its QEMU was \
+                     ended"
                 ));
             }
             vm.files.remove_runtime();
@@ -295,7 +306,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Writes down that a VM shall not run. Of one in doubt all else stays as it is.
+    /// Saves that a VM shall not run. For a VM in doubt, changes nothing else in the record.
     async fn note_stop(&self, name: &VmName, begun: &Begun) -> Result<(), ApiError> {
         if !begun.before.is_in_doubt() {
             return self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership).await;
@@ -308,15 +319,16 @@ impl Agent {
     pub(super) async fn end_stray(&self, name: &VmName) -> Result<(), ApiError> {
         let files = self.places.vm(name);
         let Some((pid, start_time)) = files.living_process() else { return Ok(()) };
-        tracing::warn!(vm = name.as_str(), pid, "a QEMU that does not answer is ended");
+        tracing::warn!(vm = name.as_str(), pid, "ending a QEMU that does not answer");
         godwit_qemu::end_process(pid, start_time).await.map_err(|error| {
-            host_failed(&format!("QEMU of VM \"{name}\" (process {pid}) can't be ended"), &error)
+            host_failed(&format!("cannot end QEMU of VM \"{name}\" (process {pid})"), &error)
         })?;
         files.remove_runtime();
         Ok(())
     }
 
-    /// Removes a VM that could not be created whole. It has never left this host: no other one will ask for it.
+    /// Removes a VM whose creation failed. It has never left this host, so no other host will ask
+    /// about it.
     fn undo_create(self: &Arc<Self>, name: &VmName) {
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
@@ -324,7 +336,11 @@ impl Agent {
             alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
         });
         if let Err(error) = begun {
-            return tracing::error!(vm = name.as_str(), %error, "a VM that was not created is left over");
+            return tracing::error!(
+                vm = name.as_str(),
+                %error,
+                "cannot remove a VM whose creation failed"
+            );
         }
         self.places.vm(name).remove_all();
         self.drop_record(name);
@@ -333,7 +349,8 @@ impl Agent {
     async fn delete_now(&self, name: &VmName, force: bool) -> Result<(), ApiError> {
         let mut begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
-            // What never was this host's has not been here. A host that asks for what was must be answered, or it may run an old copy.
+            // A shadow was never this host's VM and needs no note. A VM that this host owned needs
+            // one: a host that asks later must get an answer, or it may run an old copy.
             let record = self.read_record(name)?;
             let owned = record
                 .is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
@@ -341,7 +358,7 @@ impl Agent {
                 self.note_gone(&begun).await?;
             }
             match (&begun.vm, &begun.before) {
-                // In doubt, and its operator gives up what is here.
+                // In doubt: the operator gives up this host's copy.
                 (Some(vm), _) => {
                     vm.process.kill().await;
                     References::withdraw(vm);
@@ -364,7 +381,7 @@ impl Agent {
     }
 }
 
-/// Carries an operation out in a task of its own: it ends whole also when the one who asked has gone.
+/// Runs an operation in its own task, so that it completes even if the client disconnects.
 pub(super) async fn whole<T: Send + 'static>(
     operation: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -1,5 +1,5 @@
-//! What a migration needs of the agent: the marks on the source's VM, the shadow at the destination, and who owns
-//! the guest when it is over. The engines are in [`crate::migration`].
+//! The agent's part in a migration: the marks on the source's VM, the shadow at the destination,
+//! and the guest's owner afterwards. The engines are in [`crate::migration`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
-use crate::guest_trip::{Asked, Asking};
+use crate::guest_trip::{GuestProber, GuestTarget};
 use crate::hold::hold;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
@@ -26,17 +26,19 @@ use crate::references::References;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
-/// The longest downtime limit that QEMU takes (`downtime-limit`).
+/// Longest downtime limit that QEMU accepts (`downtime-limit`).
 const MOST_QEMU_BUDGET: Duration = Duration::from_secs(2000);
-/// How long a source is kept waiting for an arrived VM's record to be saved: less than it waits for the answer.
+/// Time that a source is kept waiting for an arrived VM's record to be saved. It is shorter than
+/// the source's own time limit for the answer.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// The longest name of a migration that somebody may choose.
+/// Longest migration ID that a client may choose, in bytes.
 const MAX_ID_BYTES: usize = 64;
-/// Between two attempts to save a record that a disk did not take.
+/// Retry interval for saving a record whose write failed.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// Begins a migration of a VM that runs here. It goes on in a task of its own; [`Agent::migrations`] tells of it.
+    /// Begins a migration of a VM that runs here. It continues in its own task;
+    /// [`Agent::migrations`] reports on it.
     pub fn migrate(
         self: &Arc<Self>,
         name: &VmName,
@@ -60,11 +62,13 @@ impl Agent {
         Ok(MigrationAccepted { id })
     }
 
-    /// Foretells a migration of a VM that runs here: nothing is moved, and nothing of the VM is kept from being moved meanwhile.
+    /// Predicts a migration of a VM that runs here. Moves nothing and does not block a migration of
+    /// the VM.
     ///
     /// # Errors
-    /// As [`Agent::migrate`]; what would be refused later than that is told in the answer. Also [`ErrorCode::Busy`]: a migration of
-    /// the VM has begun, or another dry run looks at it.
+    /// The errors of [`Agent::migrate`]; a refusal that a migration would meet later is part of the
+    /// result. Also [`ErrorCode::Busy`]: a migration of the VM has begun, or another dry run
+    /// examines it.
     pub async fn dry_run(
         self: &Arc<Self>,
         name: &VmName,
@@ -72,19 +76,16 @@ impl Agent {
     ) -> Result<DryRun, ApiError> {
         self.check_request(&request)?;
         if request.engine != EngineKind::Godwit {
-            let message = "what QEMU's own engine will take is not foretold";
-            return Err(ApiError::new(
-                ErrorCode::InvalidRequest,
-                message,
-                "leave out engine: qemu",
-            ));
+            let message = "cannot predict a migration by QEMU's own engine";
+            let remedy = "leave out engine: qemu";
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let (agent, name) = (self.clone(), name.to_owned());
-        // It ends whole also when the one who asked has gone: within some seconds.
+        // It completes within seconds, even if the client disconnects.
         whole(async move { crate::migration::dry_run(&agent, &name, request).await }).await
     }
 
-    /// The VM that a migration could begin to move now. Changes nothing.
+    /// Returns a VM whose migration could begin now. Changes nothing.
     pub(crate) fn could_migrate(&self, name: &VmName) -> Result<Arc<Vm>, ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
@@ -93,41 +94,41 @@ impl Agent {
         slot.vm.clone().ok_or_else(|| no_process(name))
     }
 
-    /// A guest that lacks pages can't leave: nobody has all of it.
+    /// Refuses to migrate a guest that lacks pages: no host has all of its memory.
     fn check_whole(&self, name: &VmName) -> Result<(), ApiError> {
         if self.page_ins.state(name).is_none() && !self.places.vm(name).missing().exists() {
             return Ok(());
         }
         let message = format!(
-            "VM \"{name}\" can't be migrated: pages of it are still at the host it came from"
+            "cannot migrate VM \"{name}\": some of its pages are still on the host it came from"
         );
-        let remedy = "wait until they are here: `godwit vm show` says how many are not";
+        let remedy = "wait until they have arrived: `godwit vm show` shows how many are missing";
         Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
 
-    /// What is wrong with a request, whatever the VM.
+    /// Checks what is independent of the VM in a request.
     fn check_request(&self, request: &MigrationRequest) -> Result<(), ApiError> {
         check_budget(request)?;
         check_id(request.id.as_deref())?;
         if let Some(streams) = request.streams
             && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
         {
-            let message = format!("{streams} streams a lane are not possible");
+            let message = format!("cannot use {streams} streams for each lane");
             let remedy = format!("give 1 to {MAX_STREAMS_A_LANE}");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         if request.engine == EngineKind::Qemu && request.compression != Compression::default() {
             return Err(ApiError::new(
                 ErrorCode::InvalidRequest,
-                "compression belongs to Godwit's own engine",
-                "leave it out; QEMU's has qemu.compression, with qemu.multifd_channels",
+                "only Godwit's own engine accepts compression",
+                "leave it out; for QEMU's engine set qemu.compression with qemu.multifd_channels",
             ));
         }
-        // That nothing is referred to is what QEMU's engine does anyway.
+        // A request for no references matches what QEMU's engine does anyway.
         if request.engine == EngineKind::Qemu && request.references == ReferenceUse::Own {
             return Err(ApiError::new(
                 ErrorCode::InvalidRequest,
-                "references belong to Godwit's own engine",
+                "only Godwit's own engine accepts references",
                 "leave them out",
             ));
         }
@@ -142,7 +143,13 @@ impl Agent {
     ) {
         let id = control.id.clone();
         let (engine_began, begun) = (control.engine_began(), Instant::now());
-        tracing::info!(vm = vm.name.as_str(), migration = id, to = request.to, engine = ?request.engine, "migration begins");
+        tracing::info!(
+            vm = vm.name.as_str(),
+            migration = id,
+            to = request.to,
+            engine = ?request.engine,
+            "migration begins"
+        );
         vm.tracking.take().await;
         let asking = self.ask_guest(&vm, &control);
         let run =
@@ -151,7 +158,8 @@ impl Agent {
         if let Some(asking) = asking {
             asking.end().await;
         }
-        // A defect of the migration's task may have left the engine's thread at work, which serves the pages itself.
+        // After a panic of the migration's task, the engine's thread may still run; it serves the
+        // pages itself.
         let engine_ended = run.is_ok();
         let report = match run {
             Ok(report) => report,
@@ -161,18 +169,18 @@ impl Agent {
         };
         let report = explain_shut_down(&vm, report).await;
         match report.outcome {
-            // The engine has released it.
+            // The engine has released the VM.
             Outcome::Completed => {}
             Outcome::Failed | Outcome::Cancelled => {
                 self.end_migration(&vm.name).await;
-                let unheard =
+                let unnoticed =
                     [FailureCode::LaneLost, FailureCode::GuestShutDown].map(FailureCode::name);
-                let unheard = report
+                let unnoticed = report
                     .error
                     .as_ref()
-                    .is_some_and(|error| unheard.contains(&error.code.as_str()));
-                if unheard || report.outcome == Outcome::Cancelled {
-                    // It may not have heard of it.
+                    .is_some_and(|error| unnoticed.contains(&error.code.as_str()));
+                if unnoticed || report.outcome == Outcome::Cancelled {
+                    // The destination may not know that the migration ended.
                     self.forget_at(&vm, request.to.clone());
                 }
             }
@@ -184,29 +192,37 @@ impl Agent {
             }
         }
         self.lanes_seen.carried(&report);
-        // One line with everything: what a log is searched for.
+        // One line with the whole report, for searches in logs.
         let line = serde_json::to_string(&report).unwrap_or_default();
-        tracing::info!(vm = vm.name.as_str(), migration = id, outcome = ?report.outcome, report = line, "migration ends");
+        tracing::info!(
+            vm = vm.name.as_str(),
+            migration = id,
+            outcome = ?report.outcome,
+            report = line,
+            "migration ends"
+        );
         self.migrations.finish(&id, report);
     }
 
-    /// Has the guest asked how long it takes to answer, as long as what this returns is kept; none: it has no address that can be asked.
-    fn ask_guest(&self, vm: &Vm, control: &MigrationControl) -> Option<Asking> {
+    /// Measures the guest's response time until the result is dropped; `None` if the guest has no
+    /// address to probe.
+    fn ask_guest(&self, vm: &Vm, control: &MigrationControl) -> Option<GuestProber> {
         let mut nics = vm.spec.nics.iter();
-        let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), Asked::by(nic)?)))?;
+        let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), GuestTarget::by(nic)?)))?;
         let network = self.config.networks.get(&nic.network)?.clone();
         let (host, vm) = (self.config.name.clone(), vm.name.to_string());
         let tap = async move {
             let tap = attach_watcher(&host, &vm, &nic, &network).await;
             tap.inspect_err(
-                |error| tracing::warn!(vm, %error, "how long its guest takes to answer is not measured"),
+                |error| tracing::warn!(vm, %error, "response time of the guest not measured"),
             )
             .ok()
         };
         Some(asked.ask(tap, control.trips()))
     }
 
-    /// The report of a migration that panicked: once its engine had begun nobody knows how far it was.
+    /// Returns the report of a migration whose task panicked. If its engine had begun, the guest's
+    /// owner is unknown.
     fn defect(
         &self,
         vm: &Vm,
@@ -219,13 +235,16 @@ impl Agent {
         let error = Fault {
             code: ErrorCode::HostFailed.to_string(),
             message: format!("the engine failed: {error}"),
-            remedy: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"
-                .into(),
+            remedy:
+                "this is a defect; see the agent's log, and `godwit vm list` for the host that \
+                     runs the guest"
+                    .into(),
         };
         Report { error: Some(error), ..blank_report(self, vm, request, begun, outcome) }
     }
 
-    /// Marks a running VM as migrating: from here on start, stop, delete and other migrations are refused.
+    /// Marks a running VM as migrating: from here on, start, stop, delete and other migrations are
+    /// refused.
     pub fn begin_migration(&self, name: &str, migration: &str) -> Result<Arc<Vm>, ApiError> {
         let begun = self.begin(name, &Operation::MigrateOut { migration: migration.to_owned() })?;
         match begun.vm {
@@ -237,16 +256,18 @@ impl Agent {
         }
     }
 
-    /// Notes on disk that a shadow of the VM is about to be made at `to`. To be called before that is asked for.
+    /// Records that a shadow of the VM is about to be created at `to`. Must be called before
+    /// requesting it.
     pub(crate) async fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
         let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages: false, runs: true };
         self.save_record(&record.with(other)).await
     }
 
-    /// Notes on disk that the destination `to` may run the guest from here on. To be called before the guest is stopped
-    /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
-    /// `needs_pages`: it will run there while pages of it are here; `runs`: it is not paused.
+    /// Records that the destination `to` may run the guest from here on. Must be called before the
+    /// guest is stopped for the hand-over, and no earlier than needed: an agent that restarts after
+    /// this and finds the guest paused does not resume it by itself. `needs_pages`: the guest will
+    /// run there while some of its pages are here; `runs`: it is not paused.
     pub async fn mark_hand_over(
         &self,
         vm: &Vm,
@@ -263,8 +284,9 @@ impl Agent {
         marked
     }
 
-    /// Takes the marks away where the guest stays here; where it had been offered, in a new epoch. Its vCPUs' own word decides whether
-    /// it runs or is paused. Without effect on a VM that is not migrating (its process ended meanwhile, or it has been released).
+    /// Removes the marks of a migration whose guest stays here; a guest that was offered gets a new
+    /// epoch. The state of its vCPUs decides whether it runs or is paused. Has no effect on a VM
+    /// that is not migrating (its process has ended meanwhile, or it has been released).
     pub async fn end_migration(self: &Arc<Self>, name: &VmName) {
         let ended = self.vm(name).ok().flatten().filter(|vm| vm.process.exit().is_some());
         if let Some(vm) = ended {
@@ -275,7 +297,7 @@ impl Agent {
         };
         hold("end-migration");
         let stale = self.record(name);
-        // One that can't be read may say that it was offered: no epoch is used twice.
+        // An unreadable record may belong to a guest that was offered: no epoch is used twice.
         let offered = stale.as_ref().is_none_or(|record| record.role == Role::HandingOver);
         let ownership = if offered { begun.ownership.taken_back() } else { begun.ownership };
         if let Some(vm) = &begun.vm {
@@ -286,26 +308,31 @@ impl Agent {
         hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
         if let Err(error) = saved {
-            tracing::error!(vm = name.as_str(), %error, "the end of a hand-over could not be saved; it is tried again");
+            tracing::error!(
+                vm = name.as_str(),
+                %error,
+                "cannot save the end of a hand-over; retrying"
+            );
             tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
         }
         if vm.process.exit().is_some() {
-            // It ended meanwhile, when the VM was still the migration's.
+            // It ended while the migration owned the VM.
             self.process_ended(vm, vm.process.ended().await).await;
         } else if vm.is_running().await == Some(false) {
             self.vcpus_changed(vm, false);
         }
     }
 
-    /// Keeps a VM paused whose guest may run at `to`, also after a restart of the agent, until that is known
-    /// ([`Agent::settle_doubt`]). Where the guest had not been offered to it, nothing of it is in doubt.
+    /// Keeps a VM paused whose guest may run at `to`, also across restarts of the agent, until the
+    /// owner is known ([`Agent::settle_doubt`]). If the guest was not offered to that host, there
+    /// is no doubt.
     pub async fn hold_in_doubt(self: &Arc<Self>, name: &VmName, to: &str) {
         let record = match self.read_record(name) {
             Ok(Some(record)) if record.role == Role::HandingOver => Some(record),
             Ok(_) => return self.end_migration(name).await,
-            // What was offered is not known: nothing runs on a guess.
+            // Whether the guest was offered is unknown, so it must not run on a guess.
             Err(error) => {
-                tracing::error!(vm = name.as_str(), %error, "its record");
+                tracing::error!(vm = name.as_str(), %error, "cannot read the VM's record");
                 None
             }
         };
@@ -316,9 +343,13 @@ impl Agent {
         if let Some(vm) = &vm
             && let Err(error) = vm.process.qmp.stop().await
         {
-            tracing::error!(vm = name.as_str(), %error, "could not be paused although host {to} may run it");
+            tracing::error!(
+                vm = name.as_str(),
+                %error,
+                "cannot pause the guest, although host {to} may run it"
+            );
         }
-        // Pages that the guest lacks there are kept for it, as long as there is something to keep them.
+        // Pages that the guest lacks there are retained while this process lives.
         let keeps_pages_for = record
             .as_ref()
             .and_then(SavedVm::pages_kept_for)
@@ -326,14 +357,16 @@ impl Agent {
             .map(str::to_owned);
         let reason = match &keeps_pages_for {
             None => format!(
-                "host {to} may run it: the link or an agent was lost at the hand-over; host {to} is asked until it answers"
+                "host {to} may run it: the link or an agent was lost at the hand-over; querying \
+                 host {to} until it answers"
             ),
-            Some(to) => format!("host {to} ran it, or may, and lacks pages that are kept here"),
+            Some(to) => format!("host {to} may run it and lacks pages that only this host retains"),
         };
         self.settle(name, Condition::InDoubt { keeps_pages_for }, vm, Some(reason));
     }
 
-    /// Goes on serving the pages that a VM in doubt keeps for another host, unless that says itself that it has no such VM.
+    /// Continues to serve the pages that a VM in doubt retains for another host, until that host
+    /// reports that it has no such VM.
     pub(super) fn serve_what_is_kept(self: &Arc<Self>, name: &VmName) {
         let kept = {
             let mut table = self.table();
@@ -349,9 +382,10 @@ impl Agent {
         serve_again(self, &kept.0, kept.1);
     }
 
-    /// At the destination: makes a shadow of a VM that `from` runs. It is shown as migrating in and can be nothing
-    /// else until [`Agent::promote`] or [`Agent::discard`]; its QEMU waits with `-incoming defer`, and with
-    /// `runs_by_itself` runs the guest when it has arrived. On failure nothing of it is left.
+    /// At the destination: creates a shadow of a VM that `from` runs. It is shown as migrating in
+    /// until [`Agent::promote`] or [`Agent::discard`] and admits no other operation. Its QEMU waits
+    /// with `-incoming defer`. With `runs_by_itself`, QEMU runs the guest as soon as it has
+    /// arrived. On failure, nothing remains.
     pub async fn prepare_incoming(
         self: &Arc<Self>,
         spec: ResolvedSpec,
@@ -369,15 +403,20 @@ impl Agent {
             let arriving = Condition::MigratingIn { from: from.clone() };
             agent.insert_new(Slot::new(spec.clone(), ownership, arriving))?;
             let made = async {
-                // A QEMU that runs the guest by itself asks nobody.
+                // A QEMU that runs the guest by itself waits for no permission.
                 let role = if runs_by_itself { Role::TakingOver } else { Role::Shadow };
                 let other = OtherHost { name: from.clone(), needs_pages: false, runs: true };
-                let record = SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
+                let record =
+                    SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
                 agent.save_record(&record).await?;
                 let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
-                    // All that it is for is fewer questions.
-                    tracing::warn!(vm = vm.name.as_str(), %error, "that the guest has not run can't be noted");
+                    // The note only saves queries later.
+                    tracing::warn!(
+                        vm = vm.name.as_str(),
+                        %error,
+                        "cannot record that the guest has not run"
+                    );
                 }
                 Ok(vm)
             };
@@ -398,8 +437,8 @@ impl Agent {
         .await
     }
 
-    /// At the destination, before the guest can run here: notes on disk that it may from here on. Until then whatever is found of it after
-    /// a crash is the source's.
+    /// At the destination, before the guest can run here: records that it may run from here on.
+    /// Until then, whatever remains of it after a crash belongs to the source.
     pub(crate) async fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
         let shadow = self.record(&vm.name).filter(|record| record.ownership() == vm.ownership());
         match shadow {
@@ -408,16 +447,20 @@ impl Agent {
         }
     }
 
-    /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk. A disk that does not
-    /// take the record changes nothing of that: it is tried again until it does.
+    /// At the destination, once the guest runs here: turns the shadow into this host's VM, also on
+    /// disk. If the write fails, the VM is promoted all the same, and the agent retries.
     pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) {
         hold("promote");
         if let Err(error) = self.begin(&vm.name, &Operation::Promote) {
-            return tracing::error!(vm = vm.name.as_str(), %error, "a guest that arrived is no shadow any more");
+            return tracing::error!(
+                vm = vm.name.as_str(),
+                %error,
+                "cannot promote an arrived guest: it is no longer a shadow"
+            );
         }
         self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
         if vm.process.exit().is_some() {
-            // While it was a shadow its end was left to the migration.
+            // While it was a shadow, its end was left to the migration.
             return self.process_ended(vm, vm.process.ended().await).await;
         }
         let stale = self.record(&vm.name);
@@ -428,10 +471,14 @@ impl Agent {
         }
         let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         if let Err(error) = self.save_over(stale.as_ref(), &record).await {
-            tracing::error!(vm = vm.name.as_str(), %error, "the arrived VM's record could not be saved; it is tried again");
+            tracing::error!(
+                vm = vm.name.as_str(),
+                %error,
+                "cannot save the record of the arrived VM; retrying"
+            );
             let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
-            // The source is told, and forgets the guest, when this returns. A guest that runs is known to be this host's by that; of one
-            // that is paused the record alone says so.
+            // When this returns, the source is notified and removes its guest. A running guest
+            // proves by itself that this host owns it. For a paused one, only the record does.
             if is_paused {
                 let _ = saving.await;
             } else {
@@ -441,8 +488,8 @@ impl Agent {
         hold("promoted");
     }
 
-    /// Saves that a VM is this host's, which a disk did not take, as soon as that works, in the place of the record `stale`. Ends when the
-    /// VM is under another operation's care, which saves what it does itself.
+    /// Saves that this host owns a VM as soon as the disk accepts it, in place of the record
+    /// `stale`. Ends when another operation has the VM, since that one saves its own outcome.
     pub(super) async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>, stale: Option<SavedVm>) {
         let is_ours =
             |condition: &Condition| matches!(condition, Condition::Running | Condition::Paused);
@@ -471,44 +518,48 @@ impl Agent {
             }
             let record = SavedVm::new(vm.spec.clone(), role, Desired::Running, vm.ownership());
             if self.save_over(stale.as_ref(), &record).await.is_ok() {
-                return tracing::info!(vm = vm.name.as_str(), "its record is saved");
+                return tracing::info!(vm = vm.name.as_str(), "record of the VM saved");
             }
         }
     }
 
-    /// At the destination, when QEMU's post-copy broke off: the guest has begun to run here and can't go on without the
-    /// memory that the source still has.
+    /// At the destination, after QEMU's post-copy failed: the guest has begun to run here and
+    /// cannot continue without the memory that is still at the source.
     pub async fn strand(self: &Arc<Self>, vm: &Arc<Vm>) {
         if self.begin(&vm.name, &Operation::HoldInDoubt).is_err() {
             return;
         }
-        let reason =
-            "its post-copy broke off: the newest of its memory is here, the rest at the source";
+        let reason = "its post-copy failed: its newest memory is here, the rest is at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
         if let Err(error) =
             self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await
         {
-            tracing::error!(vm = vm.name.as_str(), %error, "that it is stranded could not be saved; it is tried again");
+            tracing::error!(
+                vm = vm.name.as_str(),
+                %error,
+                "cannot save that the VM is stranded; retrying"
+            );
             let stale = self.record(&vm.name);
-            // The source hears of it when this returns.
+            // The source is notified when this returns.
             self.save_while(vm, Role::Stranded, stale, Condition::is_in_doubt).await;
         }
     }
 
-    /// At the destination, when the migration failed: removes the shadow without a trace. Without effect on
-    /// anything that is no shadow.
+    /// At the destination, after a failed migration: removes the shadow completely. Has no effect
+    /// on a VM that is not a shadow.
     pub async fn discard(self: &Arc<Self>, vm: &Arc<Vm>) {
         if self.begin(&vm.name, &Operation::Discard).is_err() {
             return;
         }
-        // A QEMU into which a migration was coming may answer nobody any more, and has nothing to flush.
+        // A QEMU that a migration was entering may no longer respond, and has nothing to flush.
         vm.process.kill().await;
         References::withdraw(vm);
         self.remove_moved(vm, false).await;
     }
 
-    /// Asks whether guests leave this host, or come to it, as long as the agent is there.
+    /// Returns a function that reports whether guests are leaving or entering this host, for as
+    /// long as the agent exists.
     pub(crate) fn moves_guests(self: &Arc<Self>) -> impl Fn() -> bool + Send + use<> {
         let agent = Arc::downgrade(self);
         let moves = |agent: &Arc<Agent>| {
@@ -517,10 +568,11 @@ impl Agent {
         move || agent.upgrade().as_ref().is_some_and(moves)
     }
 
-    /// At the destination: whether a VM could arrive here now, as far as that can be told without making anything of it.
+    /// At the destination: checks whether a VM could arrive here now, as far as possible without
+    /// creating anything.
     ///
     /// # Errors
-    /// What [`Agent::prepare_incoming`] would say.
+    /// The errors of [`Agent::prepare_incoming`].
     pub(crate) async fn check_incoming(
         self: &Arc<Self>,
         spec: &ResolvedSpec,
@@ -532,8 +584,9 @@ impl Agent {
         self.check_could_fit(spec).await
     }
 
-    /// At the source, when the guest runs at the destination: QEMU ends, taps, sockets and record go, and memory too, unless
-    /// it is to be kept for the way back, and may be.
+    /// At the source, once the guest runs at the destination: ends QEMU and removes taps, sockets
+    /// and the record. Frees the memory, unless `keep` is set and the memory may be retained for
+    /// the guest's return.
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
         hold("release");
         let begun = self.begin(&vm.name, &Operation::Release)?;
@@ -546,22 +599,27 @@ impl Agent {
         Ok(())
     }
 
-    /// Remembers a VM that this host owned: a host that asks for it later is answered. Nothing of the VM may go before.
+    /// Records that this host owned a VM, so that a host that asks later gets an answer. Must be
+    /// called before anything of the VM is removed.
     pub(super) async fn note_gone(&self, begun: &Begun) -> Result<(), ApiError> {
         let record =
             SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.ownership);
         Ok(tokio::task::block_in_place(|| self.store.note_gone(&record))?)
     }
 
-    /// Keeps what is here of a guest that another host runs until it can be written down that it is gone: its record stays what it
-    /// is, and the other host is asked again.
+    /// Retains this host's copy of a guest that another host runs, until its departure can be
+    /// recorded. Its record stays as it is, and the other host is queried again.
     fn keep_until_noted(self: &Arc<Self>, name: &VmName, begun: Begun, error: &ApiError) {
-        tracing::error!(vm = name.as_str(), %error, "that it is gone could not be saved; it is kept, and tried again");
+        tracing::error!(
+            vm = name.as_str(),
+            %error,
+            "cannot save that the VM is gone; keeping it, retrying"
+        );
         let kept_for =
             self.record(name).and_then(|record| record.pages_kept_for().map(str::to_owned));
         let keeps_pages_for = kept_for.filter(|_| begun.vm.is_some());
         let reason = format!(
-            "another host runs it; it is kept here until that can be saved: {}",
+            "another host runs it; it stays here until that can be saved: {}",
             error.message
         );
         self.settle(name, Condition::InDoubt { keeps_pages_for }, begun.vm, Some(reason));
@@ -572,29 +630,29 @@ impl Agent {
         });
     }
 
-    /// Removes the record of a VM of which nothing else is left, and its place in the table. Where the disk refuses, the name stays taken,
-    /// and it is tried again.
+    /// Removes the record of a VM of which nothing else is left, and its entry in the table. If the
+    /// disk refuses, the name stays taken, and the agent retries.
     pub(super) fn drop_record(self: &Arc<Self>, name: &VmName) {
         let Err(error) = tokio::task::block_in_place(|| self.store.remove(name)) else {
             self.table().remove(name);
             return;
         };
-        tracing::error!(vm = name.as_str(), %error, "its record can't be removed; it is tried again");
+        tracing::error!(vm = name.as_str(), %error, "cannot remove the VM's record; retrying");
         self.settle(
             name,
             Condition::Deleting,
             None,
-            Some(format!("its record can't be removed: {error}")),
+            Some(format!("cannot remove its record: {error}")),
         );
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
             let mut every = tokio::time::interval(SAVE_AGAIN);
-            // Nobody begins anything with it meanwhile: its place is this task's.
+            // No other operation begins meanwhile: this task owns the entry.
             loop {
                 every.tick().await;
                 if tokio::task::block_in_place(|| agent.store.remove(&name)).is_ok() {
                     agent.table().remove(&name);
-                    return tracing::info!(vm = name.as_str(), "its record is removed");
+                    return tracing::info!(vm = name.as_str(), "record of the VM removed");
                 }
             }
         });
@@ -603,12 +661,13 @@ impl Agent {
     async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
-            // The record first: a crash after this leaves a process without a record, which the next agent ends. Where it stays, the next
-            // agent comes to the same by it.
+            // The record goes first. A crash after this leaves a process without a record, which
+            // the next agent ends. If the record stays, the next agent reaches the same result from
+            // it.
             let removed = tokio::task::block_in_place(|| agent.store.remove(&vm.name));
             vm.yield_the_cpu();
             vm.process.quit().await;
-            // A base takes its place: both would count.
+            // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
             if keep
                 && agent.references.keep(
@@ -629,7 +688,7 @@ impl Agent {
             Ok(())
         });
         if let Err(error) = removal.await {
-            tracing::error!(%error, "a moved VM could not be removed");
+            tracing::error!(%error, "cannot remove a VM that has moved");
         }
     }
 }
@@ -638,8 +697,7 @@ fn no_process(name: &str) -> ApiError {
     ApiError::new(ErrorCode::WrongState, format!("VM \"{name}\" has no process"), "start it first")
 }
 
-/// A budget that the engine can't keep is no budget: Godwit's lets a guest go that has stood still for ten seconds.
-/// A name that somebody chose stands in paths and logs.
+/// Checks a migration ID that a client chose: it appears in paths and logs.
 fn check_id(id: Option<&str>) -> Result<(), ApiError> {
     let is_plain = |id: &str| {
         (1..=MAX_ID_BYTES).contains(&id.len())
@@ -649,9 +707,11 @@ fn check_id(id: Option<&str>) -> Result<(), ApiError> {
         return Ok(());
     }
     let remedy = format!("use letters, digits and -, at most {MAX_ID_BYTES}");
-    Err(ApiError::new(ErrorCode::InvalidRequest, "that can't be a migration's id", remedy))
+    Err(ApiError::new(ErrorCode::InvalidRequest, "that is not a valid migration id", remedy))
 }
 
+/// Checks that the engine can keep the switchover budget. Godwit's engine releases a guest that has
+/// been stopped for ten seconds.
 fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
     let most = match request.engine {
         EngineKind::Godwit => MOST_SWITCHOVER_BUDGET,
@@ -661,8 +721,8 @@ fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
     if budget.is_finite() && budget > 0.0 && budget <= millis(most) {
         return Ok(());
     }
-    let message = format!("a switchover budget of {budget} ms is not possible");
-    let remedy = format!("give a time above zero and of at most {} s, like 20ms", most.as_secs());
+    let message = format!("cannot use a switchover budget of {budget} ms");
+    let remedy = format!("use a time above zero and at most {} s, such as 20ms", most.as_secs());
     Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
 }
 
@@ -671,7 +731,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_one_that_the_engine_can_keep() {
+    fn a_budget_must_be_one_that_the_engine_can_keep() {
         let check = |engine, switchover_budget_ms| {
             check_budget(&MigrationRequest {
                 engine,

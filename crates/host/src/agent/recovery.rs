@@ -1,5 +1,5 @@
-//! The agent's start: finds the VMs again that earlier agents left, running or dead, and removes what belongs to
-//! nobody.
+//! Start of the agent: finds the VMs that earlier agents left, running or ended, and removes what
+//! belongs to no VM.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,47 +26,47 @@ use crate::store::{Desired, Role, SavedVm, Store};
 use crate::user::QemuUsers;
 use crate::vm::{Condition, Places, UnaskedVm, Vm};
 
-/// How long a shadow's QEMU is asked whether its guest runs before pages are fetched for it: a guest that has not run is the source's,
-/// which is to learn so by the shadow's end.
+/// Time for a shadow's QEMU to report whether its guest has run, before pages are fetched for it. A
+/// guest that has not run belongs to the source, which learns this from the shadow's end.
 const SHADOW_LIMIT: Duration = Duration::from_secs(5);
-/// Between two attempts to save what was found, on a disk that did not take it.
+/// Retry interval for saving what was found, after a failed write.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
-/// Between two attempts to speak to a QEMU that waits for a missing page, or says nothing.
+/// First retry interval for a QEMU that waits for a missing page or does not respond.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// The longest such wait for one that has said nothing for long.
+/// Longest retry interval for a QEMU that does not respond.
 const ASK_AGAIN_MOST: Duration = Duration::from_secs(10);
 
-/// A VM that is taken into the table.
+/// A VM that is being added to the table.
 #[derive(Clone)]
 struct TakingIn {
     record: SavedVm,
-    /// What came of page-in, where it was tried already.
+    /// Result of resuming page-in, if it was already tried.
     taken_up: Option<Result<(), Failure>>,
-    /// Its place in the table, where it has one already, for as long as its QEMU is waited for.
+    /// The VM's entry in the table, if it has one already while its QEMU is awaited.
     place: Option<Arc<()>>,
 }
 
-/// What became of a VM's process since the last agent.
+/// State of a VM's process since the last agent.
 #[derive(Clone)]
 enum Found {
     /// It runs.
     Answers(Arc<Vm>, Vcpus),
     /// It has ended.
     Gone,
-    /// It runs, and can't be spoken to.
+    /// It runs but does not respond.
     Silent(String),
 }
 
-/// What a QEMU says of its vCPUs.
+/// State of the vCPUs, as QEMU reports it.
 #[derive(Clone, Copy)]
 struct Vcpus {
     run: bool,
-    /// They run, or have run in this process, by what it stands still for.
+    /// The vCPUs run, or have run in this process, judging by the state that they are paused in.
     have_run: bool,
 }
 
 impl Agent {
-    /// An agent with the VMs of its predecessors.
+    /// Opens an agent with the VMs of its predecessors.
     pub async fn open(config: Config) -> Result<Arc<Agent>, ApiError> {
         let users = Arc::new(QemuUsers::of(&config)?);
         let protect = |tls| Protection::load(tls, &config.state_dir);
@@ -81,10 +81,10 @@ impl Agent {
         let groups = cgroups(&config);
         let places =
             Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users, groups };
-        places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
+        places.prepare().map_err(|error| host_failed("cannot prepare run_dir", &error))?;
         let limits = HostLimits::new(&config);
         let host_bytes = crate::memory::total_bytes()
-            .map_err(|error| host_failed("/proc/meminfo can't be read", &error))?;
+            .map_err(|error| host_failed("cannot read /proc/meminfo", &error))?;
         let references = Arc::new(References::new(&config.references, host_bytes));
         let agent = Arc::new(Agent {
             config,
@@ -111,21 +111,25 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Ends the QEMUs that an earlier agent asked something. One that hangs in the kernel keeps no VM from its agent.
+    /// Ends the QEMUs that an earlier agent started for queries. One that hangs in the kernel does
+    /// not delay the agent's start.
     async fn end_left_helpers(self: Arc<Self>) {
         if let Err(error) =
             godwit_qemu::end_left_helpers(|uid| self.places.users.include(uid)).await
         {
-            tracing::warn!(%error, "cannot end QEMUs that an earlier agent asked: they take memory until they end");
+            tracing::warn!(
+                %error,
+                "cannot end QEMUs that an earlier agent queried: they take memory until they end"
+            );
         }
     }
 
     async fn adopt_all(self: &Arc<Self>) -> Result<(), ApiError> {
         let (records, problems) = self.store.load_all()?;
         for problem in problems {
-            tracing::error!(%problem, "a VM is left alone");
+            tracing::error!(%problem, "VM left alone");
         }
-        // Also those whose record can't be read: what runs of them is not touched.
+        // Includes VMs whose record cannot be read: their processes are not touched.
         let known = self.store.names()?;
         for record in records {
             let name = record.spec.name.clone();
@@ -138,8 +142,9 @@ impl Agent {
                     let found = self.find(&record, None).await;
                     let taking = TakingIn { record, taken_up: None, place: None };
                     if let Err(error) = self.take_in(taking, found).await {
-                        // One VM keeps no other from being managed. What it has and runs is not touched.
-                        tracing::error!(vm = name.as_str(), %error, "a VM is left alone");
+                        // One VM must not block the others. Its files and its process are not
+                        // touched.
+                        tracing::error!(vm = name.as_str(), %error, "VM left alone");
                     }
                 }
             }
@@ -147,18 +152,19 @@ impl Agent {
         godwit_qemu::remove_ended_vcpu_groups();
         self.remove_orphans(&known)
             .await
-            .map_err(|error| host_failed("run_dir can't be cleaned", &error))
+            .map_err(|error| host_failed("cannot clean run_dir", &error))
     }
 
-    /// Nobody stays slowed without an agent that could let it go: what a migration under way took from processors they have back, as it ends
-    /// with this process.
+    /// Lifts every throttle from vCPUs. Without an agent nothing else would lift them, and a
+    /// running migration ends with this process.
     pub(crate) fn let_all_vcpus_go(&self) {
         let running = |slot: &Slot| Some((slot.spec.name.clone(), slot.vm.as_ref()?.process.pid));
         let running: Vec<_> = self.table().values().filter_map(running).collect();
         running.iter().for_each(|(name, pid)| let_vcpus_go(name, *pid));
     }
 
-    /// The process of a VM whose memory is not whole yet; none where it is, or can't be looked at.
+    /// Returns the process of a VM that lacks pages; `None` if its memory is complete or cannot be
+    /// opened.
     fn lacking(&self, record: &SavedVm) -> Option<UnaskedVm> {
         let files = self.places.vm(&record.spec.name);
         if !files.missing().exists() {
@@ -168,13 +174,14 @@ impl Agent {
         let process = UnaskedVm::find(files, &record.spec);
         process
             .inspect_err(
-                |error| tracing::error!(vm = name.as_str(), %error, "its memory can't be opened"),
+                |error| tracing::error!(vm = name.as_str(), %error, "cannot open the VM's memory"),
             )
             .ok()?
     }
 
-    /// Takes page-in up before QEMU is asked anything: its main loop may itself wait for a page that is missing, and answers nobody
-    /// until that has come. It is spoken to beside what this agent does meanwhile.
+    /// Resumes page-in before the first query to QEMU. QEMU's main loop may itself wait for a
+    /// missing page and respond only after that page arrives. A separate task contacts QEMU
+    /// meanwhile.
     async fn take_in_lacking(
         self: &Arc<Self>,
         record: SavedVm,
@@ -189,16 +196,17 @@ impl Agent {
         };
         let mut slot = Slot::new(record.spec.clone(), record.ownership(), condition);
         slot.reason = Some(format!(
-            "its QEMU (process {}) has not answered this agent yet; pages of its memory are missing",
+            "its QEMU (process {}) has not responded to this agent yet; pages of it are missing",
             process.pid
         ));
         let place = Some(Arc::clone(&slot.identity));
         self.insert(slot)?;
         let taken_up = if is_shadow { None } else { Some(take_up(self, &process, true).await) };
         if let Some(Err(failure)) = &taken_up {
-            // Known now: QEMU may never answer while nobody brings what it waits for.
+            // Set at once: QEMU may never respond while nothing fetches the pages that it waits
+            // for.
             let from = process.files.host_of_missing().unwrap_or_default();
-            tracing::error!(vm = process.name.as_str(), %failure, "page-in can't go on");
+            tracing::error!(vm = process.name.as_str(), %failure, "cannot resume page-in");
             self.settle(
                 &process.name,
                 Condition::LacksPages { from },
@@ -222,7 +230,7 @@ impl Agent {
             Some(found) => found,
             None => {
                 if taking.taken_up.is_none() {
-                    // The source keeps its copy all the same, until it is known that the guest runs here.
+                    // The source keeps its copy until it is known that the guest runs here.
                     taking.taken_up = Some(take_up(&self, &process, false).await);
                 }
                 finding.await
@@ -231,7 +239,7 @@ impl Agent {
         self.take_in_in_the_end(&name, taking, found).await;
     }
 
-    /// As [`Agent::take_in`], as soon as the disk takes what is to be saved.
+    /// Retries [`Agent::take_in`] until the disk accepts what must be saved.
     async fn take_in_in_the_end(self: &Arc<Self>, name: &VmName, taking: TakingIn, found: Found) {
         let mut every = tokio::time::interval(SAVE_AGAIN);
         while self.has_place(&taking) {
@@ -239,17 +247,17 @@ impl Agent {
             match self.take_in(taking.clone(), found.clone()).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet")
+                    tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet")
                 }
             }
         }
         tracing::info!(
             vm = name.as_str(),
-            "it was ended before its QEMU answered, or before that could be saved"
+            "the VM was ended before its QEMU responded, or before that could be saved"
         );
     }
 
-    /// As [`Agent::find`], for as long as pages come that QEMU may wait for.
+    /// Retries [`Agent::find`] while pages arrive that QEMU may be waiting for.
     async fn find_patiently(&self, taking: &TakingIn, process: &UnaskedVm) -> Found {
         let name = &process.name;
         let mut every = tokio::time::interval(ASK_AGAIN);
@@ -258,7 +266,7 @@ impl Agent {
             every.tick().await;
             let lacked = self.page_ins.state(name).is_some();
             match self.find(&taking.record, Some((process.pid, process.start_time))).await {
-                // Also where pages have begun to come while it was asked, as for a shadow.
+                // Also if pages began to arrive during the query, as for a shadow.
                 Found::Silent(why)
                     if (lacked || self.page_ins.state(name).is_some())
                         && self.has_place(taking) =>
@@ -266,7 +274,7 @@ impl Agent {
                     tracing::warn!(
                         vm = name.as_str(),
                         why,
-                        "its QEMU does not answer while pages are missing"
+                        "QEMU does not respond while pages are missing"
                     );
                 }
                 found => return found,
@@ -274,7 +282,8 @@ impl Agent {
         }
     }
 
-    /// Whether what is taken in may have its place: one that it has already is its own, and nobody has ended it meanwhile.
+    /// Whether a VM may take its entry: an entry it already has must still be its own and still
+    /// await its QEMU.
     fn has_place(&self, taking: &TakingIn) -> bool {
         let Some(place) = &taking.place else { return true };
         let table = self.table();
@@ -282,7 +291,8 @@ impl Agent {
         slot.is_some_and(|slot| Arc::ptr_eq(&slot.identity, place) && is_waited_for(slot))
     }
 
-    /// `process`: the one that is meant, where it is known; else the one that its files tell of.
+    /// Finds the process of a VM. `process`: its PID and start time, if known; otherwise the VM's
+    /// files identify it.
     async fn find(&self, record: &SavedVm, process: Option<(i32, u64)>) -> Found {
         let files = self.places.vm(&record.spec.name);
         match Vm::adopt(files, &record.spec, record.ownership(), process).await {
@@ -293,9 +303,9 @@ impl Agent {
                     let vcpus = Vcpus { run: state.is_running(), have_run: state.has_run() };
                     Found::Answers(Arc::new(vm), vcpus)
                 }
-                // It may run the guest: nothing is ended or let go on a guess.
+                // It may run the guest: nothing is ended or released on a guess.
                 None => Found::Silent(format!(
-                    "its QEMU (process {}) does not say whether the guest runs",
+                    "its QEMU (process {}) does not report whether the guest runs",
                     vm.process.pid
                 )),
             },
@@ -307,9 +317,10 @@ impl Agent {
             Found::Answers(vm, vcpus) => self.take_in_running(taking, vm, vcpus).await,
             Found::Gone => self.take_in_ended(taking),
             Found::Silent(why) => match taking.taken_up {
-                // It stays what it is: one that lacks pages.
+                // The VM keeps its condition: it lacks pages.
                 Some(Err(failure)) if taking.record.role == Role::Owner => {
-                    tracing::error!(vm = taking.record.spec.name.as_str(), why, %failure, "it could not be paused");
+                    let vm = taking.record.spec.name.as_str();
+                    tracing::error!(vm, why, %failure, "cannot pause the guest");
                     Ok(())
                 }
                 _ => self.take_in_unknown(taking, why).await,
@@ -328,17 +339,19 @@ impl Agent {
             return self.remove_shadow(&name, place.as_ref());
         }
         let words =
-            files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
+            files.last_words().map_or(String::new(), |words| format!("; last log lines: {words}"));
         let doubt = match recovery {
-            // Its process is gone, the doubt is not: the other host may have run the guest all the while.
+            // Its process has ended, but the doubt remains: the other host may have run the guest
+            // since.
             Recovery::AskDestination => Some(
-                "it was being handed over when this host or its agent stopped; another host may run it, and is asked",
+                "its host or agent stopped during a hand-over; another host may run it, querying \
+                 that host",
             ),
             Recovery::AskSource => Some(
-                "it was being taken over when this host stopped: it may have run here; its source is asked",
+                "its host stopped during a take-over; it may have run here, querying its source",
             ),
             _ if record.role == Role::Stranded => {
-                Some("its post-copy broke off, and its QEMU has ended since")
+                Some("its post-copy failed, and its QEMU has ended since")
             }
             _ => None,
         };
@@ -356,7 +369,7 @@ impl Agent {
                 "QEMU had ended when the agent started (did the host restart?){words}"
             ));
         }
-        // Nobody begins anything with it before its files are gone.
+        // No operation begins before the files are removed.
         let condition = std::mem::replace(&mut slot.condition, Condition::Stopping);
         let reason = slot.reason.clone();
         self.take_place(slot, place.as_ref())?;
@@ -373,7 +386,8 @@ impl Agent {
         if self.has_place(taking) { Ok(()) } else { Err(self.no_vm(&taking.record.spec.name)) }
     }
 
-    /// Puts a VM into the table: in its own `place`, where it has one, and nobody else's.
+    /// Puts a VM into the table: into its own entry `place` if it has one, and never into
+    /// another's.
     fn take_place(&self, slot: Slot, place: Option<&Arc<()>>) -> Result<(), ApiError> {
         let Some(place) = place else { return self.insert(slot) };
         let name = slot.spec.name.clone();
@@ -394,7 +408,7 @@ impl Agent {
         }
     }
 
-    /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
+    /// Adds a VM whose QEMU does not respond. What its record says of other hosts stays valid.
     async fn take_in_unknown(
         self: &Arc<Self>,
         taking: TakingIn,
@@ -402,11 +416,12 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let TakingIn { record, place, .. } = taking;
         if record.role == Role::Shadow {
-            // That it may run was never written down: it has not, and is the source's alone.
+            // No record ever said that it may run. So it has not run, and belongs to the source
+            // alone.
             tracing::warn!(
                 vm = record.spec.name.as_str(),
                 why,
-                "a shadow that does not answer is removed"
+                "removing a shadow that does not respond"
             );
             self.end_stray(&record.spec.name).await?;
             return self.remove_shadow(&record.spec.name, place.as_ref());
@@ -431,8 +446,8 @@ impl Agent {
         Ok(())
     }
 
-    /// A QEMU that did not answer may answer later: it has hung on a disk, or another program had its monitor. Until then it is asked, as
-    /// long as it lives and nobody has begun anything with the VM.
+    /// Retries a QEMU that did not respond; it may have hung on a disk, or another program had its
+    /// monitor. Ends when the process ends or another operation on the VM begins.
     async fn find_again(self: Arc<Self>, taking: TakingIn) {
         let name = taking.record.spec.name.clone();
         let files = self.places.vm(&name);
@@ -450,15 +465,15 @@ impl Agent {
                 continue;
             };
             match self.take_in_running(taking.clone(), vm, vcpus).await {
-                Ok(()) => return tracing::info!(vm = name.as_str(), "its QEMU answers again"),
+                Ok(()) => return tracing::info!(vm = name.as_str(), "QEMU responds again"),
                 Err(error) => {
-                    tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet")
+                    tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet")
                 }
             }
         }
     }
 
-    /// Removes what is left of a guest that is its source's.
+    /// Removes what is left of a guest that its source owns.
     fn remove_shadow(&self, name: &VmName, place: Option<&Arc<()>>) -> Result<(), ApiError> {
         self.store.remove(name)?;
         self.places.vm(name).remove_all();
@@ -475,7 +490,7 @@ impl Agent {
         self.check_place(&taking)?;
         let TakingIn { mut record, taken_up, place } = taking;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
-        // One that was stopped for its hand-over has run before, of course.
+        // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
         let recovery = recover(record.role, if ran { GuestFound::Ran } else { GuestFound::Still });
         let mut saved = Ok(());
@@ -489,12 +504,13 @@ impl Agent {
                 let mine = SavedVm::new(spec, Role::Owner, Desired::Running, ownership);
                 saved = self.save_over(Some(&as_found), &mine).await;
             }
-            // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
-            // here only of a guest that is known to run here.
+            // The source runs the guest, or waits for the notice that this host does not. The
+            // source has its own copy: the notice that all pages are here is sent only for a guest
+            // that is known to run here.
             Recovery::Discard | Recovery::AskSource => {
                 tracing::warn!(
                     vm = name.as_str(),
-                    "a shadow is left from before the agent's start: it is removed"
+                    "removing a shadow left from before the agent's start"
                 );
                 vm.process.kill().await;
                 return self.remove_shadow(&name, place.as_ref());
@@ -502,8 +518,9 @@ impl Agent {
             Recovery::Keep | Recovery::AskDestination => {}
         }
         let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
-        tracing::info!(vm = name.as_str(), pid = vm.process.pid, state = %condition.state(), "adopted");
-        // Nobody sees it as one that could be started meanwhile.
+        let pid = vm.process.pid;
+        tracing::info!(vm = name.as_str(), pid, state = %condition.state(), "adopted");
+        // The VM must not appear startable meanwhile.
         let (condition, reason) = match &taken_up {
             Some(Err(failure)) if matches!(condition, Condition::Running | Condition::Paused) => {
                 let from = vm.files.host_of_missing().unwrap_or_default();
@@ -521,19 +538,23 @@ impl Agent {
             self.page_in_further(&vm, taken_up).await;
         }
         if let Err(error) = saved {
-            // It runs: an agent that is started before that is saved finds the same.
-            tracing::error!(vm = name.as_str(), %error, "that it is this host's could not be saved; it is tried again");
+            // The guest runs: an agent that starts before this is saved finds the same state.
+            tracing::error!(
+                vm = name.as_str(),
+                %error,
+                "cannot save that this host owns the guest; retrying"
+            );
             tokio::spawn(self.clone().save_in_the_end(Arc::clone(&vm), Some(as_found.clone())));
         }
         self.go_on(&vm, as_found, recovery);
-        // A disk may have kept this waiting since it was asked.
+        // A disk may have delayed this since the state was read.
         if vcpus.run && place.is_some() && vm.is_running().await == Some(false) {
             self.vcpus_changed(&vm, false);
         }
         Ok(())
     }
 
-    /// Goes on with what the last agent had under way with other hosts, of a VM that is taken in.
+    /// Continues what the last agent had in progress with other hosts, for an adopted VM.
     fn go_on(self: &Arc<Self>, vm: &Arc<Vm>, as_found: SavedVm, recovery: Recovery) {
         let name = &vm.name;
         if matches!(as_found.role, Role::Shadow | Role::TakingOver) {
@@ -547,7 +568,7 @@ impl Agent {
         self.settle_doubt(name);
         let migrating_to = of_owner(&as_found);
         match (as_found.other, recovery) {
-            // It may wait for a lane of an agent that is no more.
+            // The other host may wait for a lane of an agent that has ended.
             (Some(other), Recovery::TakeBack) => self.forget_at(vm, other.name),
             _ => {
                 if let Some(to) = migrating_to {
@@ -557,7 +578,8 @@ impl Agent {
         }
     }
 
-    /// A guest that lacks pages waits for this agent. One that nobody holds back from what is missing must not run on.
+    /// Resumes page-in for a guest that lacks pages. If that fails, pauses the guest, since nothing
+    /// else keeps it from missing pages.
     async fn page_in_further(
         self: &Arc<Self>,
         vm: &Arc<Vm>,
@@ -568,7 +590,11 @@ impl Agent {
             None => take_up(self, &vm.unasked(), true).await,
         };
         let Err(failure) = taken_up else { return };
-        tracing::error!(vm = vm.name.as_str(), %failure, "pages of it are missing and can't be fetched: it is paused");
+        tracing::error!(
+            vm = vm.name.as_str(),
+            %failure,
+            "cannot fetch missing pages: pausing the guest"
+        );
         let reason = cannot_fetch(&failure);
         let from = vm.files.host_of_missing().unwrap_or_default();
         let lacks = |slot: &mut Slot| {
@@ -583,17 +609,18 @@ impl Agent {
             }
             free
         };
-        // Whoever has begun to end it meanwhile goes on.
+        // An operation that has begun to end the VM meanwhile continues.
         if !self.table().get_mut(&vm.name).is_some_and(lacks) {
             return;
         }
-        // A processor that waits for a page does not stop before it has it: nothing else has to wait for that.
+        // A vCPU that waits for a page stops only once it has it; nothing else waits for that.
         if let Err(error) = vm.process.qmp.stop().await {
-            tracing::error!(vm = vm.name.as_str(), %error, "it could not be paused");
+            tracing::error!(vm = vm.name.as_str(), %error, "cannot pause the guest");
         }
     }
 
-    /// Ends processes and removes files that no record speaks of: an agent crashed between making them and saying so.
+    /// Ends processes and removes files without a record: an agent crashed after creating them and
+    /// before recording them.
     async fn remove_orphans(&self, known: &[String]) -> std::io::Result<()> {
         for name in self.places.vm_names()? {
             if known.iter().any(|known| name == known.as_str()) {
@@ -601,7 +628,7 @@ impl Agent {
             }
             let files = self.places.vm(&name);
             if let Some((pid, start_time)) = files.living_process() {
-                tracing::warn!(vm = name.as_str(), pid, "a QEMU without a record is ended");
+                tracing::warn!(vm = name.as_str(), pid, "ending a QEMU without a record");
                 match godwit_qemu::QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
                     Ok(process) => process.quit().await,
                     Err(_) => godwit_qemu::end_process(pid, start_time).await?,
@@ -610,14 +637,14 @@ impl Agent {
             files.remove_all();
         }
         for path in self.places.orphaned_memory(known)? {
-            tracing::warn!(path = %path.display(), "guest memory without a VM is removed");
+            tracing::warn!(path = %path.display(), "removing guest memory without a VM");
             std::fs::remove_file(&path)?;
         }
         Ok(())
     }
 }
 
-/// The cgroup for those of VMs, where this host has one.
+/// Returns the parent cgroup of the VMs' cgroups, if this host has one.
 fn cgroups(config: &Config) -> Option<VmGroups> {
     let root = config.vm_cgroup.clone().or_else(VmGroups::packaged)?;
     let opened = VmGroups::open(&root);
@@ -628,56 +655,58 @@ fn cgroups(config: &Config) -> Option<VmGroups> {
         .ok()
 }
 
-/// Whether what becomes of a VM waits for its QEMU's word.
+/// Whether the VM's condition still depends on an answer of its QEMU.
 fn is_waited_for(slot: &Slot) -> bool {
     let is_silent = slot.vm.is_none()
         && matches!(slot.condition, Condition::Failed | Condition::InDoubt { .. });
     slot.condition.is_being_adopted() || is_silent
 }
 
-/// The host to which an owner's guest was on its way.
+/// Returns the destination of an interrupted migration, if this host owns the guest.
 fn of_owner(record: &SavedVm) -> Option<String> {
     let other = record.other.as_ref().filter(|_| record.role == Role::Owner);
     other.map(|other| other.name.clone())
 }
 
-/// What is said of a VM whose missing pages nobody brings.
+/// Reason of a VM whose missing pages cannot be fetched.
 fn cannot_fetch(failure: &Failure) -> String {
-    format!("pages of it are missing and can't be fetched: {failure}")
+    format!("pages of its memory are missing and cannot be fetched: {failure}")
 }
 
-/// What is said of a VM that another host fetches pages of.
+/// Reason of a VM whose pages another host fetches.
 pub(super) fn keeps_pages(to: &str) -> String {
-    format!("host {to} runs it, or may, and fetches pages of it from here")
+    format!("host {to} may run it and fetches its pages from here")
 }
 
-/// Takes the limit away that a migration had put on a VM's processors, where one is left.
+/// Lifts the throttle that a migration left on a VM's vCPUs, if any.
 fn let_vcpus_go(vm: &str, pid: i32) {
     match godwit_qemu::put_back_vcpus(pid) {
         Ok(false) => {}
-        Ok(true) => tracing::info!(vm, pid, "its vCPUs have all their CPU time again"),
-        Err(error) => tracing::error!(vm, pid, %error, "its vCPUs may be slowed on"),
+        Ok(true) => tracing::info!(vm, pid, "throttle of the vCPUs lifted"),
+        Err(error) => tracing::error!(vm, pid, %error, "cannot lift the throttle of the vCPUs"),
     }
 }
 
-/// What people are told of a QEMU that lives and can't be spoken to: nobody ends a healthy guest for that.
+/// Describes a QEMU that lives and does not respond, so that no operator ends a healthy guest
+/// because of it.
 fn what_lives(pid: i32) -> String {
     let mounts = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
     let place = match (mounts("self"), mounts(&pid.to_string())) {
         (Some(own), Some(its)) if own != its => {
-            ", in another mount namespace than this agent, which may not see its files: start the agent where it does"
+            ", in another mount namespace than this agent, which may not see its files: start the \
+             agent in that namespace"
         }
         _ => "",
     };
-    format!("its process {pid} lives{place}, and its guest may run")
+    format!("its process {pid} lives{place}; its guest may run")
 }
 
-/// What a VM is whose QEMU was found, and why.
+/// Returns the condition, and its reason, of a VM whose QEMU was found.
 fn as_recovered(recovery: Recovery, record: &SavedVm, runs: bool) -> (Condition, Option<String>) {
     match (recovery, record.pages_kept_for()) {
         (Recovery::Keep, _) if record.role == Role::Stranded => {
             let reason =
-                "its post-copy broke off: the newest of its memory is here, the rest at the source";
+                "its post-copy failed: its newest memory is here, the rest is at the source";
             (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
         }
         (Recovery::AskDestination, Some(to)) => {
@@ -689,7 +718,8 @@ fn as_recovered(recovery: Recovery, record: &SavedVm, runs: bool) -> (Condition,
                 .as_ref()
                 .map_or("another host".to_owned(), |other| format!("host {}", other.name));
             let reason = format!(
-                "{to} may run it: the link or an agent was lost at the hand-over; {to} is asked until it answers"
+                "{to} may run it: the link or an agent was lost at the hand-over; querying {to} \
+                 until it answers"
             );
             (Condition::InDoubt { keeps_pages_for: None }, Some(reason))
         }

@@ -1,5 +1,5 @@
-//! Decides which files of this host a VM may have, by who named them. An image's header names the
-//! backing files: they obey one strict rule always. [`godwit_qemu::OpenFiles`] opens the files.
+//! Decides which files of this host a VM may use, by who named them. An image's header names
+//! backing files, so these always obey one strict rule. [`godwit_qemu::OpenFiles`] opens the files.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::agent::Agent;
 use crate::failure::file_unusable;
 use crate::vm::Begin;
 
-/// Which files a VM may have, by who asks for it.
+/// Rule for the files that a VM may use, by who requests the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileRule {
-    /// An operator of this host names any file; backing files are for VMs.
+    /// An operator of this host may name any file; backing files must be for VMs.
     Operator,
-    /// An operator of the manager below the role admin names files below `vm_dirs` alone; so must
-    /// backing files be.
+    /// A manager's operator below the role admin may name only files below `vm_dirs`; backing files
+    /// must be there too.
     VmDirs,
-    /// Another host names files that are for VMs alone; so must backing files be.
+    /// Another host may name only files that are for VMs; backing files must be, too.
     OtherHost,
 }
 
@@ -45,8 +45,8 @@ impl Agent {
     /// Opens the files of this host that a VM names, and their recorded backing chains.
     ///
     /// # Errors
-    /// A file is missing, the rule does not allow it, or a backing chain is another than the
-    /// recorded one. A file that is refused was not opened.
+    /// A file is missing, the rule does not allow it, or a backing chain differs from the recorded
+    /// one. A refused file was not opened.
     pub(super) fn open_files(
         &self,
         spec: &ResolvedSpec,
@@ -64,8 +64,8 @@ impl Agent {
             }
             _ => file_unusable(&spec.name, &error),
         })?;
-        // What others may not read QEMU gets a copy of, beside the guest's memory; a longer one
-        // than may be copied is refused there.
+        // QEMU gets a copy of each file that other users may not read. The copy takes memory beside
+        // the guest's. A file too long to copy is refused there.
         match files.copied_bytes() {
             0 => {}
             copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
@@ -80,28 +80,30 @@ impl Agent {
         let (message, remedy) = match rule {
             FileRule::OtherHost => (
                 format!(
-                    "VM \"{vm}\" has {path} as its {role}, which host {host} opens for no guest of \
-                     another host"
+                    "cannot open {role} {path} of VM \"{vm}\": host {host} does not open it for a \
+                     guest of another host"
                 ),
                 format!(
-                    "add its directory to vm_dirs of that host's configuration, or move it below {dirs}"
+                    "add its directory to vm_dirs in that host's configuration, or move it below \
+                     {dirs}"
                 ),
             ),
             FileRule::VmDirs => (
                 format!(
-                    "cannot open {role} {path} of VM \"{vm}\": it is below none of the vm_dirs of \
-                     host {host}, links followed"
+                    "cannot open {role} {path} of VM \"{vm}\": with links followed, it is not \
+                     below vm_dirs of host {host}"
                 ),
-                format!("move it below {dirs}, or ask for the VM with the role admin"),
+                format!("move it below {dirs}, or create the VM with the role admin"),
             ),
             FileRule::Operator => (
                 format!(
-                    "cannot open {role} {path} of VM \"{vm}\": an image names it, and it is below \
-                     none of the vm_dirs of host {host}"
+                    "cannot open {role} {path} of VM \"{vm}\": an image names it, and it is not \
+                     below vm_dirs of host {host}"
                 ),
                 format!(
-                    "if it is for VMs, add its directory to vm_dirs of that host's configuration or \
-                     move it below {dirs}; `qemu-img convert` makes one whole image"
+                    "if it is for VMs, add its directory to vm_dirs in that host's configuration \
+                     or move it below {dirs}; `qemu-img convert` makes a single image without \
+                     backing files"
                 ),
             ),
         };
@@ -109,13 +111,13 @@ impl Agent {
     }
 }
 
-/// Whether a file lies below the directories that are for VMs, links followed.
+/// Whether a file, with links followed, is below the directories for VMs.
 fn is_below(file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
     vm_dirs.iter().any(|dir| dir.canonicalize().is_ok_and(|dir| file.real.starts_with(dir)))
 }
 
-/// Whether a file is only read, and everybody on this host can read it. No block device is: what it
-/// holds changes with what is put into it.
+/// Whether a file is only read, and every user of this host can read it. A block device never
+/// qualifies: its content changes with its medium.
 fn is_for_all(file: &FoundFile) -> bool {
     let enters =
         |dir: &Path| std::fs::symlink_metadata(dir).is_ok_and(|data| data.mode() & 0o001 != 0);

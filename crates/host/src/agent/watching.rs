@@ -1,5 +1,5 @@
-//! One task a process: notices when the vCPUs stop or go on by themselves, and when QEMU ends. What that end makes of the VM is in
-//! [`super::ended`].
+//! One task for each process: notices when the vCPUs stop or resume on their own, and when QEMU
+//! ends. [`super::ended`] decides what that end means for the VM.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Agent {
         });
     }
 
-    /// Shows a VM as paused or running where its vCPUs stopped or went on by themselves.
+    /// Shows a VM as paused or running after its vCPUs stopped or resumed on their own.
     pub(super) fn vcpus_changed(&self, vm: &Arc<Vm>, running: bool) {
         let mut table = self.table();
         let Some(slot) = table.get_mut(&vm.name) else {
@@ -53,7 +53,7 @@ impl Agent {
                 slot.condition = Condition::Running;
                 slot.reason = None;
             }
-            // Under way, or held: whoever does that knows.
+            // Another operation has the VM, and sets its condition.
             _ => {}
         }
     }

@@ -1,7 +1,8 @@
-//! Each write of a host's state fails in turn, at each of its steps: once (EIO), or from then on (ENOSPC). Whatever was being done, what
-//! the agent shows and answers agrees with its disk, and an agent that is started anew shows the same.
+//! Fault injection for writes of the host's state. Each step of each write fails in turn: once
+//! (EIO), or from then on (ENOSPC). Whatever operation was running, what the agent shows and
+//! answers must agree with its disk, and a restarted agent must show the same.
 
-#[allow(dead_code, reason = "these tests need little of it")]
+#[allow(dead_code, reason = "these tests use only a part of it")]
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
@@ -30,7 +31,7 @@ fn web() -> VmName {
 const UUID: Uuid = Uuid::from_u128(0x5eed);
 const ARRIVING: Ownership = Ownership { incarnation: Incarnation::new(7), epoch: 2 };
 
-/// What is done while writes fail.
+/// Operation during which writes fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Create,
@@ -50,14 +51,14 @@ enum Act {
     Promote,
     Strand,
     Discard,
-    /// The guest shuts itself down.
+    /// Shutdown by the guest itself.
     ShutDown,
     ShutDownMoving,
     ShutDownArriving,
 }
 
 impl Act {
-    /// Brings a host into the state in which it is begun.
+    /// Brings a host into the state in which the operation begins.
     async fn prepare(self, host: &TestHost, agent: &Arc<Agent>) {
         let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
         let start = !matches!(self, Act::Start | Act::Delete);
@@ -76,7 +77,7 @@ impl Act {
         match self {
             Act::Resume => {
                 agent.vm("web").unwrap().unwrap().process.qmp.stop().await.unwrap();
-                until("it is paused", async || state(agent) == Some(VmState::Paused)).await;
+                until("the VM is paused", async || state(agent) == Some(VmState::Paused)).await;
             }
             Act::HandOver => drop(agent.begin_migration("web", "m1").unwrap()),
             Act::EndHandOver
@@ -168,7 +169,7 @@ impl Act {
         }
     }
 
-    /// Whether it returns only when the disk has taken what is to be saved.
+    /// Whether the operation returns only once the disk has accepted its record.
     fn waits_for_the_disk(self) -> bool {
         matches!(self, Act::Promote | Act::Strand) || self.shuts_down()
     }
@@ -177,7 +178,7 @@ impl Act {
         matches!(self, Act::ShutDown | Act::ShutDownMoving | Act::ShutDownArriving)
     }
 
-    /// What it comes to where it succeeds; none: nothing is left.
+    /// State after a success; `None`: the VM is gone.
     fn success(self) -> Option<VmState> {
         match self {
             Act::Create
@@ -195,7 +196,7 @@ impl Act {
         }
     }
 
-    /// What a refusal leaves; none: nothing.
+    /// State after a refusal; `None`: no VM is left.
     fn refused(self) -> Option<VmState> {
         match self {
             Act::Start | Act::Delete => Some(VmState::Stopped),
@@ -208,15 +209,16 @@ impl Act {
     }
 }
 
-/// Has the guest power itself off: by the registers of its machine, which the monitor writes in its place. Their base is set as firmware
-/// sets it (ICH9, LPC function: PMBASE at 0x40, its switch at 0x44; PM1a control is 4 bytes above the base).
+/// Powers the guest off through the registers of its machine, which the monitor writes in the
+/// guest's place. Sets their base as firmware does (ICH9, LPC function: PMBASE at 0x40, its switch
+/// at 0x44; PM1a control is 4 bytes above the base).
 async fn power_off(vm: &Vm) {
-    // Firmware writes the same registers: the guest begins when that is over, and says so.
+    // Firmware writes the same registers. The guest begins after that, and prints a mark.
     if vm.is_running().await == Some(true) {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
+        let mut poll = tokio::time::interval(Duration::from_millis(20));
         let console = vm.files.console_log();
         while !std::fs::read_to_string(&console).is_ok_and(|text| text.contains('#')) {
-            look.tick().await;
+            poll.tick().await;
         }
     }
     for line in
@@ -229,20 +231,21 @@ async fn power_off(vm: &Vm) {
             .unwrap();
     }
     let sleep = json!({"command-line": "o/h 0x604 0x2000"});
-    // QEMU ends by it, and may not come to answer.
+    // QEMU ends on this command, possibly before it answers.
     let _ = vm.process.qmp.execute("human-monitor-command", sleep).await;
     vm.process.qmp.until_guest_shuts_down().await;
 }
 
-/// Returns when a VM is shown as stopped; the test's own limit ends it else.
+/// Waits until a VM is shown as stopped; the test's own limit bounds the wait.
 async fn until_stopped(agent: &Agent) {
-    let mut look = tokio::time::interval(Duration::from_millis(20));
+    let mut poll = tokio::time::interval(Duration::from_millis(20));
     while state(agent) != Some(VmState::Stopped) {
-        look.tick().await;
+        poll.tick().await;
     }
 }
 
-/// An agent, as soon as the one before it has gone: its lock lives on for a moment in a child that another test just starts.
+/// Opens an agent as soon as the previous one has released its lock. A child that another test is
+/// just starting holds the lock a moment longer.
 async fn opened(host: &TestHost) -> Arc<Agent> {
     let mut opened = None;
     until("the lock is free", async || {
@@ -259,13 +262,14 @@ fn state(agent: &Agent) -> Option<VmState> {
     agent.vm_info("web").ok().map(|info| info.state)
 }
 
-/// What is shown that an agent which is started anew shall show too. Shadows end with their agent, and migrations.
+/// Returns the shown state that a restarted agent must show as well. Shadows and migrations end
+/// with their agent.
 fn shown(agent: &Agent) -> Option<(VmState, bool, Incarnation, u64)> {
     let VmInfo { state, in_doubt, incarnation, epoch, .. } = agent.vm_info("web").ok()?;
     (state != VmState::MigratingIn).then_some((state, in_doubt, incarnation, epoch))
 }
 
-/// In what the agent contradicts its disk, or the processes that there are.
+/// Returns how the agent contradicts its disk or the running processes, if it does.
 fn contradiction(host: &TestHost, agent: &Agent) -> Option<String> {
     let record = agent.store.read(&web()).unwrap();
     let info = agent.vm_info("web").ok();
@@ -273,9 +277,9 @@ fn contradiction(host: &TestHost, agent: &Agent) -> Option<String> {
         let is_none = record.is_none() && info.is_none() && host.qemus().is_empty();
         return (!is_none).then(|| format!("recorded {record:?}, shown {info:?}"));
     };
-    let told = Ownership { incarnation: info.incarnation, epoch: info.epoch };
+    let shown = Ownership { incarnation: info.incarnation, epoch: info.epoch };
     let known = agent.known(&web(), UUID, info.incarnation).unwrap();
-    let agrees = record.ownership() == told
+    let agrees = record.ownership() == shown
         && known == Known::Has(record.standing())
         && is_as_recorded(record, info)
         && host.qemus().len() == usize::from(info.pid.is_some());
@@ -301,15 +305,15 @@ fn is_as_recorded(record: &SavedVm, info: &VmInfo) -> bool {
 
 /// Waits until what is shown and answered agrees with the disk.
 async fn agree(what: &str, host: &TestHost, agent: &Agent) {
-    let mut look = tokio::time::interval(Duration::from_millis(20));
+    let mut poll = tokio::time::interval(Duration::from_millis(20));
     let limit = tokio::time::Instant::now() + support::LIMIT;
     while let Some(why) = contradiction(host, agent) {
         assert!(tokio::time::Instant::now() < limit, "{what}: {why}");
-        look.tick().await;
+        poll.tick().await;
     }
 }
 
-/// Has one step of the writes of `act` fail. Returns whether there was such a step.
+/// Makes one write step of `act` fail. Returns whether there was such a step.
 fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
     let host = TestHost::new().unwrap();
     let what = format!("{act:?}, step {step}, {errno}");
@@ -322,7 +326,10 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
         let acting = tokio::spawn(act.carry_out(spec, Arc::clone(&agent)));
         if act.waits_for_the_disk() {
-            until("a fault, or its end", async || acting.is_finished() || faults.have_come()).await;
+            until("a fault or the end of the operation", async || {
+                acting.is_finished() || faults.have_come()
+            })
+            .await;
             let failed = faults.have_come();
             faults.heal();
             acting.await.unwrap().unwrap();
@@ -333,7 +340,7 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         let outcome = acting.await.unwrap();
         let failed = faults.have_come();
         faults.heal();
-        // What the disk did not take is written when it has room again.
+        // A failed write is repeated once the disk has space again.
         agree(&what, &host, &agent).await;
         let expected = if outcome.is_ok() { act.success() } else { act.refused() };
         assert_eq!(state(&agent), expected, "{what}: {outcome:?}");
@@ -349,7 +356,7 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         let agent = opened(&host).await;
         agree(&what, &host, &agent).await;
         match before {
-            // What was being handed over runs here, in a new epoch.
+            // A VM that was being handed over runs here, in a new epoch.
             Some((VmState::MigratingOut, ..)) => {
                 assert_eq!(state(&agent), Some(VmState::Running), "{what}")
             }
@@ -366,48 +373,48 @@ fn every_write_fails(acts: &[Act]) {
     for &act in acts {
         for (errno, lasts) in [(Errno::IO, false), (Errno::NOSPC, true)] {
             let steps = (0..).take_while(|&step| fails(act, step, errno, lasts)).count();
-            println!("{act:?}: {steps} steps of writes fail, by {errno}");
+            println!("{act:?}: {steps} write steps fail with {errno}");
             assert!(steps > 0, "{act:?} writes nothing");
         }
     }
 }
 
 #[test]
-fn while_a_vm_is_created() {
+fn writes_fail_while_a_vm_is_created() {
     every_write_fails(&[Act::Create, Act::CreateAndStart]);
 }
 
 #[test]
-fn while_a_vm_is_started_and_stopped() {
+fn writes_fail_while_a_vm_is_started_and_stopped() {
     every_write_fails(&[Act::Start, Act::Resume, Act::Stop]);
 }
 
 #[test]
-fn while_a_vm_is_deleted() {
+fn writes_fail_while_a_vm_is_deleted() {
     every_write_fails(&[Act::Delete, Act::DeleteInDoubt]);
 }
 
 #[test]
-fn while_a_guest_is_handed_over() {
+fn writes_fail_while_a_guest_is_handed_over() {
     every_write_fails(&[Act::HandOver, Act::EndHandOver]);
 }
 
 #[test]
-fn while_a_guest_is_let_go_or_taken_back() {
+fn writes_fail_while_a_guest_is_released_or_taken_back() {
     every_write_fails(&[Act::Release, Act::TakeBack, Act::GiveUp]);
 }
 
 #[test]
-fn while_a_guest_arrives() {
+fn writes_fail_while_a_guest_arrives() {
     every_write_fails(&[Act::Arrive, Act::TakeOver, Act::Promote, Act::Strand, Act::Discard]);
 }
 
 #[test]
-fn while_a_guest_shuts_itself_down() {
+fn writes_fail_while_a_guest_shuts_itself_down() {
     every_write_fails(&[Act::ShutDown, Act::ShutDownMoving, Act::ShutDownArriving]);
 }
 
-/// What is shown of the end of a guest whose host has a full disk, and what is recorded.
+/// Checks that the shown end of a guest agrees with its record, also on a full disk.
 async fn end_is_as_recorded(host: &TestHost, agent: &Agent, desired: Desired) {
     let record = agent.store.read(&web()).unwrap().unwrap();
     assert_eq!((record.role, record.desired), (Role::Owner, desired));
@@ -415,12 +422,12 @@ async fn end_is_as_recorded(host: &TestHost, agent: &Agent, desired: Desired) {
 }
 
 #[test]
-fn an_end_is_shown_as_it_is_recorded_also_on_a_full_disk() {
+fn the_shown_end_agrees_with_the_record_on_a_full_disk() {
     let Some(host) = TestHost::new() else { return };
     let shuts_down_on_a_full_disk = async |agent: &Arc<Agent>| {
         agent.store.disk.faults.plan(0, Errno::NOSPC.raw_os_error(), true);
         power_off(&agent.vm("web").unwrap().unwrap()).await;
-        until("its end is shown", async || state(agent) != Some(VmState::Running)).await;
+        until("the end is shown", async || state(agent) != Some(VmState::Running)).await;
         let info = agent.vm_info("web").unwrap();
         assert_eq!(info.state, VmState::Failed);
         let reason = info.reason.unwrap();
@@ -436,21 +443,21 @@ fn an_end_is_shown_as_it_is_recorded_also_on_a_full_disk() {
         agent.create(CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
         shuts_down_on_a_full_disk(&agent).await;
         agent.store.disk.faults.heal();
-        until("its end is saved", async || state(&agent) == Some(VmState::Stopped)).await;
+        until("the end is saved", async || state(&agent) == Some(VmState::Stopped)).await;
         assert_eq!(agent.vm_info("web").unwrap().reason.as_deref(), Some(SHUT_ITSELF_DOWN));
         end_is_as_recorded(&host, &agent, Desired::Stopped).await;
-        // What is begun after it is not undone by what was to be saved of it.
+        // Saving the end does not undo an operation that begins after it.
         agent.start(&web()).await.unwrap();
         shuts_down_on_a_full_disk(&agent).await;
         agent.store.disk.faults.heal();
-        until("it starts again", async || agent.start(&web()).await.is_ok()).await;
+        until("the VM starts again", async || agent.start(&web()).await.is_ok()).await;
         assert_eq!(state(&agent), Some(VmState::Running));
         end_is_as_recorded(&host, &agent, Desired::Running).await;
         shuts_down_on_a_full_disk(&agent).await;
     });
     host.run(async {
         let agent = opened(&host).await;
-        assert_eq!(state(&agent), Some(VmState::Failed), "as the agent before it showed");
+        assert_eq!(state(&agent), Some(VmState::Failed), "as the previous agent showed");
         end_is_as_recorded(&host, &agent, Desired::Running).await;
     });
 }
@@ -470,8 +477,8 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
         let id = agent.migrate(&web(), request).unwrap().id;
         let (preparing, _) = destination.accept().await.unwrap();
         power_off(&agent.vm("web").unwrap().unwrap()).await;
-        until("its QEMU has ended", async || host.qemus().is_empty()).await;
-        assert_eq!(state(&agent), Some(VmState::MigratingOut), "the migration has it");
+        until("QEMU has ended", async || host.qemus().is_empty()).await;
+        assert_eq!(state(&agent), Some(VmState::MigratingOut), "the migration owns the VM");
         drop((preparing, destination));
         let mut report = None;
         until("the migration ends", async || {
@@ -492,7 +499,7 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
 }
 
 #[test]
-fn while_other_hosts_are_named() {
+fn writes_fail_while_peers_are_set() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
@@ -517,7 +524,7 @@ fn while_other_hosts_are_named() {
 }
 
 #[test]
-fn a_record_that_can_not_be_read_decides_nothing() {
+fn an_unreadable_record_decides_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
@@ -538,8 +545,8 @@ fn a_record_that_can_not_be_read_decides_nothing() {
         );
         agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.unwrap_err();
         agent.delete(&web(), true).await.unwrap_err();
-        assert!(vm.process.exit().is_none(), "what is here may be the only copy");
-        assert!(agent.known(&web(), vm.spec.uuid, vm.incarnation).is_err(), "nobody knows");
+        assert!(vm.process.exit().is_none(), "this host may have the only copy");
+        assert!(agent.known(&web(), vm.spec.uuid, vm.incarnation).is_err(), "the owner is unknown");
         std::fs::write(&path, record).unwrap();
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
         let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();

@@ -1,4 +1,5 @@
-//! The source after a cut of the link in pre-copy: it asks its destination for another lane until there is one, or the limit has passed.
+//! The source after a cut of the link in pre-copy: it asks its destination for another lane until
+//! there is one or the time limit has passed.
 
 use std::time::{Duration, Instant};
 
@@ -11,26 +12,27 @@ use godwit_wire::MigrationId;
 use super::outgoing::{Outgoing, Paths};
 use crate::migrations::MigrationControl;
 
-/// Between two attempts to reach the destination.
+/// Interval between two attempts to reach the destination.
 const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
-/// How long it may take to answer: across a link that is cut it never does.
+/// Time limit for an answer: over a cut link it never arrives.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// Another lane.
+/// A new lane after a cut.
 pub(super) struct Again {
     pub(super) stream: Stream,
     pub(super) paths: Paths,
     pub(super) left_out: Vec<LaneReport>,
-    /// What its hello carries.
+    /// ID in the lane's hello.
     pub(super) migration: MigrationId,
     pub(super) cut: CutReport,
 }
 
 impl Outgoing {
-    /// Reaches the destination of a migration again whose lane was cut.
+    /// Reaches the destination of a migration whose lane was cut.
     ///
     /// # Errors
-    /// The limit has passed, somebody cancels, the guest's QEMU has ended, or the destination has let go of what it had.
+    /// The time limit has passed, the migration is cancelled, the guest's QEMU has ended, or the
+    /// destination has dropped its shadow.
     pub(super) async fn reconnect(
         &self,
         control: &MigrationControl,
@@ -40,7 +42,8 @@ impl Outgoing {
     ) -> Result<Again, Failure> {
         let (cut_at, noticed) = (Instant::now(), self.begun.elapsed());
         let limit = Duration::from_millis(self.request.cut_limit_ms);
-        tracing::warn!(vm = self.vm.name.as_str(), to = self.request.to, %why, unsent_pages, "the link is cut: it is waited for");
+        let vm = self.vm.name.as_str();
+        tracing::warn!(vm, to = self.request.to, %why, unsent_pages, "link cut: waiting for it");
         let path = format!("/v1/incoming/{id}/resume");
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         let request = IncomingResume { incarnation, epoch };
@@ -50,7 +53,8 @@ impl Outgoing {
             tokio::select! {
                 _ = every.tick() => {}
                 () = control.cancelled() => {
-                    return Err(Failure::new(FailureCode::Cancelled, "cancelled while the link was cut"));
+                    let detail = "cancelled while the link was cut";
+                    return Err(Failure::new(FailureCode::Cancelled, detail));
                 }
                 _ = self.vm.process.exited() => {
                     let detail = "QEMU ended while the link was cut";
@@ -59,7 +63,7 @@ impl Outgoing {
             }
             if cut_at.elapsed() >= limit {
                 let detail = format!(
-                    "{}; the link did not come back within {} s",
+                    "{}; the link was not restored within {} s",
                     why.detail,
                     limit.as_secs()
                 );
@@ -73,19 +77,23 @@ impl Outgoing {
                     if matches!(error.code, ErrorCode::NotFound | ErrorCode::WrongState) =>
                 {
                     let detail = format!(
-                        "{}; the destination has let go of it: its agent was started anew meanwhile, or has ended it ({})",
+                        "{}; the destination has dropped its shadow: its agent has restarted \
+                         meanwhile, or has ended it ({})",
                         why.detail, error.message
                     );
                     return Err(Failure::new(FailureCode::LaneLost, detail));
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(vm = self.vm.name.as_str(), %error, "the destination gives no lane yet");
+                    tracing::debug!(vm, %error, "no lane from the destination yet");
                     continue;
                 }
                 Err(_) => continue,
             };
             let migration = accepted.id.parse().map_err(|_| {
-                Failure::new(FailureCode::ProtocolBroken, "the destination's id is none")
+                Failure::new(
+                    FailureCode::ProtocolBroken,
+                    "the destination returned an invalid migration ID",
+                )
             })?;
             match self.connect_unless_cancelled(control, &accepted.addresses).await {
                 Ok((stream, paths, left_out)) => {
@@ -95,16 +103,12 @@ impl Outgoing {
                         unsent_pages,
                         why: why.detail.clone(),
                     };
-                    tracing::info!(
-                        vm = self.vm.name.as_str(),
-                        lasted_ms = cut.lasted_ms,
-                        "the link is back"
-                    );
+                    tracing::info!(vm, lasted_ms = cut.lasted_ms, "link restored");
                     return Ok(Again { stream, paths, left_out, migration, cut });
                 }
                 Err(failure) if failure.code == FailureCode::Cancelled => return Err(failure),
                 Err(failure) => {
-                    tracing::debug!(vm = self.vm.name.as_str(), %failure, "no lane yet")
+                    tracing::debug!(vm, %failure, "no lane yet")
                 }
             }
         }

@@ -1,5 +1,6 @@
-//! Lets the streams of a migration, or of a probe, in: one thread accepts, and each connection shakes hands on its own, so that one
-//! that says nothing holds nobody up. How many may do so at a time is bounded, whoever connects.
+//! Admission of the streams of a migration or a probe. One thread accepts connections, and each
+//! handshake runs on its own thread, so that a silent connection delays no other. The number of
+//! concurrent handshakes is bounded for all clients together.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,32 +20,32 @@ use godwit_wire::MigrationId;
 
 use crate::failure::host_failed;
 
-/// How long one connection may take to say hello.
+/// Time for a connection to send its hello.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// The silence that ends a lane once it is welcome.
+/// Silence that ends an admitted lane.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a connection is waited for before something else is looked at.
+/// Time for which an accept call blocks.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
-/// Connections that shake hands at a time: more than a migration opens at once.
+/// Concurrent handshakes: more than a migration opens at once.
 const MOST_HANDSHAKES: usize = 64;
-/// Where there are so many, one that has taken so long gives way to the next.
+/// Age at which a handshake gives way to the next one when all places are taken.
 const GIVE_WAY: Duration = Duration::from_millis(500);
 
-/// Who may come in.
+/// Conditions for admission.
 pub(crate) struct Guard {
     pub(crate) id: MigrationId,
     /// The source host.
     pub(crate) from: String,
-    /// None: this host is insecure.
+    /// `None`: this host is insecure.
     pub(crate) identity: Option<Identity>,
     pub(crate) listeners: Vec<TcpListener>,
 }
 
-/// Listens for one migration, or one probe, as long as it lives.
+/// Listens for one migration or one probe until it is dropped.
 pub(crate) struct Doorman {
     shared: Arc<Shared>,
     welcomed: Mutex<Receiver<WelcomedStream>>,
-    /// Its thread; none: it is being ended.
+    /// The listener thread; `None` while it is being ended.
     standing: Option<JoinHandle<()>>,
 }
 
@@ -52,14 +53,14 @@ struct Shared {
     guard: Guard,
     patience: Patience,
     state: Mutex<State>,
-    /// A handshake has ended, or everything.
+    /// Notified when a handshake ends, or the doorman does.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     over: bool,
-    /// Connections that shake hands, by their order, and since when.
+    /// Handshakes in progress, oldest first, with the time of their start.
     shaking: BTreeMap<u64, (Stream, Instant)>,
     next: u64,
 }
@@ -74,7 +75,7 @@ impl Doorman {
     /// Begins to listen.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub(crate) fn open(guard: Guard) -> Result<Doorman, ApiError> {
         Doorman::with(guard, Patience { hello: HELLO_LIMIT, give_way: GIVE_WAY })
     }
@@ -87,22 +88,22 @@ impl Doorman {
         let standing = std::thread::Builder::new()
             .name("doorman".to_owned())
             .spawn(move || door.stand(&sender))
-            .map_err(|error| host_failed("no thread can be started", &error))?;
+            .map_err(|error| host_failed("cannot start a thread", &error))?;
         Ok(Doorman { shared, welcomed: Mutex::new(welcomed), standing: Some(standing) })
     }
 
-    /// Waits a moment for a stream.
+    /// Waits a moment for an admitted stream.
     pub(crate) fn let_in(&self) -> Option<WelcomedStream> {
         let welcomed = self.welcomed.lock().unwrap_or_else(PoisonError::into_inner);
         welcomed.recv_timeout(ACCEPT_INTERVAL).ok()
     }
 
-    /// Ends it, and waits until it listens no more.
+    /// Ends the doorman; waits until it has stopped listening.
     fn end(mut self) {
         let standing = self.standing.take();
         drop(self);
         if standing.is_some_and(|standing| standing.join().is_err()) {
-            tracing::error!("the thread of a door panicked");
+            tracing::error!("the thread of a doorman panicked");
         }
     }
 }
@@ -116,14 +117,15 @@ impl Drop for Doorman {
     }
 }
 
-/// Where the door of a further lane waits for the migration that it is for, one at a time: a peer that asks for many has the newest.
+/// Holds the doorman of a further lane until its migration takes it. It holds one at a time: if a
+/// peer asks for several, the newest stays.
 #[derive(Default)]
 pub(super) struct NextDoor(Mutex<Next>);
 
 #[derive(Default)]
 struct Next {
     door: Option<Doorman>,
-    /// Nobody takes it any more.
+    /// The receiver is gone.
     over: bool,
 }
 
@@ -132,7 +134,8 @@ impl NextDoor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a door in place of one that nobody has taken, once that has ended. None: nobody takes doors any more.
+    /// Opens a doorman in place of one that was never taken, once that one has ended. `None`: the
+    /// receiver is gone.
     pub(super) fn replace<T, E>(
         &self,
         open: impl FnOnce() -> Result<(Doorman, T), E>,
@@ -144,9 +147,9 @@ impl NextDoor {
         if let Some(before) = next.door.take() {
             before.end();
         }
-        let (door, told) = open()?;
+        let (door, result) = open()?;
         next.door = Some(door);
-        Ok(Some(told))
+        Ok(Some(result))
     }
 }
 
@@ -156,7 +159,7 @@ impl fmt::Debug for NextDoor {
     }
 }
 
-/// Takes the doors of a [`NextDoor`]; with it they end.
+/// Takes the doormen of a [`NextDoor`]; when dropped, ends them.
 pub(super) struct Resumed(Arc<NextDoor>);
 
 impl Resumed {
@@ -179,7 +182,7 @@ impl Drop for Resumed {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under it panics half-way.
+        // No code that holds the lock can panic half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -188,13 +191,13 @@ impl Shared {
             match accept(&self.guard.listeners, ACCEPT_INTERVAL) {
                 Ok(Some(stream)) => self.receive(stream, welcomed),
                 Ok(None) => {}
-                // A connection that was reset at once is no reason to miss the source's.
-                Err(error) => tracing::warn!(%error, "a stream was not accepted"),
+                // A connection that was reset at once must not hide the source's.
+                Err(error) => tracing::warn!(%error, "cannot accept a stream"),
             }
         }
     }
 
-    /// Waits until there is room for one more. False: it is over.
+    /// Waits until another handshake may begin. Returns false when the doorman has ended.
     fn make_room(&self) -> bool {
         let mut state = self.lock();
         while !state.over && state.shaking.len() >= MOST_HANDSHAKES {
@@ -204,12 +207,13 @@ impl Shared {
                 .map(|(_, (stream, since))| (stream, since.elapsed()));
             let left = oldest.map_or(Duration::ZERO, |(stream, age)| {
                 if age >= self.patience.give_way {
-                    tracing::warn!(peer = %stream.peer(), "too many connections: one that says nothing is closed");
+                    let peer = stream.peer();
+                    tracing::warn!(%peer, "too many handshakes: closing a silent connection");
                     stream.close();
                 }
                 self.patience.give_way.saturating_sub(age)
             });
-            // Closed ones end by themselves, at once.
+            // Closed handshakes end on their own, at once.
             let wait = left.max(Duration::from_millis(1));
             (state, _) =
                 self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
@@ -217,7 +221,7 @@ impl Shared {
         !state.over
     }
 
-    /// Shakes hands on a thread of its own.
+    /// Runs the handshake on a thread of its own.
     fn receive(self: &Arc<Self>, stream: Stream, welcomed: &SyncSender<WelcomedStream>) {
         let number = {
             let mut state = self.lock();
@@ -235,13 +239,13 @@ impl Shared {
             let checked = shared.check(stream);
             shared.done(number);
             match checked {
-                // Nobody takes it any more: it is closed with its last handle.
+                // Without a receiver, the stream is closed with its last handle.
                 Ok(stream) => drop(welcomed.send(stream)),
-                Err(failure) => tracing::warn!(%peer, %failure, "a stream was refused"),
+                Err(failure) => tracing::warn!(%peer, %failure, "stream refused"),
             }
         });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread can be started for a stream");
+            tracing::warn!(%error, "cannot start a thread for a stream");
             self.done(number);
         }
     }
@@ -291,7 +295,7 @@ mod tests {
 
     const ID: MigrationId = MigrationId([7; 16]);
     const LIMIT: Duration = Duration::from_secs(5);
-    /// So long that a test which waits for it hangs.
+    /// Long enough that a test which waits for it hangs.
     const FOR_EVER: Duration = Duration::from_secs(3600);
 
     fn doorman(give_way: Duration) -> (Doorman, SocketAddr) {
@@ -302,7 +306,7 @@ mod tests {
         (Doorman::with(guard, Patience { hello: FOR_EVER, give_way }).unwrap(), at)
     }
 
-    /// Says hello, and is let in.
+    /// Sends a hello and is admitted.
     fn come_in(doorman: &Doorman, at: SocketAddr, number: u16) {
         let stream = connect(Lane { from: None, to: at }, LIMIT).unwrap();
         let hello = Hello { migration: ID, stream: number, versions: SUPPORTED };
@@ -312,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_holds_nobody_up() {
+    fn a_silent_connection_delays_no_other() {
         let (doorman, at) = doorman(FOR_EVER);
         let _silent = [(); 3].map(|()| TcpStream::connect(at).unwrap());
         come_in(&doorman, at, 3);
     }
 
     #[test]
-    fn who_says_nothing_gives_way_where_there_are_too_many() {
+    fn a_silent_connection_gives_way_when_there_are_too_many() {
         let (doorman, at) = doorman(Duration::ZERO);
         let _silent: Vec<_> =
             (0..2 * MOST_HANDSHAKES).map(|_| TcpStream::connect(at).unwrap()).collect();
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_further_doors_the_newest_stands() {
+    fn only_the_newest_further_door_stays_open() {
         let (current, _) = doorman(FOR_EVER);
         let next = Arc::<NextDoor>::default();
         let resumed = Resumed::of(&next);
@@ -337,12 +341,12 @@ mod tests {
             |doors: &[Weak<Shared>]| doors.iter().filter(|door| door.strong_count() > 0).count();
         let mut newest = None;
         for _ in 0..50 {
-            let told = next.replace(|| {
+            let opened = next.replace(|| {
                 let (door, at) = doorman(FOR_EVER);
                 let shared = Arc::downgrade(&door.shared);
                 Ok::<_, ApiError>((door, (shared, at)))
             });
-            let (shared, at) = told.unwrap().unwrap();
+            let (shared, at) = opened.unwrap().unwrap();
             doors.push(shared);
             newest = Some(at);
             assert_eq!(standing(&doors), 2, "the current one and the newest");
@@ -352,12 +356,12 @@ mod tests {
         come_in(&taken, newest.unwrap(), 0);
         drop(resumed);
         let refused =
-            next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("nobody takes it") });
+            next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("the receiver is gone") });
         assert!(refused.unwrap().is_none());
     }
 
     #[test]
-    fn a_third_hosts_certificate_opens_no_lane() {
+    fn the_certificate_of_a_third_host_opens_no_lane() {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create(folder.path(), "test", 1).unwrap();
         let identity = |name: &str| {
@@ -378,7 +382,7 @@ mod tests {
             let hello = Hello { migration: ID, stream: number, versions: SUPPORTED };
             say_hello(&mut stream.sender(), &mut stream.receiver(), hello)
         };
-        // It knows the migration, and its authority is the right one.
+        // This client knows the migration, and its authority is the right one.
         assert!(say(&identity("c"), 3).is_err());
         say(&identity("b"), 4).unwrap();
         let welcomed = std::iter::from_fn(|| Some(doorman.let_in())).flatten().next().unwrap();
@@ -386,11 +390,12 @@ mod tests {
     }
 
     #[test]
-    fn its_end_ends_every_handshake() {
+    fn dropping_the_doorman_ends_every_handshake() {
         let (doorman, at) = doorman(FOR_EVER);
         let silent = TcpStream::connect(at).unwrap();
         let shared = Arc::clone(&doorman.shared);
-        // One that was never accepted ends with the listener, which lives as long as `shared` here.
+        // A connection that was never accepted ends with the listener, which lives as long as
+        // `shared` here.
         while shared.lock().shaking.is_empty() {
             std::thread::yield_now();
         }

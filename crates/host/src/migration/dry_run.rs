@@ -1,5 +1,5 @@
-//! A dry run: all the checks of a migration, at both hosts, a look at the guest, what the lanes carry, and what would come of it.
-//! Nothing is made at the destination, and nothing is left.
+//! A dry run: all checks of a migration at both hosts, an observation of the guest, a measurement
+//! of the lanes, and a prediction. Creates nothing at the destination and leaves nothing behind.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,9 +20,10 @@ use crate::lanes_seen::LanesCarry;
 use crate::network;
 use crate::probe;
 
-/// What a guest is held to for a moment, to see whether it could be: a limit that faults can follow.
+/// Rate limit that a dry run sets briefly, to test whether the guest could be throttled; page
+/// faults can keep up with it.
 const PREPARED_PAGES_PER_S: f64 = 1000.0;
-/// When the guest's writes are counted, since all of its memory was protected.
+/// Times at which the guest's writes are counted, since the protection of all of its memory.
 const LOOKS: [Duration; 6] = [
     Duration::from_millis(5),
     Duration::from_millis(20),
@@ -32,11 +33,11 @@ const LOOKS: [Duration; 6] = [
     Duration::from_millis(3000),
 ];
 
-/// Why a dry run says nothing of the migration.
+/// Reason why a dry run has no prediction.
 enum Ended {
-    /// The migration would be refused: so its report would say.
+    /// The migration would be refused with this failure in its report.
     Refused(Fault),
-    /// It is the dry run that can't be.
+    /// The dry run itself is impossible.
     Failed(ApiError),
 }
 
@@ -52,15 +53,15 @@ impl From<ApiError> for Ended {
     }
 }
 
-/// What is foretold, and of what.
-struct Foretold {
+/// A prediction and its inputs.
+struct Forecast {
     prediction: Prediction,
     why: String,
     guest: GuestFigures,
     lanes: LanesFigures,
 }
 
-/// Foretells a migration of a VM that could begin now; see [`Agent::dry_run`].
+/// Predicts a migration of a VM that could begin now; see [`Agent::dry_run`].
 pub(crate) async fn dry_run(
     agent: &Arc<Agent>,
     name: &VmName,
@@ -69,31 +70,32 @@ pub(crate) async fn dry_run(
     let begun = Instant::now();
     let vm = agent.could_migrate(name)?;
     let Some(turn) = vm.tracking.try_take() else {
-        let message = format!("another dry run looks at VM \"{name}\"");
-        return Err(ApiError::new(ErrorCode::Busy, message, "wait until it is over: some seconds"));
+        let message = format!("cannot examine VM \"{name}\": another dry run is in progress");
+        return Err(ApiError::new(ErrorCode::Busy, message, "wait for its end, a few seconds"));
     };
     // A migration that has begun meanwhile waits for this turn.
     agent.could_migrate(name)?;
     let peer = agent.peer(&request.to)?;
     let outgoing = Outgoing { agent: Arc::clone(agent), vm, request, peer, begun };
-    let foretold = outgoing.foretell().await;
+    let forecast = outgoing.forecast().await;
     drop(turn);
-    let (foretold, error) = match foretold {
-        Ok(foretold) => (Some(foretold), None),
+    let (forecast, error) = match forecast {
+        Ok(forecast) => (Some(forecast), None),
         Err(Ended::Refused(error)) => (None, Some(error)),
         Err(Ended::Failed(error)) => return Err(error),
     };
     let Outgoing { vm, request, .. } = outgoing;
     let (mut blackout_ms, mut predicted) = (None, None);
-    if let Some(Foretold { prediction, .. }) = &foretold {
+    if let Some(Forecast { prediction, .. }) = &forecast {
         blackout_ms = Some(millis(prediction.blackout()));
         predicted = Some(prediction.to_report());
     }
-    let (why, guest, lanes) = match foretold {
-        Some(Foretold { why, guest, lanes, .. }) => (Some(why), Some(guest), Some(lanes)),
+    let (why, guest, lanes) = match forecast {
+        Some(Forecast { why, guest, lanes, .. }) => (Some(why), Some(guest), Some(lanes)),
         None => (None, None, None),
     };
-    tracing::info!(vm = vm.name.as_str(), to = request.to, ?predicted, ?error, "a dry run is over");
+    let name = vm.name.as_str();
+    tracing::info!(vm = name, to = request.to, ?predicted, ?error, "dry run ended");
     Ok(DryRun {
         vm: vm.name.to_string(),
         from: agent.config().name.clone(),
@@ -112,7 +114,7 @@ pub(crate) async fn dry_run(
 }
 
 impl Outgoing {
-    async fn foretell(&self) -> Result<Foretold, Ended> {
+    async fn forecast(&self) -> Result<Forecast, Ended> {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
@@ -133,10 +135,10 @@ impl Outgoing {
             known_by: carry.known_by,
         };
         let why = prediction.why(&conditions);
-        Ok(Foretold { prediction, why, guest: conditions.guest_figures(), lanes })
+        Ok(Forecast { prediction, why, guest: conditions.guest_figures(), lanes })
     }
 
-    /// What the destination would refuse is refused; else the lanes that the migration would use.
+    /// Asks the destination for its checks; returns the lanes that the migration would use.
     async fn check_at_destination(&self, qemu: &godwit_qemu::QemuInfo) -> Result<Vec<Lane>, Fault> {
         let checked: IncomingChecked = self
             .peer
@@ -151,7 +153,8 @@ impl Outgoing {
         Ok(lanes)
     }
 
-    /// What the guest writes and holds, and whether it could be slowed. The tracking ends with this.
+    /// Observes what the guest writes and holds, and whether it could be throttled. Ends the
+    /// tracking.
     async fn look(&self, tracker: Tracker) -> Result<(GuestSeen, bool), Ended> {
         let regions = self.vm.regions.clone();
         let surveyed = tokio::task::spawn_blocking(move || survey(&regions));
@@ -160,32 +163,34 @@ impl Outgoing {
         for at in LOOKS {
             tokio::select! {
                 () = tokio::time::sleep_until((looking.begun() + at).into()) => {}
-                () = self.vm.tracking.wanted() => return Err(self.moves_now().into()),
+                () = self.vm.tracking.wanted() => return Err(self.gives_way().into()),
             }
             tokio::task::block_in_place(|| looking.count())
                 .map_err(|why| self.not_trackable(&why))?;
         }
-        let all = surveyed.await.map_err(|error| host_failed("looking at guest memory", &error))?;
+        let all =
+            surveyed.await.map_err(|error| host_failed("cannot survey guest memory", &error))?;
         let all = all.map_err(|why| self.not_trackable(&why))?;
         tokio::task::block_in_place(|| {
             let seen = looking.seen(all).map_err(|why| self.not_trackable(&why))?;
             let mut tracker = looking.tracker;
-            // Prepared and left alone: no memory comes under it.
+            // The throttle is set up and lifted at once, without memory under it.
             let may_throttle =
                 tracker.throttle(Some(PREPARED_PAGES_PER_S)).and_then(|()| tracker.throttle(None));
             let may_throttle = may_throttle.inspect_err(|error| {
-                tracing::warn!(vm = self.vm.name.as_str(), %error, "the guest's writers can't be slowed");
+                tracing::warn!(vm = self.vm.name.as_str(), %error, "cannot throttle the guest");
             });
             Ok((seen, may_throttle.is_ok()))
         })
     }
 
-    /// By a short probe; by what was carried lately, where none can be made now.
+    /// Measures the lanes with a short probe. If no probe is possible now, uses recent
+    /// measurements.
     async fn lanes_carry(&self) -> Result<LanesCarry, Ended> {
         let seen = self.agent.lanes_seen();
         let probe = tokio::select! {
             probe = probe::brief(&self.agent, &self.request.to, self.request.streams) => probe,
-            () = self.vm.tracking.wanted() => return Err(self.moves_now().into()),
+            () = self.vm.tracking.wanted() => return Err(self.gives_way().into()),
         };
         let why = match probe {
             Ok(probe) => match seen.by_probe(&probe) {
@@ -205,14 +210,14 @@ impl Outgoing {
         };
         seen.to(&self.request.to).ok_or_else(|| {
             let to = &self.request.to;
-            let message = format!("what the lanes to host {to} carry can't be measured: {why}");
+            let message = format!("cannot measure the lanes to host {to}: {why}");
             ApiError::new(ErrorCode::PeerUnreachable, message, format!("see `godwit probe {to}`"))
                 .into()
         })
     }
 
-    fn moves_now(&self) -> ApiError {
-        let message = format!("VM \"{}\" has begun to move: the dry run gave way", self.vm.name);
+    fn gives_way(&self) -> ApiError {
+        let message = format!("the dry run gave way to a migration of VM \"{}\"", self.vm.name);
         ApiError::new(ErrorCode::Busy, message, "see `godwit migration list`")
     }
 }

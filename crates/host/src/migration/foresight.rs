@@ -1,5 +1,6 @@
-//! What is to be known before a migration so that it can be foretold: what the guest writes, what its memory holds, what the lanes
-//! carry. A dry run takes its time for that; a migration has the time that the destination takes to make the shadow.
+//! Inputs of a prediction before a migration: what the guest writes, what its memory holds, and
+//! what the lanes carry. A dry run takes its time for that. A migration uses the time in which the
+//! destination creates the shadow.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,46 +20,51 @@ use super::outgoing::{Outgoing, Tracker};
 use crate::lanes_seen::LanesCarry;
 use crate::network;
 
-/// From the end of the checks to round 0 where nobody is far: the shadow VM, the streams, their TLS. Median of moves in the lab
-/// (`phases[]`: `prepare`, QEMU 7.2 on two cores).
+/// Time from the end of the checks to round 0 without network delay: the shadow VM, the streams,
+/// their TLS. Median of migrations in the lab (`phases[]`: `prepare`, QEMU 7.2 on two cores).
 const SHADOW: Duration = Duration::from_millis(130);
-/// Of that, from the control stream's hello to round 0: that long the guest's writes have been tracked then.
+/// Part of it from the control stream's hello to round 0, in which the guest's writes are already
+/// tracked.
 const TRACKED: Duration = Duration::from_millis(2);
-/// Round trips before round 0: the destination's API by TCP and TLS, the control stream, its TLS, its hello, `Begin`.
+/// Round trips before round 0: the destination's API over TCP and TLS, the control stream, its TLS,
+/// its hello, `Begin`.
 const ROUND_TRIPS: u32 = 9;
-/// From the guest running there to the report here: QEMU's end, taps, files (`phases[]`: `announce`).
+/// Time from the guest's start at the destination to the report here: QEMU's end, taps, files
+/// (`phases[]`: `announce`).
 const LET_GO: Duration = Duration::from_millis(40);
-/// Units of a stream that a sweep has protected and that are not sent: one on its way, two that wait (`drive/dispatch.rs`).
+/// Units of a stream that a sweep has protected and not sent yet: one in flight, two queued
+/// (`drive/dispatch.rs`).
 const UNITS_AHEAD: u64 = 3;
-/// How often a guest's writes are counted while the destination makes the shadow.
-const LOOK_EVERY: Duration = Duration::from_millis(40);
-/// Of larger guests nothing is foretold while they move: to look at their memory would take longer than the shadow does.
-const MOST_FORETOLD_BYTES: u64 = 64 << 30;
+/// Interval for counting a guest's writes while the destination creates the shadow.
+const COUNT_INTERVAL: Duration = Duration::from_millis(40);
+/// Memory limit for predictions during a migration: to survey a larger guest would take longer than
+/// the shadow.
+const MOST_PREDICTED_BYTES: u64 = 64 << 30;
 
-/// What was seen of a guest.
+/// Observations of a guest.
 #[derive(Debug)]
 pub(super) struct GuestSeen {
     pub(super) curve: DirtyCurve,
-    /// What it takes to look for dirty pages in all of the memory.
+    /// Time for a scan of all memory for dirty pages.
     scan: Duration,
-    /// What its memory holds,
+    /// Content of all memory.
     all: Survey,
-    /// and those pages that it wrote while it was looked at.
+    /// Content of the pages that the guest wrote during the observation.
     hot: Survey,
 }
 
-/// A guest that is looked at: all that it writes is seen from the begin on.
+/// A guest under observation: all of its writes are seen from the start.
 pub(super) struct Looking {
     pub(super) tracker: Tracker,
     regions: Vec<Arc<Region>>,
     begun: Instant,
     samples: Vec<(Duration, u64)>,
-    /// What the last count took.
+    /// Duration of the last count.
     scan: Duration,
 }
 
 impl Looking {
-    /// Not begun yet.
+    /// Creates an observation that has not begun.
     pub(super) fn new(tracker: Tracker, regions: &[Arc<Region>]) -> Looking {
         Looking {
             tracker,
@@ -69,38 +75,38 @@ impl Looking {
         }
     }
 
-    /// Begins. Blocks for some milliseconds a GiB; the guest runs.
+    /// Begins. Blocks for some milliseconds for each GiB; the guest runs.
     ///
     /// # Errors
-    /// Why it can't be tracked, for people.
+    /// Why the guest cannot be tracked, in words.
     pub(super) fn begin(&mut self) -> Result<(), String> {
         self.tracker.start().map_err(|error| error.to_string())?;
         self.begun = Instant::now();
         Ok(())
     }
 
-    /// When it began.
+    /// Returns the time of its begin.
     pub(super) fn begun(&self) -> Instant {
         self.begun
     }
 
-    /// Counts what has been written until now. Blocks for a millisecond a GiB.
+    /// Counts what has been written until now. Blocks for a millisecond for each GiB.
     ///
     /// # Errors
-    /// As [`Looking::begin`].
+    /// The errors of [`Looking::begin`].
     pub(super) fn count(&mut self) -> Result<(), String> {
         let since = self.begun.elapsed();
         let count = self.tracker.count_dirty().map_err(|error| error.to_string())?;
         self.scan = self.begun.elapsed().saturating_sub(since);
-        // Of a large guest a count takes long, and what is written meanwhile is seen by half.
+        // The count of a large guest takes long. Half of what is written meanwhile is seen.
         self.samples.push((since + self.scan / 2, count.pages));
         Ok(())
     }
 
-    /// What was seen, with the survey of all memory.
+    /// Returns the observations, with the survey of all memory.
     ///
     /// # Errors
-    /// As [`Looking::begin`].
+    /// The errors of [`Looking::begin`].
     pub(super) fn seen(&mut self, all: Survey) -> Result<GuestSeen, String> {
         let mut written: Vec<Vec<PageRange>> = Vec::new();
         for (block, region) in self.regions.iter().enumerate() {
@@ -120,11 +126,12 @@ impl Looking {
     }
 }
 
-/// A glance at a guest while the destination makes its shadow. What fails of it is in nobody's way.
+/// Observation of a guest while the destination creates its shadow. A failure of it does not affect
+/// the migration.
 pub(super) enum Glance {
-    /// With what its memory holds.
+    /// With the content of the guest's memory.
     Looking(Looking, Survey),
-    /// Nothing would be foretold.
+    /// No prediction is possible.
     Nothing(Tracker),
 }
 
@@ -134,36 +141,37 @@ impl Glance {
         if let Glance::Looking(looking, _) = self
             && let Err(why) = looking.count()
         {
-            tracing::debug!(why, "what the guest writes is not counted");
+            tracing::debug!(why, "writes of the guest not counted");
         }
     }
 
-    /// What was seen until now, and the tracker.
+    /// Ends the observation; returns the tracker and the observations.
     pub(super) fn end(self) -> (Tracker, Option<GuestSeen>) {
         match self {
             Glance::Nothing(tracker) => (tracker, None),
             Glance::Looking(mut looking, all) => {
                 let seen = looking.count().and_then(|()| looking.seen(all));
-                let seen = seen.inspect_err(|why| tracing::debug!(why, "nothing is foretold"));
+                let seen = seen.inspect_err(|why| tracing::debug!(why, "no prediction"));
                 (looking.tracker, seen.ok())
             }
         }
     }
 }
 
-/// What a guest's memory holds.
+/// Surveys the content of a guest's memory.
 ///
 /// # Errors
-/// Why it can't be read, for people.
+/// Why the memory cannot be read, in words.
 pub(super) fn survey(regions: &[Arc<Region>]) -> Result<Survey, String> {
     Survey::of_memory(regions).map_err(|error| error.to_string())
 }
 
 impl Outgoing {
-    /// Begins to look at the guest, where that can be made something of: what the lanes carry is known.
+    /// Begins to observe the guest if a prediction is possible, that is, if the capacity of the
+    /// lanes is known.
     pub(super) fn glance(&self, tracker: Tracker) -> JoinHandle<Glance> {
         let is_known = self.agent.lanes_seen().to(&self.request.to).is_some();
-        let is_worth_it = is_known && self.vm.spec.memory_bytes() <= MOST_FORETOLD_BYTES;
+        let is_worth_it = is_known && self.vm.spec.memory_bytes() <= MOST_PREDICTED_BYTES;
         let regions = self.vm.regions.clone();
         tokio::task::spawn_blocking(move || {
             if !is_worth_it {
@@ -173,14 +181,14 @@ impl Outgoing {
             match looking.begin().and_then(|()| survey(&regions)) {
                 Ok(all) => Glance::Looking(looking, all),
                 Err(why) => {
-                    tracing::debug!(why, "nothing is foretold");
+                    tracing::debug!(why, "no prediction");
                     Glance::Nothing(looking.tracker)
                 }
             }
         })
     }
 
-    /// Counts what the guest writes again and again, until `asking` has its answer.
+    /// Counts the guest's writes repeatedly until `asking` has its answer.
     pub(super) async fn look_while<T>(
         glance: JoinHandle<Glance>,
         asking: impl Future<Output = T>,
@@ -196,18 +204,19 @@ impl Outgoing {
             Ok(begun) => begun,
             Err(error) => return (asking.await, Err(error)),
         };
-        let mut look = tokio::time::interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut count = tokio::time::interval(COUNT_INTERVAL);
+        count.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 answer = &mut asking => return (answer, Ok(begun)),
-                _ = look.tick() => tokio::task::block_in_place(|| begun.count()),
+                _ = count.tick() => tokio::task::block_in_place(|| begun.count()),
             }
         }
     }
 
-    /// What the migration will be, by what was seen of the guest and what is remembered of the lanes.
-    pub(super) async fn foresee(
+    /// Predicts the migration from the observations of the guest and recent measurements of the
+    /// lanes.
+    pub(super) async fn predicted_report(
         &self,
         seen: Option<GuestSeen>,
         addresses: &[SocketAddr],
@@ -220,7 +229,8 @@ impl Outgoing {
         Some(predict(&conditions).to_report())
     }
 
-    /// The conditions of its migration by these lanes, of which so long has passed before the destination is asked.
+    /// Returns the conditions of a migration over these lanes; `preflight`: time before the
+    /// destination is asked.
     pub(super) fn conditions(
         &self,
         seen: GuestSeen,
@@ -254,13 +264,13 @@ impl Outgoing {
             .streams
             .map_or_else(|| first_streams(round_trip), |streams| streams as usize);
         let streams = (of_a_lane * lanes.len().max(1)) as u64;
-        // Twice as many are tried, and learn too; who is told what compresses learns nothing.
+        // Twice as many streams are tried, and learn too. With a fixed compression, none learns.
         let all_streams = if self.request.streams.is_some() { streams } else { 2 * streams };
         let data = cost(&all, wire);
         let learns =
             self.request.compression == Compression::Auto && data.sent_as != EncodingName::Raw;
         let pages_of_a_unit = all.data_pages() / all.chunks.max(1);
-        // A guest that writes nothing leaves no sample: then its memory is one.
+        // A guest that writes nothing leaves no sample of writes; all memory serves as one.
         let written = if hot.written_pages == 0 { &all } else { &hot };
         Conditions {
             data_pages: all.data_pages(),

@@ -1,4 +1,4 @@
-//! The destination: shadow VMs that other hosts ask for, and what became of them.
+//! The destination: shadow VMs that other hosts request, and what became of them.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
@@ -29,24 +29,25 @@ use crate::agent::Agent;
 use crate::failure::{host_failed, spec_refused};
 use crate::vm::{Begin, Vm};
 
-/// How long a source may take from the answer to its request until its lane says hello.
+/// Time from the answer to a source's request to the hello on its lane.
 const LANE_LIMIT: Duration = Duration::from_secs(30);
-/// The longest that a shadow is kept after a cut, whatever its source asks for: its memory is promised to it meanwhile.
+/// Longest time that a shadow is kept after a cut, whatever its source requests: its memory is
+/// reserved meanwhile.
 const MOST_CUT_LIMIT: Duration = Duration::from_secs(3600);
-/// How long the answer to the source's word may take.
+/// Time limit for the answer to the source's decision.
 const RUN_LIMIT: Duration = Duration::from_secs(5);
-/// Memory is allocated ahead of the pages in steps of this many pages (64 MiB).
+/// Step in which memory is allocated ahead of the pages: 64 MiB.
 const ALLOCATE_PAGES: u64 = 16 * 1024;
-/// Ended migrations that are remembered, for sources that ask again.
+/// Number of ended migrations that are kept, for sources that ask again.
 const HISTORY: usize = 256;
 
-/// The migrations that arrive or arrived at this host since the agent's start, the oldest first, bounded.
+/// Incoming migrations of this host since the agent's start, oldest first, bounded.
 #[derive(Debug, Default)]
 pub struct IncomingMigrations {
     all: Mutex<VecDeque<Arc<Entry>>>,
 }
 
-/// One of them.
+/// One incoming migration.
 #[derive(Debug)]
 pub(super) struct Entry {
     id: MigrationId,
@@ -54,25 +55,26 @@ pub(super) struct Entry {
     engine: EngineKind,
     begun: Instant,
     fate: watch::Sender<Fate>,
-    /// The source's word that the guest may run (true) or stays paused (false); QEMU's own engine only.
+    /// The source's decision that the guest may run (true) or stays paused (false); QEMU's own
+    /// engine only.
     word: watch::Sender<Option<bool>>,
-    /// Room for one: a second cancel adds nothing to one that waits.
+    /// Capacity of one: a second cancellation adds nothing to a pending one.
     cancel: mpsc::SyncSender<()>,
     /// The source host.
     from: String,
     uuid: Uuid,
     ownership: Ownership,
-    /// Takes the door of a further lane, in place of one that was cut.
+    /// Accepts the doorman of a further lane, in place of one that was cut.
     resume: Arc<NextDoor>,
-    /// The control stream of the lane that there is.
+    /// Control stream of the current lane.
     control: Mutex<Option<Stream>>,
 }
 
-/// What has become of an incoming guest.
+/// Outcome of an incoming guest.
 #[derive(Clone, Debug)]
 enum Fate {
     Receiving,
-    /// It is this host's; its vCPUs run since then, where that is known.
+    /// This host owns the guest; its vCPUs have run since then, if known.
     Runs(Option<Instant>),
     Refused(Fault),
     Broken,
@@ -106,12 +108,12 @@ impl Entry {
         self.fate.send_replace(Fate::Broken);
     }
 
-    /// Returns with the source's word; never, where it does not come.
+    /// Waits for the source's decision; never returns if it does not arrive.
     pub(super) async fn word(&self) -> bool {
         let mut word = self.word.subscribe();
         match word.wait_for(Option::is_some).await.map(|word| *word) {
             Ok(Some(run)) => run,
-            // The sender is this entry's own.
+            // Cannot happen: this entry owns the sender.
             Ok(None) | Err(_) => std::future::pending().await,
         }
     }
@@ -173,13 +175,13 @@ impl IncomingMigrations {
         Ok((entry, Orders { cancelled, resumed }))
     }
 
-    /// The source host of one.
+    /// Returns the source host of a migration.
     pub(super) fn source_of(&self, id: &str) -> Result<String, ApiError> {
         Ok(self.find(id)?.from.clone())
     }
 
-    /// Asks what arrives of a VM from a host to be forgotten; without effect once the guest is committed here, and on another life of
-    /// the VM. Older releases leave the uuid out.
+    /// Cancels what is arriving of a VM from a host. Has no effect once the guest is committed
+    /// here, or on another incarnation of the VM. Older releases omit the UUID.
     pub(super) fn cancel_of(
         &self,
         vm: &str,
@@ -195,7 +197,8 @@ impl IncomingMigrations {
                 && entry.ownership.incarnation == incarnation
         };
         for entry in all.iter().filter(is_meant).filter(|entry| !entry.is_over()) {
-            // One waits already, or the receiver is gone: then it is over.
+            // A full channel has a pending cancellation; a closed one belongs to an ended
+            // migration.
             let _ = entry.cancel.try_send(());
         }
     }
@@ -203,59 +206,60 @@ impl IncomingMigrations {
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
         self.lock().iter().find(|entry| entry.id.to_string() == id).cloned().ok_or_else(|| {
             let remedy =
-                "the agent may have restarted since: see `godwit vm list` for where the VM runs";
+                "its agent may have restarted: see `godwit vm list` for the host that runs the VM";
             ApiError::new(
                 ErrorCode::NotFound,
-                format!("no migration {id} arrives at this host"),
+                format!("no incoming migration {id} on this host"),
                 remedy,
             )
         })
     }
 
-    /// The VM that is arriving, if one is.
+    /// Returns a VM that is arriving, if any.
     #[must_use]
     pub fn under_way(&self) -> Option<String> {
         self.lock().iter().find(|entry| !entry.is_over()).map(|entry| entry.vm.clone())
     }
 
-    /// Where one is.
+    /// Returns the status of a migration.
     pub fn status(&self, id: &str) -> Result<IncomingStatus, ApiError> {
         Ok(self.find(id)?.status())
     }
 
-    /// Takes the source's word that it has let go of the guest, and waits, at most for [`RUN_LIMIT`], for what comes of it.
+    /// Accepts the source's decision after it has released the guest. Waits up to [`RUN_LIMIT`] for
+    /// the outcome.
     pub async fn run(&self, id: &str, run: bool) -> Result<IncomingStatus, ApiError> {
         let entry = self.find(id)?;
         if entry.engine != EngineKind::Qemu {
             return Err(ApiError::new(
                 ErrorCode::WrongState,
-                format!("migration {id} is told on its lane when the guest may run"),
+                format!("migration {id} decides on its lane when the guest may run"),
                 "",
             ));
         }
         let mut fate = entry.fate.subscribe();
         entry.word.send_replace(Some(run));
         let settled = fate.wait_for(|fate| !matches!(fate, Fate::Receiving));
-        // Not settled yet: the status says so, and the source asks again.
+        // If it is not settled yet, the status says so, and the source asks again.
         let _ = tokio::time::timeout(RUN_LIMIT, settled).await;
         Ok(entry.status())
     }
 
-    /// Asks one to be forgotten; without effect once its guest is committed here.
+    /// Cancels a migration; has no effect once its guest is committed here.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
-        // One waits already, or the receiver is gone: then it is over.
+        // A full channel has a pending cancellation; a closed one belongs to an ended migration.
         let _ = self.find(id)?.cancel.try_send(());
         Ok(())
     }
 }
 
-/// What a migration that arrives is told from outside.
+/// Commands from outside to an incoming migration.
 pub(super) struct Orders {
     pub(super) cancelled: mpsc::Receiver<()>,
     resumed: Resumed,
 }
 
-/// Another lane for a source whose lane was cut.
+/// Opens a new lane for a source whose lane was cut.
 pub(super) fn resume(
     agent: &Arc<Agent>,
     id: &str,
@@ -263,8 +267,8 @@ pub(super) fn resume(
 ) -> Result<IncomingAccepted, ApiError> {
     let entry = agent.incoming().find(id)?;
     let over = || {
-        let message = format!("migration {id} of VM \"{}\" is over here", entry.vm);
-        ApiError::new(ErrorCode::WrongState, message, "begin another one")
+        let message = format!("migration {id} of VM \"{}\" has ended on this host", entry.vm);
+        ApiError::new(ErrorCode::WrongState, message, "begin another migration")
     };
     if entry.is_over() || entry.ownership != request.offered() || entry.engine != EngineKind::Godwit
     {
@@ -274,29 +278,30 @@ pub(super) fn resume(
     let open = || {
         let listeners = listen(agent)?;
         let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
-        let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+        let addresses =
+            addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
         let guard =
             Guard { id: lane, from: entry.from.clone(), identity: agent.identity(), listeners };
         Ok::<_, ApiError>((Doorman::open(guard)?, addresses))
     };
-    // Waits for the end of the door before it, if nobody has taken that.
+    // Waits for the end of the previous doorman, if it was never used.
     let addresses = tokio::task::block_in_place(|| entry.resume.replace(open))?.ok_or_else(over)?;
-    // This end may not have noticed the cut.
+    // This end may not have noticed the cut yet.
     if let Some(control) = entry.control.lock().unwrap_or_else(PoisonError::into_inner).take() {
         control.close();
     }
     Ok(IncomingAccepted { id: lane.to_string(), addresses, references: None })
 }
 
-/// An id that nobody can guess.
+/// Creates a random ID that cannot be guessed.
 pub(crate) fn fresh_id() -> Result<MigrationId, ApiError> {
     let mut id = [0; 16];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| host_failed("no random numbers", &error))?;
+        .map_err(|error| host_failed("cannot generate a random ID", &error))?;
     Ok(MigrationId(id))
 }
 
-/// Makes a shadow VM for a source and waits for its lane, in a thread of its own.
+/// Creates a shadow VM for a source and waits for its lane, on a thread of its own.
 pub(super) async fn prepare(
     agent: &Arc<Agent>,
     request: IncomingRequest,
@@ -313,15 +318,15 @@ pub(super) async fn prepare(
             let begun = match request.engine {
                 EngineKind::Godwit => {
                     let from = request.from.clone();
-                    // What either host does not want is not done.
+                    // A reference must be permitted by both hosts.
                     let by = agent
                         .config()
                         .references
                         .by
                         .min(request.references.unwrap_or(ReferenceUse::None));
                     let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
-                    let doors = Doors { listeners, from, by, cut_limit };
-                    begin(agent, &vm, Arc::clone(&entry), orders, doors).await
+                    let options = ArrivalOptions { listeners, from, by, cut_limit };
+                    begin(agent, &vm, Arc::clone(&entry), orders, options).await
                 }
                 EngineKind::Qemu => {
                     let entry = Arc::clone(&entry);
@@ -342,8 +347,8 @@ pub(super) async fn prepare(
     begun
 }
 
-/// Whether a guest could arrive, without making anything: all that [`prepare`] would refuse before QEMU starts. Tells the addresses at
-/// which it would.
+/// Checks whether a guest could arrive, without creating anything: everything that [`prepare`]
+/// would refuse before QEMU starts. Returns the addresses on which it would listen.
 pub(super) async fn could_arrive(
     agent: &Arc<Agent>,
     request: &IncomingRequest,
@@ -353,12 +358,12 @@ pub(super) async fn could_arrive(
     agent.check_incoming(&request.spec, request.offered()).await?;
     let addresses: Result<Vec<_>, _> =
         listeners.iter().map(|listener| Ok(listener.local_addr()?.ip())).collect();
-    let addresses =
-        addresses.map_err(|error: std::io::Error| host_failed("the lane's address", &error))?;
+    let addresses = addresses
+        .map_err(|error: std::io::Error| host_failed("cannot read the lane's address", &error))?;
     Ok(IncomingChecked { addresses })
 }
 
-/// What can be told before anything is made. What the VM needs of the host is checked with the shadow.
+/// Checks what needs no resources. The shadow's start checks the resources that the VM needs.
 async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiError> {
     let host = &agent.config().name;
     request.spec.validate().map_err(|error| spec_refused(&error))?;
@@ -368,33 +373,35 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
     {
         return Err(ApiError::new(
             ErrorCode::Preflight,
-            format!("the VM runs by KVM and host {host} has none: /dev/kvm: {error}"),
-            "take a host with KVM",
+            format!("cannot accept a VM that uses KVM: host {host}: /dev/kvm: {error}"),
+            "use a host with KVM",
         ));
     }
     if !qemu.machines.iter().any(|machine| machine.name == request.spec.machine) {
         return Err(ApiError::new(
             ErrorCode::Preflight,
             format!(
-                "the VM's machine type {} (QEMU {} on host {}) is not known to QEMU {} on host {host}",
+                "cannot accept the VM: its machine type {} (QEMU {} on host {}) is unknown to QEMU \
+                 {} on host {host}",
                 request.spec.machine,
                 request.qemu_version,
                 request.from,
                 qemu.version_text()
             ),
-            "upgrade QEMU on the destination, or create the VM with a machine type that both know",
+            "upgrade QEMU on the destination, or create the VM with a machine type that both \
+             versions have",
         ));
     }
     agent.check_cpu(&request.spec, &qemu, &request.from).await?;
     if agent.config().migration_addresses.is_empty() {
         return Err(ApiError::new(
             ErrorCode::Preflight,
-            format!("host {host} has no address for migrations"),
+            format!("cannot accept a VM: host {host} has no address for migrations"),
             "set migration_addresses in its configuration",
         ));
     }
     if request.engine == EngineKind::Qemu && agent.identity().is_some() && !request.qemu.plaintext {
-        let message = format!("host {host} takes no guest in the clear that nobody allowed to");
+        let message = format!("cannot accept an unencrypted migration on host {host}");
         return Err(ApiError::new(
             ErrorCode::Preflight,
             message,
@@ -404,8 +411,8 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
     Ok(())
 }
 
-/// Listens on every address that this host has at the moment: one that is gone (a NIC that was down has lost its IPv6
-/// address) keeps no migration off the others.
+/// Listens on every migration address that the host has at the moment. A missing one (a NIC that
+/// was down has lost its IPv6 address) does not prevent migrations over the others.
 pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
     let mut listeners = Vec::new();
     let mut problem = None;
@@ -413,7 +420,7 @@ pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
         match godwit_lanes::listen(SocketAddr::new(address, 0)) {
             Ok(listener) => listeners.push(listener),
             Err(error) => {
-                tracing::warn!(%address, %error, "no migration can arrive at this address");
+                tracing::warn!(%address, %error, "cannot receive migrations on this address");
                 problem = Some(error);
             }
         }
@@ -421,7 +428,7 @@ pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
     match problem {
         Some(error) if listeners.is_empty() => {
             let remedy =
-                "see that the host has one of the migration_addresses of its configuration";
+                "check that the host has one of the migration_addresses in its configuration";
             Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), remedy))
         }
         _ => Ok(listeners),
@@ -433,27 +440,28 @@ async fn begin(
     vm: &Arc<Vm>,
     entry: Arc<Entry>,
     orders: Orders,
-    doors: Doors,
+    options: ArrivalOptions,
 ) -> Result<IncomingAccepted, ApiError> {
     let failed = |failure: &Failure| {
         ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.remedy())
     };
-    let is_all = doors.by == ReferenceUse::All;
+    let is_all = options.by == ReferenceUse::All;
     let offer = if is_all { agent.references().offer(vm) } else { Offer::default() };
     let hypervisor =
-        QemuDestination::new(Arc::clone(agent), Arc::clone(vm), doors.from.clone(), is_all)
+        QemuDestination::new(Arc::clone(agent), Arc::clone(vm), options.from.clone(), is_all)
             .await
             .map_err(|failure| failed(&failure))?;
     let addresses: Result<Vec<_>, _> =
-        doors.listeners.iter().map(TcpListener::local_addr).collect();
-    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+        options.listeners.iter().map(TcpListener::local_addr).collect();
+    let addresses =
+        addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
     let accepted =
-        IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(doors.by) };
+        IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(options.by) };
     let guard = Guard {
         id: entry.id,
-        from: doors.from,
+        from: options.from,
         identity: agent.identity(),
-        listeners: doors.listeners,
+        listeners: options.listeners,
     };
     let (host, arriving) = (Arc::clone(agent), Arc::clone(vm));
     let arrival = Arrival {
@@ -464,7 +472,7 @@ async fn begin(
         orders,
         vm: Arc::clone(vm),
         entry: Arc::clone(&entry),
-        cut_limit: doors.cut_limit,
+        cut_limit: options.cut_limit,
     };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
@@ -478,18 +486,18 @@ async fn begin(
                 host.page_ins().keep(&arriving.unasked(), &page_in);
             }
         })
-        .map_err(|error| host_failed("no thread can be started", &error))?;
+        .map_err(|error| host_failed("cannot start a thread", &error))?;
     Ok(accepted)
 }
 
-/// Where a source's streams come in.
-struct Doors {
+/// How a source's streams are accepted.
+struct ArrivalOptions {
     listeners: Vec<TcpListener>,
     /// The source host.
     from: String,
-    /// What pages may be told by.
+    /// Permitted references.
     by: ReferenceUse,
-    /// How long the shadow is kept after a cut.
+    /// Time for which the shadow is kept after a cut.
     cut_limit: Duration,
 }
 
@@ -506,7 +514,7 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// With what brings the pages that the guest lacks, where it runs without them.
+    /// Receives the guest. Also returns its page-in, if it runs before all pages have arrived.
     fn serve(mut self, mut hypervisor: QemuDestination) -> (Ending, Option<Arc<PagingIn>>) {
         let not_in_time = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
         let mut why = Failure::new(FailureCode::LaneLost, not_in_time);
@@ -525,18 +533,19 @@ impl Arrival {
             let (ending, page_in) =
                 self.receive(control, &mut hypervisor, std::mem::take(&mut is_first));
             let Ending::Cut(failure) = ending else { return (ending, page_in) };
-            // What was prepared for page-in is prepared anew.
+            // Page-in is prepared again on the next lane.
             self.vm.files.remove_missing();
             if self.cut_limit.is_zero() {
                 hypervisor.discard(&failure);
                 return (Ending::Discarded(failure), None);
             }
-            tracing::warn!(vm = self.vm.name.as_str(), %failure, "the link to the source is cut: what has come is kept");
+            let vm = self.vm.name.as_str();
+            tracing::warn!(vm, %failure, "link to the source cut: keeping what has arrived");
             (why, limit) = (failure, self.cut_limit + LANE_LIMIT);
         }
     }
 
-    /// One lane's part of it.
+    /// Receives over one lane.
     fn receive(
         &mut self,
         control: WelcomedStream,
@@ -545,7 +554,7 @@ impl Arrival {
     ) -> (Ending, Option<Arc<PagingIn>>) {
         let offer = std::mem::take(&mut self.offer);
         let Arrival { doorman, ownership, regions, orders, .. } = &*self;
-        // Nothing is ever sent: its end is the word.
+        // Nothing is ever sent: the closed channel is the signal.
         let (stop, stopped) = mpsc::sync_channel(1);
         std::thread::scope(|scope| {
             let ahead = regions.clone();
@@ -568,7 +577,7 @@ impl Arrival {
         })
     }
 
-    /// The control stream of the first lane, or of one in place of another that was cut.
+    /// Waits for the control stream of the first lane, or of one in place of a lane that was cut.
     fn wait_for_control(
         &mut self,
         limit: Duration,
@@ -595,8 +604,8 @@ impl Arrival {
     }
 }
 
-/// Takes memory from the kernel ahead of the pages: four to ten times faster than page by page as they arrive. Ends early
-/// when the migration is over.
+/// Allocates memory ahead of the pages: four to ten times faster than page by page on arrival. Ends
+/// early when the migration is over.
 fn allocate_ahead(regions: &[Arc<Region>], stopped: &mpsc::Receiver<()>) {
     for region in regions {
         let mut at = 0;
@@ -606,8 +615,9 @@ fn allocate_ahead(regions: &[Arc<Region>], stopped: &mpsc::Receiver<()>) {
             }
             let count = ALLOCATE_PAGES.min(region.pages() - at);
             if let Err(error) = region.allocate(PageRange { first: at, count }) {
-                // The pages themselves will fail the same way, and that failure reaches the source.
-                return tracing::warn!(%error, "memory could not be allocated ahead");
+                // The pages themselves will fail in the same way, and that failure reaches the
+                // source.
+                return tracing::warn!(%error, "cannot allocate memory ahead of the pages");
             }
             at += count;
         }
@@ -619,15 +629,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_about_another_life_forgets_nothing() {
+    fn a_message_about_another_incarnation_cancels_nothing() {
         let uuid = Uuid::from_u128(1);
         let incarnation = Incarnation::new(7);
         let request: IncomingRequest = serde_json::from_value(serde_json::json!({
             "spec": {
-                "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
-                "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz", "uuid": uuid,
+                "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1,
+                "cpu_model": "Westmere-v1", "machine": "pc-q35-7.2", "accel": "tcg",
+                "kernel": "/boot/vmlinuz", "uuid": uuid,
             },
-            "incarnation": incarnation, "epoch": 2, "from": "a", "qemu_version": "7.2.0", "engine": "godwit",
+            "incarnation": incarnation, "epoch": 2, "from": "a", "qemu_version": "7.2.0",
+            "engine": "godwit",
         }))
         .unwrap();
         let arriving = IncomingMigrations::default();
@@ -635,7 +647,7 @@ mod tests {
         let other = Uuid::from_u128(2);
         for (from, uuid, incarnation) in [
             ("a", Some(uuid), Incarnation::new(8)),
-            // A source that knows no incarnations has no such VM.
+            // A source of a release without incarnations does not have this VM.
             ("a", None, Incarnation::UNRECORDED),
             ("a", Some(other), incarnation),
             ("b", Some(uuid), incarnation),

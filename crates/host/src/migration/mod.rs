@@ -1,5 +1,5 @@
-//! The engines that move a VM, at both of its ends: the external engine's drivers bound to QEMU, and QEMU's own migration
-//! as the engine of comparison.
+//! The engines that move a VM, at both of its ends: the drivers of the external engine, bound to
+//! QEMU, and QEMU's own migration as the engine of comparison.
 
 mod cut;
 mod doorman;
@@ -48,10 +48,11 @@ use crate::server::Named;
 use crate::server::routes::{Refusal, body};
 use crate::vm::Vm;
 
-/// Moves `vm` to `request.to`.
+/// Migrates `vm` to `request.to`.
 ///
-/// When it returns [`Outcome::Completed`] the guest runs there and [`Agent::release`] has been called; with
-/// [`Outcome::Failed`] or [`Outcome::Cancelled`] the guest runs on here; with [`Outcome::InDoubt`] it is paused here.
+/// After [`Outcome::Completed`], the guest runs at the destination and [`Agent::release`] has been
+/// called. After [`Outcome::Failed`] or [`Outcome::Cancelled`], the guest continues here. After
+/// [`Outcome::InDoubt`], it is paused here.
 pub async fn run(
     agent: Arc<Agent>,
     vm: Arc<Vm>,
@@ -73,7 +74,7 @@ pub async fn run(
     }
 }
 
-/// What other agents ask of the destination: `/v1/incoming`.
+/// Returns the routes that other agents use at the destination: `/v1/incoming`.
 pub fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/incoming", post(prepare))
@@ -92,13 +93,13 @@ async fn prepare(
 ) -> Result<(StatusCode, Json<IncomingAccepted>), Refusal> {
     let request: IncomingRequest = body(&bytes)?;
     check_name(peer, &request.from)?;
-    // In a task of its own: a source that hangs up must not leave a shadow that nobody waits with.
+    // In its own task: a source that disconnects must not leave a shadow that nothing waits for.
     let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
     let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;
     Ok((StatusCode::CREATED, Json(accepted)))
 }
 
-/// Whether a VM could arrive; nothing is made.
+/// Checks whether a VM could arrive; creates nothing.
 async fn check(
     State(agent): State<Arc<Agent>>,
     peer: Option<Extension<Peer>>,
@@ -112,9 +113,8 @@ async fn check(
 fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError> {
     match peer {
         Some(Extension(peer)) if peer.name != from => {
-            let message = format!("host {} can't hand over a VM as host {from}", peer.name);
-            let remedy =
-                "a host's name in its configuration and in its certificate must be the same";
+            let message = format!("cannot accept a VM of host {from} from host {}", peer.name);
+            let remedy = "give the host the same name in its configuration and in its certificate";
             Err(ApiError::new(ErrorCode::Forbidden, message, remedy))
         }
         _ => Ok(()),
@@ -135,12 +135,12 @@ async fn page_in_session(
 #[derive(Debug, serde::Deserialize)]
 struct KnownQuery {
     uuid: Uuid,
-    /// Left out by releases without incarnations.
+    /// Omitted by releases without incarnations.
     #[serde(default)]
     incarnation: Incarnation,
 }
 
-/// What this host has written down of a VM's ownership.
+/// Returns this host's record of a VM's ownership.
 async fn known(
     State(agent): State<Arc<Agent>>,
     Named(name): Named,
@@ -179,13 +179,13 @@ async fn resume_incoming(
 #[derive(Debug, serde::Deserialize)]
 struct ForgetQuery {
     from: String,
-    /// Left out by older releases, as the incarnation.
+    /// Omitted by older releases, like the incarnation.
     uuid: Option<Uuid>,
     #[serde(default)]
     incarnation: Incarnation,
 }
 
-/// A source that was started anew has no migration of the VM under way: what arrives of it goes.
+/// Removes what is arriving of a VM: a restarted source has no migration of it.
 async fn forget(
     State(agent): State<Arc<Agent>>,
     Named(name): Named,

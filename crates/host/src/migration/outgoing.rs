@@ -1,4 +1,5 @@
-//! The external engine at the source: checks, the request to the destination, the lane, the driver, the report.
+//! The external engine at the source: checks, the request to the destination, the lane, the driver,
+//! the report.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ use crate::migrations::{MigrationControl, ProgressTeller};
 use crate::network;
 use crate::vm::Vm;
 
-/// A migration that this host sends.
+/// A migration from this host.
 pub(super) struct Outgoing {
     pub(super) agent: Arc<Agent>,
     pub(super) vm: Arc<Vm>,
@@ -48,7 +49,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Moves the VM by the external engine.
+    /// Migrates the VM with the external engine.
     pub(super) async fn run(&self, control: &MigrationControl) -> Report {
         match self.try_run(control).await {
             Ok((sent, preflight, predicted)) => {
@@ -75,7 +76,7 @@ impl Outgoing {
         let sent = match glance {
             Ok(glance) => {
                 let (tracker, seen) = tokio::task::block_in_place(|| glance.end());
-                predicted = self.foresee(seen, &accepted.addresses, preflight).await;
+                predicted = self.predicted_report(seen, &accepted.addresses, preflight).await;
                 if let Some(predicted) =
                     predicted.filter(|predicted| predicted.means != Means::None)
                 {
@@ -86,13 +87,13 @@ impl Outgoing {
             Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),
         };
         if !sent.as_ref().is_ok_and(|sent| sent.is(Outcome::Completed)) {
-            // Where the streams never came to be, nobody else tells the destination to forget it.
+            // If the streams were never opened, nothing else has the destination remove its shadow.
             verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
         Ok((sent.map_err(|failure| failure.to_fault())?, preflight, predicted))
     }
 
-    /// What keeps this engine from moving the VM, before anything is made.
+    /// Checks, before anything is created, that this engine can move the VM.
     pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), Fault> {
         let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec, qemu);
         if let Some(first) = obstacles.first() {
@@ -100,7 +101,7 @@ impl Outgoing {
             return Err(Fault {
                 code: first.code.to_string(),
                 message: format!(
-                    "the external engine can't move VM \"{}\": {}",
+                    "cannot migrate VM \"{}\" with Godwit's own engine: {}",
                     self.vm.name,
                     all.join("; ")
                 ),
@@ -110,8 +111,11 @@ impl Outgoing {
         match self.agent.tracking_problem() {
             Some(problem) => Err(Fault {
                 code: ErrorCode::Preflight.to_string(),
-                message: format!("host {} can't track memory: {problem}", self.agent.config().name),
-                remedy: "remedy that, or use --engine qemu".into(),
+                message: format!(
+                    "cannot track memory on host {}: {problem}",
+                    self.agent.config().name
+                ),
+                remedy: "fix that, or use --engine qemu".into(),
             }),
             None => Ok(()),
         }
@@ -136,12 +140,12 @@ impl Outgoing {
     pub(super) fn not_trackable(&self, why: &str) -> Fault {
         Fault {
             code: ErrorCode::Preflight.to_string(),
-            message: format!("the memory of VM \"{}\" can't be tracked: {why}", self.vm.name),
-            remedy: "remedy that, or use --engine qemu".into(),
+            message: format!("cannot track the memory of VM \"{}\": {why}", self.vm.name),
+            remedy: "fix that, or use --engine qemu".into(),
         }
     }
 
-    /// When it is to switch over, and by what means.
+    /// Returns the policy: when to switch over, and by what means.
     pub(super) fn policy(&self) -> Policy {
         let budget = Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3)
             .unwrap_or(Duration::MAX);
@@ -151,7 +155,7 @@ impl Outgoing {
         self.agent.config().policies.of(intent).applied_to(Policy::of(intent, budget, page_in))
     }
 
-    /// Tracking that may slow these threads, and no others.
+    /// Adds to the tracker the means to throttle these threads, and no others.
     fn with_vcpus(&self, tracker: DirtyTracker, vcpus: Vec<u32>) -> Tracker {
         let pid = self.vm.process.pid;
         let how = Throttling { means: self.agent.config().throttle.means, vcpus: vcpus.len(), pid };
@@ -159,7 +163,7 @@ impl Outgoing {
         Throttled::new(tracker.with_vcpus(vcpus), quota, how)
     }
 
-    /// What pages may be told by, as far as this side has a say.
+    /// Returns the references that this side permits.
     fn references(&self) -> ReferenceUse {
         match self.request.engine {
             EngineKind::Godwit => self.agent.config().references.by.min(self.request.references),
@@ -167,12 +171,12 @@ impl Outgoing {
         }
     }
 
-    /// Has the destination make its shadow VM.
+    /// Has the destination create its shadow VM.
     pub(super) async fn ask_destination(
         &self,
         qemu: &godwit_qemu::QemuInfo,
     ) -> Result<IncomingAccepted, Fault> {
-        // Before there is anything of it: an agent that is started anew has it removed.
+        // Recorded before the shadow exists, so that a restarted agent has it removed.
         self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(Fault::from)?;
         self.peer
             .post("/v1/incoming", &self.incoming_request(qemu))
@@ -204,7 +208,10 @@ impl Outgoing {
     ) -> Result<Sent, Failure> {
         let host = &self.agent.config().name;
         let migration: MigrationId = accepted.id.parse().map_err(|_| {
-            Failure::new(FailureCode::ProtocolBroken, "the destination's id is none")
+            Failure::new(
+                FailureCode::ProtocolBroken,
+                "the destination returned an invalid migration ID",
+            )
         })?;
         let qmp = &self.vm.process.qmp;
         state_stream::set_up(qmp, true)
@@ -244,7 +251,7 @@ impl Outgoing {
         }
     }
 
-    /// One lane's part of it, to its end.
+    /// Sends over one lane, to its end.
     async fn send_once(
         &self,
         control: &MigrationControl,
@@ -261,18 +268,19 @@ impl Outgoing {
                 inbox.cancel();
                 running.await
             }
-            // At once, and not when the memory of a QEMU that is gone can't be read. After the commit it changes nothing.
+            // At once, and not when the memory of an ended QEMU cannot be read. After the commit it
+            // has no effect.
             () = self.vm.process.qmp.until_guest_shuts_down() => {
                 inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(shut_down(&self.vm.name)));
                 running.await
             }
         };
-        // Nobody knows how far it was, but that before the hand-over the guest is here.
+        // The progress is unknown. Before the hand-over, though, the guest is certainly here.
         let code = || match hands_over.load(Ordering::SeqCst) {
             true => FailureCode::InDoubt,
             false => FailureCode::Internal,
         };
-        let lost = |_| Failure::new(code(), "the engine's thread ended without a result");
+        let lost = |_| Failure::new(code(), "the thread of the engine ended without a result");
         result.map_err(lost)
     }
 
@@ -291,19 +299,20 @@ impl Outgoing {
                 connecting.await
             }
         };
-        // Where it has come to be all the same, the driver is told.
+        // If the connection succeeded all the same, the driver receives the cancellation.
         let cancelled =
             || Failure::new(FailureCode::Cancelled, "cancelled while the lanes were connected");
         connected.map_err(|failure| if interrupt.is_over() { cancelled() } else { failure })
     }
 
-    /// A number of streams that is asked for holds for each lane.
+    /// Checks the requested number of streams, which applies to each lane.
     pub(super) fn check_streams(&self, lanes: usize) -> Result<(), Failure> {
         let most = usize::from(MAX_STREAMS) / lanes.max(1);
         match self.request.streams.map(|streams| streams as usize) {
             Some(streams) if streams > most => {
                 let detail = format!(
-                    "{streams} streams on each of {lanes} lanes are more than the {MAX_STREAMS} of a migration: at most {most}"
+                    "{streams} streams on each of {lanes} lanes exceed the {MAX_STREAMS} of a \
+                     migration: use at most {most}"
                 );
                 Err(Failure::new(FailureCode::TooManyStreams, detail))
             }
@@ -311,7 +320,8 @@ impl Outgoing {
         }
     }
 
-    /// The control stream, by the first lane that answers, the lanes that may, and those that do not.
+    /// Returns the control stream, over the first lane that answers, the remaining lanes, and those
+    /// that failed.
     async fn connect(
         &self,
         theirs: &[SocketAddr],
@@ -325,7 +335,7 @@ impl Outgoing {
             Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
         let connected = tokio::task::spawn_blocking(move || {
             let mut last =
-                Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+                Failure::new(FailureCode::LaneLost, "the destination returned no lane address");
             let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
                 match paths.connect(*lane, Carries::Urgent, &interrupt) {
@@ -334,7 +344,7 @@ impl Outgoing {
                     Err(failure) => last = failure,
                 }
                 let lane = paths.lanes.remove(0);
-                tracing::warn!(%lane, %last, "a lane is left out");
+                tracing::warn!(%lane, %last, "lane left out");
                 left_out
                     .push(LaneReport { broken: vec![last.detail.clone()], ..LaneReport::of(lane) });
             }
@@ -345,7 +355,7 @@ impl Outgoing {
             .unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
     }
 
-    /// The driver blocks on sockets: it has a thread of its own.
+    /// Runs the driver, which blocks on sockets, on a thread of its own.
     fn on_a_thread(
         &self,
         control: &MigrationControl,
@@ -361,7 +371,7 @@ impl Outgoing {
         let streams = self.request.streams;
         let compression = self.request.compression;
         let cache_bytes = self.agent.config().deltas.cache_memory.bytes();
-        // A destination that wants none of it does not decide what this host keeps.
+        // This host decides what it retains, even if the destination wants no references.
         let keep = self.references() == ReferenceUse::All;
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
@@ -413,13 +423,13 @@ impl Outgoing {
                 hypervisor,
                 begun,
                 progress: &|mut progress| {
-                    for (told, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
-                        (told.from, told.to) = (lane.from, Some(lane.to));
+                    for (shown, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
+                        (shown.from, shown.to) = (lane.from, Some(lane.to));
                     }
                     job.progress.tell(progress);
                 },
                 ask_verdict: &ask_verdict,
-                // Without its QEMU here nothing is kept that anybody could have.
+                // Once its QEMU has ended, nothing is retained here.
                 page_in_again: &|is_over| {
                     serving.again(&|| is_over() || vm.process.exit().is_some())
                 },
@@ -431,10 +441,9 @@ impl Outgoing {
         let spawned = std::thread::Builder::new().name(format!("out-{}", self.vm.name)).spawn(body);
         match spawned {
             Ok(_) => Ok(result),
-            Err(error) => Err(Failure::new(
-                FailureCode::Internal,
-                format!("no thread can be started: {error}"),
-            )),
+            Err(error) => {
+                Err(Failure::new(FailureCode::Internal, format!("cannot start a thread: {error}")))
+            }
         }
     }
 
@@ -449,7 +458,7 @@ impl Outgoing {
         Report {
             outcome: result.outcome,
             migration_time_ms: millis(self.begun.elapsed()),
-            // Where it came to nothing: how long the guest stood still all the same.
+            // For a failed migration: how long the guest was paused nevertheless.
             switchover_ms: result
                 .switchover
                 .as_ref()
@@ -481,13 +490,13 @@ impl Outgoing {
         Report { error: Some(failure), ..self.blank(outcome) }
     }
 
-    /// A report with nothing in it yet.
+    /// Returns an empty report.
     pub(super) fn blank(&self, outcome: Outcome) -> Report {
         blank_report(&self.agent, &self.vm, &self.request, self.begun, outcome)
     }
 }
 
-/// A report with nothing in it yet.
+/// Returns an empty report.
 pub(crate) fn blank_report(
     agent: &Agent,
     vm: &Vm,
@@ -505,13 +514,13 @@ pub(crate) fn blank_report(
     }
 }
 
-/// What came of one lane's part, and what it takes to go on where that was cut.
+/// Result of one lane, and the state to continue from if it was cut.
 type Part = (SourceResult, Option<Kept<Tracker>>);
 
-/// What came of it, by the lanes that were used and those that could not be.
+/// Result of all lanes, with those that were used and those that failed.
 #[derive(Default)]
 struct Sent {
-    /// None: nothing yet.
+    /// `None`: no result yet.
     result: Option<SourceResult>,
     lanes: Vec<LaneReport>,
     left_out: Vec<LaneReport>,
@@ -523,7 +532,7 @@ impl Sent {
         self.result.as_ref().is_some_and(|result| result.outcome == outcome)
     }
 
-    /// Adds what one lane's part has done.
+    /// Adds the result of one lane.
     fn add(&mut self, mut result: SourceResult, lanes: &[Lane]) {
         for (lane, figures) in lanes.iter().zip(std::mem::take(&mut result.lanes)) {
             let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
@@ -549,7 +558,7 @@ impl Sent {
         });
     }
 
-    /// What the next lane goes on with.
+    /// Returns the job of the next lane.
     fn goes_on(
         &mut self,
         again: Again,
@@ -576,7 +585,7 @@ impl Sent {
         }
     }
 
-    /// Nothing more comes of it.
+    /// Ends the migration with a failure.
     fn ended(self, failure: Failure) -> Sent {
         let outcome = match failure.code {
             FailureCode::Cancelled => Outcome::Cancelled,
@@ -588,7 +597,7 @@ impl Sent {
     }
 }
 
-/// What all lanes' parts of a migration share.
+/// State that all lanes of a migration share.
 struct SharedJob {
     runs: bool,
     references: ReferenceUse,
@@ -597,16 +606,16 @@ struct SharedJob {
     hands_over: Arc<AtomicBool>,
 }
 
-/// The guest's memory as it is tracked, and its writers as they are slowed.
+/// Tracker of the guest's memory, with the throttle of its vCPUs.
 pub(super) type Tracker = Throttled<DirtyTracker, VcpuQuota>;
 
-/// What the driver's thread gets beside what it shares.
+/// Input of the driver's thread for one lane.
 struct Job {
     stream: Stream,
     paths: Paths,
     migration: MigrationId,
     tracker: Tracker,
-    /// What the destination lacks, after a cut.
+    /// Pages that the destination lacks after a cut.
     resumes: Option<Unsent>,
     runs: bool,
     references: ReferenceUse,
@@ -628,14 +637,14 @@ impl Job {
     }
 }
 
-/// The ways to the destination.
+/// Routes to the destination.
 pub(super) struct Paths {
     pub(super) lanes: Vec<Lane>,
-    /// The destination's name, which its certificate must bear.
+    /// Name of the destination, which its certificate must contain.
     pub(super) host: String,
-    /// None: this host is insecure.
+    /// `None`: this host is insecure.
     pub(super) identity: Option<Identity>,
-    /// The limits that hold for the data streams.
+    /// Bandwidth limits of the data streams.
     pub(super) pace: MigrationPace,
 }
 
@@ -654,7 +663,7 @@ impl Paths {
         secured.map_err(|error| lane_failure(&error))
     }
 
-    /// A data stream of a lane.
+    /// Opens a data stream on a lane.
     pub(super) fn data(
         &self,
         lane: usize,
@@ -662,7 +671,7 @@ impl Paths {
         interrupt: &Interrupt,
     ) -> Result<Stream, Failure> {
         let none =
-            || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+            || Failure::new(FailureCode::LaneLost, "the destination returned no lane address");
         let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, carries, interrupt)?;
         let near = stream.local().map_err(|error| lane_failure(&error))?;
         Ok(stream.paced(self.pace.stream(near.ip())))
@@ -671,7 +680,7 @@ impl Paths {
 
 pub(super) fn report_of_client(host: &str, error: ClientError) -> Fault {
     Fault::from(of_peer(host, error, |error| {
-        let message = format!("host {host} does not take the VM: {}", error.message);
+        let message = format!("host {host} refuses the VM: {}", error.message);
         ApiError::new(error.code, message, error.remedy)
     }))
 }

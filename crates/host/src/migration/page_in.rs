@@ -1,5 +1,6 @@
-//! Page-in at both hosts: what a source's agent asks the destination's when a session was cut or one of them has been started anew
-//! (`POST /v1/page-ins/{name}`), and the guests that run here while pages of them are elsewhere.
+//! Page-in at both hosts: the requests of a source's agent to the destination's after a session was
+//! cut or one of the agents has restarted (`POST /v1/page-ins/{name}`), and the guests that run
+//! here while some of their pages are elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,15 +28,15 @@ use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::vm::{UnaskedVm, Vm};
 
-/// Between two attempts to reach the destination.
+/// Interval between two attempts to reach the destination.
 const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
-/// How long it may take to answer: across a link that is cut it never does.
+/// Time limit for an answer: over a cut link it never arrives.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long a QEMU whose memory is gone may take to be gone itself: the kernel frees that memory.
+/// Time for a QEMU whose memory is gone to end; the kernel frees that memory.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
-/// The guests that run here while pages of them are missing.
+/// Guests that run here while pages of them are missing.
 #[derive(Default)]
 pub struct PageIns {
     all: Mutex<BTreeMap<VmName, Arc<PagingIn>>>,
@@ -49,7 +50,7 @@ impl std::fmt::Debug for PageIns {
 
 impl PageIns {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<PagingIn>>> {
-        // One insertion or removal each.
+        // Each change is one insertion or removal.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -57,7 +58,7 @@ impl PageIns {
         self.lock().get(vm).cloned()
     }
 
-    /// What a VM still lacks; none: nothing.
+    /// Returns the pages that a VM lacks; `None` if it lacks none.
     #[must_use]
     pub fn state(&self, vm: &str) -> Option<PageInState> {
         let paging_in = self.of(vm)?;
@@ -67,14 +68,15 @@ impl PageIns {
         })
     }
 
-    /// The guest runs here for sure: its source may forget it once all pages are here.
+    /// Lets the source delete its copy once all pages are here: the guest is known to run here.
     pub(crate) fn let_source_go(&self, vm: &str) {
         if let Some(paging_in) = self.of(vm) {
             paging_in.let_source_go();
         }
     }
 
-    /// Keeps to a guest's page-in until nothing is missing, or the guest is gone. For a thread of its own.
+    /// Follows a guest's page-in until no page is missing or the guest is gone. Blocks; call it on
+    /// a thread of its own.
     pub(super) fn keep(&self, vm: &UnaskedVm, paging_in: &Arc<PagingIn>) {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
         match paging_in.until_complete() {
@@ -82,15 +84,16 @@ impl PageIns {
                 tracing::info!(
                     vm = vm.name.as_str(),
                     pages = figures.pages,
-                    "all of its memory is here"
+                    "all memory of the guest has arrived"
                 );
             }
             Err(failure) => {
-                tracing::error!(vm = vm.name.as_str(), %failure, "page-in has ended before all pages were here");
-                // Its memory is gone before its process is.
+                let name = vm.name.as_str();
+                tracing::error!(vm = name, %failure, "page-in ended before all pages arrived");
+                // The memory disappears before the process does.
                 if !vm.ends_within(ENDING_LIMIT) {
-                    // Whoever comes to a missing page waits still. The note stays: it says that this memory is not whole, and
-                    // an agent that is started anew goes on.
+                    // Threads that touch a missing page still wait. The note stays: it says that
+                    // this memory is incomplete, so that a restarted agent continues.
                     return;
                 }
             }
@@ -98,7 +101,7 @@ impl PageIns {
         {
             let mut all = self.lock();
             if all.get(&vm.name).is_some_and(|known| Arc::ptr_eq(known, paging_in)) {
-                // The note first: an agent that starts now finds a guest like any other.
+                // The note goes first: an agent that starts now finds an ordinary guest.
                 vm.files.remove_missing();
                 all.remove(&vm.name);
             }
@@ -107,7 +110,7 @@ impl PageIns {
     }
 }
 
-/// A session for a source that asks for one.
+/// Opens a session for a source that asks for one.
 pub(super) async fn session(
     agent: &Arc<Agent>,
     name: &VmName,
@@ -117,36 +120,40 @@ pub(super) async fn session(
     let (here, asked) =
         (Ownership { incarnation: info.incarnation, epoch: info.epoch }, request.ownership());
     if here != asked {
-        let message = format!("VM \"{name}\" is in {here} here, not in {asked}");
+        let message = format!("VM \"{name}\" has {here} on this host, not {asked}");
         return Err(ApiError::new(
             ErrorCode::NotFound,
             message,
-            "see `godwit vm list` for where it runs",
+            "see `godwit vm list` for the host that runs it",
         ));
     }
     let Some(paging_in) = agent.page_ins().of(name) else {
-        // Not arrived yet, or perhaps not, or pages are missing that nobody fetches: what the source has is all that there is.
+        // The guest has not arrived, may not have, or lacks pages that nothing fetches: the
+        // source's copy is the only one.
         let arrived = info.state != VmState::MigratingIn && !info.in_doubt;
         if !arrived || agent.files(name)?.missing().exists() {
-            let message = format!("VM \"{name}\" is {} and can't take pages now", info.state);
-            return Err(ApiError::new(ErrorCode::Busy, message, "ask again"));
+            let message = format!("cannot take pages for VM \"{name}\" now: it is {}", info.state);
+            return Err(ApiError::new(ErrorCode::Busy, message, "retry later"));
         }
-        // It has all of its memory; or it has ended meanwhile, and needs none.
+        // The guest has all of its memory, or has ended meanwhile and needs none.
         return Ok(PageInAnswer { complete: true, id: None, addresses: Vec::new() });
     };
     if agent.files(name)?.host_of_missing().as_ref() != Some(&request.from) {
-        let message =
-            format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
+        let message = format!(
+            "cannot take pages for VM \"{name}\" from host {}: another host has them",
+            request.from
+        );
         return Err(ApiError::new(
             ErrorCode::Forbidden,
             message,
-            "the host that it came from asks for itself",
+            "only the host that the VM came from may ask",
         ));
     }
     let listeners = listen(agent)?;
     let addresses: Result<Vec<_>, _> =
         listeners.iter().map(std::net::TcpListener::local_addr).collect();
-    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let addresses =
+        addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
     let id = fresh_id()?;
     let doorman =
         Doorman::open(Guard { id, from: request.from, identity: agent.identity(), listeners })?;
@@ -162,13 +169,14 @@ pub(super) async fn session(
                 }
             }
         })
-        .map_err(|error| host_failed("no thread can be started", &error))?;
+        .map_err(|error| host_failed("cannot start a thread", &error))?;
     Ok(PageInAnswer { complete: false, id: Some(id.to_string()), addresses })
 }
 
-/// At the destination, after a restart of its agent: whoever comes to a missing page waits for this. QEMU is not asked anything: its main
-/// loop may be among those who wait. `runs_here`: its guest is this host's; else the source is held until it is known to be
-/// ([`PageIns::let_source_go`]).
+/// At the destination, after a restart of its agent: resumes page-in, which every thread that
+/// touches a missing page waits for. Does not query QEMU, whose main loop may be waiting too.
+/// `runs_here`: this host owns the guest; otherwise the source must keep its copy until that is
+/// certain ([`PageIns::let_source_go`]).
 pub(crate) async fn take_up(
     agent: &Arc<Agent>,
     vm: &UnaskedVm,
@@ -180,7 +188,8 @@ pub(crate) async fn take_up(
         let noted =
             MissingPages::open(&vm.files.missing()).map_err(|error| failed(error.to_string()))?;
         if noted.count() == 0 {
-            // All of it came just before the other agent ended, or the guest was not handed over yet.
+            // All pages arrived just before the other agent ended, or the guest was not handed over
+            // yet.
             vm.files.remove_missing();
             return Ok(());
         }
@@ -195,7 +204,7 @@ pub(crate) async fn take_up(
         tracing::warn!(
             vm = vm.name.as_str(),
             missing = paging_in.missing_pages(),
-            "page-in goes on when its source asks"
+            "page-in resumes when the source asks"
         );
         keep_on_a_thread(&agent, vm, paging_in)
     });
@@ -210,40 +219,40 @@ fn keep_on_a_thread(
     paging_in: Arc<PagingIn>,
 ) -> Result<(), Failure> {
     let name = format!("in-{}", vm.name);
-    // Known from here on, and not when the thread has come to run.
+    // Registered now, and not only once the thread runs.
     agent.page_ins().lock().insert(vm.name.clone(), Arc::clone(&paging_in));
     let agent = Arc::clone(agent);
     let spawned = std::thread::Builder::new()
         .name(name)
         .spawn(move || agent.page_ins().keep(&vm, &paging_in));
     spawned.map(drop).map_err(|error| {
-        Failure::new(FailureCode::Internal, format!("no thread can be started: {error}"))
+        Failure::new(FailureCode::Internal, format!("cannot start a thread: {error}"))
     })
 }
 
-/// A guest whose pages are kept here for the destination that runs it.
+/// A guest whose pages are retained here for the destination that runs it.
 pub(super) struct Serving<'a> {
     pub(super) agent: &'a Arc<Agent>,
     pub(super) vm: &'a str,
     pub(super) to: &'a str,
     pub(super) peer: &'a Client,
-    /// The destination's.
+    /// The destination's ownership.
     pub(super) offered: Ownership,
     pub(super) runtime: &'a Handle,
-    /// The limits that hold for its pages.
+    /// Bandwidth limits of its pages.
     pub(super) pace: MigrationPace,
-    /// The VM, whatever has its name since.
+    /// UUID of the VM, since another VM may have its name by now.
     pub(super) uuid: Uuid,
 }
 
 impl Serving<'_> {
-    /// Another session, asked for until there is one or none is needed.
+    /// Asks for another session until there is one or none is needed.
     pub(super) fn again(&self, is_over: &dyn Fn() -> bool) -> Again {
         loop {
             if is_over() {
                 return Again::Lost(Failure::new(
                     FailureCode::Cancelled,
-                    "its pages are needed no more, or are gone",
+                    "the pages are no longer needed, or are gone",
                 ));
             }
             let answer = self.runtime.block_on(async {
@@ -262,7 +271,7 @@ impl Serving<'_> {
                 Ok(Ok(answer)) => match self.open(&answer) {
                     Ok(streams) => return Again::Session(streams),
                     Err(failure) => {
-                        tracing::warn!(vm = self.vm, %failure, "no session for page-in yet")
+                        tracing::warn!(vm = self.vm, %failure, "no page-in session yet")
                     }
                 },
                 Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::NotFound => {
@@ -272,7 +281,7 @@ impl Serving<'_> {
                     }
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(vm = self.vm, %error, "the destination gives no session for page-in yet");
+                    tracing::warn!(vm = self.vm, %error, "no page-in session from the destination");
                 }
                 Err(_) => {
                     tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer")
@@ -283,7 +292,8 @@ impl Serving<'_> {
     }
 
     fn open(&self, answer: &PageInAnswer) -> Result<Vec<SessionStream>, Failure> {
-        let broken = || Failure::new(FailureCode::ProtocolBroken, "the destination's id is none");
+        let detail = "the destination returned an invalid migration ID";
+        let broken = || Failure::new(FailureCode::ProtocolBroken, detail);
         let id: MigrationId =
             answer.id.as_deref().and_then(|id| id.parse().ok()).ok_or_else(broken)?;
         let ours =
@@ -297,13 +307,13 @@ impl Serving<'_> {
         let connect = |lane: usize, carries: Carries, interrupt: &Interrupt| {
             paths.data(lane, carries, interrupt)
         };
-        // Whatever has cut the session before, small segments pass.
+        // Small segments pass, whatever cut the previous session.
         open_session(&connect, count, &Interrupt::default(), hello, Carries::PagesNarrowly)
     }
 }
 
-/// At the source, after a restart of its agent: goes on serving a guest that the destination `to` runs, in a task of its own, until it
-/// needs nothing any more; then it is let go.
+/// At the source, after a restart of its agent: serves the pages of a guest that the destination
+/// `to` runs, in its own task, until the destination needs none; then releases the guest.
 pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
     let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
     let runtime = Handle::current();
@@ -311,7 +321,8 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
         let peer = match agent.peer(&to) {
             Ok(peer) => peer,
             Err(error) => {
-                return tracing::error!(vm = vm.name.as_str(), %error, "its pages can't be served");
+                let name = vm.name.as_str();
+                return tracing::error!(vm = name, %error, "cannot serve pages of the guest");
             }
         };
         let serving = Serving {
@@ -328,15 +339,21 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
         let is_gone = || vm.process.exit().is_some() || !agent.keeps_pages(&vm);
         match serve(&kept, None, &|is_over| serving.again(&|| is_over() || is_gone())) {
             Ok(_) => {
-                tracing::info!(vm = vm.name.as_str(), to, "the destination has all of its memory");
+                tracing::info!(
+                    vm = vm.name.as_str(),
+                    to,
+                    "the destination has all memory of the guest"
+                );
                 if let Err(error) = runtime.block_on(agent.release(&vm, false)) {
-                    tracing::error!(vm = vm.name.as_str(), %error, "the moved VM's remains could not be removed");
+                    let name = vm.name.as_str();
+                    tracing::error!(vm = name, %error, "cannot remove what is left of the VM");
                 }
             }
             // An operator has decided meanwhile.
             Err(_) if !agent.keeps_pages(&vm) => {}
             Err(failure) => {
-                tracing::error!(vm = vm.name.as_str(), %failure, "its pages are kept, and nobody fetches them");
+                let name = vm.name.as_str();
+                tracing::error!(vm = name, %failure, "retaining pages that nothing fetches");
                 runtime.block_on(agent.hold_in_doubt(&vm.name, &to));
                 agent.settle_doubt(&vm.name);
             }

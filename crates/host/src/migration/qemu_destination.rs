@@ -1,4 +1,5 @@
-//! QEMU as the hypervisor of a migration's destination: a shadow VM that waits for its device state.
+//! QEMU as the hypervisor of a migration's destination: a shadow VM that waits for its device
+//! state.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -21,26 +22,27 @@ use super::state_stream::{self, STREAM, qemu_failure};
 use crate::agent::Agent;
 use crate::vm::Vm;
 
-/// How long QEMU may take to read, or to load, the device state: milliseconds as a rule, and the guest stands still.
+/// Time for QEMU to read, or to load, the device state. It normally takes milliseconds, during
+/// which the guest is paused.
 const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
-/// The destination's QEMU. Driven from a plain thread.
+/// The destination's QEMU. It is driven from a plain thread.
 pub(super) struct QemuDestination {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
     /// The source host.
     from: String,
-    /// Other guests' pages may be made of its memory.
+    /// Whether its memory is offered as a source of other guests' pages.
     offers: bool,
     runtime: Handle,
     stream: UnixStream,
     events: broadcast::Receiver<QmpEvent>,
-    /// It is being written down that the guest may run here.
+    /// Task that records that the guest may run here.
     noting: Option<JoinHandle<()>>,
 }
 
 impl QemuDestination {
-    /// Gives the shadow VM its stream.
+    /// Passes the shadow VM its stream.
     pub(super) async fn new(
         agent: Arc<Agent>,
         vm: Arc<Vm>,
@@ -51,23 +53,23 @@ impl QemuDestination {
         let local = |error: std::io::Error| {
             Failure::new(
                 FailureCode::Internal,
-                format!("the device state's stream can't be made: {error}"),
+                format!("cannot create the stream of the device state: {error}"),
             )
         };
         let qmp = &vm.process.qmp;
         state_stream::set_up(qmp, false)
             .await
-            .map_err(|error| qemu_failure(&host, "prepare", &error))?;
+            .map_err(|error| qemu_failure(&host, "prepare QEMU", &error))?;
         let (stream, theirs) = UnixStream::pair().map_err(local)?;
         stream.set_write_timeout(Some(LOAD_LIMIT)).map_err(local)?;
         qmp.getfd(STREAM, theirs.as_fd())
             .await
-            .map_err(|error| qemu_failure(&host, "take the stream", &error))?;
+            .map_err(|error| qemu_failure(&host, "pass the stream", &error))?;
         let events = qmp.events();
         let uri = format!("fd:{STREAM}");
         qmp.migrate_incoming(&uri)
             .await
-            .map_err(|error| qemu_failure(&host, "wait for the stream", &error))?;
+            .map_err(|error| qemu_failure(&host, "open the stream", &error))?;
         Ok(QemuDestination {
             agent,
             vm: Arc::clone(&vm),
@@ -85,7 +87,7 @@ impl QemuDestination {
             .vm
             .files
             .last_words()
-            .map_or(String::new(), |words| format!(" (its last words: {words})"));
+            .map_or(String::new(), |words| format!(" (last log lines: {words})"));
         let detail = format!("QEMU on host {} {what}{words}", self.agent.config().name);
         Failure::new(FailureCode::HypervisorFailed, detail)
     }
@@ -109,7 +111,7 @@ async fn until_loaded(
     }
 }
 
-/// Whether the vCPUs have run, by what QEMU said last.
+/// Whether QEMU has reported that the vCPUs have run.
 fn has_resumed(events: &mut broadcast::Receiver<QmpEvent>) -> bool {
     loop {
         match events.try_recv() {
@@ -124,7 +126,7 @@ impl DestinationHypervisor for QemuDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.stream
             .write_all(bytes)
-            .map_err(|error| self.failure(&format!("does not take the device state: {error}")))
+            .map_err(|error| self.failure(&format!("does not accept the device state: {error}")))
     }
 
     fn note_take_over(&mut self, noted: Noted) {
@@ -132,7 +134,7 @@ impl DestinationHypervisor for QemuDestination {
         self.noting = Some(self.runtime.spawn(async move {
             let saved = agent.note_take_over(&vm).await;
             let saved = saved.map_err(|error| Failure::new(FailureCode::Internal, error.message));
-            // Whoever hears it may be waiting for this task, with no room left for another word.
+            // The receiver of this notice may be waiting for this task while its channel is full.
             tokio::task::spawn_blocking(move || noted(saved));
         }));
     }
@@ -154,10 +156,7 @@ impl DestinationHypervisor for QemuDestination {
         let page_in = PageIn::attach(tracker_socket, process.pid, regions)
             .map_err(|error| Failure::new(FailureCode::MemoryFailed, error.to_string()))?;
         files.note_missing_from(&self.from).map_err(|error| {
-            Failure::new(
-                FailureCode::Internal,
-                format!("the source's name can't be noted: {error}"),
-            )
+            Failure::new(FailureCode::Internal, format!("cannot record the source's name: {error}"))
         })?;
         Ok((Box::new(page_in), files.missing()))
     }
@@ -166,20 +165,22 @@ impl DestinationHypervisor for QemuDestination {
         if !run {
             return Ok(());
         }
-        self.vm.files.note_told().map_err(|error| {
+        self.vm.files.note_run_permitted().map_err(|error| {
             Failure::new(
                 FailureCode::Internal,
-                format!("that the guest is told to run can't be noted: {error}"),
+                format!("cannot record that the guest may run: {error}"),
             )
         })?;
-        // That it is this host's alone is written down after: a shadow whose vCPUs run is known to be (Agent::open).
+        // The ownership is saved later: a shadow whose vCPUs run is known to be this host's
+        // ([`Agent::open`]).
         let (qmp, events) = (&self.vm.process.qmp, &mut self.events);
         let running = self.runtime.block_on(async {
             let mut answer = std::pin::pin!(qmp.resume());
             let answered = loop {
                 tokio::select! {
                     biased;
-                    // QEMU says that the vCPUs run before it answers the command, by milliseconds when it is busy.
+                    // QEMU reports running vCPUs before it answers the command; when it is busy,
+                    // milliseconds before.
                     event = events.recv() => match event {
                         Ok(event) if event.name == RESUME => return Ok(()),
                         Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
@@ -188,20 +189,20 @@ impl DestinationHypervisor for QemuDestination {
                     answered = &mut answer => break answered,
                 }
             };
-            // A QEMU that ends right after its guest's first instruction has said so before, and the guest has run.
+            // A QEMU that ends right after the guest's first instruction has reported it, and the
+            // guest has run.
             match answered {
                 Err(_) if has_resumed(events) => Ok(()),
                 answered => answered,
             }
         });
-        running
-            .map_err(|error| qemu_failure(&self.agent.config().name, "let the guest run", &error))
+        running.map_err(|error| qemu_failure(&self.agent.config().name, "resume the guest", &error))
     }
 
     fn discard(&mut self, failure: &Failure) {
         tracing::warn!(vm = self.vm.name.as_str(), %failure, "shadow discarded");
         self.runtime.block_on(async {
-            // What is written after the record is gone would be a record again.
+            // A write after the removal of the record would create it again.
             if let Some(noting) = self.noting.take() {
                 let _ = noting.await;
             }
@@ -210,7 +211,7 @@ impl DestinationHypervisor for QemuDestination {
     }
 
     fn promote(&mut self) {
-        // Page-in that could not be prepared whole leaves the source's name behind.
+        // Page-in that could not be prepared completely leaves the note with the source's name.
         if !self.vm.files.missing().exists() {
             self.vm.files.remove_missing();
         }
@@ -221,12 +222,17 @@ impl DestinationHypervisor for QemuDestination {
             } else {
                 self.agent.references().drop_bases_of(&self.vm.name);
             }
-            // QEMU has announced the addresses when it had loaded the state; once more, now that the guest answers.
-            if let Err(error) = self.vm.process.qmp.announce_self(AnnounceParameters::default()).await {
-                tracing::warn!(vm = self.vm.name.as_str(), %error, "the addresses were announced once only");
+            // QEMU announced the addresses when it had loaded the state. It does so again now that
+            // the guest answers.
+            if let Err(error) =
+                self.vm.process.qmp.announce_self(AnnounceParameters::default()).await
+            {
+                let vm = self.vm.name.as_str();
+                tracing::warn!(vm, %error, "cannot announce the addresses a second time");
             }
             if let Err(error) = state_stream::reset(&self.vm.process.qmp).await {
-                tracing::warn!(vm = self.vm.name.as_str(), %error, "migration capabilities stay set");
+                let vm = self.vm.name.as_str();
+                tracing::warn!(vm, %error, "cannot reset the migration capabilities");
             }
         });
     }

@@ -19,12 +19,12 @@ use super::state_stream::{self, STREAM, qemu_failure};
 use crate::agent::{Agent, shut_down};
 use crate::vm::Vm;
 
-/// How long QEMU may take to end a migration that was cancelled.
+/// Time for QEMU to end a cancelled migration.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
-/// Pieces of the device state as they are read.
+/// Size of the pieces in which the device state is read.
 const CHUNK_BYTES: usize = 128 * 1024;
 
-/// The source's QEMU. Driven from a plain thread; the work with QMP is done on the agent's runtime.
+/// The source's QEMU. It is driven from a plain thread; QMP runs on the agent's runtime.
 pub(super) struct QemuSource {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
@@ -33,12 +33,12 @@ pub(super) struct QemuSource {
     runtime: Handle,
     /// Whether the guest ran when the migration began.
     runs: bool,
-    /// Its memory is kept for its way back.
+    /// Whether its memory is retained for its return.
     keep: bool,
     /// Set when the hand-over begins.
     hands_over: Arc<AtomicBool>,
     relay: Option<JoinHandle<()>>,
-    /// Lets the relay have the device state written.
+    /// Permits the relay to have the device state written.
     write: Option<oneshot::Sender<()>>,
 }
 
@@ -71,23 +71,23 @@ impl QemuSource {
         let local = |error: std::io::Error| {
             Failure::new(
                 FailureCode::Internal,
-                format!("the device state's stream can't be made: {error}"),
+                format!("cannot create the stream of the device state: {error}"),
             )
         };
         let (ours, theirs) = UnixStream::pair().map_err(local)?;
         let theirs = theirs.into_std().map_err(local)?;
         theirs.set_nonblocking(false).map_err(local)?;
-        // Heard from before the command, so that no event is missed.
+        // Subscribed before the command, so that no event is missed.
         let events = self.qmp().events();
-        let told =
+        let failed =
             |what: &'static str| move |error: godwit_qemu::QmpError| self.failure(what, &error);
         self.qmp()
             .getfd(STREAM, std::os::fd::AsFd::as_fd(&theirs))
             .await
-            .map_err(told("take the stream"))?;
+            .map_err(failed("pass the stream"))?;
         drop(theirs);
         if let Err(error) = self.qmp().migrate(&format!("fd:{STREAM}")).await {
-            return Err(self.failure("begin to migrate", &error));
+            return Err(self.failure("start the migration", &error));
         }
         let relay = Relay {
             qmp: self.qmp().clone(),
@@ -95,17 +95,17 @@ impl QemuSource {
             vm: self.vm.name.clone(),
             state: StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox: inbox.clone() },
             inbox: inbox.clone(),
-            told_stopped: false,
+            sent_stopped: false,
             write: Some(write),
         };
         Ok(self.runtime.spawn(relay.run(events)))
     }
 }
 
-/// Ends QEMU's migration, whatever it is at, and lets the guest run if it ran.
+/// Ends QEMU's migration in any state, and resumes the guest if it ran.
 ///
 /// # Errors
-/// The guest can't be made to run here, or its QEMU does not answer.
+/// The guest cannot be resumed here, or its QEMU does not answer.
 pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> {
     roll_back(&vm.process.qmp, &vm.name, runs).await
 }
@@ -114,7 +114,7 @@ async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
     let limit = Instant::now() + CANCEL_LIMIT;
     let mut events = qmp.events();
     let failed = |what: &str, why: &dyn std::fmt::Display| {
-        let message = format!("QEMU of VM \"{vm}\" would not {what}: {why}");
+        let message = format!("cannot {what} of VM \"{vm}\": QEMU: {why}");
         ApiError::new(
             ErrorCode::HypervisorFailed,
             message,
@@ -126,31 +126,31 @@ async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
         let info = qmp
             .query_migrate()
             .await
-            .map_err(|error| failed("say how its migration stands", &error))?;
+            .map_err(|error| failed("read the migration status", &error))?;
         if info.status.as_ref().is_none_or(MigrationStatus::is_over) {
             break;
         }
         if !cancelled {
-            qmp.migrate_cancel().await.map_err(|error| failed("cancel its migration", &error))?;
+            qmp.migrate_cancel().await.map_err(|error| failed("cancel the migration", &error))?;
             cancelled = true;
         }
-        // Its next word, or another look: an event may have come before we listened.
+        // Waits for the next event or polls again: an event may have come before the subscription.
         let patience =
             limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
         if limit <= Instant::now() {
             return Err(failed(
-                "end its migration",
+                "end the migration",
                 &format!("not within {} s", CANCEL_LIMIT.as_secs()),
             ));
         }
         let _ = tokio::time::timeout(patience, events.recv()).await;
     }
     if runs && !qmp.status().await.is_ok_and(|state| state.is_running()) {
-        // Also takes disks back that were let go for the destination (QEMU's qmp_cont).
-        qmp.resume().await.map_err(|error| failed("let the guest run on", &error))?;
+        // This also takes back disks that were released for the destination (QEMU's qmp_cont).
+        qmp.resume().await.map_err(|error| failed("resume the guest", &error))?;
     }
     if let Err(error) = state_stream::reset(qmp).await {
-        tracing::warn!(vm, %error, "migration capabilities stay set");
+        tracing::warn!(vm, %error, "cannot reset the migration capabilities");
     }
     Ok(())
 }
@@ -158,7 +158,7 @@ async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
 impl SourceHypervisor for QemuSource {
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
         self.hands_over.store(true, Ordering::SeqCst);
-        // From here on a restarted agent that finds the guest standing still asks before it lets it run.
+        // From here on, a restarted agent that finds the guest paused asks before it resumes it.
         self.runtime
             .block_on(self.agent.mark_hand_over(&self.vm, &self.to, page_in, self.runs))
             .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
@@ -169,9 +169,10 @@ impl SourceHypervisor for QemuSource {
     }
 
     fn write_device_state(&mut self) -> Result<(), Failure> {
-        // QEMU may not be ready for it yet; the relay knows when it is, and this thread has pages to send meanwhile.
+        // QEMU may not be ready yet. The relay knows when it is, and this thread has pages to send
+        // meanwhile.
         if let Some(write) = self.write.take() {
-            // A relay that has ended has told why.
+            // A relay that has ended has reported why.
             let _ = write.send(());
         }
         Ok(())
@@ -190,21 +191,22 @@ impl SourceHypervisor for QemuSource {
 
     fn release(&mut self) {
         if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, self.keep)) {
-            tracing::error!(vm = self.vm.name.as_str(), %error, "the moved VM's remains could not be removed");
+            let vm = self.vm.name.as_str();
+            tracing::error!(vm, %error, "cannot remove what is left of the migrated VM");
         }
     }
 }
 
-/// Hands on what QEMU says and writes between the begin of its migration and the end.
+/// Relays QEMU's events and device state from the start of its migration to the end.
 struct Relay {
     qmp: Qmp,
     host: String,
     vm: VmName,
     state: StateReader,
     inbox: Inbox,
-    /// The stop has been told.
-    told_stopped: bool,
-    /// Says that the device state may be written; none once it has.
+    /// The stop has been reported.
+    sent_stopped: bool,
+    /// Permits writing the device state; `None` once it has been permitted.
     write: Option<oneshot::Receiver<()>>,
 }
 
@@ -219,25 +221,27 @@ impl Relay {
                 event = events.recv() => match event {
                     Ok(event) => if self.take(&event).await { return },
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
-                    Err(broadcast::error::RecvError::Closed) => return self.fail("its monitor is closed"),
+                    Err(broadcast::error::RecvError::Closed) => {
+                        return self.fail("its monitor is closed");
+                    }
                 },
                 why = self.qmp.closed() => return self.fail(&why),
             }
         }
     }
 
-    /// True: nothing more is to come.
+    /// Handles an event. Returns true if no more events follow.
     async fn take(&mut self, event: &QmpEvent) -> bool {
         if event.name == STOP {
-            self.tell_stopped(event.at);
+            self.send_stopped(event.at);
         }
         match MigrationStatus::of_event(event) {
             Some(MigrationStatus::PreSwitchover) => {
-                // A guest that was paused before stops no more: it stands still from here on.
-                self.tell_stopped(event.at);
-                // About a millisecond after the stop (QEMU 7.2 waits so long for its own threads): the last pages travel
-                // meanwhile.
-                // A stock QEMU says so once.
+                // A guest that was already paused does not stop again: it is stopped from here on.
+                self.send_stopped(event.at);
+                // About a millisecond after the stop (QEMU 7.2 waits that long for its own
+                // threads); the last pages are sent meanwhile. A stock QEMU reports this state
+                // once.
                 let Some(write) = self.write.take() else { return false };
                 if write.await.is_err() {
                     return true;
@@ -245,13 +249,13 @@ impl Relay {
                 match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
                     Ok(()) => false,
                     Err(error) => {
-                        self.fail(&format!("it would not write the device state: {error}"));
+                        self.fail(&format!("it cannot write the device state: {error}"));
                         true
                     }
                 }
             }
             Some(MigrationStatus::Completed) => {
-                // QEMU has flushed its stream before it says so: what is left is in the socket.
+                // QEMU flushes its stream before it reports this: the rest is in the socket.
                 self.state.pass_on(read_now);
                 self.inbox.hypervisor(Instant::now(), completed(&self.qmp, self.vm.as_str()));
                 true
@@ -264,21 +268,21 @@ impl Relay {
         }
     }
 
-    fn tell_stopped(&mut self, at: Instant) {
-        if !std::mem::replace(&mut self.told_stopped, true) {
+    fn send_stopped(&mut self, at: Instant) {
+        if !std::mem::replace(&mut self.sent_stopped, true) {
             self.inbox.hypervisor(at, HypervisorEvent::Stopped);
         }
     }
 
     fn fail(&self, why: &str) {
-        let detail = format!("QEMU on host {} can't go on: {why}", self.host);
+        let detail = format!("QEMU on host {} failed: {why}", self.host);
         let failure = Failure::new(FailureCode::HypervisorFailed, detail);
         self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
     }
 }
 
-/// Reads the device state, which a guest that broke out of QEMU may have made: as much as the inbox
-/// takes.
+/// Reads the device state, up to the inbox's limit. A guest that escaped into QEMU may have forged
+/// it.
 struct StateReader {
     stream: UnixStream,
     chunk: Vec<u8>,
@@ -286,16 +290,16 @@ struct StateReader {
 }
 
 impl StateReader {
-    /// Passes on what `read` finds. False: the stream is at its end, or longer than a device state
-    /// may be.
+    /// Passes on what `read` returns. Returns false at the end of the stream, or when it exceeds
+    /// the longest valid device state.
     fn pass_on(&mut self, read: impl Fn(&UnixStream, &mut [u8]) -> std::io::Result<usize>) -> bool {
         loop {
             match read(&self.stream, &mut self.chunk) {
                 Ok(0) => return false,
                 Ok(read) => {
-                    // By the failure the migration ends, and the guest runs on here.
+                    // The failure ends the migration, and the guest continues here.
                     if let Err(failure) = self.inbox.device_state(&self.chunk[..read]) {
-                        tracing::warn!(%failure, "QEMU's stream is read no further");
+                        tracing::warn!(%failure, "reading of QEMU's stream ended");
                         return false;
                     }
                 }
@@ -306,8 +310,9 @@ impl StateReader {
     }
 }
 
-/// What a migration that QEMU has completed comes to. A shutdown that the guest had asked for when it was stopped is not in the device
-/// state: a destination would run on what has ended.
+/// Returns the event of a migration that QEMU has completed. A shutdown that the guest requested
+/// before it was stopped is not in the device state: a destination would run a guest that has
+/// ended.
 fn completed(qmp: &Qmp, vm: &str) -> HypervisorEvent {
     match qmp.guest_has_shut_down() {
         true => HypervisorEvent::Failed(shut_down(vm)),
@@ -315,8 +320,8 @@ fn completed(qmp: &Qmp, vm: &str) -> HypervisorEvent {
     }
 }
 
-/// Reads what the socket holds at this moment, by the kernel's word. Tokio's own `try_read` knows only what its last look at
-/// all sockets found: it may say that nothing is there when there is.
+/// Reads what the socket holds now, directly from the kernel. Tokio's `try_read` only knows the
+/// result of its last poll and may report an empty socket that is not empty.
 fn read_now(stream: &UnixStream, into: &mut [u8]) -> std::io::Result<usize> {
     let (received, _) = rustix::net::recv(stream, into, rustix::net::RecvFlags::DONTWAIT)?;
     Ok(received)
@@ -333,7 +338,8 @@ mod tests {
 
     use super::*;
 
-    /// A QMP server in the place of a QEMU; `answers` gives the lines for a command, each but events with its id.
+    /// Starts a QMP server in place of a QEMU. `answers` returns the lines for a command; each line
+    /// except events gets its id.
     async fn stand_in(mut answers: impl FnMut(&str) -> Vec<Value> + Send + 'static) -> Qmp {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("qmp")).unwrap();
@@ -367,11 +373,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_roll_back_waits_until_qemu_has_finished_its_migration() {
-        let (told, mut commands) = tokio::sync::mpsc::unbounded_channel();
+    async fn a_rollback_waits_until_qemu_has_finished_its_migration() {
+        let (sender, mut commands) = tokio::sync::mpsc::unbounded_channel();
         let (mut refusals, mut runs) = (20, false);
         let qmp = stand_in(move |command| {
-            told.send(command.to_owned()).unwrap();
+            sender.send(command.to_owned()).unwrap();
             vec![match command {
                 "query-migrate" => json!({"return": {"status": "completed"}}),
                 "query-status" => {
@@ -380,7 +386,8 @@ mod tests {
                 }
                 "cont" if refusals > 0 => {
                     refusals -= 1;
-                    json!({"error": {"class": "GenericError", "desc": "Migration is not finalized yet"}})
+                    let desc = "Migration is not finalized yet";
+                    json!({"error": {"class": "GenericError", "desc": desc}})
                 }
                 "cont" => {
                     runs = true;
@@ -422,10 +429,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_socket_holds_is_read_also_before_the_runtime_knows_of_it() {
+    async fn the_socket_is_read_before_the_runtime_has_polled_it() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut theirs = theirs.into_std().unwrap();
-        // Nothing is awaited: the runtime has had no occasion to look.
+        // Nothing is awaited, so the runtime has not polled the socket.
         theirs.write_all(b"the end of the state").unwrap();
         let mut into = [0; 64];
         assert_eq!(read_now(&ours, &mut into).unwrap(), 20);
@@ -435,13 +442,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn device_state_without_end_is_read_up_to_the_bound() {
+    async fn an_endless_device_state_is_read_up_to_the_limit() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut theirs = theirs.into_std().unwrap();
         theirs.set_nonblocking(false).unwrap();
         let qemu = std::thread::spawn(move || {
             let (piece, mut written) = (vec![7; CHUNK_BYTES], 0);
-            // Until nobody reads.
+            // Until nothing reads.
             while written < 2 * MOST_DEVICE_STATE_BYTES && theirs.write_all(&piece).is_ok() {
                 written += CHUNK_BYTES as u64;
             }
@@ -457,7 +464,7 @@ mod tests {
         }
         drop(state);
         let written = qemu.join().unwrap();
-        // What the socket held, and the piece that was one too many.
+        // The socket's buffer, and the piece beyond the limit.
         assert!(written < MOST_DEVICE_STATE_BYTES + (16 << 20), "{written} bytes were read");
     }
 }

@@ -1,11 +1,11 @@
-//! CPU time of a guest's processors as a migration may take it: the cgroup of QEMU's vCPU threads.
+//! CPU time of a guest's vCPUs, limited by a migration: the cgroup of QEMU's vCPU threads.
 
 use std::io;
 
 use godwit_migration::drive::CpuQuota;
 use godwit_qemu::VcpuGroup;
 
-/// The cgroup of a QEMU's vCPU threads; made when it is needed, gone with this.
+/// Cgroup of a QEMU's vCPU threads; created on demand and removed when dropped.
 pub(super) struct VcpuQuota(pub(super) VcpuGroup);
 
 impl CpuQuota for VcpuQuota {

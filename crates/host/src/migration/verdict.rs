@@ -1,5 +1,5 @@
-//! What the destination says of a hand-over when its source asks on the agents' API: after the lane broke, or by QEMU's own
-//! engine after QEMU has let go of the guest.
+//! The destination's verdict on a hand-over, queried over the agents' API: after the lane broke, or
+//! with QEMU's own engine after QEMU has released the guest.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +13,21 @@ use godwit_migration::source::Verdict;
 use godwit_qemu::Uuid;
 use godwit_types::{FailureCode, Incarnation, Ownership};
 
-/// For how long the destination is asked what became of a commit before doubt is reported.
+/// Time for which the destination is asked about a commit before the guest counts as in doubt.
 const VERDICT_LIMIT: Duration = Duration::from_secs(20);
-/// Between two such questions.
+/// Interval between two such queries.
 const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long an answer from disk may take: across a link that is cut it never comes.
+/// Time limit for an answer from disk: over a cut link it never arrives.
 const KNOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long the destination may take to remove its shadow.
+/// Time for the destination to remove its shadow.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks at whether it has.
+/// Poll interval for that removal.
 const FORGET_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Has the destination remove its shadow, so that the next attempt does not find it. Returns where it ended; none where it
-/// can't be asked or takes too long.
+/// Has the destination remove its shadow, so that the next attempt does not find it. Returns the
+/// shadow's final state; `None` if the destination is unreachable or too slow.
 pub(super) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<IncomingState> {
     let path = format!("/v1/incoming/{id}");
     let gone = async {
@@ -44,7 +44,7 @@ pub(super) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<Incoming
     match tokio::time::timeout(FORGET_LIMIT, gone).await {
         Ok(Ok(state)) => Some(state),
         Ok(Err(error)) => {
-            tracing::warn!(vm, %error, "shadow left to itself");
+            tracing::warn!(vm, %error, "cannot remove the shadow");
             None
         }
         Err(_) => {
@@ -54,40 +54,41 @@ pub(super) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<Incoming
     }
 }
 
-/// A hand-over to ask for.
+/// A hand-over to query.
 pub(super) struct HandOver<'a> {
-    /// The destination's agent.
+    /// Client of the destination's agent.
     pub(super) peer: &'a Client,
-    /// Its name for the migration.
+    /// The destination's ID of the migration.
     pub(super) id: &'a str,
     pub(super) vm: &'a str,
     pub(super) uuid: Uuid,
-    /// The ownership that the destination gets.
+    /// The ownership that was offered to the destination.
     pub(super) offered: Ownership,
 }
 
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// It runs the guest; with the status, unless its agent has restarted since.
+    /// The destination runs the guest; with its status, unless its agent has restarted since.
     Runs(Option<IncomingStatus>),
-    /// It does not and will not.
+    /// The destination does not run the guest and will not.
     Refused(String),
-    /// Nothing that would decide it.
+    /// Nothing that decides the matter.
     Open,
 }
 
 impl HandOver<'_> {
-    /// The destination's status, unless it does not answer; `Runs` without one from an agent that has restarted since.
+    /// Interprets the destination's status. Returns `Runs` without a status if the agent has
+    /// restarted since.
     pub(super) async fn answer(&self, status: Result<IncomingStatus, ClientError>) -> Answer {
         match status {
-            // Of another life of the VM: nothing is said of this one.
+            // Another incarnation of the VM: its status says nothing about this one.
             Ok(status) if status.incarnation != self.offered.incarnation => Answer::Open,
             Ok(status) => match status.state {
                 IncomingState::Runs => Answer::Runs(Some(status)),
                 IncomingState::Refused => Answer::Refused(
                     status
                         .failure
-                        .map_or_else(|| "it does not say why".into(), |failure| failure.message),
+                        .map_or_else(|| "no reason given".into(), |failure| failure.message),
                 ),
                 IncomingState::Receiving | IncomingState::Broken => Answer::Open,
             },
@@ -98,7 +99,8 @@ impl HandOver<'_> {
         }
     }
 
-    /// An agent that was started anew since knows no migrations, but what it has written down of each VM.
+    /// Queries the record of an agent that has restarted: it knows no migrations, but the ownership
+    /// of each VM.
     async fn after_restart(&self) -> Answer {
         match ask_known(self.peer, self.vm, self.uuid, self.offered.incarnation).await {
             Ok(known) => self.answer_of(known),
@@ -110,7 +112,7 @@ impl HandOver<'_> {
         match of_destination(known, self.offered) {
             OfDestination::Took => Answer::Runs(None),
             OfDestination::Refused => {
-                Answer::Refused("its agent has restarted, and has let go of the shadow".into())
+                Answer::Refused("its agent has restarted and has dropped the shadow".into())
             }
             OfDestination::Open => Answer::Open,
         }
@@ -121,7 +123,7 @@ impl HandOver<'_> {
         self.answer(status).await
     }
 
-    /// Asks what became of a commit, for as long as doubt is bearable.
+    /// Queries the outcome of a commit until the time limit.
     pub(super) async fn verdict(&self) -> Verdict {
         let limit = Instant::now() + VERDICT_LIMIT;
         let mut every = tokio::time::interval(VERDICT_INTERVAL);
@@ -131,7 +133,7 @@ impl HandOver<'_> {
                 Answer::Runs(_) => return Verdict::Runs,
                 Answer::Refused(why) => {
                     let detail = format!(
-                        "the lane broke, and the destination did not take the guest: {why}"
+                        "the lane broke, and the destination did not accept the guest: {why}"
                     );
                     return Verdict::Refused(Failure::new(FailureCode::LaneLost, detail));
                 }
@@ -142,8 +144,9 @@ impl HandOver<'_> {
     }
 }
 
-/// What becomes of the pages that are kept of a guest offered as `offered`, where the destination gives no session for them; none:
-/// nobody knows yet. What it has written down decides, by the VM's uuid: its name may be another VM's since.
+/// Decides what becomes of the pages retained for a guest offered as `offered`, if the destination
+/// gives no session for them; `None`: not known yet. The destination's record decides, by the VM's
+/// UUID, because another VM may have its name by now.
 pub(super) async fn without_session(
     peer: &Client,
     vm: &str,
@@ -156,13 +159,13 @@ pub(super) async fn without_session(
         KeptPagesFate::NotNeeded => Some(Again::Complete),
         KeptPagesFate::Refused => Some(Again::Refused(Failure::new(
             FailureCode::LaneLost,
-            "the destination does not have the guest, and never ran it",
+            "the destination does not have the guest and never ran it",
         ))),
     }
 }
 
-/// The part of a question that says which life of which VM is meant. An incarnation that is not recorded is left out, as
-/// older releases do.
+/// Returns the part of a query that identifies a VM and its incarnation. An unrecorded incarnation
+/// is omitted, as older releases do.
 pub(crate) fn of_life(uuid: Uuid, incarnation: Incarnation) -> String {
     match incarnation.is_unrecorded() {
         true => format!("uuid={uuid}"),
@@ -170,7 +173,7 @@ pub(crate) fn of_life(uuid: Uuid, incarnation: Incarnation) -> String {
     }
 }
 
-/// Asks another host what it has written down of a VM, in that life of it.
+/// Queries another host for its record of a VM, for one incarnation of it.
 pub(crate) async fn ask_known(
     peer: &Client,
     vm: &str,
@@ -179,7 +182,7 @@ pub(crate) async fn ask_known(
 ) -> Result<Known, ApiError> {
     let path = format!("/v1/hand-overs/{vm}?{}", of_life(uuid, incarnation));
     let unreachable = |why: String| {
-        ApiError::new(ErrorCode::PeerUnreachable, why, "see that its agent runs and can be reached")
+        ApiError::new(ErrorCode::PeerUnreachable, why, "check that its agent runs and is reachable")
     };
     match tokio::time::timeout(KNOWN_LIMIT, peer.get(&path)).await {
         Ok(Ok(known)) => Ok(known),
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_agent_that_does_not_know_has_not_said_that_the_guest_runs() {
+    fn an_undecided_restarted_agent_has_not_confirmed_that_the_guest_runs() {
         let peer = Client::new(Endpoint::Tcp("127.0.0.1:1".to_owned()));
         let hand_over =
             HandOver { peer: &peer, id: "1", vm: "web", uuid: Uuid::nil(), offered: of_life(7, 2) };

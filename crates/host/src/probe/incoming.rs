@@ -1,4 +1,4 @@
-//! The destination of a probe: listens for its streams on the addresses of migrations, for as long as it takes.
+//! Destination of a probe: accepts its streams on the migration addresses until the probe ends.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::migration::{Doorman, Guard, fresh_id, listen};
 
-/// The longest that any probe may take.
+/// Longest duration of a probe.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
 
-/// Lets the streams of a probe in, those that `from` sends, on a thread of its own.
+/// Accepts the streams of a probe by the host `from`, on a thread of its own.
 pub(super) fn expect(
     agent: &Arc<Agent>,
     from: String,
@@ -24,7 +24,7 @@ pub(super) fn expect(
 ) -> Result<IncomingProbeAccepted, ApiError> {
     let host = &agent.config().name;
     if agent.config().migration_addresses.is_empty() {
-        let message = format!("host {host} has no address for migrations");
+        let message = format!("cannot probe host {host}: it has no address for migrations");
         return Err(ApiError::new(
             ErrorCode::Preflight,
             message,
@@ -34,7 +34,8 @@ pub(super) fn expect(
     let turn = agent.probes().take_turn(agent, format!("host {from} probes host {host}"))?;
     let (id, listeners) = (fresh_id()?, listen(agent)?);
     let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
-    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let addresses =
+        addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
     let guard = Guard { id, from: from.clone(), identity: agent.identity(), listeners };
     let doorman = Doorman::open(guard)?;
     let session = Arc::new(ProbeSession::new(limit.min(LONGEST)));
@@ -44,14 +45,14 @@ pub(super) fn expect(
     let serving = Arc::clone(agent);
     let spawned = std::thread::Builder::new().name("probe-in".to_owned()).spawn(move || {
         session.serve(&|| doorman.let_in());
-        tracing::info!(from, "a probe of this host is over");
+        tracing::info!(from, "incoming probe ended");
         *lock(&serving.probes().incoming) = None;
         drop(turn);
         drop(serves);
     });
     if let Err(error) = spawned {
         *lock(&agent.probes().incoming) = None;
-        return Err(host_failed("no thread can be started", &error));
+        return Err(host_failed("cannot start a thread", &error));
     }
     Ok(IncomingProbeAccepted { id: id.to_string(), addresses })
 }

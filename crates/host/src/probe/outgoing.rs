@@ -1,4 +1,5 @@
-//! The source of a probe: asks the destination, measures on a thread of its own, tells the client, and ends with it.
+//! Source of a probe: asks the destination, measures on a thread of its own, reports to the client,
+//! and ends with it.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -29,16 +30,17 @@ use crate::failure::{host_failed, of_peer};
 use crate::network;
 use crate::server::routes::json_event;
 
-/// What a lane may take beside its throughputs: a lost packet size is looked for the longest.
+/// Time for a lane beside its throughput runs; searching for a packet size that is lost takes the
+/// longest.
 const LANE_LIMIT: Duration = Duration::from_secs(45);
-/// How long a brief probe measures each throughput.
+/// Duration of each throughput run of a brief probe.
 const BRIEF_SECONDS: f64 = 0.4;
-/// What a throughput may take beside the time that counts.
+/// Time for a throughput run beside the measured time.
 const RUN_LIMIT: Duration = Duration::from_secs(10);
 
 type Events = mpsc::Sender<Result<Event, Infallible>>;
 
-/// A probe that its destination has agreed to.
+/// A probe that its destination has accepted.
 struct Outgoing {
     agent: Arc<Agent>,
     request: ProbeRequest,
@@ -47,18 +49,18 @@ struct Outgoing {
     accepted: IncomingProbeAccepted,
     id: MigrationId,
     begun: Instant,
-    /// Held as long as the probe lasts.
+    /// Held until the probe ends.
     turn: Turn,
 }
 
-/// Begins a probe; its events come until it is over, and it is over when nobody takes them any more.
+/// Begins a probe and returns its events. The probe ends early when the receiver is dropped.
 pub(super) async fn begin(
     agent: Arc<Agent>,
     request: ProbeRequest,
 ) -> Result<mpsc::Receiver<Result<Event, Infallible>>, ApiError> {
     let (events, stream) = mpsc::channel(64);
     let (agreed, begun) = oneshot::channel();
-    // In a task of its own: a client that hangs up must not leave a probe at the destination.
+    // In its own task: a client that disconnects must not leave a probe at the destination.
     tokio::spawn(async move {
         match ask(agent, request).await {
             Ok(outgoing) => {
@@ -72,26 +74,26 @@ pub(super) async fn begin(
     Ok(stream)
 }
 
-/// Checks the request, and asks the destination to let the streams in.
+/// Checks the request, and asks the destination to accept the streams.
 async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiError> {
     let (host, to) = (agent.config().name.clone(), request.to.clone());
     let invalid =
         |message, remedy: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
     if to == host {
-        return invalid(format!("host {host} does not probe itself"), "name another host");
+        return invalid(format!("cannot probe host {host} from itself"), "name another host");
     }
     if !PROBE_SECONDS.contains(&request.seconds) {
         let (least, most) = (PROBE_SECONDS.start(), PROBE_SECONDS.end());
-        let remedy = format!("give {least} to {most}");
+        let remedy = format!("use {least} to {most}");
         return invalid(
-            format!("{} seconds for each throughput are not possible", request.seconds),
+            format!("cannot measure each throughput for {} seconds", request.seconds),
             &remedy,
         );
     }
     if request.guest_bytes == 0 {
         return invalid(
-            "a VM without memory does not move".to_owned(),
-            "give its memory, such as 16GiB",
+            "cannot predict the migration of a VM without memory".to_owned(),
+            "give its memory size, such as 16GiB",
         );
     }
     let peer = agent.peer(&to)?;
@@ -101,17 +103,17 @@ async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiEr
     let accepted: IncomingProbeAccepted =
         peer.post("/v1/incoming-probes", &wanted).await.map_err(|error| refused(&to, error))?;
     let Ok(id) = accepted.id.parse() else {
-        let remedy = "both agents must run releases that know each other";
+        let remedy = "install compatible releases of the agent on both hosts";
         return Err(ApiError::new(
             ErrorCode::PeerVersion,
-            format!("host {to} names a probe by no id"),
+            format!("cannot probe host {to}: it returned an invalid probe ID"),
             remedy,
         ));
     };
     Ok(Outgoing { agent, request, extent: ProbeExtent::Full, peer, accepted, id, begun, turn })
 }
 
-/// How long the destination is to wait at most: for as many lanes as hosts have.
+/// Returns the longest time that the destination must wait, for as many lanes as hosts have.
 fn longest_ms(seconds: f64) -> u64 {
     const LANES: u32 = 8;
     let run = Duration::from_secs_f64(seconds) + RUN_LIMIT;
@@ -120,20 +122,21 @@ fn longest_ms(seconds: f64) -> u64 {
     u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Why the destination does not take part.
+/// Returns why the destination does not take part.
 fn refused(host: &str, error: ClientError) -> ApiError {
     of_peer(host, error, |error| match error.code {
-        // An older release: its API does not know the request, and so neither whom it is for.
+        // An older release: its API does not know the request, or who may send it.
         ErrorCode::NotFound | ErrorCode::Forbidden => {
             let message =
-                format!("host {host} runs a release that knows no probes ({})", error.message);
+                format!("cannot probe host {host}: its release has no probes ({})", error.message);
             ApiError::new(ErrorCode::PeerVersion, message, format!("upgrade Godwit on host {host}"))
         }
         code => ApiError::new(code, format!("host {host}: {}", error.message), error.remedy),
     })
 }
 
-/// A short probe for a prediction, of so many streams of each lane where they are given. What it finds is remembered.
+/// Runs a short probe for a prediction and records its result; `streams`: fixed number of streams
+/// for each lane.
 pub(super) async fn brief(
     agent: Arc<Agent>,
     to: &str,
@@ -143,17 +146,17 @@ pub(super) async fn brief(
     let extent = streams.map_or(ProbeExtent::Brief, ProbeExtent::Fixed);
     let outgoing = Outgoing { extent, ..ask(agent, request).await? };
     match outgoing.measured(|_| {}, std::future::pending()).await {
-        Some(told) => told,
-        None => Err(ApiError::new(ErrorCode::Cancelled, "the probe was left", "")),
+        Some(outcome) => outcome,
+        None => Err(ApiError::new(ErrorCode::Cancelled, "the client ended the probe", "")),
     }
 }
 
 impl Outgoing {
     async fn run(self, events: Events) {
-        let (told, left) = (events.clone(), events.clone());
-        // A client that does not read misses some.
+        let (sender, left) = (events.clone(), events.clone());
+        // A client that reads slowly misses some events.
         let progress = move |progress: ProbeProgress| {
-            drop(told.try_send(Ok(json_event("progress", &progress))));
+            drop(sender.try_send(Ok(json_event("progress", &progress))));
         };
         let event = match self.measured(progress, left.closed()).await {
             Some(Ok(report)) => json_event("report", &report),
@@ -163,14 +166,14 @@ impl Outgoing {
         let _ = events.send(Ok(event)).await;
     }
 
-    /// Measures, to its end or until nobody wants it any more; none then.
+    /// Measures until the end, or until the client has gone; `None` then.
     async fn measured(
         self,
         progress: impl Fn(ProbeProgress) + Send + Sync + 'static,
         left: impl Future<Output = ()>,
     ) -> Option<Result<ProbeReport, ApiError>> {
         let (to, from) = (self.request.to.clone(), self.agent.config().name.clone());
-        tracing::info!(to, probe = self.accepted.id, "a probe begins");
+        tracing::info!(to, probe = self.accepted.id, "probe begins");
         let (peer, path) = (self.peer.clone(), format!("/v1/incoming-probes/{}", self.accepted.id));
         let cancel = Arc::new(Cancel::default());
         *lock(&self.agent.probes().outgoing) = Some(Arc::clone(&cancel));
@@ -180,33 +183,34 @@ impl Outgoing {
             outcome = &mut measured => Some(outcome),
             () = left => None,
         };
-        cancel.ask("the probe was left by its client");
+        cancel.ask("the client ended the probe");
         *lock(&agent.probes().outgoing) = None;
-        // Over in any case; where the destination has ended it by itself there is nothing left to end.
+        // The probe is over in any case. A destination that has ended it already has nothing left
+        // to end.
         if let Err(error) = peer.delete(&path).await {
-            tracing::debug!(%error, "the destination has no such probe any more");
+            tracing::debug!(%error, "the destination no longer has the probe");
         }
         match outcome {
             Some(Ok(Ok(report))) => {
-                tracing::info!(from, to, limit = ?report.limit, "a probe is over");
+                tracing::info!(from, to, limit = ?report.limit, "probe ended");
                 agent.lanes_seen().probed(&report);
                 Some(Ok(report))
             }
             Some(Ok(Err(error))) => {
-                tracing::warn!(to, %error, "a probe failed");
+                tracing::warn!(to, %error, "probe failed");
                 Some(Err(error))
             }
             Some(Err(error)) => {
-                Some(Err(host_failed("the probe's thread ended without a result", &error)))
+                Some(Err(host_failed("the thread of the probe ended without a result", &error)))
             }
             None => {
-                tracing::info!(to, "a probe was left by its client");
+                tracing::info!(to, "probe ended by its client");
                 None
             }
         }
     }
 
-    /// The measuring blocks on sockets: it has a thread of its own, which ends soon after `cancel` says so.
+    /// Measures on a thread of its own, because sockets block. The thread ends soon after `cancel`.
     fn on_a_thread(
         self,
         cancel: Arc<Cancel>,
@@ -215,9 +219,9 @@ impl Outgoing {
         let (done, measured) = oneshot::channel();
         let runtime = Handle::current();
         let body = move || drop(done.send(self.measure(&cancel, &progress, &runtime)));
-        // Where none can be started `done` is gone, and that is told.
+        // If no thread starts, `done` is dropped and the receiver reports the failure.
         if let Err(error) = std::thread::Builder::new().name("probe-out".to_owned()).spawn(body) {
-            tracing::error!(%error, "no thread can be started");
+            tracing::error!(%error, "cannot start a thread");
         }
         measured
     }
@@ -272,14 +276,14 @@ impl Outgoing {
     }
 }
 
-/// The limit that would hold a migration by these lanes which names none.
+/// Returns the bandwidth limit that would apply to a migration over these lanes.
 fn limit_of_migrations(agent: &Agent, lanes: &[LaneProbe]) -> Option<BitRate> {
     let pace = agent.limits().migration(None);
     lanes.iter().filter_map(|lane| lane.from).for_each(|from| pace.uses(from));
     pace.holding()
 }
 
-/// The lanes that a migration would use.
+/// Returns the lanes that a migration would use.
 async fn lanes(agent: &Agent, accepted: &IncomingProbeAccepted) -> Vec<Lane> {
     godwit_lanes::pair(
         &network::near(&agent.config().migration_addresses).await,
@@ -299,20 +303,20 @@ async fn readings(peer: &Client, id: &str, since_ns: u64) -> Result<Vec<CpuReadi
     }
 }
 
-/// Why the whole probe came to nothing.
+/// Returns the error of a probe that failed as a whole.
 fn failed(host: &str, failure: &Failure) -> ApiError {
-    let told = |code, remedy: &str| {
+    let error = |code, remedy: &str| {
         ApiError::new(code, format!("host {host}: {}", failure.detail), remedy)
     };
     match failure.code {
-        FailureCode::VersionMismatch => told(ErrorCode::PeerVersion, failure.code.remedy()),
+        FailureCode::VersionMismatch => error(ErrorCode::PeerVersion, failure.code.remedy()),
         FailureCode::Cancelled => {
-            told(ErrorCode::Cancelled, "probe again when no VM is on the move")
+            error(ErrorCode::Cancelled, "probe again when no VM is migrating")
         }
-        FailureCode::UnknownMigration => told(
+        FailureCode::UnknownMigration => error(
             ErrorCode::HostFailed,
-            "a VM began to move there, its agent restarted, or the probe took too long: probe again",
+            "a migration began there, its agent restarted, or the probe took too long: probe again",
         ),
-        _ => told(ErrorCode::PeerUnreachable, "see that the agent runs there, and its log"),
+        _ => error(ErrorCode::PeerUnreachable, "check the agent on that host, and its log"),
     }
 }

@@ -1,4 +1,4 @@
-//! Connections of others: how many there are at a time, and how long one may take to ask.
+//! Connections from other hosts: limits on their number and on the time that a request may take.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,21 +19,22 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::server::routes::{MAX_BODY_BYTES, Refusal, tell_too_long};
+use crate::server::routes::{MAX_BODY_BYTES, Refusal, explain_too_long};
 
-/// Connections at a time of one certificate: a request has one of its own, and so has each event stream.
+/// Concurrent connections of one certificate. Each request and each event stream has its own.
 pub(super) const MOST_OF_ONE: usize = 128;
-/// Connections at a time of all.
+/// Concurrent connections in total.
 pub(super) const MOST_OF_ALL: usize = 512;
-/// What is kept of a request's head.
+/// Buffer size for a request's head.
 const MOST_HEAD_BYTES: usize = 64 << 10;
 
-/// How long another may take over what it alone has to do. How long an answer takes, and a stream of events, is not limited.
+/// Time limits for what the client alone must do. Neither the handler's answer nor an event stream
+/// is limited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// From the handshake, or the answer before, to the end of a request's head.
+    /// From the handshake, or the previous answer, to the end of a request's head.
     pub(super) head: Duration,
-    /// From there to the end of its body.
+    /// From the end of the head to the end of the body.
     pub(super) body: Duration,
 }
 
@@ -43,11 +44,11 @@ impl Default for Patience {
     }
 }
 
-/// Connections that there are, by who is at their other ends.
+/// Numbers of open connections, by client.
 #[derive(Debug, Default)]
 pub(super) struct Places(Mutex<BTreeMap<String, usize>>);
 
-/// A connection's place, as long as it lives.
+/// Place of one connection, held for as long as the connection lives.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -56,11 +57,11 @@ pub(super) struct Place {
 
 impl Places {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        // Changed by one assignment at a time.
+        // Each change is one assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more; none: there are too many.
+    /// Takes a place for one more connection; `None` if there are too many.
     pub(super) fn take(self: &Arc<Self>, who: &str) -> Option<Place> {
         let mut all = self.lock();
         let own = all.get(who).copied().unwrap_or(0);
@@ -82,12 +83,12 @@ impl Drop for Place {
     }
 }
 
-/// The same, for requests whose bodies come within that time.
+/// Adds to a router the time limit for the body of each request.
 pub(super) fn reading(app: Router, patience: Patience) -> Router {
     app.layer(axum::middleware::from_fn_with_state(patience.body, read_body))
 }
 
-/// Answers the requests of a connection, which have `known` among their extensions, to its end.
+/// Serves the requests of one connection until it ends; `known` is among their extensions.
 pub(super) async fn serve<T: Clone + Send + Sync + 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     app: Router,
@@ -108,21 +109,22 @@ pub(super) async fn serve<T: Clone + Send + Sync + 'static>(
         .max_buf_size(MOST_HEAD_BYTES);
     if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).with_upgrades().await
     {
-        tracing::debug!(%error, "a connection ended");
+        tracing::debug!(%error, "connection ended");
     }
 }
 
-/// Lets a request through once all of its body is there.
+/// Passes a request on once its whole body has arrived.
 async fn read_body(State(limit): State<Duration>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let read = axum::body::to_bytes(body, MAX_BODY_BYTES);
     match tokio::time::timeout(limit, read).await {
         Ok(Ok(body)) => next.run(Request::from_parts(head, Body::from(body))).await,
-        // More than that, or the connection broke.
-        Ok(Err(_)) => tell_too_long(StatusCode::PAYLOAD_TOO_LARGE.into_response()).await,
+        // The body is too long, or the connection broke.
+        Ok(Err(_)) => explain_too_long(StatusCode::PAYLOAD_TOO_LARGE.into_response()).await,
         Err(_) => {
-            let message = format!("the request's body did not come within {limit:?}");
-            let remedy = "see the link between the two hosts, then ask again";
+            let message =
+                format!("cannot read the request's body: it did not arrive within {limit:?}");
+            let remedy = "check the link between the two hosts, then repeat the request";
             Refusal(ApiError::new(ErrorCode::InvalidRequest, message, remedy)).into_response()
         }
     }
@@ -136,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// So long that a test which waits for it hangs.
+    /// Long enough that a test which waits for it hangs.
     const FOR_EVER: Duration = Duration::from_secs(3600);
     const SHORT: Duration = Duration::from_millis(50);
 
@@ -146,7 +148,7 @@ mod tests {
         near
     }
 
-    /// All that comes until the other end hangs up.
+    /// Reads everything until the other end closes the connection.
     async fn rest(mut stream: DuplexStream) -> String {
         let mut all = String::new();
         stream.read_to_string(&mut all).await.unwrap();
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_certificate_has_no_more_than_its_places_and_all_no_more_than_theirs() {
+    fn connections_are_limited_for_each_certificate_and_in_total() {
         let places = Arc::<Places>::default();
         let mut taken: Vec<Place> =
             (0..MOST_OF_ONE).map(|_| places.take("host b").unwrap()).collect();
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_ask_is_hung_up_on() {
+    async fn a_silent_client_is_disconnected() {
         let app = Router::new().route("/", get(async || "here"));
         let patience = Patience { head: SHORT, body: FOR_EVER };
         assert_eq!(rest(connect(&app, patience)).await, "");
@@ -181,31 +183,34 @@ mod tests {
                 .write_all(format!("GET / HTTP/1.1\r\nHost: a\r\n\r\n{more}").as_bytes())
                 .await
                 .unwrap();
-            let said = rest(stream).await;
-            assert!(said.starts_with("HTTP/1.1 200") && said.ends_with("here"), "{said}");
+            let received = rest(stream).await;
+            assert!(
+                received.starts_with("HTTP/1.1 200") && received.ends_with("here"),
+                "{received}"
+            );
         }
     }
 
     #[tokio::test]
-    async fn a_body_that_does_not_come_is_not_waited_for() {
+    async fn a_body_that_does_not_arrive_is_refused() {
         let app = Router::new().route("/", post(async |body: String| body));
         let mut stream = connect(&app, Patience { head: SHORT, body: SHORT });
         stream
             .write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel")
             .await
             .unwrap();
-        let said = rest(stream).await;
-        assert!(said.contains("did not come within"), "{said}");
+        let received = rest(stream).await;
+        assert!(received.contains("did not arrive within"), "{received}");
     }
 
     #[tokio::test]
-    async fn a_stream_of_events_lives_on() {
-        let (tell, told) = tokio::sync::mpsc::channel::<&str>(1);
-        let told = Arc::new(tokio::sync::Mutex::new(Some(told)));
+    async fn an_event_stream_is_not_limited() {
+        let (sender, receiver) = tokio::sync::mpsc::channel::<&str>(1);
+        let receiver = Arc::new(tokio::sync::Mutex::new(Some(receiver)));
         let events = async move || {
-            let told = told.lock().await.take().unwrap();
+            let receiver = receiver.lock().await.take().unwrap();
             Body::from_stream(
-                tokio_stream::wrappers::ReceiverStream::new(told).map(Ok::<_, Infallible>),
+                tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok::<_, Infallible>),
             )
         };
         let app = Router::new().route("/", get(events));
@@ -215,10 +220,10 @@ mod tests {
         let mut first = [0; 12];
         stream.read_exact(&mut first).await.unwrap();
         assert_eq!(&first, b"HTTP/1.1 200");
-        // Others' time is over meanwhile.
+        // The time limit of another connection passes meanwhile.
         assert_eq!(rest(connect(&app, patience)).await, "");
-        tell.send("an event").await.unwrap();
-        drop(tell);
+        sender.send("an event").await.unwrap();
+        drop(sender);
         assert!(rest(stream).await.contains("an event"));
     }
 }

@@ -29,7 +29,7 @@ pub(super) async fn open(
     if !asked.is_some_and(|asked| asked.eq_ignore_ascii_case(PROTOCOL)) {
         return Err(ApiError::new(
             ErrorCode::InvalidRequest,
-            "a console needs a connection that is upgraded",
+            "cannot open the console: the request does not upgrade its connection",
             format!(
                 "send Connection: upgrade and Upgrade: {PROTOCOL}, as `godwit vm console` does"
             ),
@@ -38,12 +38,12 @@ pub(super) async fn open(
     }
     let (socket, alone) = agent.console(&name)?;
     let mut guest = UnixStream::connect(&socket).await.map_err(|error| {
-        host_failed(&format!("the console of VM \"{name}\" can't be reached"), &error)
+        host_failed(&format!("cannot reach the console of VM \"{name}\""), &error)
     })?;
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         if let Ok(client) = upgrade.await {
-            // Either side may go at any time: that is how a console ends.
+            // A console ends when either side closes it, at any time.
             let _ = copy_bidirectional(&mut TokioIo::new(client), &mut guest).await;
         }
         drop(alone);

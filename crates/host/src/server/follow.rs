@@ -1,4 +1,5 @@
-//! `GET /v1/watch`: everything that the host has, then each change. For a manager, which follows many hosts by one connection each.
+//! `GET /v1/watch`: the complete state of the host, then each change. A manager follows many hosts
+//! over one connection each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -17,13 +18,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::agent::Agent;
 use crate::server::routes::{Refusal, json_event};
 
-/// How often it is looked what has changed.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-/// How often what the host has is asked: memory changes all the time.
+/// Poll interval for changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Refresh interval for the host information, whose memory figures always change.
 const HOST_INTERVAL: Duration = Duration::from_secs(2);
-/// An agent that says nothing for longer than some of these is away.
+/// Interval of keep-alive events. A reader that misses several in a row regards the agent as down.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// Events that wait for a slow reader; it misses steps in between then, and no last state.
+/// Events queued for a slow reader. It then misses intermediate states, but not the last one.
 const WAITING_EVENTS: usize = 64;
 
 pub(super) fn routes() -> Router<Arc<Agent>> {
@@ -53,33 +54,33 @@ async fn watch(
     State(agent): State<Arc<Agent>>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let (events, stream) = mpsc::channel(WAITING_EVENTS);
-    tokio::spawn(tell_all(agent, events));
+    tokio::spawn(send_changes(agent, events));
     let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
     Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
 }
 
-/// Tells everything, and then each change. Ends with its reader.
-async fn tell_all(agent: Arc<Agent>, events: mpsc::Sender<Result<Event, Infallible>>) {
-    let mut told = Told::default();
-    let mut look = interval(LOOK_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut host_asked: Option<Instant> = None;
+/// Sends the complete state, then each change, until the reader is gone.
+async fn send_changes(agent: Arc<Agent>, events: mpsc::Sender<Result<Event, Infallible>>) {
+    let mut sent = Sent::default();
+    let mut poll = interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut host_read: Option<Instant> = None;
     let mut first = true;
     loop {
         tokio::select! {
-            _ = look.tick() => {}
+            _ = poll.tick() => {}
             () = events.closed() => return,
         }
         let mut news = Vec::new();
-        if host_asked.is_none_or(|asked| asked.elapsed() >= HOST_INTERVAL) {
-            host_asked = Some(Instant::now());
+        if host_read.is_none_or(|read| read.elapsed() >= HOST_INTERVAL) {
+            host_read = Some(Instant::now());
             match agent.host_info().await {
-                Ok(host) => news.extend(told.host(host)),
-                Err(error) => tracing::warn!(%error, "a manager is not told what the host has"),
+                Ok(host) => news.extend(sent.host(host)),
+                Err(error) => tracing::warn!(%error, "cannot send the host information"),
             }
         }
-        news.extend(told.vms(agent.vms()));
-        news.extend(told.migrations(agent.migrations().list()));
+        news.extend(sent.vms(agent.vms()));
+        news.extend(sent.migrations(agent.migrations().list()));
         if std::mem::take(&mut first) {
             news.push(json_event("known", &()));
         }
@@ -91,18 +92,18 @@ async fn tell_all(agent: Arc<Agent>, events: mpsc::Sender<Result<Event, Infallib
     }
 }
 
-/// What a reader has been told last.
+/// State that the reader received last.
 #[derive(Debug, Default)]
-struct Told {
+struct Sent {
     host: Option<HostInfo>,
     vms: BTreeMap<String, VmInfo>,
-    /// Those that run, by id, as they were told.
+    /// Running migrations by ID, as last sent.
     running: BTreeMap<String, MigrationStatus>,
-    /// Those that are over and were told so, or were over before anything was told; none: nothing has been told.
+    /// IDs of the ended migrations at the last poll; `None` before the first poll.
     over: Option<BTreeSet<String>>,
 }
 
-impl Told {
+impl Sent {
     fn host(&mut self, now: HostInfo) -> Option<Event> {
         (self.host.as_ref() != Some(&now)).then(|| {
             let event = json_event("host", &now);
@@ -122,12 +123,12 @@ impl Told {
         events
     }
 
-    /// Those that run, and those that have ended since the first look.
+    /// Returns the running migrations that changed, and those that ended since the first poll.
     fn migrations(&mut self, now: Vec<MigrationStatus>) -> Vec<Event> {
         let (over, running): (Vec<_>, Vec<_>) =
             now.into_iter().partition(|status| status.report.is_some());
         let is_news = |status: &&MigrationStatus| {
-            self.over.as_ref().is_some_and(|told| !told.contains(&status.id))
+            self.over.as_ref().is_some_and(|known| !known.contains(&status.id))
         };
         let changed = |status: &&MigrationStatus| self.running.get(&status.id) != Some(*status);
         let news = running.iter().filter(changed).chain(over.iter().filter(is_news));
@@ -153,21 +154,21 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_is_told_while_it_runs_and_when_it_ends() {
+    fn a_migration_is_sent_while_it_runs_and_when_it_ends() {
         let over = || Some(crate::migrations::tests::report("web"));
-        let mut told = Told::default();
+        let mut sent = Sent::default();
         let counts = [
-            // What was over before is history.
+            // A migration that ended before the first poll is not sent.
             vec![status("m1", 0, over())],
             vec![status("m1", 0, over()), status("m2", 0, None)],
             vec![status("m1", 0, over()), status("m2", 0, None)],
             vec![status("m1", 0, over()), status("m2", 5, None)],
             vec![status("m1", 0, over()), status("m2", 5, over())],
-            // One that nobody saw run.
+            // A migration that no poll saw running.
             vec![status("m1", 0, over()), status("m2", 5, over()), status("m3", 9, over())],
             vec![status("m2", 5, over()), status("m3", 9, over())],
         ]
-        .map(|now| told.migrations(now).len());
+        .map(|now| sent.migrations(now).len());
         assert_eq!(counts, [0, 1, 0, 1, 1, 1, 0]);
     }
 }

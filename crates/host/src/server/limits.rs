@@ -1,4 +1,4 @@
-//! The requests about limits: a migration's, the host's, its lanes'. Operators' alone.
+//! Requests about bandwidth limits of a migration, the host and its lanes; for operators only.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ async fn set_lane(
     bytes: Bytes,
 ) -> Result<Json<Limits>, Refusal> {
     let address: IpAddr = address.parse().map_err(|_| {
-        let message = format!("\"{address}\" is no address");
-        let remedy = "name a lane by this host's address, one of its migration_addresses";
+        let message = format!("\"{address}\" is not a valid IP address");
+        let remedy = "name a lane by its address on this host, one of migration_addresses";
         ApiError::new(ErrorCode::InvalidRequest, message, remedy)
     })?;
     set(&agent, LimitOf::Lane(address), &bytes)

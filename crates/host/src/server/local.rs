@@ -1,4 +1,5 @@
-//! The agent's unix socket: root's alone, by its mode, by its directory's and, should both be opened wide, by who connects.
+//! The agent's unix socket. Only root may use it: its mode, its directory's mode and a check of the
+//! caller's user each ensure this.
 
 use std::fs;
 use std::io;
@@ -15,7 +16,8 @@ use tokio::net::UnixListener;
 
 use crate::server::routes::Refusal;
 
-/// Binds the socket. Under a name of its own first: nobody may connect before its mode is set.
+/// Binds the socket. It is bound under a temporary name, so that no one connects before its mode is
+/// set.
 pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     if let Some(parent) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
@@ -24,12 +26,12 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     let _ = fs::remove_file(&fresh);
     let listener = UnixListener::bind(&fresh)?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))?;
-    // Replaces what an agent left that was killed.
+    // Replaces the socket of an agent that was killed.
     fs::rename(&fresh, path)?;
     Ok(listener)
 }
 
-/// The user at the other end, as the kernel knows it; none: it does not say.
+/// User at the other end, as the kernel reports it; `None` if it does not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller(Option<u32>);
 
@@ -39,7 +41,7 @@ impl Connected<IncomingStream<'_, UnixListener>> for Caller {
     }
 }
 
-/// Lets root's requests through, and those of the agent's own user.
+/// Passes requests of root and of the agent's own user.
 pub(super) async fn guard(
     ConnectInfo(Caller(uid)): ConnectInfo<Caller>,
     request: Request,
@@ -51,9 +53,10 @@ pub(super) async fn guard(
     }
     tracing::warn!(
         ?uid,
-        "a request on the agent's socket was refused: is its directory open to others?"
+        "request on the agent's socket refused: is its directory open to other users?"
     );
-    let message = "the agent's socket is root's alone";
-    let remedy = "run this as root, or ask by https:// with an operator's certificate (`godwit pki issue --operator`)";
+    let message = "only root may use the agent's socket";
+    let remedy = "run this as root, or use https:// with an operator's certificate \
+                      (`godwit pki issue --operator`)";
     Refusal(ApiError::new(ErrorCode::Forbidden, message, remedy)).into_response()
 }

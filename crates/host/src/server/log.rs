@@ -1,4 +1,4 @@
-//! A VM's log as a stream; followed, it goes on as long as the reader and the VM do.
+//! A VM's log as a stream. With `follow`, it continues until the reader or the VM ends.
 
 use std::io::{Seek, SeekFrom};
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use crate::failure::host_failed;
 
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The log of a VM from its beginning, or so many bytes from its end.
+/// Streams a VM's log from its beginning, or from `tail_bytes` before its end.
 pub(super) fn stream(
     agent: &Arc<Agent>,
     name: &VmName,
@@ -39,18 +39,18 @@ pub(super) fn stream(
         ApiError::new(
             ErrorCode::NotFound,
             format!("VM \"{name}\" has no {} log on this host", source.name()),
-            "it has one from its first start here until it is deleted or moves away",
+            "the log exists from the VM's first start here until it is deleted or migrates away",
         )
     })?;
     if let Some(bytes) = tail_bytes {
         skip_to_tail(&mut file, bytes)
-            .map_err(|error| host_failed("the log can't be read", &error))?;
+            .map_err(|error| host_failed("cannot read the log", &error))?;
     }
-    // The end of the process is the end of its log.
+    // The log ends with the process.
     let writer = if follow { agent.vm(name)? } else { None };
     let growth = match &writer {
         Some(_) => {
-            Some(watch(&path).map_err(|error| host_failed("the log can't be followed", &error))?)
+            Some(watch(&path).map_err(|error| host_failed("cannot follow the log", &error))?)
         }
         None => None,
     };
@@ -94,7 +94,8 @@ fn watch(path: &Path) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(watch)
 }
 
-/// Returns when the log has grown since the last call. That it has is all that counts: the events are thrown away.
+/// Returns when the log has grown since the last call. The content of the events does not matter
+/// and is discarded.
 async fn wait_for_growth(watch: &AsyncFd<OwnedFd>) -> std::io::Result<()> {
     let mut events = [0; 4096];
     loop {

@@ -1,4 +1,4 @@
-//! The name of a VM in a request's path, checked before a handler sees it.
+//! Extractor of the VM name in a request's path; it checks the name before a handler sees it.
 
 use axum::extract::{FromRequestParts, Path};
 use godwit_api::{ApiError, ErrorCode};
@@ -8,8 +8,8 @@ use http::request::Parts;
 use crate::failure::spec_refused;
 use crate::server::routes::Refusal;
 
-/// The VM that a request is about, from the one parameter of its path. Decoding has turned `%2F`
-/// into a slash by then: what is no name is refused here, and becomes no path.
+/// Name of the VM that a request is about: the only parameter of its path. Decoding has already
+/// turned `%2F` into a slash, so an invalid name is refused here and never becomes a file path.
 #[derive(Debug)]
 pub(crate) struct Named(pub(crate) VmName);
 

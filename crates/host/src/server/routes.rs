@@ -1,4 +1,4 @@
-//! The HTTP API: one function a request, each a few lines over [`Agent`].
+//! The HTTP API: one function for each request, each a few lines over [`Agent`].
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use crate::metrics;
 use crate::migrations::MigrationWatch;
 use crate::server::{Named, console, follow, limits, log};
 
-/// The longest body of a request that is read; a VM with all the devices that QEMU takes has a tenth of it. As values it may take
-/// twenty times as much.
+/// Longest request body that is read. The request for a VM with all the devices that QEMU accepts
+/// has a tenth of this size. Parsed, a body may take twenty times its size in memory.
 pub(super) const MAX_BODY_BYTES: usize = 1 << 20;
 
-/// Everything the agent serves.
+/// Returns the routes of all requests that the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
     Router::new()
         .route("/metrics", get(metrics::show))
@@ -51,21 +51,21 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .merge(limits::routes())
         .merge(follow::routes())
         .fallback(async || {
-            let remedy = "see docs/api.md; another version of the agent may know it";
-            Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", remedy))
+            let remedy = "see docs/api.md; another version of the agent may support it";
+            Refusal(ApiError::new(ErrorCode::NotFound, "no such request", remedy))
         })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(axum::middleware::map_response(tell_too_long))
+        .layer(axum::middleware::map_response(explain_too_long))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&agent), metrics::time))
         .with_state(agent)
 }
 
-/// The extractor's own refusal is bare text.
-pub(super) async fn tell_too_long(response: Response) -> Response {
+/// Replaces the plain-text refusal of axum's body extractor with an [`ApiError`].
+pub(super) async fn explain_too_long(response: Response) -> Response {
     if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
         return response;
     }
-    let message = format!("the request's body has more than {MAX_BODY_BYTES} bytes");
+    let message = format!("cannot read the request's body: more than {MAX_BODY_BYTES} bytes");
     Refusal(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md")).into_response()
 }
 
@@ -85,13 +85,14 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Reads a request's JSON body; what is wrong with it is told like every other error. An empty body is `{}`.
+/// Parses a request's JSON body; an empty body counts as `{}`. An error in it is returned as an
+/// [`ApiError`].
 pub(crate) fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes).map_err(|error| {
         ApiError::new(
             ErrorCode::InvalidRequest,
-            format!("the request's body is refused: {error}"),
+            format!("cannot parse the request's body: {error}"),
             "see docs/api.md",
         )
     })
@@ -162,7 +163,7 @@ struct LogQuery {
     source: LogSource,
     #[serde(default)]
     follow: bool,
-    /// Bytes from its end with which it begins; none: all of it.
+    /// Number of bytes from the end at which the stream begins; `None`: the whole log.
     tail_bytes: Option<u64>,
 }
 
@@ -222,9 +223,10 @@ async fn follow_migration(
     Ok(Sse::new(stream).keep_alive(KeepAlive::default()))
 }
 
-/// Sends the progress there is, each that comes, and the report, which is the last. Ends early with its reader.
+/// Sends the current progress, each later one, and finally the report. Ends early when the reader
+/// is gone.
 async fn send_events(mut watch: MigrationWatch, events: mpsc::Sender<Result<Event, Infallible>>) {
-    let mut telling = true;
+    let mut in_progress = true;
     watch.progress.mark_changed();
     loop {
         let report = watch.report.borrow_and_update().clone();
@@ -233,11 +235,11 @@ async fn send_events(mut watch: MigrationWatch, events: mpsc::Sender<Result<Even
             return;
         }
         tokio::select! {
-            // The report ends it: no progress after it.
+            // The report is the last event; no progress follows it.
             biased;
             report = watch.report.changed() => if report.is_err() { return },
-            progress = watch.progress.changed(), if telling => {
-                telling = progress.is_ok();
+            progress = watch.progress.changed(), if in_progress => {
+                in_progress = progress.is_ok();
                 let progress = watch.progress.borrow_and_update().clone();
                 if events.send(Ok(json_event("progress", &progress))).await.is_err() {
                     return;

@@ -1,4 +1,4 @@
-//! TLS for the agent's API: who connects, and what they may ask.
+//! TLS for the agent's API: authentication of clients, and the requests that each role may make.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::agent::Agent;
 use crate::server::connections::{Place, Places};
 use crate::server::routes::Refusal;
 
-/// How long a handshake may take.
+/// Longest duration of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Handshakes at a time: who connects and says nothing keeps nobody else out for long.
+/// Concurrent handshakes. Clients that connect and stay silent block others only briefly.
 const HANDSHAKES: usize = 64;
 
-/// A listener that gives connections out once their handshake is done.
+/// A listener that yields connections whose handshake is complete.
 pub(super) struct TlsListener {
     ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-    /// Of all listeners' connections.
+    /// Connection places, shared by all listeners.
     places: Arc<Places>,
 }
 
@@ -43,7 +43,7 @@ impl TlsListener {
         TlsListener { ready, places }
     }
 
-    /// The next connection for which there is a place. None: the agent ends.
+    /// Returns the next connection for which there is a place; `None` when the agent ends.
     pub(super) async fn accept(&mut self) -> Option<(TlsStream<TcpStream>, Place, Connection)> {
         loop {
             let (stream, address) = self.ready.recv().await?;
@@ -53,7 +53,9 @@ impl TlsListener {
                 .map_or_else(String::new, |peer| format!("{:?} {}", peer.role, peer.name));
             match self.places.take(&who) {
                 Some(place) => return Some((stream, place, Connection(peer))),
-                None => tracing::warn!(peer = %address, who, "too many connections: one is closed"),
+                None => {
+                    tracing::warn!(peer = %address, who, "connection closed: too many connections")
+                }
             }
         }
     }
@@ -67,7 +69,7 @@ async fn accept_all(
     let places = Arc::new(Semaphore::new(HANDSHAKES));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        // Axum's own: it rides out what a full process or an impatient peer brings about.
+        // Axum's accept retries when the process has no free descriptor or the peer disconnects.
         let (socket, peer) = tokio::select! {
             accepted = Listener::accept(&mut listener) => accepted,
             () = done.closed() => return,
@@ -78,20 +80,20 @@ async fn accept_all(
         tokio::spawn(async move {
             match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(socket)).await {
                 Ok(Ok(stream)) => drop(done.send((stream, peer)).await),
-                Ok(Err(error)) => tracing::warn!(%peer, %error, "a connection was refused"),
-                Err(_) => tracing::warn!(%peer, "a connection did not shake hands in time"),
+                Ok(Err(error)) => tracing::warn!(%peer, %error, "connection refused"),
+                Err(_) => tracing::warn!(%peer, "connection closed: TLS handshake timed out"),
             }
             drop(place);
         });
     }
 }
 
-/// Who is at the other end; none: its certificate names nobody.
+/// Client at the other end; `None` if its certificate names none.
 #[derive(Clone, Debug)]
 pub(super) struct Connection(Option<Peer>);
 
 impl Connection {
-    /// Waits until the certificate at the other end is revoked.
+    /// Waits until the client's certificate is revoked.
     pub(super) async fn until_revoked(&self, agent: &Agent) {
         match &self.0 {
             Some(peer) => agent.until_revoked(&peer.serial).await,
@@ -100,7 +102,7 @@ impl Connection {
     }
 }
 
-/// Lets a request through that its sender may make; [`Peer`] is among the request's extensions from here on.
+/// Passes a request that its sender may make, and adds [`Peer`] to the request's extensions.
 pub(super) async fn guard(
     ConnectInfo(Connection(peer)): ConnectInfo<Connection>,
     mut request: Request,
@@ -109,7 +111,7 @@ pub(super) async fn guard(
     let allowed =
         peer.as_ref().is_some_and(|peer| may(peer.role, request.method(), request.uri().path()));
     let Some(peer) = peer.filter(|_| allowed) else {
-        let message = "this certificate does not allow that request";
+        let message = "this certificate does not permit the request";
         let remedy =
             "use an operator's certificate (`godwit pki issue --operator`), or the agent's socket";
         return Refusal(ApiError::new(ErrorCode::Forbidden, message, remedy)).into_response();
@@ -118,9 +120,10 @@ pub(super) async fn guard(
     next.run(request).await
 }
 
-/// A host hands guests over and asks what became of them, and probes the lanes for that; everything else is an operator's, also what
-/// is not thought of here. Who monitors reads the metrics alone. Whose guest a host may speak of the requests themselves check: by the name in its certificate, or by an id
-/// that nobody can guess.
+/// Whether a role may make a request. A host may hand guests over, query what became of them, and
+/// probe the lanes for that. A monitor may only read the metrics. Every other request, including
+/// any added later, is for operators only. The handlers themselves check which guest a host may ask
+/// about: by the name in its certificate, or by an ID that cannot be guessed.
 fn may(role: Role, method: &Method, path: &str) -> bool {
     if role == Role::Operator {
         return true;
@@ -145,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Where requests are bound to what answers them.
+    /// Sources that bind requests to their handlers.
     const ROUTERS: [&str; 5] = [
         include_str!("routes.rs"),
         include_str!("limits.rs"),
@@ -153,7 +156,7 @@ mod tests {
         include_str!("../migration/mod.rs"),
         include_str!("../probe.rs"),
     ];
-    /// Every request that there is: its path, what it can be asked by, and which of that hosts may.
+    /// Every request: its path, its methods, and the methods that hosts may use.
     const REQUESTS: [(&str, &str, &str); 33] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
@@ -187,7 +190,7 @@ mod tests {
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
         ("/v1/watch", "GET", ""),
-        // What is not there yet is no host's to ask.
+        // A request that does not exist yet is closed to hosts.
         ("/v1/vms/{name}/anything", "", ""),
     ];
 
@@ -195,7 +198,7 @@ mod tests {
         text.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// The paths and methods that the routers' sources bind.
+    /// Returns the paths and methods that the routers' sources bind.
     fn bound() -> BTreeMap<String, BTreeSet<String>> {
         let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for route in ROUTERS.iter().flat_map(|source| source.split(".route(").skip(1)) {
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_may_hand_over_and_look_and_nothing_else() {
+    fn a_host_may_hand_over_and_query_and_nothing_else() {
         for (path, asked_by, hosts) in REQUESTS {
             let asked =
                 path.replace("{id}", "7").replace("{name}", "web").replace("{address}", "10.0.0.1");

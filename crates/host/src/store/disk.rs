@@ -1,11 +1,11 @@
-//! Durable changes of small files. A change is there after a power cut, whole, or it fails; and where it fails, what was there
-//! before is still there, as far as the file system lets it be.
+//! Durable changes of small files. A successful change survives a power cut completely. A failed
+//! one leaves the old content, as far as the file system permits.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The file system, as records are written to it. Tests have any step of a change fail.
+/// The file system that records are written to. Tests can make any step of a change fail.
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
     #[cfg(test)]
@@ -13,9 +13,9 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Comes before each step of a change that may fail.
+    /// Precedes each step of a change that may fail.
     #[cfg(not(test))]
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "tests have it fail")]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "tests make it fail")]
     fn step(&self) -> io::Result<()> {
         Ok(())
     }
@@ -25,7 +25,7 @@ impl Disk {
         self.faults.step()
     }
 
-    /// Makes a directory, where it is not there.
+    /// Creates a directory if it does not exist.
     pub(crate) fn make_dir(&self, dir: &Path) -> io::Result<()> {
         self.step()?;
         fs::create_dir_all(dir)?;
@@ -41,22 +41,22 @@ impl Disk {
         self.step()?;
         file.sync_all()?;
         self.step()?;
-        // A second name of what is there now: the way back takes no room on a full disk.
+        // A second name for the old content: going back takes no space on a full disk.
         let _ = fs::remove_file(&before);
         let has_before = fs::hard_link(path, &before).is_ok();
         fs::rename(&fresh, path)?;
         let synced = path.parent().map_or(Ok(()), |dir| self.sync(dir));
         match (&synced, has_before) {
-            (Ok(()), true) => told(&before, fs::remove_file(&before)),
+            (Ok(()), true) => log_failure(&before, fs::remove_file(&before)),
             (Ok(()), false) => {}
-            // It may not survive a power cut: nobody is to find it until then either.
-            (Err(_), true) => told(path, fs::rename(&before, path)),
-            (Err(_), false) => told(path, fs::remove_file(path)),
+            // It may not survive a power cut, so no reader may find it before that either.
+            (Err(_), true) => log_failure(path, fs::rename(&before, path)),
+            (Err(_), false) => log_failure(path, fs::remove_file(path)),
         }
         synced
     }
 
-    /// Removes a file; no error where there is none.
+    /// Removes a file; no error if it does not exist.
     pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -68,8 +68,8 @@ impl Disk {
         fs::rename(path, &aside)?;
         let synced = path.parent().map_or(Ok(()), |dir| self.sync(dir));
         match &synced {
-            Ok(()) => told(&aside, fs::remove_file(&aside)),
-            Err(_) => told(path, fs::rename(&aside, path)),
+            Ok(()) => log_failure(&aside, fs::remove_file(&aside)),
+            Err(_) => log_failure(path, fs::rename(&aside, path)),
         }
         synced
     }
@@ -80,27 +80,27 @@ impl Disk {
     }
 }
 
-/// Logs what could not be tidied up after a change that was decided already.
-fn told(path: &Path, result: io::Result<()>) {
+/// Logs a failed clean-up after a change whose outcome is already decided.
+fn log_failure(path: &Path, result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::error!(path = %path.display(), %error, "a record's file could not be tidied up");
+        tracing::error!(path = %path.display(), %error, "cannot clean up a file of a record");
     }
 }
 
-/// Steps that fail, for tests.
+/// Fault injection for tests.
 #[cfg(test)]
 pub(crate) mod faults {
     use std::io;
     use std::sync::{Mutex, PoisonError};
 
-    /// What fails, counted from the moment when it was planned.
+    /// Planned faults; steps are counted from the time of the plan.
     #[derive(Debug, Default)]
     pub(crate) struct Faults(Mutex<State>);
 
     #[derive(Debug, Default)]
     struct State {
         steps: usize,
-        /// The first step that fails, by which error, and whether all after it fail as well.
+        /// First step that fails, its errno, and whether all later steps fail as well.
         plan: Option<(usize, i32, bool)>,
     }
 
@@ -117,19 +117,20 @@ pub(crate) mod faults {
             }
         }
 
-        /// Has the step of that number fail, the next one being 0; with `lasts` all that follow as well.
+        /// Makes the step numbered `at` fail (the next one is 0); with `lasts`, all later ones as
+        /// well.
         pub(crate) fn plan(&self, at: usize, errno: i32, lasts: bool) {
             let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             *state = State { steps: 0, plan: Some((at, errno, lasts)) };
         }
 
-        /// Returns whether anything has failed since the plan.
+        /// Returns whether any step has failed since the plan.
         pub(crate) fn have_come(&self) -> bool {
             let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             state.plan.is_some_and(|(at, _, _)| state.steps > at)
         }
 
-        /// Has nothing fail any more; the steps are counted anew.
+        /// Cancels the plan and restarts the count of steps.
         pub(crate) fn heal(&self) {
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
         }
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_that_fails_at_any_step_leaves_what_was_there() {
+    fn a_change_that_fails_at_any_step_leaves_the_old_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.json");
         let disk = Disk::default();

@@ -1,88 +1,93 @@
-//! Which operation may begin in which condition of a VM, and what becomes of it. Pure: one table, no I/O, so that
-//! tests can try every order of start, stop, migrate and delete.
+//! Admission of operations: which operation may begin in which condition of a VM, and the condition
+//! that follows. Pure: one table without I/O, so that tests can try every order of start, stop,
+//! migrate and delete.
 //!
-//! An operation that can't begin is refused at once with the reason; nothing queues. What is under way is a
-//! condition of its own (`Starting`, `Stopping`, …), so two operations never work on one VM.
+//! An operation that cannot begin is refused at once with the reason; nothing queues. An operation
+//! in progress is a condition of its own (`Starting`, `Stopping` and others), so two operations
+//! never work on one VM.
 
 use godwit_api::{ApiError, ErrorCode, VmState};
 
-/// What a VM is doing, in full; [`VmState`] is what users see of it.
+/// Condition of a VM in full detail; users see the [`VmState`] derived from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Defined, no process.
+    /// Defined, without a process.
     Stopped,
-    /// A start is under way.
+    /// A start is in progress.
     Starting,
     /// The guest runs.
     Running,
-    /// The vCPUs stand still, by nobody's operation.
+    /// The vCPUs are paused, but not by an operation.
     Paused,
-    /// The vCPUs stand still because it is not known whether another host runs the guest.
+    /// The vCPUs are paused because another host may run the guest.
     InDoubt {
-        /// The host that lacks pages of it which are here, as far as is known.
+        /// Host that lacks pages which only this host has, as far as is known.
         keeps_pages_for: Option<String>,
     },
-    /// Another host runs the guest, or may, and fetches pages of it from here: without them the guest is lost.
+    /// Another host may run the guest and fetches its pages from here; without them the guest is
+    /// lost.
     KeepsPages {
-        /// That host.
+        /// The host that fetches the pages.
         to: String,
     },
-    /// Pages of its memory are missing, which are at another host, and can't be fetched: it must not run.
+    /// Pages of the VM's memory are on another host and cannot be fetched, so it must not run.
     LacksPages {
-        /// That host.
+        /// The host that has the pages.
         from: String,
     },
-    /// An agent that was started anew has not heard from its QEMU yet, while pages of its memory are missing.
+    /// A restarted agent has had no answer from the VM's QEMU yet, while pages of its memory are
+    /// missing.
     Adopting,
-    /// A stop is under way, or the source lets go after a move.
+    /// A stop is in progress, or the source releases the VM after a migration.
     Stopping,
-    /// A deletion is under way, or a shadow is being removed.
+    /// A deletion, or the removal of a shadow, is in progress.
     Deleting,
-    /// A migration to another host has it.
+    /// A migration to another host is in progress.
     MigratingOut { migration: String },
-    /// It is a shadow; its guest runs on another host.
+    /// The VM is a shadow; its guest runs on another host.
     MigratingIn {
-        /// That host.
+        /// The host that runs the guest.
         from: String,
     },
-    /// The process is gone and nobody asked for it.
+    /// The process has ended without a request.
     Failed,
-    /// The process is gone, and that is being saved: until it is, the VM is shown as it was.
+    /// The process has ended, and this is being saved; until then, the VM is shown in its old
+    /// condition.
     Ending(Box<Condition>),
 }
 
-/// What somebody wants to do with a VM.
+/// Operation on a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Run it.
+    /// Run the VM.
     Start,
-    /// End it; `force`: at once, also where its QEMU says nothing.
+    /// End the VM.
     Stop {
-        /// Nobody is asked.
+        /// End QEMU at once, even if it does not respond.
         force: bool,
     },
-    /// Forget it; `force`: also in doubt, where what is here may be the only copy of its guest.
+    /// Delete the VM.
     Delete {
-        /// What is here is given up.
+        /// Also in doubt, when this host may have the only copy of the guest.
         force: bool,
     },
-    /// Move it to another host.
+    /// Migrate the VM to another host.
     MigrateOut { migration: String },
-    /// The migration is over and the guest stays.
+    /// End a migration whose guest stays here.
     EndMigration,
-    /// The migration broke off where nobody knows who may run the guest.
+    /// Hold the VM in doubt: the migration failed, and the guest's owner is unknown.
     HoldInDoubt,
-    /// The guest that was handed over goes on here: no other host runs it.
+    /// Continue here a guest that was handed over: no other host runs it.
     TakeBack,
-    /// The guest runs at the destination now.
+    /// Release the guest, which now runs at the destination.
     Release,
-    /// The guest runs here now.
+    /// Promote a shadow whose guest now runs here.
     Promote,
-    /// The shadow is not needed.
+    /// Discard a shadow that is not needed.
     Discard,
-    /// Its process has ended by itself, and that is to be saved.
+    /// Save that the process has ended without a request.
     NoteEnd {
-        /// The migration that had it is over, and the guest was its source's.
+        /// The migration that owned the VM is over, and the guest belonged to its source.
         of_migration: bool,
     },
 }
@@ -95,23 +100,24 @@ impl Operation {
             Operation::Delete { .. } => "deleted",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
-                "let go by a migration"
+                "released by a migration"
             }
             Operation::TakeBack => "taken back",
-            Operation::Promote => "taken over",
+            Operation::Promote => "promoted",
             Operation::Discard => "discarded",
-            Operation::NoteEnd { .. } => "noted as ended",
+            Operation::NoteEnd { .. } => "recorded as ended",
         }
     }
 
-    /// What else an operator can do who means this operation all the same.
+    /// Returns how an operator can carry out the operation in spite of the doubt.
     fn beyond_a_doubt(&self) -> &'static str {
         match self {
             Operation::Stop { .. } => {
-                "; `--force` ends what is here, which may be all that there is of its guest, and the doubt stays"
+                "; `--force` ends this host's copy, which may be the only one of its guest, and \
+                 leaves the VM in doubt"
             }
             Operation::Delete { .. } => {
-                "; `--force` gives up what is here, which may be all that there is of it"
+                "; `--force` gives up this host's copy, which may be the only one"
             }
             _ => "",
         }
@@ -119,7 +125,7 @@ impl Operation {
 }
 
 impl Condition {
-    /// The condition in which `operation` is under way, or why it can't begin.
+    /// Returns the condition in which `operation` is in progress, or why it cannot begin.
     pub(crate) fn admit(&self, vm: &str, operation: &Operation) -> Result<Condition, ApiError> {
         use Condition as C;
         use Operation as O;
@@ -161,10 +167,10 @@ impl Condition {
     fn refusal(&self, vm: &str, operation: &Operation) -> ApiError {
         let verb = operation.verb();
         let (code, why, remedy) = self.obstacle(vm, operation);
-        ApiError::new(code, format!("VM \"{vm}\" can't be {verb}: {why}"), remedy)
+        ApiError::new(code, format!("VM \"{vm}\" cannot be {verb}: {why}"), remedy)
     }
 
-    /// What keeps an operation from beginning, and what to do about it.
+    /// Returns what prevents an operation, and the remedy.
     fn obstacle(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
         let busy = |why: &str, remedy: &str| (ErrorCode::Busy, why.to_owned(), remedy.to_owned());
         let wrong = |remedy: &str| {
@@ -172,24 +178,24 @@ impl Condition {
         };
         match self {
             Condition::MigratingOut { migration } => busy(
-                &format!("migration {migration} has it"),
+                &format!("migration {migration} is in progress"),
                 &format!(
-                    "wait for its end, or cancel it with `godwit migration cancel {migration}`"
+                    "wait until it ends, or cancel it with `godwit migration cancel {migration}`"
                 ),
             ),
             Condition::MigratingIn { from } => busy(
-                &format!("it is arriving from host {from}, which runs it"),
-                "wait for the migration's end; until then act on that host",
+                &format!("it is arriving from host {from}, where it still runs"),
+                "wait until the migration ends; until then, use that host",
             ),
             Condition::KeepsPages { .. }
             | Condition::LacksPages { .. }
             | Condition::Adopting
             | Condition::InDoubt { .. } => self.obstacle_elsewhere(vm, operation),
-            Condition::Starting => busy("a start is under way", "wait for it"),
-            Condition::Stopping => busy("a stop is under way", "wait for it"),
-            Condition::Deleting => busy("a deletion is under way", ""),
+            Condition::Starting => busy("a start is in progress", "wait until it ends"),
+            Condition::Stopping => busy("a stop is in progress", "wait until it ends"),
+            Condition::Deleting => busy("a deletion is in progress", ""),
             Condition::Ending(_) => {
-                busy("it has just ended by itself", "see `godwit vm show`, then try again")
+                busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
             Condition::Running | Condition::Paused
                 if matches!(operation, Operation::Delete { .. }) =>
@@ -197,104 +203,121 @@ impl Condition {
                 wrong("stop it first")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
-                wrong("start it first; a stopped VM is created on the other host instead")
+                wrong("start it first, or create it on the other host instead")
             }
             Condition::Running | Condition::Paused | Condition::Stopped => wrong("nothing to do"),
-            Condition::Failed => wrong(
-                "see `godwit vm show` for what happened; start it again, or stop or delete it",
-            ),
+            Condition::Failed => {
+                wrong("see `godwit vm show` for the reason; start it again, or stop or delete it")
+            }
         }
     }
 
-    /// The obstacle where the guest, or some of its memory, is or may be at another host.
+    /// Returns the obstacle of a VM whose guest, or part of its memory, is or may be on another
+    /// host.
     fn obstacle_elsewhere(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
         match self {
             Condition::KeepsPages { to } => (
                 ErrorCode::Busy,
-                format!("host {to} runs it, or may, and fetches pages of it from here"),
+                format!("host {to} may run it and fetches its pages from here"),
                 format!(
-                    "wait until host {to} has them; if that host is gone for good and powered off, so is the guest as it ran there: `godwit migration resolve {vm} --runs-on HOST`, with this host's name, gives it up, and a start boots it from its disks"
+                    "wait until host {to} has them; if that host is permanently lost and powered \
+                     off, the guest as it ran there is lost too: give it up with `godwit migration \
+                     resolve {vm} --runs-on HOST`, with this host's name; a start then boots it \
+                     from its disks"
                 ),
             ),
             Condition::LacksPages { from } => (
                 ErrorCode::WrongState,
                 format!(
-                    "pages of its memory are still at host {from} and can't be fetched (`godwit vm show` says why): it would run on with zeros in their place"
+                    "pages of its memory are still on host {from} and cannot be fetched (`godwit \
+                     vm show` shows why): it would run with zeros in their place"
                 ),
                 format!(
-                    "remedy that and restart this host's agent, which fetches them from host {from} and keeps the VM paused; `godwit vm stop --force` gives the guest up"
+                    "fix that and restart this host's agent, which fetches them from host {from} \
+                     and keeps the VM paused; `godwit vm stop --force` gives the guest up"
                 ),
             ),
             Condition::InDoubt { keeps_pages_for: Some(to) } => (
                 ErrorCode::InDoubt,
                 format!(
-                    "it was handed over to host {to}, and pages that the guest lacks there are here alone"
+                    "it was handed over to host {to}, and only this host has pages that it lacks \
+                     there"
                 ),
                 format!(
-                    "host {to} is asked until it answers: repair it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
+                    "the agent queries host {to} until it answers: repair it or the link; if it is \
+                     permanently lost, power it off, then run `godwit migration resolve {vm} \
+                     --runs-on HOST` with this host's name{}",
                     operation.beyond_a_doubt()
                 ),
             ),
             Condition::InDoubt { keeps_pages_for: None } => (
                 ErrorCode::InDoubt,
-                "the link or an agent was lost at its hand-over, and another host may run it".to_owned(),
+                "the link or an agent was lost at its hand-over, and another host may run it"
+                    .to_owned(),
                 format!(
-                    "the other host is asked until it answers: repair it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
+                    "the agent queries the other host until it answers: repair it or the link; if \
+                     it is permanently lost, power it off, then run `godwit migration resolve {vm} \
+                     --runs-on HOST` with this host's name{}",
                     operation.beyond_a_doubt()
                 ),
             ),
             _ => (
                 ErrorCode::Busy,
-                "its QEMU has not answered since the agent's start: it may wait for a page that is missing"
+                "its QEMU has not responded since the agent's start: it may wait for a missing page"
                     .to_owned(),
-                "wait until its pages come, see `godwit vm show`; `godwit vm stop --force` ends it"
+                "wait for its pages, see `godwit vm show`; `godwit vm stop --force` ends it"
                     .to_owned(),
             ),
         }
     }
 
-    /// Why nobody speaks with the guest of a VM that has no process in the table.
+    /// Returns why the console of a VM without a process in the table is unavailable.
     pub(crate) fn without_console(&self, vm: &str) -> ApiError {
         let (why, remedy) = match self.is_being_adopted() {
             true => (
-                "its QEMU has not answered since the agent's start".to_owned(),
-                "wait until its pages come, see `godwit vm show`",
+                "its QEMU has not responded since the agent's start".to_owned(),
+                "wait until its pages arrive, see `godwit vm show`",
             ),
             false => (format!("it is {}", self.state()), "start it first"),
         };
         ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" has no console: {why}"), remedy)
     }
 
-    /// How a QEMU is ended that says nothing to this agent.
+    /// Returns how to end a QEMU that does not respond to this agent.
     pub(crate) fn end_of_silent(&self, pid: i32) -> String {
         match self {
-            // A stop in passing is refused: pages would go with it.
+            // An ordinary stop is refused: the retained pages would be lost.
             Condition::InDoubt { keeps_pages_for: Some(_) } => format!(
-                "end it with `kill -9 {pid}`, then start the VM as before; `godwit vm delete --force` ends it too, and forgets the VM"
+                "end it with `kill -9 {pid}`, then start the VM as before; `godwit vm delete \
+                 --force` also ends it, and deletes the VM"
             ),
             _ => format!(
-                "its guest may run all the same: see whether it answers its users, and whether the agent sees process {pid}'s files (another mount namespace hides them), and restart the agent; if the guest hangs, end it with `godwit vm stop --force`, then start the VM"
+                "its guest may still run: check whether it serves its users, and whether the agent \
+                 can see the files of process {pid} (another mount namespace hides them), and \
+                 restart the agent; if the guest hangs, end it with `godwit vm stop --force`, then \
+                 start the VM"
             ),
         }
     }
 
-    /// What to do for a VM whose name this one has.
-    pub(crate) fn mend_of_name(&self) -> &'static str {
+    /// Returns the remedy for a new VM whose name this VM already has.
+    pub(crate) fn remedy_for_name(&self) -> &'static str {
         match self {
             Condition::Adopting | Condition::LacksPages { .. } | Condition::KeepsPages { .. } => {
-                "take another name: that VM waits for pages, or keeps them, and is not deleted meanwhile"
+                "use another name: that VM waits for pages, or retains them, and cannot be deleted \
+                 meanwhile"
             }
-            _ => "take another name, or delete that VM first",
+            _ => "use another name, or delete that VM first",
         }
     }
 
-    /// What users see.
+    /// Returns the state that users see.
     #[must_use]
     pub(crate) fn state(&self) -> VmState {
         match self {
             Condition::Stopped => VmState::Stopped,
             Condition::Starting => VmState::Starting,
-            // It was handed over, and nobody has stopped it.
+            // An adopted VM was handed over to this host, and nothing has stopped it.
             Condition::Running | Condition::Adopting => VmState::Running,
             Condition::Paused
             | Condition::InDoubt { .. }
@@ -308,7 +331,7 @@ impl Condition {
         }
     }
 
-    /// The condition that users see.
+    /// Returns the condition behind the state that users see.
     pub(crate) fn shown(&self) -> &Condition {
         match self {
             Condition::Ending(before) => before.shown(),
@@ -316,13 +339,14 @@ impl Condition {
         }
     }
 
-    /// Whether nobody here knows who may run it.
+    /// Whether this host does not know which host may run the guest.
     #[must_use]
     pub(crate) fn is_in_doubt(&self) -> bool {
         matches!(self, Condition::InDoubt { .. })
     }
 
-    /// Whether an agent's start may still learn from its QEMU what it is. No migration arrives before that.
+    /// Whether a starting agent may still learn the condition from QEMU. No migration arrives
+    /// before that.
     #[must_use]
     pub(crate) fn is_being_adopted(&self) -> bool {
         matches!(
@@ -331,13 +355,14 @@ impl Condition {
         )
     }
 
-    /// Whether memory is set aside for it.
+    /// Whether memory is reserved for the VM.
     #[must_use]
     pub(crate) fn holds_memory(&self) -> bool {
         !matches!(self, Condition::Stopped | Condition::Failed)
     }
 
-    /// Whether an operation is under way that ends the process, or has not made it yet: its end is no news then.
+    /// Whether an operation in progress ends the process or has not created it yet, so that its end
+    /// is expected.
     #[must_use]
     pub(crate) fn expects_exit(&self) -> bool {
         matches!(
@@ -369,7 +394,7 @@ mod tests {
         ]
     }
 
-    /// What a VM may be found as, beside a stopped one: each has a process.
+    /// Conditions in which an agent may find a VM, beside stopped: each has a process.
     fn found() -> impl Strategy<Value = Condition> {
         prop_oneof![
             Just(Condition::Adopting),
@@ -379,7 +404,8 @@ mod tests {
         ]
     }
 
-    /// Whether nothing is lost by it that is in one place alone, but by the operator's word.
+    /// Whether the operation loses nothing that exists in one place only, unless the operator
+    /// requests it.
     fn is_harmless(before: &Condition, operation: &Operation) -> bool {
         use Operation as O;
         match before {
@@ -393,7 +419,7 @@ mod tests {
         }
     }
 
-    /// What one host knows of a VM, with the process that the operations would make and end.
+    /// Model of one host's knowledge of a VM, and the process that the operations create and end.
     struct Model {
         condition: Condition,
         process: bool,
@@ -401,7 +427,7 @@ mod tests {
     }
 
     impl Model {
-        /// Ends what is under way.
+        /// Ends the operation in progress.
         fn settle(&mut self, works: bool) {
             match self.condition {
                 Condition::Starting if works => {
@@ -427,20 +453,26 @@ mod tests {
             let mut vm = Model { condition: found.unwrap_or(Condition::Stopped), process, runs };
             for (operation, settle, works) in steps {
                 let before = vm.condition.clone();
-                let under_way = matches!(
+                let in_progress = matches!(
                     vm.condition,
                     Condition::Starting | Condition::Stopping | Condition::Deleting
                 );
                 match vm.condition.admit("web", &operation) {
                     Ok(next) => {
-                        prop_assert!(!under_way, "two operations at once");
+                        prop_assert!(!in_progress, "two operations at once");
                         prop_assert!(is_harmless(&before, &operation), "{before:?} {operation:?}");
                         if let Operation::Delete { .. } = operation {
-                            prop_assert!(!vm.process || before.is_in_doubt(), "deleted a guest that runs");
+                            prop_assert!(
+                                !vm.process || before.is_in_doubt(),
+                                "deleted a running guest"
+                            );
                         }
                         if let Operation::MigrateOut { .. } = operation { prop_assert!(vm.process) }
                         if let Operation::Start = operation {
-                            prop_assert!(!vm.condition.is_in_doubt(), "ran a guest that another host may run");
+                            prop_assert!(
+                                !vm.condition.is_in_doubt(),
+                                "ran a guest that another host may run"
+                            );
                         }
                         if next.is_in_doubt() { vm.runs = false }
                         vm.condition = next;
@@ -455,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_tells_the_reason_and_the_mend() {
+    fn a_refusal_states_the_reason_and_the_remedy() {
         let migrating = Condition::MigratingOut { migration: "m7".into() };
         let error = migrating.admit("web", &Operation::Stop { force: true }).unwrap_err();
         assert_eq!(error.code, ErrorCode::Busy);
@@ -472,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_pages_for_another_host_is_not_thrown_away_in_passing() {
+    fn pages_retained_for_another_host_are_not_lost_by_an_ordinary_operation() {
         let doubt = Condition::InDoubt { keeps_pages_for: Some("b".to_owned()) };
         for operation in [Operation::Start, Operation::Stop { force: true }] {
             let error = doubt.admit("web", &operation).unwrap_err();
@@ -489,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_the_only_copy_is_not_ended_in_passing() {
+    fn a_possibly_only_copy_is_ended_only_with_force() {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         for operation in [Operation::Stop { force: false }, Operation::Delete { force: false }] {
             let error = doubt.admit("web", &operation).unwrap_err();
@@ -509,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_refusal_proposes_is_admitted() {
+    fn a_proposed_remedy_is_admitted() {
         let doubt = |keeps_pages_for| Condition::InDoubt { keeps_pages_for };
         for (silent, stops) in
             [(doubt(Some("b".to_owned())), false), (doubt(None), true), (Condition::Failed, true)]
@@ -521,7 +553,7 @@ mod tests {
         }
         for waits in [Condition::Adopting, Condition::LacksPages { from: "a".to_owned() }] {
             waits.admit("web", &Operation::Delete { force: true }).unwrap_err();
-            assert!(!waits.mend_of_name().contains("delete that"), "{waits:?}");
+            assert!(!waits.remedy_for_name().contains("delete that"), "{waits:?}");
             waits.admit("web", &Operation::Start).unwrap_err();
             assert!(!waits.without_console("web").remedy.contains("start"), "{waits:?}");
         }
@@ -529,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_lacks_pages_is_ended_and_nothing_else() {
+    fn a_guest_that_lacks_pages_can_only_be_stopped() {
         let lacks = Condition::LacksPages { from: "a".to_owned() };
         for operation in [
             Operation::Start,
@@ -550,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_runs_is_not_killed_in_passing_because_its_qemu_says_nothing() {
+    fn a_running_guest_with_a_silent_qemu_is_stopped_only_with_force() {
         let stop = |force| Condition::Adopting.admit("web", &Operation::Stop { force });
         let error = stop(false).unwrap_err();
         assert!(error.code == ErrorCode::Busy && error.remedy.contains("stop --force"), "{error}");

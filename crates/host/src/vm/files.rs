@@ -1,15 +1,16 @@
-//! What a VM's process has on this host, as paths; making them and removing them without a trace.
+//! Files of a VM's process on this host: their paths, creation and complete removal.
 //!
 //! ```text
 //! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid qemu.user
 //! RUN_DIR/trackers/      NAME.sock
-//! RAM_DIR/NAME.I.ram     one file a shared memory block, of the VM's user
-//! RAM_DIR/NAME.missing   which of its pages are still at another host, while it runs without them
-//! RAM_DIR/NAME.unrun     it arrives, and has not been told to run: gone with the host's power, as all on a tmpfs
+//! RAM_DIR/NAME.I.ram     one file for each shared memory block, owned by the VM's user
+//! RAM_DIR/NAME.missing   pages that are still on another host while the VM runs without them
+//! RAM_DIR/NAME.unrun     the VM is arriving and may not run yet; lost on power-off (tmpfs)
 //! ```
 //!
-//! All of it is closed to everybody but the agent, also to the VM's own QEMU, which inherits what it needs open: what lies here, the
-//! agent may believe. The memory alone belongs to the VM's user, who opens its descriptor once more.
+//! Only the agent can access these files. Even the VM's own QEMU cannot; it inherits what it needs
+//! as open descriptors. The agent can therefore trust their content. Only the memory belongs to the
+//! VM's user, which reopens its descriptor.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -27,26 +28,26 @@ use rustix::process::{Pid, Resource, Rlimit};
 use crate::kvm;
 use crate::user::{self, QemuUsers, User};
 
-/// How much of a memory file is given back to the kernel at once.
+/// Step in which a memory file is freed.
 const FREE_STEP_BYTES: u64 = 32 << 20;
-/// How much of QEMU's log is looked at for its last words.
+/// Length of the end of QEMU's log that is searched for its last lines.
 const LAST_WORDS_BYTES: u64 = 16 << 10;
 
-/// The directories that all VMs of an agent share.
+/// Directories that all VMs of an agent share.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     /// `run_dir` of the configuration.
     pub run_dir: PathBuf,
     /// The tmpfs for guest memory.
     pub ram_dir: PathBuf,
-    /// Whom QEMUs run as.
+    /// Users that QEMUs run as.
     pub users: Arc<QemuUsers>,
-    /// The cgroups of VMs. `None`: this host gives the agent none.
+    /// Cgroups of VMs; `None` if this host gives the agent none.
     pub groups: Option<VmGroups>,
 }
 
 impl Places {
-    /// Makes the shared directories, closed to everybody else.
+    /// Creates the shared directories, accessible to the agent alone.
     pub(crate) fn prepare(&self) -> io::Result<()> {
         fs::create_dir_all(&self.run_dir)?;
         for path in [self.run_dir.clone(), self.run_dir.join("vms"), self.run_dir.join("trackers")]
@@ -57,7 +58,7 @@ impl Places {
         Ok(())
     }
 
-    /// The paths of one VM.
+    /// Returns the paths of one VM.
     #[must_use]
     pub(crate) fn vm(&self, name: &VmName) -> VmFiles {
         VmFiles {
@@ -68,13 +69,14 @@ impl Places {
         }
     }
 
-    /// Names of all VMs that left a run directory. What has another name there the agent has not made.
+    /// Returns the names of all VMs with a run directory. Entries with invalid names were not
+    /// created by the agent.
     pub(crate) fn vm_names(&self) -> io::Result<Vec<VmName>> {
         let entries = fs::read_dir(self.run_dir.join("vms"))?;
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
     }
 
-    /// Guest memory of VMs that are not among `known`.
+    /// Returns the guest memory of VMs that are not among `known`.
     pub(crate) fn orphaned_memory(&self, known: &[String]) -> io::Result<Vec<PathBuf>> {
         let mut orphans = Vec::new();
         for entry in fs::read_dir(&self.ram_dir)? {
@@ -88,7 +90,8 @@ impl Places {
     }
 }
 
-/// The VM of a memory file's name, `NAME.I.ram`, or of the note of what is missing; none for other files.
+/// Returns the VM that a memory file `NAME.I.ram` or a note about missing pages belongs to; `None`
+/// for other files.
 fn file_owner(file: &str) -> Option<&str> {
     let note = || {
         [".missing", ".missing-from", ".unrun"].into_iter().find_map(|end| file.strip_suffix(end))
@@ -96,96 +99,98 @@ fn file_owner(file: &str) -> Option<&str> {
     memory_owner(file).or_else(note)
 }
 
-/// The VM of a memory file's name, `NAME.I.ram`; none for other files.
+/// Returns the VM that a memory file `NAME.I.ram` belongs to; `None` for other files.
 fn memory_owner(file: &str) -> Option<&str> {
     let (name, block) = file.strip_suffix(".ram")?.rsplit_once('.')?;
     block.parse::<u32>().ok().map(|_| name)
 }
 
-/// The paths of one VM on this host.
+/// Paths of one VM on this host.
 #[derive(Clone, Debug)]
 pub struct VmFiles {
     name: VmName,
-    /// Sockets, logs and the process's number.
+    /// Directory with sockets, logs and the process's PID.
     pub dir: PathBuf,
-    /// Where the library in QEMU listens.
+    /// Socket of the library in QEMU.
     pub tracker_socket: PathBuf,
     places: Places,
 }
 
 impl VmFiles {
-    /// The guest's console output.
+    /// Returns the log of the guest's console output.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// QEMU's own output.
+    /// Returns the log of QEMU's own output.
     #[must_use]
     pub fn qemu_log(&self) -> PathBuf {
         self.dir.join("qemu.log")
     }
 
-    /// The guest's console, a socket.
+    /// Returns the socket of the guest's console.
     #[must_use]
     pub fn console_socket(&self) -> PathBuf {
         self.dir.join("serial.sock")
     }
 
-    /// The file of a memory block.
+    /// Returns the file of a memory block.
     #[must_use]
     pub fn memory(&self, block: usize) -> PathBuf {
         self.places.ram_dir.join(format!("{}.{block}.ram", self.name))
     }
 
-    /// Where it is noted which pages of its memory are missing, while it runs without them: in the tmpfs, as they are.
+    /// Returns the file that lists the VM's missing pages while it runs without them. Like the
+    /// memory, it is in the tmpfs.
     #[must_use]
     pub fn missing(&self) -> PathBuf {
         self.places.ram_dir.join(format!("{}.missing", self.name))
     }
 
-    /// Where it is noted which host has them.
+    /// Returns the file that names the host with the missing pages.
     fn missing_from(&self) -> PathBuf {
         self.places.ram_dir.join(format!("{}.missing-from", self.name))
     }
 
-    /// It is there as long as a guest that arrives has not been told to run.
+    /// Returns the file that exists until an arriving guest is permitted to run.
     fn unrun(&self) -> PathBuf {
         self.places.ram_dir.join(format!("{}.unrun", self.name))
     }
 
-    /// Notes that the guest that arrives has not been told to run: until [`VmFiles::note_told`], or until the host loses power, nobody
-    /// has to ask whether it has.
+    /// Records that the arriving guest has not been permitted to run. Until
+    /// [`VmFiles::note_run_permitted`], or until the host loses power, no query about that is
+    /// needed.
     pub(crate) fn note_unrun(&self) -> io::Result<()> {
         fail_writes::check("unrun")?;
         fs::write(self.unrun(), "")
     }
 
-    /// To be called right before it is told to run.
-    pub(crate) fn note_told(&self) -> io::Result<()> {
+    /// Records that the guest may run. Must be called immediately before it is permitted to.
+    pub(crate) fn note_run_permitted(&self) -> io::Result<()> {
         fail_writes::check("unrun-removal")?;
         remove_if_there(fs::remove_file(self.unrun()))
     }
 
-    /// Whether it is known that the guest has not been told to run.
+    /// Whether it is certain that the guest has not been permitted to run.
     pub(crate) fn is_unrun(&self) -> bool {
         self.unrun().exists()
     }
 
-    /// Notes which host has the pages that will be missing.
+    /// Records the host that has the pages that will be missing.
     pub(crate) fn note_missing_from(&self, host: &str) -> io::Result<()> {
         fail_writes::check("missing-from")?;
         fs::write(self.missing_from(), host)?;
         fs::set_permissions(self.missing_from(), Permissions::from_mode(0o600))
     }
 
-    /// The host that has the pages that are missing, as noted.
+    /// Returns the recorded host of the missing pages.
     pub(crate) fn host_of_missing(&self) -> Option<String> {
         fs::read_to_string(self.missing_from()).ok()
     }
 
-    /// Removes what an older process of this name may have left beside the memory: no note of it is taken for one of the process
-    /// that starts now.
+    /// Removes notes that an older process of this name may have left beside the memory, so that
+    /// none is taken for a note of the process that starts now.
     pub(crate) fn clear_notes(&self) -> io::Result<()> {
         let notes = [self.missing(), self.missing_from(), self.unrun()];
         notes.into_iter().try_for_each(|path| remove_if_there(fs::remove_file(path)))
@@ -193,11 +198,11 @@ impl VmFiles {
 
     pub fn remove_missing(&self) {
         for path in [self.missing(), self.missing_from()] {
-            told(&path, remove_if_there(fs::remove_file(&path)));
+            log_failure(&path, remove_if_there(fs::remove_file(&path)));
         }
     }
 
-    /// The files of all shared memory blocks, in the blocks' order.
+    /// Returns the files of all shared memory blocks, in the blocks' order.
     #[must_use]
     pub fn memory_of(&self, spec: &ResolvedSpec) -> Vec<PathBuf> {
         let blocks = spec.memory.iter().enumerate();
@@ -207,60 +212,68 @@ impl VmFiles {
             .collect()
     }
 
-    /// Memory that those files hold already, in bytes.
+    /// Returns how much memory those files already hold, in bytes.
     #[must_use]
     pub(crate) fn memory_taken_bytes(&self, spec: &ResolvedSpec) -> u64 {
         self.memory_of(spec).iter().map(|path| taken_bytes(path)).sum()
     }
 
-    /// Makes the run directory afresh; what an earlier run left in it goes.
+    /// Creates an empty run directory; removes the old one.
     pub fn make_dir(&self) -> io::Result<()> {
         remove_if_there(fs::remove_dir_all(&self.dir))?;
         DirBuilder::new().mode(0o700).create(&self.dir)
     }
 
-    /// Takes a user for the VM's QEMU, until its other files are removed. The run directory is there.
+    /// Assigns a user to the VM's QEMU until the VM's other files are removed. The run directory
+    /// must exist.
     pub(crate) fn claim_user(&self, accel: Accelerator) -> io::Result<User> {
         fail_writes::check("qemu-user")?;
         let user = self.places.users.claim(&self.places.run_dir.join("vms"), &self.name)?;
         let is_its_own = matches!(*self.places.users, QemuUsers::Each(..));
-        Ok(if is_its_own && accel == Accelerator::Kvm { kvm::let_in(user) } else { user })
+        Ok(if is_its_own && accel == Accelerator::Kvm { kvm::allow(user) } else { user })
     }
 
-    /// Bounds what the VM's QEMU, just started, may take of the host's memory. Where the cgroup refuses, the address space is bounded.
+    /// Limits the host memory that the VM's QEMU, just started, may take. If the cgroup refuses,
+    /// limits the address space.
     pub(crate) fn confine(&self, pid: i32, limits: &QemuLimits) {
         let Some(groups) = &self.places.groups else { return };
         let Err(error) = groups.confine(&self.name, pid, limits) else { return };
         let limit = Some(limits.address_space_bytes);
         let limit = Rlimit { current: limit, maximum: limit };
         let limited = rustix::process::prlimit(Pid::from_raw(pid), Resource::As, limit);
-        tracing::warn!(vm = self.name.as_str(), %error, by_address_space = limited.is_ok(), "QEMU has no cgroup of its own");
+        tracing::warn!(
+            vm = self.name.as_str(),
+            %error,
+            by_address_space = limited.is_ok(),
+            "QEMU has no cgroup of its own"
+        );
     }
 
-    /// Puts a QEMU that runs already into its cgroup, where it is in another one. It keeps the limits that it was started with.
+    /// Moves a running QEMU into its own cgroup, if it is in another one. It keeps the limits that
+    /// it was started with.
     pub(crate) fn confine_adopted(&self, pid: i32, limits: &QemuLimits) {
         let Some(groups) = &self.places.groups else { return };
         if let Err(error) = groups.confine(&self.name, pid, limits) {
-            tracing::warn!(vm = self.name.as_str(), %error, "an adopted QEMU has no cgroup of its own");
+            tracing::warn!(vm = self.name.as_str(), %error, "adopted QEMU has no own cgroup");
         }
     }
 
-    /// Gives the user back, if it has one. Its QEMU is gone.
+    /// Releases the VM's user, if it has one. Its QEMU has ended.
     fn release_user(&self) {
         if let Some(uid) = user::noted(&self.dir) {
-            kvm::keep_out(|gone| gone == uid);
-            told(&self.dir, remove_if_there(user::forget(&self.dir)));
+            kvm::revoke(|gone| gone == uid);
+            log_failure(&self.dir, remove_if_there(user::forget(&self.dir)));
         }
     }
 
-    /// Notes the process, so that the next agent finds it. The start time tells it from another process that got
-    /// the same number later.
+    /// Records the process for the next agent. The start time distinguishes it from a later process
+    /// with the same PID.
     pub fn write_pid(&self, pid: i32, start_time: u64) -> io::Result<()> {
         fail_writes::check("qemu-pid")?;
         fs::write(self.dir.join("qemu.pid"), format!("{pid} {start_time}\n"))
     }
 
-    /// The process noted.
+    /// Returns the recorded process: PID and start time.
     #[must_use]
     pub fn read_pid(&self) -> Option<(i32, u64)> {
         let text = fs::read_to_string(self.dir.join("qemu.pid")).ok()?;
@@ -268,11 +281,13 @@ impl VmFiles {
         Some((pid.parse().ok()?, start_time.parse().ok()?))
     }
 
-    /// Looks for the VM's QEMU where none is noted: an agent that crashed between starting QEMU and noting it leaves one.
+    /// Searches for the VM's QEMU if none is recorded: an agent that crashed between starting QEMU
+    /// and recording it leaves one.
     ///
-    /// A VM that has a user of its own has every process of that user. Where QEMUs share a user, the VM's is one that runs a QEMU
-    /// as that user and has the VM's memory or run directory on its command line. What processes of other users call themselves
-    /// counts for nothing.
+    /// If the VM has its own user, every process of that user belongs to the VM. If QEMUs share a
+    /// user, the VM's process is one that runs a QEMU as that user and has the VM's memory or run
+    /// directory on its command line. Processes of other users never match, whatever their command
+    /// line.
     #[must_use]
     pub fn find_process(&self) -> Option<(i32, u64)> {
         let mut found: Box<dyn Iterator<Item = RunningProcess>> =
@@ -281,7 +296,7 @@ impl VmFiles {
             (QemuUsers::Each(..), Some(own)) => {
                 Box::new(found.filter(move |process| process.may_act_as(own)))
             }
-            // Before it had a user of its own, or because it has none.
+            // The VM has no user of its own, or not yet.
             (users, _) => {
                 let shared = users.shared().unwrap_or(rustix::process::geteuid().as_raw());
                 let is_qemu = move |process: &RunningProcess| {
@@ -293,44 +308,45 @@ impl VmFiles {
         found.next().map(|process| (process.pid, process.start_time))
     }
 
-    /// Whether it has this VM's memory or run directory on its command line.
+    /// Whether the process has this VM's memory or run directory on its command line.
     fn is_named_by(&self, process: &RunningProcess) -> bool {
         let arguments = process.arguments();
         let has = |path: &Path| {
             let path = path.as_os_str().as_bytes();
             arguments.windows(path.len()).any(|window| window == path)
         };
-        // QEMU's options have commas doubled. Earlier agents named the memory by its path.
+        // QEMU's options double each comma. Earlier agents passed the memory by its path.
         let dir = self.dir.join("").to_string_lossy().replace(',', ",,");
         has(&self.memory(0)) || has(Path::new(&dir))
     }
 
-    /// The VM's process where it runs, noted or not.
+    /// Returns the VM's process if it runs, recorded or not.
     #[must_use]
     pub fn living_process(&self) -> Option<(i32, u64)> {
         let alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
         self.read_pid().filter(alive).or_else(|| self.find_process().filter(alive))
     }
 
-    /// Removes everything but the logs, when the process is gone.
+    /// Removes everything but the logs, once the process has ended.
     pub fn remove_runtime(&self) {
         self.remove_outside();
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             if entry.path().extension().is_none_or(|extension| extension != "log") {
-                told(&entry.path(), fs::remove_file(entry.path()));
+                log_failure(&entry.path(), fs::remove_file(entry.path()));
             }
         }
     }
 
     pub fn remove_all(&self) {
         self.remove_outside();
-        told(&self.dir, remove_if_there(fs::remove_dir_all(&self.dir)));
+        log_failure(&self.dir, remove_if_there(fs::remove_dir_all(&self.dir)));
     }
 
-    /// Removes everything once the guest runs elsewhere. The names go at once, so that the VM may come back; the memory
-    /// behind them at the lowest priority and in steps: giving gigabytes back to the kernel takes a core for tens of
-    /// milliseconds, or seconds where the pages are small, just when a guest that moved within the machine's reach, or any
-    /// other guest of this host, wants it.
+    /// Removes everything once the guest runs elsewhere. The names go at once, so that the VM can
+    /// return. A thread frees the memory behind them in steps, at the lowest priority: returning
+    /// gigabytes to the kernel takes a core for tens of milliseconds, or for seconds with small
+    /// pages. A guest that moved within the same machine, or another guest of this host, needs that
+    /// core just then.
     pub fn remove_all_and_free_later(&self) {
         let open = |path: PathBuf| {
             let opened = fs::OpenOptions::new().write(true).open(&path);
@@ -343,7 +359,7 @@ impl VmFiles {
         let memory: Vec<fs::File> = self.memory_files().into_iter().filter_map(open).collect();
         self.remove_all();
         let body = move || {
-            // Of this thread alone (Linux). Refused: then it is done at the ordinary priority.
+            // Applies to this thread alone (Linux). If refused, the ordinary priority stays.
             let _ = rustix::process::nice(19);
             for file in memory {
                 if let Err(error) = shrink_in_steps(&file) {
@@ -351,7 +367,7 @@ impl VmFiles {
                 }
             }
         };
-        // Without a thread the kernel frees all of it here.
+        // Without a thread, the kernel frees all of it here.
         if let Err(error) =
             std::thread::Builder::new().name(format!("free-{}", self.name)).spawn(body)
         {
@@ -368,11 +384,11 @@ impl VmFiles {
     }
 
     fn remove_outside(&self) {
-        told(&self.tracker_socket, remove_if_there(fs::remove_file(&self.tracker_socket)));
+        log_failure(&self.tracker_socket, remove_if_there(fs::remove_file(&self.tracker_socket)));
         self.remove_missing();
-        told(&self.unrun(), remove_if_there(fs::remove_file(self.unrun())));
+        log_failure(&self.unrun(), remove_if_there(fs::remove_file(self.unrun())));
         for path in self.memory_files() {
-            told(&path, remove_if_there(fs::remove_file(&path)));
+            log_failure(&path, remove_if_there(fs::remove_file(&path)));
         }
         self.release_user();
         if let Some(groups) = &self.places.groups {
@@ -380,11 +396,12 @@ impl VmFiles {
         }
     }
 
-    /// The last lines that QEMU wrote, for an error message: at most 5 lines and 1000 characters.
+    /// Returns the last lines of QEMU's log for an error message: at most 5 lines and 1000
+    /// characters.
     #[must_use]
     pub fn last_words(&self) -> Option<String> {
         let mut file = fs::File::open(self.qemu_log()).ok()?;
-        // A QEMU that is not itself any more may have written any amount.
+        // A compromised QEMU may have written any amount.
         let end = file.seek(SeekFrom::End(0)).ok()?;
         file.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS_BYTES))).ok()?;
         let mut log = Vec::new();
@@ -397,7 +414,7 @@ impl VmFiles {
     }
 }
 
-/// What a file takes of its file system, in bytes; nothing where it is not there.
+/// Returns the space that a file takes in its file system, in bytes; 0 if it does not exist.
 pub(super) fn taken_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).map_or(0, |data| data.blocks() * 512)
@@ -408,25 +425,26 @@ fn remove_if_there(result: io::Result<()>) -> io::Result<()> {
         .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Clean-up goes on after a failure; the log tells what was left.
-fn told(path: &Path, result: io::Result<()>) {
+/// Logs a failed removal; the clean-up continues.
+fn log_failure(path: &Path, result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::warn!(path = %path.display(), %error, "could not be removed");
+        tracing::warn!(path = %path.display(), %error, "cannot remove a file");
     }
 }
 
-/// The files of a VM that is being started: removed when this is dropped before [`StagedFiles::keep`].
+/// Files of a VM that is being started. They are removed if this is dropped before
+/// [`StagedFiles::keep`].
 #[derive(Debug)]
 pub(crate) struct StagedFiles(Option<VmFiles>);
 
 impl StagedFiles {
-    /// Begins with nothing made.
+    /// Begins a start; no file exists yet.
     #[must_use]
     pub(crate) fn new(files: VmFiles) -> Self {
         StagedFiles(Some(files))
     }
 
-    /// The start worked: nothing is removed.
+    /// Keeps the files: the start succeeded.
     pub(crate) fn keep(mut self) {
         self.0 = None;
     }
@@ -440,7 +458,7 @@ impl Drop for StagedFiles {
     }
 }
 
-/// Cuts a file shorter until it is empty, so that no single call holds the kernel for long.
+/// Truncates a file in steps until it is empty, so that no single call takes the kernel long.
 fn shrink_in_steps(file: &fs::File) -> io::Result<()> {
     let mut length = file.metadata()?.len();
     while length > 0 {
@@ -518,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_enters_and_a_user_is_free_again_with_the_files() {
+    fn only_the_agent_has_access_and_a_user_is_free_again_with_the_files() {
         let (_dir, places) = places();
         let (web, db) = (places.vm(&named("web")), places.vm(&named("db")));
         let claim = |files: &VmFiles| {
@@ -547,7 +565,7 @@ mod tests {
         assert_eq!(claim(&web), first);
     }
 
-    /// A process that has all of a VM's files among its arguments.
+    /// Starts a process that has all of a VM's files among its arguments.
     fn pretender(program: &Path, files: &VmFiles, user: u32) -> std::process::Child {
         use std::os::unix::process::CommandExt;
         let mut command = std::process::Command::new(program);
@@ -565,7 +583,8 @@ mod tests {
         let (_dir, places) = places();
         let web = places.vm(&named("web"));
         web.make_dir().unwrap();
-        // A stranger whose program has a fitting name, and somebody of root's who looks at the VM's files.
+        // Another user's program with a matching name, and a program of root that reads the VM's
+        // files.
         let (folder, tail) = (tempfile::tempdir().unwrap(), Path::new("/usr/bin/tail"));
         let qemu = folder.path().join("qemu-system-x86_64");
         fs::copy(tail, &qemu).unwrap();
@@ -573,7 +592,7 @@ mod tests {
             fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
         }
         let mut others = [pretender(&qemu, &web, 1_999_970_100), pretender(tail, &web, 0)];
-        assert_eq!(web.living_process(), None, "without a user of its own yet");
+        assert_eq!(web.living_process(), None, "the VM has no user of its own yet");
         let user = web.claim_user(Accelerator::Tcg).unwrap();
         assert_eq!(web.living_process(), None);
         let mut own = pretender(&qemu, &web, user.uid);
@@ -587,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_belongs_to_nobody_is_found() {
+    fn memory_without_a_vm_is_found() {
         let (_dir, places) = places();
         for file in [
             "web.0.ram",
@@ -606,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_short() {
+    fn the_last_log_lines_are_short() {
         let (_dir, places) = places();
         let web = places.vm(&named("web"));
         web.make_dir().unwrap();

@@ -1,4 +1,5 @@
-//! Whose turn it is to track a guest's writes: one at a time can. A dry run gives way to a migration.
+//! Turns of tracking a guest's writes. Only one tracker can be active; a dry run gives way to a
+//! migration.
 
 use std::sync::Arc;
 
@@ -8,26 +9,28 @@ use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 #[derive(Debug, Default)]
 pub(crate) struct TrackingTurn {
     turn: Arc<Mutex<()>>,
-    /// How many migrations wait: one, but for what fails at once.
+    /// Number of waiting migrations: one, except for those that fail at once.
     waiting: watch::Sender<u32>,
 }
 
 impl TrackingTurn {
-    /// Waits until nobody tracks it any more: whoever does ends at once. From then on the VM's condition keeps dry runs away.
+    /// Waits until no one tracks the VM; a dry run gives way at once. From then on, the VM's
+    /// condition keeps dry runs away.
     pub(crate) async fn take(&self) {
         self.waiting.send_modify(|waiting| *waiting += 1);
         drop(self.turn.lock().await);
         self.waiting.send_modify(|waiting| *waiting -= 1);
     }
 
-    /// For a dry run; none: another has it. Whether a migration may begin is to be asked after this.
+    /// Takes the turn for a dry run; `None` if another dry run has it. The caller must then check
+    /// whether a migration may begin.
     pub(crate) fn try_take(&self) -> Option<OwnedMutexGuard<()>> {
         Arc::clone(&self.turn).try_lock_owned().ok()
     }
 
-    /// Returns when a migration waits.
+    /// Waits until a migration is waiting for the turn.
     pub(crate) async fn wanted(&self) {
-        // The sender is this turn's own.
+        // Cannot fail: `self` owns the sender.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 }
@@ -37,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dry_run_gives_way_to_a_migration_and_not_to_another() {
+    async fn a_dry_run_gives_way_to_a_migration_but_not_to_another_dry_run() {
         let turns = TrackingTurn::default();
         let turn = turns.try_take().unwrap();
         assert!(turns.try_take().is_none());

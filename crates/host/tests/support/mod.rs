@@ -1,5 +1,5 @@
-//! A host for tests: directories of its own, a network namespace of its own, a bare guest, and agents that can be
-//! ended and started again like the real ones.
+//! A host for tests: it has its own directories, its own network namespace and a bare guest. Its
+//! agents can be ended and restarted like real ones.
 
 use std::fs;
 use std::future::Future;
@@ -16,19 +16,19 @@ use rustix::mount::UnmountFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 
-/// How long anything may take that a test waits for.
+/// Time limit for anything that a test waits for.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a shadow in these tests gets.
-#[allow(dead_code, reason = "not every file of tests has a shadow")]
+/// Ownership of a shadow in these tests.
+#[allow(dead_code, reason = "not every test file has a shadow")]
 pub(crate) fn arriving(epoch: u64) -> Ownership {
     Ownership { incarnation: Incarnation::new(7), epoch }
 }
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A multiboot kernel that prints a number sign, which no firmware does, and then echoes what it reads from the serial line (Multiboot
-/// specification 0.6.96, address fields given).
+/// A multiboot kernel that prints a number sign, which no firmware does, and then echoes what it
+/// reads from the serial line (Multiboot specification 0.6.96, address fields given).
 pub(crate) fn bare_guest() -> Vec<u8> {
     const MAGIC: u32 = 0x1bad_b002;
     const FLAGS: u32 = 0x0001_0000;
@@ -45,7 +45,7 @@ pub(crate) fn bare_guest() -> Vec<u8> {
     header.iter().flat_map(|word| word.to_le_bytes()).chain(code).collect()
 }
 
-/// A host without an agent yet. Everything that was made for it is gone when it is dropped.
+/// A host without an agent. Everything created for it is removed when it is dropped.
 pub(crate) struct TestHost {
     dir: tempfile::TempDir,
     namespace: String,
@@ -53,14 +53,14 @@ pub(crate) struct TestHost {
 }
 
 impl TestHost {
-    /// None where tests can't have one; the reason is printed.
+    /// Creates a host; `None`, with a printed reason, if the machine cannot have one.
     pub(crate) fn new() -> Option<TestHost> {
         let why = if !rustix::process::geteuid().is_root() {
             Some("mounting a tmpfs and making taps needs root")
         } else if !Path::new("/usr/bin/qemu-system-x86_64").exists() {
             Some("there is no /usr/bin/qemu-system-x86_64")
         } else if Command::new("ip").arg("-V").output().is_err() {
-            Some("there is no ip command")
+            Some("the command ip is missing")
         } else {
             None
         };
@@ -72,15 +72,16 @@ impl TestHost {
         let namespace =
             format!("gwtest-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         ip(&["netns", "add", &namespace]);
-        // A test has a thread of its own: it stays there.
+        // The test's own thread enters the namespace and stays there.
         enter(&namespace);
         ip(&["-n", &namespace, "link", "set", "lo", "up"]);
         ip(&["-n", &namespace, "link", "add", "br-test", "type", "bridge"]);
         fs::write(dir.path().join("guest"), bare_guest()).unwrap();
         let at = dir.path().display();
         let text = format!(
-            "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\n\
-             qemu = \"/usr/bin/qemu-system-x86_64\"\nvm_dirs = [\"{at}\"]\ninsecure = true\n[networks.lan]\nbridge = \"br-test\"\n\
+            "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\n\
+             run_dir = \"{at}/run\"\nqemu = \"/usr/bin/qemu-system-x86_64\"\n\
+             vm_dirs = [\"{at}\"]\ninsecure = true\n[networks.lan]\nbridge = \"br-test\"\n\
              [networks.lost]\nbridge = \"br-lost\"\n[peers]\nb = \"http://127.0.0.1:9\"\n"
         );
         let config = Config::parse(&text, Path::new("test.toml")).unwrap();
@@ -91,7 +92,7 @@ impl TestHost {
         self.dir.path()
     }
 
-    /// A small VM with the bare guest and one NIC.
+    /// Returns the specification of a small VM with the bare guest and one NIC.
     pub(crate) fn spec(&self, name: &str) -> VmSpec {
         VmSpec {
             memory: vec![
@@ -109,7 +110,7 @@ impl TestHost {
         }
     }
 
-    /// Threads and tasks that live in this host's network namespace.
+    /// Creates a runtime whose threads and tasks live in this host's network namespace.
     pub(crate) fn runtime(&self) -> Runtime {
         let namespace = self.namespace.clone();
         let enter = move || enter(&namespace);
@@ -121,16 +122,17 @@ impl TestHost {
             .unwrap()
     }
 
-    /// Runs `test` in the namespace, on a runtime of its own; every task of it ends with it, as with a process.
+    /// Runs `test` in the namespace on its own runtime; all of its tasks end with it, as with a
+    /// process.
     pub(crate) fn run<T>(&self, test: impl Future<Output = T>) -> T {
         let runtime = self.runtime();
-        // An agent in this process catches SIGTERM: nobody else ends a test that hangs.
+        // An agent in this process catches SIGTERM, so the test must end by itself if it hangs.
         let outcome = runtime.block_on(async { tokio::time::timeout(4 * LIMIT, test).await });
         runtime.shutdown_timeout(LIMIT);
         outcome.expect("the test hangs")
     }
 
-    /// Runs `test` beside an agent; the agent ends with it, its VMs do not.
+    /// Runs `test` beside an agent. The agent ends with the test; its VMs do not.
     pub(crate) fn with_agent<T>(&self, test: impl AsyncFnOnce(Client) -> T) -> T {
         let config = self.config.clone();
         self.run(async move {
@@ -145,7 +147,7 @@ impl TestHost {
         })
     }
 
-    /// Everything of VMs that is left on the host: files, guest memory, taps, processes.
+    /// Returns everything that VMs left on the host: files, guest memory, taps, processes.
     pub(crate) fn remains(&self) -> Vec<String> {
         let mut remains = Vec::new();
         for place in ["run/vms", "run/trackers", "run/ram", "state/vms"] {
@@ -165,7 +167,7 @@ impl TestHost {
         String::from_utf8_lossy(&links.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// QEMUs of this host: those that have its directory on their command line.
+    /// Returns the QEMUs of this host: processes with its directory on their command line.
     pub(crate) fn qemus(&self) -> Vec<i32> {
         let dir = self.path().display().to_string();
         let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
@@ -204,18 +206,18 @@ fn ip(arguments: &[&str]) {
     );
 }
 
-/// Ends a process without asking it.
+/// Kills a process.
 pub(crate) fn kill(pid: i32) {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
-/// Waits until `holds` does; panics past the limit.
+/// Waits until `holds` returns true; panics past the limit.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let mut look = tokio::time::interval(Duration::from_millis(20));
+    let mut poll = tokio::time::interval(Duration::from_millis(20));
     let deadline = tokio::time::Instant::now() + LIMIT;
     while !holds().await {
         assert!(tokio::time::Instant::now() < deadline, "not within {LIMIT:?}: {what}");
-        look.tick().await;
+        poll.tick().await;
     }
 }

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_without_asking_is_paid_for() {
+    fn unrequested_bytes_are_charged_later() {
         let mut bucket = Bucket::new(Duration::ZERO, 1_000_000);
         let burst = bucket.burst_bytes();
         bucket.charge(Duration::ZERO, 2 * burst);
@@ -156,14 +156,21 @@ mod tests {
                 let mut bytes = 0;
                 for (until, piece) in &sent[first..] {
                     bytes += u128::from(*piece);
-                    let allowed = u128::from(rate) * (*until - *from).as_nanos() / 1_000_000_000 + burst;
-                    prop_assert!(bytes <= allowed, "{bytes} of {allowed} from {from:?} to {until:?}");
+                    let allowed =
+                        u128::from(rate) * (*until - *from).as_nanos() / 1_000_000_000 + burst;
+                    prop_assert!(
+                        bytes <= allowed,
+                        "{bytes} of {allowed} from {from:?} to {until:?}"
+                    );
                 }
             }
         }
 
         #[test]
-        fn who_sends_all_the_time_gets_the_rate(rate in 62_500_u64..2_000_000_000, late_ns in 0_u64..1_000_000) {
+        fn a_constant_sender_gets_the_rate(
+            rate in 62_500_u64..2_000_000_000,
+            late_ns in 0_u64..1_000_000,
+        ) {
             let mut bucket = Bucket::new(Duration::ZERO, rate);
             let (mut now, mut bytes) = (Duration::ZERO, 0_u64);
             let piece = piece_bytes(rate);
@@ -178,7 +185,10 @@ mod tests {
         }
 
         #[test]
-        fn a_wait_is_neither_too_short_nor_too_long(rate in 1_u64..2_000_000_000, bytes in 1_u64..1 << 20) {
+        fn a_wait_is_neither_too_short_nor_too_long(
+            rate in 1_u64..2_000_000_000,
+            bytes in 1_u64..1 << 20,
+        ) {
             let mut bucket = Bucket::new(Duration::ZERO, rate);
             let now = Duration::from_secs(1);
             let _ = bucket.take(now, bucket.burst_bytes());
@@ -190,7 +200,9 @@ mod tests {
         }
 
         #[test]
-        fn another_rate_gives_nothing_away(rates in prop::collection::vec(62_500_u64..1_000_000_000, 2..20)) {
+        fn a_new_rate_grants_no_extra_bytes(
+            rates in prop::collection::vec(62_500_u64..1_000_000_000, 2..20),
+        ) {
             let mut bucket = Bucket::new(Duration::ZERO, rates[0]);
             let now = Duration::from_secs(1);
             let _ = bucket.take(now, bucket.burst_bytes());

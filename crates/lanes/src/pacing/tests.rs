@@ -37,7 +37,7 @@ fn drain(stream: &StreamPace) {
 }
 
 #[test]
-fn without_a_limit_nobody_waits_and_nothing_is_cut() {
+fn without_a_limit_no_waiter_waits_and_nothing_is_cut() {
     let (pacing, _) = standing_still();
     let stream = pacing.migration(RateLimit::NONE).stream(LANE);
     assert_eq!(stream.piece_bytes(), None);
@@ -59,7 +59,7 @@ fn the_least_limit_decides_how_much_goes_at_once() {
 }
 
 #[test]
-fn what_holds_is_the_least_that_applies() {
+fn the_lowest_applicable_limit_holds() {
     let (pacing, _) = standing_still();
     let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
     let migration = pacing.migration(RateLimit::NONE);
@@ -92,7 +92,7 @@ fn waiting(streams: &[StreamPace]) -> (Vec<thread::JoinHandle<()>>, mpsc::Receiv
 }
 
 #[test]
-fn a_change_is_noticed_by_everyone_who_waits() {
+fn every_waiter_notices_a_change() {
     let (pacing, _) = standing_still();
     let migration = pacing.migration(limit("1mbit"));
     let streams: Vec<StreamPace> = (0..4).map(|_| migration.stream(LANE)).collect();
@@ -105,7 +105,7 @@ fn a_change_is_noticed_by_everyone_who_waits() {
 }
 
 #[test]
-fn a_guest_that_stands_still_waits_for_the_lane_alone() {
+fn a_paused_guest_waits_only_for_the_lane() {
     let (pacing, _) = standing_still();
     let migration = pacing.migration(limit("1mbit"));
     let stream = migration.stream(LANE);
@@ -122,7 +122,7 @@ fn a_guest_that_stands_still_waits_for_the_lane_alone() {
 }
 
 #[test]
-fn who_is_closed_waits_no_more_and_keeps_nobody_waiting() {
+fn a_closed_waiter_neither_waits_nor_blocks_others() {
     let (pacing, clock) = standing_still();
     pacing.limit_host(limit("1mbit"));
     let (one, other) = (pacing.migration(RateLimit::NONE), pacing.migration(RateLimit::NONE));
@@ -139,7 +139,7 @@ fn who_is_closed_waits_no_more_and_keeps_nobody_waiting() {
 }
 
 #[test]
-fn who_waits_long_says_something_and_goes_on() {
+fn a_long_wait_reports_and_continues() {
     let (pacing, _) = standing_still();
     let migration = pacing.migration(limit("1mbit"));
     let stream = migration.stream(LANE);
@@ -155,7 +155,7 @@ fn who_waits_long_says_something_and_goes_on() {
 }
 
 #[test]
-fn what_control_streams_send_beside_their_messages_is_paid_for_by_pages() {
+fn overhead_of_control_streams_is_charged_to_pages() {
     let (pacing, clock) = standing_still();
     pacing.limit_host(limit("10mbit"));
     let migration = pacing.migration(RateLimit::NONE);

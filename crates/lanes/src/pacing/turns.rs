@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn eight_streams_get_no_more_than_two() {
+    fn eight_streams_do_not_exceed_two() {
         let mut turns = Turns::default();
         let mut given = BTreeMap::new();
         for (migration, streams) in [(1, 8), (2, 2)] {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_stream_that_is_away_while_it_sends_loses_nothing() {
+    fn a_stream_that_stalls_while_sending_loses_nothing() {
         let mut turns = Turns::default();
         for _ in 0..8 {
             turns.join(1, false, 1);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_away_for_a_moment_keeps_the_place() {
+    fn a_stream_that_rejoins_keeps_its_place() {
         let mut turns = Turns::default();
         let first = turns.join(1, false, "first");
         turns.join(1, false, "second");
@@ -177,7 +177,9 @@ mod tests {
 
         /// Checks that every waiting stream is served eventually, whatever others come and go.
         #[test]
-        fn nobody_waits_for_ever(joins in prop::collection::vec((0_u64..4, any::<bool>()), 1..60)) {
+        fn no_waiter_waits_forever(
+            joins in prop::collection::vec((0_u64..4, any::<bool>()), 1..60),
+        ) {
             let mut turns = Turns::default();
             for (migration, serve) in &joins {
                 turns.join(*migration, false, ());

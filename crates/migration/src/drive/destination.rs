@@ -264,7 +264,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
     fn check_remaining(&mut self, runs: &[BlockRun]) -> Result<(), Failure> {
         let broken = |detail: &str| Err(Failure::new(FailureCode::ProtocolBroken, detail));
         if place_of(self.page_in).page_in.is_none() {
-            return broken("the source keeps pages back, and nobody here is prepared for it");
+            return broken("the source withholds pages, and this host is not prepared for page-in");
         }
         let pages_of = |run: &BlockRun| {
             self.regions.get(usize::from(run.block)).map_or(0, |region| region.pages())
@@ -294,7 +294,8 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             .prepare_page_in()
             .and_then(|(faults, path)| PagingIn::prepare(faults, self.regions.clone(), &path));
         if let Err(failure) = &prepared {
-            tracing::warn!(%failure, "the guest can't run here before all of its memory has come");
+            tracing::warn!(%failure, "the guest cannot run here before all of its memory has \
+                arrived");
         }
         let able = prepared.is_ok();
         let block_pages: Vec<u64> = self.regions.iter().map(|region| region.pages()).collect();

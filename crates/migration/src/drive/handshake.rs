@@ -44,7 +44,8 @@ pub fn say_hello(
         Incoming::Message(Message::Welcome { version }) => {
             let VersionRange { oldest, newest } = versions;
             let detail = format!(
-                "the destination answers in protocol version {version}; offered was {oldest} to {newest}"
+                "the destination answers in protocol version {version}; offered was {oldest} to \
+                {newest}"
             );
             Err(Failure::new(FailureCode::VersionMismatch, detail))
         }

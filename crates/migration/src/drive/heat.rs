@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_sweeps_in_a_row_have_found_comes_last() {
+    fn pages_found_by_two_sweeps_in_a_row_come_last() {
         let mut heat = Heat::of_blocks([5200, 2048].into_iter());
         assert_eq!(heat.order(), (vec![stretch(0, 0, 5200), stretch(1, 0, 2048)], vec![]));
         // From the second chunk into the third, which is not a whole one.
@@ -130,8 +130,10 @@ mod tests {
         ) {
             let mut heat = Heat::of_blocks([pages].into_iter());
             let all = PageRange::new(0, pages);
-            let found: Vec<_> =
-                found.into_iter().map(|(first, count)| PageRange::new(first, count).intersect(all)).collect();
+            let found: Vec<_> = found
+                .into_iter()
+                .map(|(first, count)| PageRange::new(first, count).intersect(all))
+                .collect();
             for _ in 0..2 {
                 heat.found(0, &found);
                 heat.swept();
@@ -139,7 +141,8 @@ mod tests {
             let (cold, hot) = heat.order();
             let hot_page = |page| hot.iter().any(|stretch| stretch.pages.contains(page));
             proptest::prop_assert!(found.iter().all(|run| run.is_empty() || hot_page(run.first)));
-            let mut stretches: Vec<_> = cold.into_iter().chain(hot).map(|stretch| stretch.pages).collect();
+            let mut stretches: Vec<_> =
+                cold.into_iter().chain(hot).map(|stretch| stretch.pages).collect();
             stretches.sort_by_key(|run| run.first);
             let chunk_pages = throttle_chunk_pages(pages);
             let mut end = 0;

@@ -119,7 +119,7 @@ mod tests {
     use crate::drive::MOST_DEVICE_STATE_BYTES;
 
     #[test]
-    fn what_is_asked_for_again_and_again_waits_once() {
+    fn repeated_events_wait_once() {
         let (inbox, events) = inbox();
         for _ in 0..3 * CAPACITY {
             inbox.cancel();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_state_without_end_is_refused_at_the_bound_also_while_it_is_taken() {
+    fn an_endless_device_state_is_refused_at_the_limit() {
         for takes in [false, true] {
             let (inbox, events) = inbox();
             let (piece, mut given) = (vec![0; 1 << 20], 0);

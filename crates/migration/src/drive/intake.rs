@@ -127,7 +127,7 @@ impl Intake {
     /// Gives up a stream for which no thread could be started, as if it had broken at once. Its
     /// reader is already gone.
     pub(super) fn not_read(&self, number: u16, why: &std::io::Error) {
-        tracing::error!(stream = number, error = %why, "no thread can be started for a data stream");
+        tracing::error!(stream = number, error = %why, "cannot start a thread for a data stream");
         self.say(&Message::StreamClosed { stream: number, units: 0 });
     }
 
@@ -173,7 +173,7 @@ impl Intake {
             0 => Ok(self.pages.load(Ordering::SeqCst)),
             lacking => {
                 let detail = format!(
-                    "{lacking} pages were told by what is not here, and did not come since"
+                    "{lacking} pages referenced missing content, and have not arrived since"
                 );
                 Err(Failure::new(FailureCode::ProtocolBroken, detail))
             }

@@ -165,7 +165,7 @@ impl Referring {
     /// Takes in digests of the destination's content.
     pub(crate) fn take_in(&self, digests: &Digests) -> Result<(), Failure> {
         if self.by != ReferenceUse::All || digests.place.content == 0 {
-            let detail = "the destination told of content that nobody asked for";
+            let detail = "the destination sent content that was not requested";
             return Err(Failure::new(FailureCode::ProtocolBroken, detail));
         }
         self.known.take_in(digests);

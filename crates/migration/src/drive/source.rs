@@ -495,7 +495,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     .is_some_and(|(_, sent)| sent.elapsed() > self.window_limit()) =>
             {
                 tracing::debug!(
-                    "the control stream's window is not known to be open: the switchover goes without"
+                    "the control stream's window is not known to be open: the switchover goes \
+                    without"
                 );
                 self.window_ping = None;
                 self.look_at_the_streams(Instant::now());
@@ -660,7 +661,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn throttle(&mut self, pages_per_s: f64) {
         if let Err(error) = self.job.tracker.throttle(Some(pages_per_s)) {
-            tracing::warn!(%error, "the guest's writers can't be slowed");
+            tracing::warn!(%error, "cannot slow the guest's writers");
             self.later(Event::CannotThrottle);
         }
     }

@@ -115,7 +115,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
                     return Ok(());
                 }
                 Err(error) => {
-                    tracing::info!(?means, %error, "a means to slow the guest's writers can't be had");
+                    tracing::info!(?means, %error, "cannot slow the guest's writers by this means");
                     match means {
                         ThrottleMeans::Faults => self.no_faults = true,
                         ThrottleMeans::Quota => self.no_quota = true,
@@ -241,7 +241,7 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
     fn steer(&mut self) {
         if let Err(error) = self.look_at_it() {
             // The next round uses the other means, or none.
-            tracing::warn!(%error, "the vCPUs can't be slowed any more");
+            tracing::warn!(%error, "cannot slow the vCPUs any more");
             self.no_quota = true;
             self.let_processors_go();
         }

@@ -98,8 +98,8 @@ mod tests {
         Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 }
     }
 
-    /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs per
-    /// page.
+    /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs
+    /// per page.
     fn unit(told: u64, told_bytes: u64) -> Comparing {
         Comparing { pages: 16, time: Duration::from_micros(32), sampled: 16, told, told_bytes }
     }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_change_little_are_told_so_where_the_wire_is_slow() {
+    fn slightly_changed_pages_are_sent_as_deltas_on_a_slow_link() {
         let little = [unit(16, 16 * 60), unit(15, 15 * 60)];
         assert_eq!(after(&little, GIGABIT), Differing::All);
         assert_eq!(after(&little, 2.4e9), Differing::Sample, "comparing takes longer than sending");

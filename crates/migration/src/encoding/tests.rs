@@ -259,7 +259,7 @@ fn random_content_goes_raw_on_any_link() {
 }
 
 #[test]
-fn of_two_that_are_as_fast_the_cheaper_is_taken() {
+fn of_two_equally_fast_methods_the_cheaper_is_chosen() {
     // The wire carries what either produces.
     let link = Link { codecs: [(700.0 * MB, 0.31), (350.0 * MB, 0.3)], ..gigabit() };
     let mut stream = Stream::new();
@@ -324,7 +324,7 @@ fn it_follows_the_content() {
 }
 
 #[test]
-fn in_a_hurry_nothing_is_tried() {
+fn a_short_deadline_skips_trials() {
     let mut stream = Stream::new();
     stream.run(&gigabit(), 64);
     let known = stream.chooser.packing(1 << 20, true);
@@ -333,7 +333,7 @@ fn in_a_hurry_nothing_is_tried() {
 }
 
 #[test]
-fn what_is_asked_for_is_done() {
+fn a_request_is_carried_out() {
     for (compression, codec) in [
         (Compression::None, None),
         (Compression::Lz4, Some(Codec::Lz4)),
@@ -346,7 +346,7 @@ fn what_is_asked_for_is_done() {
 }
 
 #[test]
-fn what_the_destination_has_is_told_where_that_is_faster() {
+fn pages_at_the_destination_are_referenced_where_faster() {
     for link in [gigabit(), random(gigabit())] {
         let link = Link { found: Some(0.98), ..link };
         let mut stream = Stream::new();
@@ -377,7 +377,7 @@ fn a_short_way_back_is_not_spent_on_learning_the_wire() {
 }
 
 #[test]
-fn on_a_wire_as_fast_as_memory_nothing_is_looked_for() {
+fn a_link_as_fast_as_memory_needs_no_search() {
     for found in [0.0, 0.3, 0.98] {
         let link = Link { found: Some(found), socket: 2500.0 * MB, ..random(loopback()) };
         let mut stream = Stream::new();
@@ -388,7 +388,7 @@ fn on_a_wire_as_fast_as_memory_nothing_is_looked_for() {
 }
 
 #[test]
-fn what_the_destination_has_not_costs_next_to_nothing() {
+fn pages_missing_at_the_destination_cost_almost_nothing() {
     for link in [gigabit(), random(gigabit()), loopback()] {
         let link = Link { found: Some(0.0), ..link };
         let mut stream = Stream::new();
@@ -416,7 +416,7 @@ fn references_follow_what_the_destination_has() {
 }
 
 #[test]
-fn what_is_missed_all_the_time_is_not_told_any_more() {
+fn references_that_keep_missing_stop() {
     let link = Link { found: Some(0.9), ..random(gigabit()) };
     let mut stream = Stream::new();
     stream.run(&link, 32);
@@ -482,19 +482,28 @@ proptest! {
         stream.run(&links[0], 256);
         stream.run(&links[1], 1280);
         let rate = stream.run(&links[1], 512);
-        prop_assert!(rate >= 0.85 * links[1].best(), "{} of {}: {:?}", rate, links[1].best(), stream);
+        prop_assert!(
+            rate >= 0.85 * links[1].best(),
+            "{} of {}: {:?}",
+            rate,
+            links[1].best(),
+            stream
+        );
     }
 
     #[test]
     fn no_figures_confuse_it(
-        bytes in prop::collection::vec((any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()), 1..200),
+        bytes in prop::collection::vec(
+            (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()), 1..200,
+        ),
     ) {
         let mut chooser = Chooser::new(Compression::Auto);
         for (pages, wire, queued, ns) in bytes {
             let packing = chooser.packing(u64::from(pages), false);
             let tally = Tally { pages: u64::from(pages), wire_bytes: u64::from(wire) };
             let time = Duration::from_nanos(u64::from(ns));
-            let effort = Effort { raw_bytes: u64::from(wire), packed_bytes: u64::from(pages), time };
+            let effort =
+                Effort { raw_bytes: u64::from(wire), packed_bytes: u64::from(pages), time };
             let sent = UnitSent {
                 wire_bytes: u64::from(wire),
                 raw: tally,
@@ -504,7 +513,9 @@ proptest! {
                 ..UnitSent::default()
             };
             chooser.sent(packing, &sent, time);
-            prop_assert!(chooser.wire_bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= 0.0));
+            prop_assert!(
+                chooser.wire_bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= 0.0)
+            );
         }
     }
 }

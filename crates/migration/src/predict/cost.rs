@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn where_sending_uses_up_the_cpus_a_codec_takes_its_time_from_it() {
+    fn when_sending_is_cpu_bound_a_codec_slows_it() {
         let carry = Carry { of_cpus_bytes_per_s: Some(400e6), ..wire(400e6) };
         let cost = PageCost::of(&SHRINKS, Compression::Auto, carry, 2);
         let alone = PageCost::of(&SHRINKS, Compression::Auto, wire(400e6), 2);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_brings_most_over_is_taken() {
+    fn the_method_with_the_highest_throughput_is_chosen() {
         let sent_as = |rate: f64| PageCost::of(&SHRINKS, Compression::Auto, wire(rate), 2).sent_as;
         assert_eq!(sent_as(25e6), EncodingName::Zstd);
         assert_eq!(sent_as(300e6), EncodingName::Lz4);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_holds_whatever_it_brings() {
+    fn a_requested_codec_is_used_whatever_its_benefit() {
         let cost = |compression| PageCost::of(&SHRINKS, compression, wire(2e9), 2);
         assert_eq!(cost(Compression::Zstd).sent_as, EncodingName::Zstd);
         assert_eq!(cost(Compression::None), PageCost::raw(2e9));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_of_nothing_tells_nothing() {
+    fn an_empty_trial_gives_no_result() {
         assert_eq!(Trial::of(&[], Effort::default()), None);
         let time = Duration::from_millis(10);
         let trial =

@@ -64,13 +64,14 @@ impl Prediction {
             }
             (Means::None, Some(limit)) => {
                 format!(
-                    "{both}: held to {limit:.0} pages/s it comes to no pause that the policy allows either"
+                    "{both}: held to {limit:.0} pages/s it comes to no pause that the policy \
+                    allows either"
                 )
             }
             (Means::None, None) if conditions.policy.may_throttle => {
                 format!("{both}: it comes to no pause that the policy allows")
             }
-            (Means::None, None) => format!("{both}, and it can't be slowed here"),
+            (Means::None, None) => format!("{both}, and it cannot be slowed here"),
         }
     }
 }

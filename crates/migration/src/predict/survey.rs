@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_zero_and_compressible_is_found() {
+    fn written_zero_and_compressible_pages_are_found() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let regions = [memory(folder.path())];
         let survey = Survey::of_memory(&regions).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn of_no_pages_nothing_is_known() {
+    fn no_pages_give_no_knowledge() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let region =
             Region::create(&folder.path().join("web.0.ram"), 64 * PAGE_SIZE, None).unwrap();

@@ -112,7 +112,8 @@ mod tests {
 
     #[test]
     fn the_kernels_line_is_read() {
-        let text = "cpu  10 20 30 400 50 6 7 8 90 0\ncpu0 1 2 3 4 5 6 7 8 9 0\ncpu1 1 2 3 4 5 6 7 8 9 0\nintr 1\n";
+        let text = "cpu  10 20 30 400 50 6 7 8 90 0\ncpu0 1 2 3 4 5 6 7 8 9 0\ncpu1 1 2 3 4 5 6 7 \
+            8 9 0\nintr 1\n";
         assert_eq!(parse_stat(text), (10 + 20 + 30 + 6 + 7 + 8, 2));
         assert_eq!(parse_stat(""), (0, 0));
         let (busy_ns, cores) = host_cpu();

@@ -62,7 +62,7 @@ pub fn estimate(guest_bytes: u64, streams: u32, runs: &[ThroughputRun]) -> Optio
     let best = some().find(|run| run.bytes_per_s * NO_GROWTH >= highest)?;
     #[expect(
         clippy::cast_precision_loss,
-        reason = "a size that f64 does not hold exactly is no VM's"
+        reason = "no VM has a size that f64 does not hold exactly"
     )]
     let time_ms = |run: &ThroughputRun| guest_bytes as f64 / run.bytes_per_s * 1e3;
     Some(MoveEstimate {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_tells_wire_and_flow_cap() {
+    fn growth_separates_link_and_flow_limits() {
         for (rates, limit) in [
             ([100.0, 100.0, 100.0, 100.0], Limit::Wire),
             ([50.0, 100.0, 104.0, 112.0], Limit::Wire),
@@ -141,7 +141,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_figures_make_nonsense(rates in prop::array::uniform4(0.0..1e12_f64), bytes in any::<u64>()) {
+        fn no_figures_make_nonsense(
+            rates in prop::array::uniform4(0.0..1e12_f64),
+            bytes in any::<u64>(),
+        ) {
             let runs = runs(rates);
             prop_assert!(limit_of(&runs).is_some());
             if let Some(told) = estimate(bytes, 2, &runs) {

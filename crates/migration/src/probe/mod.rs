@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_that_is_ended_says_why_first() {
+    fn an_ended_probe_reports_why_first() {
         let cancel = Cancel::default();
         cancel.check().unwrap();
         cancel.ask("a VM begins to move");

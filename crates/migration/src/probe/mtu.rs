@@ -61,7 +61,8 @@ impl Prober<'_> {
         // The size is the cause only if a smaller one arrives.
         if self.burst(lane, Some(SAFE_SEGMENT_BYTES), limit)?.is_none() {
             let detail = format!(
-                "packets of no size are answered any more: {} KiB took longer than {} ms, or the lane went down",
+                "packets of no size are answered any more: {} KiB took longer than {} ms, or the \
+                lane went down",
                 BURST_BYTES / 1024,
                 limit.as_millis()
             );

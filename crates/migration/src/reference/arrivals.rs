@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_again_hears_of_later_ones_and_what_is_gone_is_forgotten() {
+    fn a_repeated_query_returns_later_arrivals_and_forgets_dropped_ones() {
         let arrivals = Arrivals::default();
         let contents: Vec<_> = (0..3).map(|_| Arc::new(Content::of(&[]).unwrap())).collect();
         arrivals.begin(&contents[0]);

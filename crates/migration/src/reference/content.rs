@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_what_is_told_are_no_news() {
+    fn copies_of_known_notifications_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let regions =
             [Arc::new(Region::create(&folder.path().join("a"), 8 * PAGE_SIZE, None).unwrap())];

@@ -113,19 +113,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn places_survive(content in any::<u16>(), block in 0..MAX_BLOCKS, page in 0..1u64 << PAGE_BITS) {
+        fn places_survive(
+            content in any::<u16>(),
+            block in 0..MAX_BLOCKS,
+            page in 0..1u64 << PAGE_BITS,
+        ) {
             let place = Place { content, block, page };
             prop_assert_eq!(pack(place).map(unpack), Some(place));
         }
 
         #[test]
-        fn whatever_is_told_it_stays_within_its_memory(
+        fn any_notifications_stay_within_the_memory_limit(
             prefixes in prop::collection::vec(any::<u64>(), 0..4000),
             page in any::<u64>(),
             most_bytes in 0u64..200_000,
         ) {
             let known = Known::new(most_bytes);
-            known.take_in(&Digests { place: Place { content: 1, block: 70, page }, prefixes: prefixes.clone() });
+            known.take_in(&Digests {
+                place: Place { content: 1, block: 70, page },
+                prefixes: prefixes.clone(),
+            });
             prop_assert_eq!(known.foreign(), 0);
             let page = page % (1 << 41);
             known.take_in(&Digests { place: Place { content: 1, block: 0, page }, prefixes });

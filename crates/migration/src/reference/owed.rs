@@ -8,7 +8,8 @@ use super::PageBits;
 /// Error: a destination reported pages as missing that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the destination misses pages that were not told by their content (block {block}, {count} pages from {first})"
+    "the destination misses pages that were not sent by reference (block {block}, {count} pages \
+    from {first})"
 )]
 pub struct Unowed {
     block: u16,
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_sent_once_and_remembered() {
+    fn missing_pages_are_sent_once_and_remembered() {
         let mut owed = Owed::new(&[100, 20]);
         owed.risk(10);
         owed.missing(&[run(0, 5, 3), run(1, 19, 1)]).unwrap();
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_can_not_miss_what_was_sent_as_it_is() {
+    fn a_destination_cannot_miss_more_pages_than_were_referenced() {
         let mut owed = Owed::new(&[100]);
         assert!(owed.missing(&[run(0, 5, 1)]).is_err());
         owed.risk(4);

@@ -166,13 +166,19 @@ mod tests {
             for (block, first, count) in takes {
                 let mut out = vec![PageRange::new(0, 1)];
                 bits.take(block, PageRange::new(first, count), &mut out);
-                let taken: BTreeSet<_> =
-                    out[1..].iter().flat_map(|run| run.first..run.end()).map(|page| (block, page)).collect();
-                let expected: BTreeSet<_> = set.range((block, first)..(block, first + count)).copied().collect();
+                let taken: BTreeSet<_> = out[1..]
+                    .iter()
+                    .flat_map(|run| run.first..run.end())
+                    .map(|page| (block, page))
+                    .collect();
+                let expected: BTreeSet<_> =
+                    set.range((block, first)..(block, first + count)).copied().collect();
                 prop_assert_eq!(&taken, &expected);
                 set.retain(|page| !taken.contains(page));
                 prop_assert_eq!(bits.count(), set.len() as u64);
-                prop_assert!((0..400).all(|page| bits.contains(block, page) == set.contains(&(block, page))));
+                prop_assert!(
+                    (0..400).all(|page| bits.contains(block, page) == set.contains(&(block, page)))
+                );
             }
         }
     }

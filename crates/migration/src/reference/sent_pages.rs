@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_last_is_found_until_it_is_forgotten() {
+    fn the_last_sent_page_is_found_until_it_is_forgotten() {
         let sent = SentPages::new(1 << 20);
         assert_eq!((found(&sent, 7), sent.has_others()), (None, false));
         sent.keep(1, 1, 7, &[3; PAGE]);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sample_alone_is_no_others() {
+    fn sample_pages_alone_do_not_count_as_others() {
         let sent = SentPages::new(1 << 20);
         sent.keep(1, 1, 7 * 16, &[3; PAGE]);
         assert!(!sent.has_others() && found(&sent, 7 * 16).is_some());

@@ -35,7 +35,7 @@ fn written_pages() -> u64 {
 }
 
 #[test]
-fn what_was_written_a_little_is_told_by_what_differs() {
+fn slightly_changed_pages_are_sent_as_deltas() {
     for streams in [1, 3] {
         let moved = moved_with(Twist { deltas: ALWAYS, writes: 4, streams, ..Twist::default() });
         let (pages, bytes) = sent_as(&moved, EncodingName::Delta);
@@ -87,7 +87,7 @@ fn too_small_a_cache_serves_the_pages_that_it_holds() {
 }
 
 #[test]
-fn pages_that_a_broken_stream_took_along_arrive_all_the_same() {
+fn pages_of_a_broken_stream_still_arrive() {
     for cut in [1, 2] {
         moved_with(Twist { deltas: ALWAYS, writes: 4, streams: 3, cut, ..Twist::default() });
     }

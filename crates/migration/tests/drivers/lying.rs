@@ -118,7 +118,7 @@ fn compressed_pages_that_hold_something_else_end_the_migration() {
 }
 
 #[test]
-fn a_peer_of_another_version_is_told_so() {
+fn a_peer_of_another_version_gets_an_error() {
     let (ending, said) = lying_peer(|peer, _| {
         let versions = VersionRange { oldest: 900, newest: 901 };
         let answer =
@@ -132,7 +132,7 @@ fn a_peer_of_another_version_is_told_so() {
 }
 
 #[test]
-fn a_peer_with_another_migration_is_told_so() {
+fn a_peer_with_another_migration_gets_an_error() {
     let (ending, _) = lying_peer(|peer, _| {
         let other = MigrationId([9; 16]);
         let answer = say_hello(
@@ -211,19 +211,19 @@ fn a_source_that_sends_device_state_without_end_is_refused_at_the_bound() {
 }
 
 #[test]
-fn a_hypervisor_that_writes_device_state_without_end_ends_the_migration_and_keeps_the_guest() {
+fn an_endless_device_state_ends_the_migration_and_keeps_the_guest() {
     let moved = migrate(Twist { writes_without_end: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);
     let failure = moved.result.failure.unwrap();
     assert_eq!(failure.code, FailureCode::HypervisorFailed, "{failure}");
     assert!(failure.detail.contains("device state"), "{failure}");
-    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1, "the guest stands still");
+    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1, "the guest is paused");
     assert!(!moved.guest.released.load(Ordering::SeqCst));
     assert_eq!(moved.said, ["discarded"]);
 }
 
 #[test]
-fn something_that_is_no_lane_is_told_apart() {
+fn a_peer_that_is_not_a_lane_is_recognized() {
     let (ending, _) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
         sender.send(&Message::Ready).unwrap();
@@ -232,7 +232,7 @@ fn something_that_is_no_lane_is_told_apart() {
 }
 
 #[test]
-fn a_destination_that_answers_what_nobody_asked_ends_the_migration_and_keeps_the_guest() {
+fn an_unrequested_answer_ends_the_migration_and_keeps_the_guest() {
     let pong = Message::Pong { sent_ns: 0, answered_ns: 0 };
     for (flood, what) in [(pong, "Pong"), (Message::Ready, "Ready")] {
         let result = lying_destination(|control| {
@@ -250,7 +250,7 @@ fn a_destination_that_answers_what_nobody_asked_ends_the_migration_and_keeps_the
 }
 
 #[test]
-fn a_destination_that_refuses_is_heard_once() {
+fn a_refusal_by_the_destination_is_reported_once() {
     let result = lying_destination(|control| {
         let (mut sender, mut receiver) = (control.sender(), control.receiver());
         receiver.receive().unwrap();

@@ -88,7 +88,7 @@ fn a_destination_that_can_not_load_gives_the_guest_back() {
 }
 
 #[test]
-fn a_cancel_while_the_guest_stands_still_resumes_it() {
+fn a_cancel_while_the_guest_is_paused_resumes_it() {
     let moved = migrate(Twist { cancels_itself: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Cancelled);
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
@@ -171,7 +171,7 @@ fn a_cancel_does_not_wait_for_a_limit() {
 }
 
 #[test]
-fn a_cancel_does_not_wait_for_a_connection_that_nobody_answers() {
+fn a_cancel_does_not_wait_for_an_unanswered_connection() {
     let twist = Twist { streams: 2, hangs: true, ..Twist::default() };
     let moved = migrate_paced(twist, &held("1mbit"), &|inbox, progress| {
         if progress.phase == Phase::PreCopy {
@@ -183,14 +183,14 @@ fn a_cancel_does_not_wait_for_a_connection_that_nobody_answers() {
 }
 
 #[test]
-fn a_guest_that_has_moved_does_not_wait_for_one_either() {
+fn a_completed_move_does_not_wait_for_an_unanswered_connection_either() {
     let moved = migrate(Twist { streams: 2, hangs: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert!(moved.same_memory);
 }
 
 #[test]
-fn a_stream_that_stands_still_gives_its_work_back() {
+fn a_stalled_stream_returns_its_work() {
     let moved = migrate(Twist { streams: 2, stalls: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert!(moved.same_memory);

@@ -34,7 +34,7 @@ fn it_gets_every_page() {
 }
 
 #[test]
-fn cuts_cost_time_and_no_page() {
+fn cuts_cost_time_but_no_page() {
     let moved = page_in(Twist { page_in: Some(3), ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert!(moved.same_memory && moved.guest.released.load(Ordering::SeqCst));
@@ -43,7 +43,7 @@ fn cuts_cost_time_and_no_page() {
 }
 
 #[test]
-fn a_destination_that_cannot_do_it_gets_rounds() {
+fn a_destination_without_support_gets_rounds() {
     let moved = page_in(Twist { page_in: Some(0), no_page_in: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert!(moved.same_memory && moved.result.page_in.is_none());

@@ -57,7 +57,7 @@ fn guests_pages() -> u64 {
 }
 
 #[test]
-fn the_way_back_carries_next_to_nothing() {
+fn the_return_path_carries_almost_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let before = regions(&folder, "before");
     fill(&before);
@@ -118,7 +118,7 @@ fn content_that_has_changed_is_asked_for() {
 }
 
 #[test]
-fn content_that_is_gone_is_asked_for() {
+fn content_that_is_gone_is_requested() {
     let folder = tempfile::tempdir().unwrap();
     let before = regions(&folder, "before");
     fill(&before);
@@ -149,7 +149,7 @@ fn a_guests_own_pages_are_sent_once() {
 }
 
 #[test]
-fn everything_that_is_offered_is_told_before_the_begin_or_after() {
+fn all_offers_are_sent_before_the_begin_or_after() {
     const PIECES: u64 = 40;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("large");
@@ -198,7 +198,7 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
 /// Checks the announcement of another guest's content that arrives at the same time, before this
 /// one begins and after.
 #[test]
-fn what_comes_beside_is_told_as_it_comes() {
+fn arrivals_of_other_guests_are_reported_as_they_come() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other");
     let region = [Arc::new(Region::create(&path, 8 * DIGEST_PAGES * PAGE_SIZE, None).unwrap())];
@@ -333,7 +333,7 @@ fn broken_by(result: &SourceResult, what: &str) {
 }
 
 #[test]
-fn a_destination_that_misses_what_the_guest_has_not_got_is_told_off() {
+fn a_destination_that_misses_pages_outside_the_guest_is_refused() {
     for (block, first, count) in
         [(0, BLOCKS[0] - 1, 2), (2, 0, 1), (0, u64::MAX - 3, 3), (0, 0, 1 << 40)]
     {
@@ -345,7 +345,7 @@ fn a_destination_that_misses_what_the_guest_has_not_got_is_told_off() {
 }
 
 #[test]
-fn a_destination_can_not_miss_pages_that_nobody_has_sent_yet() {
+fn a_destination_cannot_miss_unsent_pages() {
     let result = lied_to(
         &[Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] }],
         |_| vec![],
@@ -354,14 +354,14 @@ fn a_destination_can_not_miss_pages_that_nobody_has_sent_yet() {
 }
 
 #[test]
-fn a_destination_that_calls_the_guests_own_pages_its_content_is_told_off() {
+fn a_destination_that_claims_the_guests_own_pages_is_refused() {
     let place = Place { content: 0, block: 0, page: 0 };
     let result = lied_to(&[Message::Digests(Digests { place, prefixes: vec![7] })], |_| vec![]);
     broken_by(&result, "content");
 }
 
 #[test]
-fn a_source_that_never_sends_what_was_missing_gets_no_guest_running() {
+fn a_source_that_never_sends_missing_pages_starts_no_guest() {
     let (ending, said) = lying_peer(|peer, lane| {
         let mut control = peer.sender();
         let mut answers = peer.receiver();
@@ -422,7 +422,7 @@ fn references_beyond_the_guest_end_the_migration() {
 }
 
 #[test]
-fn a_digest_that_lies_costs_a_page_and_nothing_else() {
+fn a_false_digest_costs_only_one_page() {
     // The destination claims to hold a page of the guest's in content with another hash.
     let folder = tempfile::tempdir().unwrap();
     let from = regions(&folder, "from");

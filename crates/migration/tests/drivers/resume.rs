@@ -6,7 +6,7 @@ use godwit_types::Outcome;
 use crate::world::{Twist, migrate};
 
 #[test]
-fn a_migration_goes_on_where_its_lane_was_cut() {
+fn a_migration_continues_after_a_cut_lane() {
     // The only data stream breaks in the first round, while the guest writes.
     let moved =
         migrate(Twist { cut: 1, streams: 1, writes: 3, reconnects: true, ..Twist::default() });
@@ -35,7 +35,7 @@ fn a_guest_that_is_paged_in_after_a_cut() {
 }
 
 #[test]
-fn a_cut_that_nobody_mends_leaves_the_guest_where_it_is() {
+fn a_permanent_cut_leaves_the_guest_at_the_source() {
     let moved = migrate(Twist { cut: 1, streams: 1, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);
     assert!(matches!(moved.ending, Ending::Discarded(_)), "{:?}", moved.ending);

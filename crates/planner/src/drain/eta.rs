@@ -1,8 +1,9 @@
-//! When a drain that runs will be over, by its plan and by what has come of it.
+//! Expected end of a running drain, from its plan and its progress.
 //!
-//! **The pace** is how fast moves went against what the plan expected of them, with one average move as planned thrown in, so that the first
-//! odd one does not throw it over. **Where the plan is** is the moment at which it expected as many bytes to have been moved as have
-//! been: order and detours do not matter. What is left of the plan from there on takes as long as planned, by the pace.
+//! **The pace** is the speed of the moves relative to the plan. One average move at the planned
+//! speed is included, so that the first unusual move does not dominate. **The position in the
+//! plan** is the moment at which the plan expected as many bytes to be moved as have been: order
+//! and detours do not matter. The rest of the plan takes as long as planned, divided by the pace.
 
 use std::collections::BTreeMap;
 
@@ -11,52 +12,54 @@ use serde::{Deserialize, Serialize};
 use super::PlannedMove;
 use crate::words::{Span, millis};
 
-/// What has come of a move.
+/// Progress of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Progress {
-    /// It has not begun; after a failure not before a time, milliseconds since 1970.
+    /// The move has not begun. After a failure it does not begin before this time, in milliseconds
+    /// since 1970.
     Waiting { not_before_ms: Option<u64> },
-    /// It runs since `started_ms`; `done` of it, 0 to 1, is done.
+    /// The move runs since `started_ms`; `done` is the part that is complete, 0 to 1.
     Running { started_ms: u64, done: f64 },
     /// The VM was moved.
     Done { started_ms: u64, ended_ms: u64 },
-    /// It was given up, or cancelled.
+    /// The move was given up, or cancelled.
     Dropped,
 }
 
-/// When one move is expected, milliseconds since 1970.
+/// Expected times of one move, in milliseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveEta {
     pub vm: String,
-    /// When it begins, or has begun; none: it can't, as things were when it was planned.
+    /// Actual or expected start; `None` if it could not begin when it was planned.
     pub starts_ms: Option<u64>,
-    /// When it ends, or has ended.
+    /// Actual or expected end.
     pub ends_ms: Option<u64>,
 }
 
-/// When a drain will be over.
+/// Expected end of a drain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Eta {
-    /// Milliseconds since 1970; none: a move can't begin, as things were when it was planned.
+    /// Milliseconds since 1970; `None` if a move could not begin when it was planned.
     pub ends_ms: Option<u64>,
-    /// How fast it goes against the plan: 1 as planned, 0.5 half as fast.
+    /// Speed relative to the plan: 1 as planned, 0.5 half as fast.
     pub pace: f64,
-    /// Moves that are done,
+    /// Number of completed moves.
     pub done: usize,
-    /// of all that were not dropped.
+    /// Number of moves that were not dropped.
     pub of: usize,
-    /// Each move that was not dropped, in the plan's order.
+    /// The moves that were not dropped, in the plan's order.
     pub moves: Vec<MoveEta>,
-    /// All in one line.
+    /// Summary in one line.
     pub text: String,
 }
 
-/// No pace is believed that is slower or faster than this.
+/// Lowest and highest pace that is assumed.
 const PACES: (f64, f64) = (0.02, 50.0);
 
-/// When a drain will be over whose plan is these moves. `progress` is by VM; one that is not named waits.
+/// Computes the expected end of a drain with these moves. `progress` is by VM; a VM without an
+/// entry waits.
 #[must_use]
 pub fn eta(moves: &[PlannedMove], progress: &BTreeMap<String, Progress>, now_ms: u64) -> Eta {
     let of = |planned: &PlannedMove| {
@@ -80,18 +83,18 @@ pub fn eta(moves: &[PlannedMove], progress: &BTreeMap<String, Progress>, now_ms:
             "{done} of {of} moved, the rest in about {} (at {pace:.1} of the planned pace)",
             Span(ends_ms.saturating_sub(now_ms))
         ),
-        None => format!("{done} of {of} moved; not all of the rest can begin as things are"),
+        None => format!("{done} of {of} moved; some of the rest cannot begin at present"),
     };
     Eta { ends_ms, pace, done, of, moves, text }
 }
 
-/// How long a move was planned to take.
+/// Returns the planned duration of a move.
 fn planned_ms(planned: &PlannedMove) -> Option<f64> {
     let expected = planned.expected?;
     Some(expected.ends_in_ms.saturating_sub(expected.starts_in_ms) as f64)
 }
 
-/// What of a move is done.
+/// Returns the completed part of a move.
 fn share(progress: Progress) -> f64 {
     match progress {
         Progress::Done { .. } => 1.0,
@@ -119,7 +122,8 @@ fn pace(kept: &[(&PlannedMove, Progress)], now_ms: u64) -> f64 {
     ((planned + average) / (took + average)).clamp(PACES.0, PACES.1)
 }
 
-/// The moment of the plan, milliseconds since it was made, at which it expected as much to be moved as has been.
+/// Returns the moment of the plan, in milliseconds since it was made, at which it expected as many
+/// bytes to be moved as have been.
 fn where_the_plan_is(kept: &[(&PlannedMove, Progress)]) -> f64 {
     let weight = |planned: &PlannedMove| planned.memory_bytes.max(1) as f64;
     let timed: Vec<_> = kept
@@ -138,7 +142,8 @@ fn where_the_plan_is(kept: &[(&PlannedMove, Progress)]) -> f64 {
         timed.iter().map(of).sum()
     };
     let (mut low, mut high) = (0.0, timed.iter().map(|(_, end, ..)| *end).fold(0.0, f64::max));
-    // It never falls, so halving finds it; to a millisecond within any time that is a plan's.
+    // The function never falls, so bisection finds the moment, to a millisecond for any duration of
+    // a plan.
     for _ in 0..48 {
         let middle = (low + high) / 2.0;
         if expected_at(middle) < moved { low = middle } else { high = middle }

@@ -1,15 +1,19 @@
-//! Emptying a host: a target for each of its VMs, and when each move is expected to begin and end.
+//! Plans for emptying a host: a target for each of its VMs, and the expected times of each move.
 //!
-//! **Who goes where** (`place.rs`). VMs are placed one after the other by [`crate::placement`], each with what was planned before it counted
-//! as if it had arrived: memory, load, lanes, and rules. The largest memory goes first: a large VM fits in few places and a small one in
-//! many, so small ones placed first would take the room that only large ones need. VMs that a `must` rule keeps together are placed as
-//! one. A VM that can't go stays and is named with its reasons; the others go all the same.
+//! **Placement** (`place.rs`). VMs are placed one after the other by [`crate::placement`]. Each
+//! placement counts the earlier ones as if they had arrived: memory, load, lanes, and rules. The
+//! largest memory goes first: a large VM fits in few places and a small one in many, so small ones
+//! placed first would take the room that only large ones need. VMs that a `must` rule keeps
+//! together are placed as one. A VM that cannot move stays and is listed with its reasons; the
+//! others move anyway.
 //!
-//! **When** (`simulate.rs`). The queue itself decides in simulated time who starts, with its own limits; moves that share a link share what
-//! it carries. Other drains and jobs that wait are not known to it. [`eta`] corrects the times by what was moved and how fast.
+//! **Times** (`simulate.rs`). The queue itself decides in simulated time which moves start, with
+//! its own limits. Moves that share a link share its bandwidth. Other drains and waiting jobs are
+//! not considered. [`eta`] corrects the times by the progress and the speed.
 //!
-//! **Undo** ([`undo`]). VMs that the drain moved come back, those that were moved last first: what their source keeps of their memory is
-//! freshest. What was moved on by somebody else, or does not fit any more, stays and is named.
+//! **Undo** ([`undo`]). VMs that the drain moved come back, the last moved first: the memory that
+//! their source retains is the most recent. A VM that was moved on by someone else, or no longer
+//! fits, stays and is listed.
 
 pub mod eta;
 mod place;
@@ -27,72 +31,72 @@ use crate::words::{Count, Span};
 pub use eta::{Eta, MoveEta, Progress, eta};
 pub use undo::{Moved, UndoPlan, UndoRequest, undo};
 
-/// A VM that is to be moved.
+/// A VM to be moved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DrainVm {
-    /// As placement needs it.
+    /// The VM, for placement.
     pub vm: Vm,
-    /// How long its move would take alone on the link.
+    /// Duration of its move alone on the link.
     pub estimate_ms: u64,
-    /// The datastores that its disks are on.
+    /// Datastores of its disks.
     pub datastores: Vec<String>,
-    /// What keeps it from going anywhere (it is stopped, a device can't move); none: nothing.
+    /// Why it cannot move to any host (it is stopped, a device cannot move); `None` if it can.
     pub immovable: Option<Obstacle>,
-    /// What preflight has found of single hosts.
+    /// Results of preflight checks for single hosts.
     pub obstacles: Obstacles,
 }
 
-/// A migration that is under way when the plan is made.
+/// A migration that runs when the plan is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnderWay {
     /// The migration.
     pub running: RunningMove,
-    /// Its guest's memory, which is promised at its target.
+    /// Memory of its guest, which is reserved at its target.
     pub memory_bytes: u64,
-    /// How long it is expected to take yet, alone on the link.
+    /// Expected remaining duration, alone on the link.
     pub remaining_ms: u64,
 }
 
-/// A host that is to be emptied, and all that is known.
+/// A host to be emptied, and the state of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainRequest<'a> {
     /// Milliseconds since 1970.
     pub now_ms: u64,
     pub host: &'a str,
-    /// The VMs that are to leave it, but for those that a migration has already.
+    /// VMs that are to leave the host, without those that already migrate.
     pub vms: &'a [DrainVm],
-    /// The inventory, that host included.
+    /// The inventory, including that host.
     pub hosts: &'a [Host],
-    /// What operators have asked for.
+    /// Rules of operators.
     pub rules: &'a [Rule],
-    /// The queue's.
+    /// Limits of the queue.
     pub limits: &'a Limits,
-    /// All migrations that run.
+    /// All running migrations.
     pub running: &'a [UnderWay],
 }
 
-/// A move that is planned.
+/// A planned move.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedMove {
     pub vm: String,
-    /// The host that it leaves.
+    /// The host that the VM leaves.
     pub source: String,
-    /// The host that it goes to.
+    /// The host that the VM moves to.
     pub target: String,
     pub memory_bytes: u64,
     pub why: String,
-    /// VMs that a rule keeps with it: they go to the same host.
+    /// VMs that a rule keeps with it: they move to the same host.
     pub together_with: Vec<String>,
-    /// When it is expected to begin and end; none: never, as things are (`waits_for`).
+    /// Expected times; `None` if it can never begin at present (`waits_for`).
     pub expected: Option<Expected>,
-    /// What it would wait for without end.
+    /// What it would wait for indefinitely.
     pub waits_for: Option<WaitReason>,
 }
 
-/// When a move is expected to run, since the plan was made.
+/// Expected times of a move, relative to the time of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expected {
-    /// It begins then.
+    /// Expected start.
     pub starts_in_ms: u64,
     pub ends_in_ms: u64,
 }
@@ -102,43 +106,44 @@ pub struct Expected {
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum StayReason {
-    /// It can't go anywhere.
+    /// The VM cannot move to any host.
     Immovable { obstacle: Obstacle },
-    /// No host takes it: how many are ruled out by what (one host may be by several things), and the nearest ones with all of it.
+    /// No host can take it. Has the number of hosts excluded for each reason (one host may have
+    /// several), and the nearest hosts with all their reasons.
     NoHost { hosts: usize, tally: Vec<(String, usize)>, nearest: Vec<RuledOut> },
-    /// A rule keeps it with VMs that can't go.
+    /// A rule keeps it with VMs that cannot move.
     WithOthers { vms: Vec<String> },
-    /// Rules want it both with and apart from another VM.
+    /// Rules require it both with and apart from another VM.
     Contradiction { rule: String, vms: Vec<String> },
-    /// It is where the drain has not put it: somebody else's business.
+    /// It is not where the drain moved it: someone else moved it since.
     NotThere { expected: String, found: Option<String> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Staying {
     pub vm: String,
-    /// Why.
+    /// The reason.
     pub reason: StayReason,
-    /// The same in one line.
+    /// The reason in one line.
     pub text: String,
 }
 
-/// How a host is emptied.
+/// The plan of a drain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrainPlan {
     pub host: String,
-    /// When this was planned.
+    /// Time of the plan.
     pub planned_at_ms: u64,
-    /// What moves, in the order in which it is expected to begin.
+    /// The moves in the order of their expected starts.
     pub moves: Vec<PlannedMove>,
     pub stays: Vec<Staying>,
-    /// How long it takes until the last move has ended; none: a move never begins, as things are.
+    /// Time until the last move has ended; `None` if a move can never begin at present.
     pub takes_ms: Option<u64>,
-    /// All in one line.
+    /// Summary in one line.
     pub text: String,
 }
 
-/// How a host is emptied.
+/// Plans how to empty a host.
 #[must_use]
 pub fn plan(request: &DrainRequest<'_>) -> DrainPlan {
     let (mut moves, stays) = place::leave(request);
@@ -149,7 +154,7 @@ pub fn plan(request: &DrainRequest<'_>) -> DrainPlan {
     DrainPlan { host, planned_at_ms, moves, stays, takes_ms, text }
 }
 
-/// Until the last move has ended.
+/// Returns the time until the last move has ended.
 fn whole(moves: &[PlannedMove]) -> Option<u64> {
     moves
         .iter()
@@ -163,11 +168,11 @@ fn summary(moves: &[PlannedMove], stays: &[Staying], takes_ms: Option<u64>) -> S
         _ if moves.is_empty() => "nothing moves".to_owned(),
         Some(takes_ms) => format!("{} in about {}", Count(moves.len(), "move"), Span(takes_ms)),
         None => {
-            format!("{}, of which {stuck} can't begin as things are", Count(moves.len(), "move"))
+            format!("{}, of which {stuck} cannot begin at present", Count(moves.len(), "move"))
         }
     };
     if let Some(first) = stays.first() {
-        text += &format!("; {} can't go", Count(stays.len(), "VM"));
+        text += &format!("; {} cannot move", Count(stays.len(), "VM"));
         text += &format!(", the first: {} ({})", first.vm, first.text);
     }
     text

@@ -1,4 +1,4 @@
-//! Which VM goes where, and which stays.
+//! Targets of the VMs in a drain.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -7,10 +7,10 @@ use super::{DrainRequest, DrainVm, PlannedMove, StayReason, Staying};
 use crate::placement::{Exclusion, Judge, RuledOut, Unit, Vm, ruled_out};
 use crate::words::{Count, Names};
 
-/// Hosts that are told of with all that is in the way, of those that do not take a VM.
+/// Most unsuitable hosts that are listed with all their reasons.
 const NEAREST: usize = 5;
 
-/// A target for each VM that leaves the host, and why the others stay.
+/// Returns a target for each VM that leaves the host, and why the others stay.
 pub(super) fn leave(request: &DrainRequest<'_>) -> (Vec<PlannedMove>, Vec<Staying>) {
     let mut judge = Judge::new(request.hosts, request.rules);
     let others = |(index, host): (usize, &crate::placement::Host)| {
@@ -31,7 +31,7 @@ pub(super) fn leave(request: &DrainRequest<'_>) -> (Vec<PlannedMove>, Vec<Stayin
     placed.done()
 }
 
-/// VMs that have to go together, each unit by name.
+/// Groups VMs that have to move together; each unit is keyed by name.
 pub(super) fn units<'a>(
     judge: &Judge<'_>,
     vms: impl Iterator<Item = &'a DrainVm> + Clone,
@@ -57,9 +57,9 @@ pub(super) fn units<'a>(
     units
 }
 
-/// What was placed so far.
+/// The placements so far.
 pub(super) struct Placed<'a> {
-    /// VMs that have no place yet: they bind nobody to where they are.
+    /// VMs without a place yet: rules do not bind others to their present hosts.
     pending: HashSet<&'a str>,
     moves: Vec<PlannedMove>,
     stays: Vec<Staying>,
@@ -81,7 +81,7 @@ impl<'a> Placed<'a> {
         (self.moves, self.stays)
     }
 
-    /// Places VMs that go together, or tells why they stay.
+    /// Places VMs that move together, or records why they stay.
     pub(super) fn place(
         &mut self,
         judge: &mut Judge<'a>,
@@ -123,7 +123,7 @@ impl<'a> Placed<'a> {
         }
     }
 
-    /// Whether VMs stay for what they are themselves, wherever they would go.
+    /// Whether VMs stay for their own reasons, independent of the target.
     fn stays_for_itself(&mut self, judge: &Judge<'_>, unit: &[&DrainVm], vms: &[&Vm]) -> bool {
         let names = |of: &[&DrainVm]| of.iter().map(|vm| vm.vm.name.clone()).collect::<Vec<_>>();
         if let Some(rule) = judge.must_be_apart(vms) {
@@ -148,7 +148,7 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// Why no host takes VMs.
+/// Returns why no host can take VMs.
 fn no_host(
     judge: &Judge<'_>,
     unit: &Unit<'_>,
@@ -167,7 +167,8 @@ fn no_host(
             *tally.entry(kind).or_default() += 1;
         }
     }
-    // The fewer things are in the way, the nearer; what can be fixed before what an operator has forbidden.
+    // The fewer reasons a host has, the nearer it is. Reasons that can be fixed come before an
+    // operator's prohibitions.
     let name = |index: &usize| &hosts[*index].facts.name;
     let weight = |reasons: &[Exclusion]| {
         let forbidden =
@@ -207,28 +208,30 @@ impl fmt::Display for StayReason {
             }
             StayReason::NoHost { hosts: 0, .. } => f.write_str("there is no other host"),
             StayReason::NoHost { hosts, tally, nearest } => {
-                let told: Vec<_> =
+                let reasons: Vec<_> =
                     tally.iter().map(|(kind, hosts)| format!("{kind} {hosts}")).collect();
-                write!(f, "none of {} takes it ({})", Count(*hosts, "host"), told.join(", "))?;
+                write!(
+                    f,
+                    "none of {} can take it ({})",
+                    Count(*hosts, "host"),
+                    reasons.join(", ")
+                )?;
                 match nearest.first() {
                     Some(RuledOut { host, text, .. }) => write!(f, "; nearest is {host}: {text}"),
                     None => Ok(()),
                 }
             }
             StayReason::WithOthers { vms } => {
-                write!(f, "a rule keeps it with {}, which can't go", Names(vms, vms.len()))
+                write!(f, "a rule keeps it with {}, which cannot move", Names(vms, vms.len()))
             }
             StayReason::Contradiction { rule, vms } => {
                 write!(f, "rules want {} together, and rule {rule} apart", Names(vms, vms.len()))
             }
             StayReason::NotThere { expected, found: Some(found) } => {
-                write!(
-                    f,
-                    "it is on {found} now, where this drain has not put it (that was {expected})"
-                )
+                write!(f, "it is on {found} now, but this drain moved it to {expected}")
             }
             StayReason::NotThere { expected, found: None } => {
-                write!(f, "it is not running on {expected} any more")
+                write!(f, "it no longer runs on {expected}")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! When planned moves are expected to begin and end: the queue decides in simulated time, and moves share links.
+//! Expected times of planned moves: the queue decides in simulated time, and moves share links.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,10 +6,10 @@ use super::{DrainRequest, DrainVm, Expected, PlannedMove, UnderWay};
 use crate::queue::{HostFacts, Limits, RunningMove, Situation, WaitReason, WaitingJob, schedule};
 use crate::words::millis;
 
-/// A move that is over but for this counts as ended.
+/// Remaining duration below which a move counts as ended.
 const NEGLIGIBLE_MS: f64 = 0.5;
 
-/// Fills in when each move of a drain is expected, and sorts them by it.
+/// Fills in the expected times of a drain's moves, and sorts the moves by them.
 pub(super) fn expect(request: &DrainRequest<'_>, moves: &mut [PlannedMove]) {
     let by_name: HashMap<&str, &DrainVm> =
         request.vms.iter().map(|vm| (vm.vm.name.as_str(), vm)).collect();
@@ -21,7 +21,7 @@ pub(super) fn expect(request: &DrainRequest<'_>, moves: &mut [PlannedMove]) {
     fill(Clock::new(jobs.collect(), request.running, facts, request.limits, request.now_ms), moves);
 }
 
-/// A planned move as the queue will have it.
+/// Converts a planned move to a job of the queue.
 pub(super) fn job(planned: &PlannedMove, vm: &DrainVm, submitted_ms: u64) -> WaitingJob {
     WaitingJob {
         id: planned.vm.clone(),
@@ -52,22 +52,22 @@ pub(super) fn fill(clock: Clock<'_>, moves: &mut [PlannedMove]) {
     moves.sort_by_cached_key(|planned| (begin(planned), planned.vm.clone()));
 }
 
-/// A move under way.
+/// A move that runs.
 struct Moving {
     running: RunningMove,
     memory_bytes: u64,
-    /// What it would take yet alone on the link.
+    /// Remaining duration, alone on the link.
     left_ms: f64,
-    /// What it asks of a link, bits a second.
+    /// Bandwidth that it would use, bits per second.
     demand: f64,
-    /// When it began; none: before the plan.
+    /// Start; `None` if it began before the plan.
     began_ms: Option<f64>,
 }
 
 /// The simulated cluster.
 pub(super) struct Clock<'a> {
     epoch_ms: u64,
-    /// Since then.
+    /// Time since then.
     at_ms: f64,
     waiting: Vec<WaitingJob>,
     moving: Vec<Moving>,
@@ -77,7 +77,7 @@ pub(super) struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    /// Of all hosts only those are simulated that moves touch.
+    /// Creates the simulation with only those hosts that moves touch.
     pub(super) fn new<'h>(
         waiting: Vec<WaitingJob>,
         running: &[UnderWay],
@@ -98,7 +98,7 @@ impl<'a> Clock<'a> {
             running: under_way.running.clone(),
             memory_bytes: under_way.memory_bytes,
             left_ms: under_way.remaining_ms as f64,
-            // What it has moved of its memory is not known: it is taken to fill its link.
+            // The part of its memory that it has moved is unknown: assume that it fills its link.
             demand: f64::INFINITY,
             began_ms: None,
         });
@@ -118,7 +118,7 @@ impl<'a> Clock<'a> {
         self.hosts.iter_mut().find(|host| host.name == name)
     }
 
-    /// What is expected of each job; or what it waits for when nothing moves any more.
+    /// Returns the expected times of each job, or what it waits for when nothing moves any more.
     fn run(mut self) -> (BTreeMap<String, Expected>, BTreeMap<String, WaitReason>) {
         loop {
             let waits = self.begin();
@@ -129,7 +129,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Has the queue start what it would; tells what the others wait for.
+    /// Starts the moves that the queue would start; returns what the others wait for.
     fn begin(&mut self) -> BTreeMap<String, WaitReason> {
         if self.waiting.is_empty() {
             return BTreeMap::new();
@@ -168,7 +168,7 @@ impl<'a> Clock<'a> {
         decided.waits.into_iter().map(|wait| (wait.job, wait.reason)).collect()
     }
 
-    /// To the moment at which the next move ends.
+    /// Advances to the moment at which the next move ends.
     fn advance(&mut self) {
         let speeds = self.speeds();
         let until_end =
@@ -202,14 +202,15 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// How fast each move is, as a share of its speed alone: by the fuller of its two links. A link that more is asked of than it carries
-    /// gives each the same part of what it asks.
+    /// Returns the speed of each move, as a share of its speed alone, from the fuller of its two
+    /// links. A link whose moves would use more than it carries gives each the same part of its
+    /// demand.
     fn speeds(&self) -> Vec<f64> {
         let links: HashMap<&str, Option<u64>> =
             self.hosts.iter().map(|host| (host.name.as_str(), host.link_bits_per_s)).collect();
         let part = |host: &str, demand: f64| match links.get(host).copied().flatten() {
             Some(link) => (demand / link.max(1) as f64).min(1.0),
-            // Where the speed is not known each move is taken to fill it.
+            // The speed is unknown: assume that each move fills the link.
             None => 1.0,
         };
         let (mut out, mut into): (HashMap<&str, f64>, HashMap<&str, f64>) =

@@ -1,4 +1,4 @@
-//! Plans, their times, and their undoing.
+//! Tests of plans, their times, and their undoing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ fn host(name: &str, free_gib: u64) -> Host {
     }
 }
 
-/// Takes a minute alone, and fills the link.
+/// Returns a VM whose move takes a minute alone, and fills the link.
 fn vm(name: &str, gib: u64) -> DrainVm {
     let vm = Vm { name: name.into(), memory_bytes: gib * GIB, vcpus: 2, ..Vm::default() };
     DrainVm { vm, estimate_ms: MINUTE, ..DrainVm::default() }
@@ -38,7 +38,7 @@ fn rule(name: &str, kind: RuleKind, vms: &[&str]) -> Rule {
     Rule { name: name.into(), strength: Strength::Must, kind, vms }
 }
 
-/// Host a with these VMs, and others.
+/// Host a with these VMs, and other hosts.
 #[derive(Debug)]
 struct Given {
     vms: Vec<DrainVm>,
@@ -77,7 +77,7 @@ fn target<'a>(plan: &'a DrainPlan, vm: &str) -> Option<&'a str> {
 
 #[test]
 fn the_largest_is_placed_first_so_that_all_fit() {
-    // Small ones first would go where most is free, and leave the large one nowhere.
+    // Small ones placed first would go where most is free, and leave no host for the large one.
     let vms = vec![vm("s1", 4), vm("s2", 4), vm("large", 14)];
     let plan = Given::new(vms, vec![host("b", 16), host("c", 9)]).plan();
     assert!(plan.stays.is_empty(), "{}", plan.text);
@@ -86,7 +86,7 @@ fn the_largest_is_placed_first_so_that_all_fit() {
 }
 
 #[test]
-fn who_cannot_go_is_named_and_the_others_go() {
+fn a_vm_that_cannot_move_is_named_and_the_others_move() {
     let gpu =
         Obstacle { code: "device-passthrough".into(), message: "device gpu0 can't move".into() };
     let vms = vec![vm("huge", 64), DrainVm { immovable: Some(gpu), ..vm("gpu", 2) }, vm("web", 2)];
@@ -102,13 +102,15 @@ fn who_cannot_go_is_named_and_the_others_go() {
             ("gpu", "device gpu0 can't move (device-passthrough)"),
             (
                 "huge",
-                "none of 2 hosts takes it (memory 2, away 1); nearest is b: memory: it needs 64 GiB, 16 GiB are left"
+                "none of 2 hosts can take it (memory 2, away 1); nearest is b: memory: it needs 64 \
+                GiB, 16 GiB are left"
             ),
         ]
     );
     assert_eq!(
         plan.text,
-        "1 move in about 1 min; 2 VMs can't go, the first: gpu (device gpu0 can't move (device-passthrough))"
+        "1 move in about 1 min; 2 VMs cannot move, the first: gpu (device gpu0 can't move \
+        (device-passthrough))"
     );
 }
 
@@ -139,7 +141,7 @@ fn planned_moves_keep_apart_and_together() {
 }
 
 #[test]
-fn one_that_cannot_go_keeps_those_that_must_be_with_it() {
+fn a_vm_that_cannot_move_keeps_its_partners() {
     let gpu =
         Obstacle { code: "device-passthrough".into(), message: "device gpu0 can't move".into() };
     let mut given = Given::new(
@@ -147,7 +149,7 @@ fn one_that_cannot_go_keeps_those_that_must_be_with_it() {
         vec![host("b", 64)],
     );
     given.rules = vec![rule("near", RuleKind::Together, &["db", "web"])];
-    assert_eq!(given.plan().stays[1].text, "a rule keeps it with db, which can't go");
+    assert_eq!(given.plan().stays[1].text, "a rule keeps it with db, which cannot move");
 }
 
 #[test]
@@ -161,13 +163,13 @@ fn moves_that_share_the_link_take_as_long_as_one_after_the_other() {
     let ends: Vec<_> =
         plan.moves.iter().map(|planned| planned.expected.unwrap().ends_in_ms).collect();
     assert_eq!(ends, [[4 * MINUTE; 4], [8 * MINUTE; 4]].concat());
-    // Where the link has room for all of them they take as long as each alone.
+    // If the link has room for all of them, they take as long as each alone.
     given.hosts[0].facts.link_bits_per_s = Some(10_000_000_000);
     assert_eq!(given.plan().takes_ms, Some(MINUTE));
 }
 
 #[test]
-fn a_move_that_never_begins_says_why() {
+fn a_move_that_cannot_begin_has_a_reason() {
     let mut given = Given::new(vec![vm("web", 2)], vec![host("b", 16)]);
     given.limits.hosts.insert("b".into(), HostLimit { out: None, into: Some(0) });
     let plan = given.plan();
@@ -176,11 +178,11 @@ fn a_move_that_never_begins_says_why() {
         plan.moves[0].waits_for,
         Some(WaitReason::Target { obstacle: TargetObstacle::Limit { .. } })
     ));
-    assert_eq!(plan.text, "1 move, of which 1 can't begin as things are");
+    assert_eq!(plan.text, "1 move, of which 1 cannot begin at present");
 }
 
 #[test]
-fn the_end_is_corrected_by_what_was_done() {
+fn the_expected_end_follows_the_progress() {
     let vms: Vec<_> = (0..8).map(|n| vm(&format!("vm{n}"), 8)).collect();
     let mut given = Given::new(vms, vec![host("b", 100)]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
@@ -197,7 +199,7 @@ fn the_end_is_corrected_by_what_was_done() {
     let slow = eta(&plan.moves, &progress, NOW + 4 * MINUTE);
     assert!((slow.pace - 0.6).abs() < 1e-9, "{}", slow.pace);
     assert_eq!(slow.text, "2 of 8 moved, the rest in about 10 min (at 0.6 of the planned pace)");
-    // What is dropped is not waited for.
+    // A dropped move is not waited for.
     for planned in &plan.moves[2..] {
         progress.insert(planned.vm.clone(), Progress::Dropped);
     }
@@ -205,7 +207,7 @@ fn the_end_is_corrected_by_what_was_done() {
     assert_eq!((done.text.as_str(), done.ends_ms), ("2 of 2 moved", Some(NOW + 4 * MINUTE)));
 }
 
-/// What the drain has moved, as it came to be by its plan.
+/// Returns the drain's moves as if its plan had been carried out.
 fn moved(given: &Given, plan: &DrainPlan) -> Vec<Moved> {
     let of = |vm: &DrainVm| {
         let planned = plan.moves.iter().find(|planned| planned.vm == vm.vm.name)?;
@@ -216,7 +218,7 @@ fn moved(given: &Given, plan: &DrainPlan) -> Vec<Moved> {
     given.vms.iter().filter_map(of).collect()
 }
 
-/// The cluster after moves.
+/// Returns the cluster after these moves.
 fn carry_out(hosts: &[Host], moves: &[PlannedMove]) -> Vec<Host> {
     let mut hosts = hosts.to_vec();
     for planned in moves {
@@ -247,7 +249,7 @@ fn undone(given: &Given, moved: &[Moved], hosts: &[Host]) -> UndoPlan {
 }
 
 #[test]
-fn undo_brings_back_the_last_first_and_names_what_it_leaves() {
+fn undo_moves_back_the_last_first_and_names_the_rest() {
     let mut given =
         Given::new((0..4).map(|n| vm(&format!("vm{n}"), 8)).collect(), vec![host("b", 100)]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: Some(1) });
@@ -268,13 +270,7 @@ fn undo_brings_back_the_last_first_and_names_what_it_leaves() {
     assert_eq!(back.cancel, ["vm2"]);
     assert_eq!(order(&back.moves), ["vm3"]);
     let texts: Vec<_> = back.stays.iter().map(|stays| stays.text.as_str()).collect();
-    assert_eq!(
-        texts,
-        [
-            "it is on c now, where this drain has not put it (that was b)",
-            "it is not running on b any more"
-        ]
-    );
+    assert_eq!(texts, ["it is on c now, but this drain moved it to b", "it no longer runs on b"]);
 }
 
 fn clusters() -> impl Strategy<Value = Given> {
@@ -321,7 +317,7 @@ fn clusters() -> impl Strategy<Value = Given> {
     })
 }
 
-/// Rules that the cluster breaks, of those for VMs that are on these hosts.
+/// Returns the rules that the cluster breaks, of those for VMs on these hosts.
 fn broken(rules: &[Rule], hosts: &[Host]) -> BTreeSet<String> {
     let on = |vm: &String| hosts.iter().position(|host| host.vms.contains(vm));
     let is_broken = |rule: &&Rule| {
@@ -364,7 +360,7 @@ proptest! {
 
     #[test]
     fn undo_restores(mut given in clusters()) {
-        // What was broken before can't be restored without breaking it again.
+        // A rule that was broken before cannot be restored without breaking it again.
         let before = broken(&given.rules, &given.hosts);
         given.rules.retain(|rule| !before.contains(&rule.name));
         let plan = given.plan();
@@ -380,7 +376,7 @@ proptest! {
     }
 
     #[test]
-    fn the_end_is_never_in_the_past_and_faster_moves_do_not_put_it_off(
+    fn the_expected_end_is_in_the_future_and_progress_does_not_delay_it(
         given in clusters(),
         done in 0..14usize,
         minutes in 1..60u64,
@@ -406,9 +402,11 @@ proptest! {
             }
         }
         if let Some(planned) = plan.moves.get(done) {
-            progress.insert(planned.vm.clone(), Progress::Running { started_ms: NOW, done: (share + 1.0) / 2.0 });
+            let running = Progress::Running { started_ms: NOW, done: (share + 1.0) / 2.0 };
+            progress.insert(planned.vm.clone(), running);
             let further = eta(&plan.moves, &progress, now_ms);
-            prop_assert!(further.ends_ms <= one.ends_ms.map(|ends| ends + 2), "{:?} {:?}", further, one);
+            let latest = one.ends_ms.map(|ends| ends + 2);
+            prop_assert!(further.ends_ms <= latest, "{:?} {:?}", further, one);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Bringing back what a drain has moved.
+//! Undo of a drain: moves its VMs back.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,52 +8,55 @@ use super::{DrainVm, PlannedMove, StayReason, Staying, UnderWay, summary, whole}
 use crate::placement::{Host, Judge, Rule};
 use crate::queue::Limits;
 
-/// A VM that the drain was to move.
+/// A VM of the drain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
-    /// The VM, with what is known of its way back.
+    /// The VM, with the facts for its move back.
     pub vm: DrainVm,
-    /// Where the drain has moved it to, and when that ended, milliseconds since 1970; none: its job waits or runs yet.
+    /// Target and end time (milliseconds since 1970) of the drain's move; `None` while its job
+    /// waits or runs.
     pub to: Option<(String, u64)>,
-    /// The host that has it now; none: nobody has it running.
+    /// The host that runs it now; `None` if no host does.
     pub found_on: Option<String>,
 }
 
-/// A drain that is to be undone, and all that is known.
+/// A drain to be undone, and the state of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct UndoRequest<'a> {
     /// Milliseconds since 1970.
     pub now_ms: u64,
     /// The host that was emptied.
     pub host: &'a str,
-    /// What the drain was to move.
+    /// The VMs of the drain.
     pub moved: &'a [Moved],
     /// The inventory.
     pub hosts: &'a [Host],
-    /// What operators have asked for.
+    /// Rules of operators.
     pub rules: &'a [Rule],
-    /// The queue's.
+    /// Limits of the queue.
     pub limits: &'a Limits,
-    /// All migrations that run.
+    /// All running migrations.
     pub running: &'a [UnderWay],
 }
 
-/// How a drain is undone.
+/// The plan of an undo.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UndoPlan {
-    /// VMs whose jobs are to be cancelled first: they have not left. One whose cancel comes too late is brought back by asking again.
+    /// VMs whose jobs must be cancelled first: they have not left. If a cancel comes too late,
+    /// another undo brings the VM back.
     pub cancel: Vec<String>,
-    /// What comes back, in the order in which it is expected to begin.
+    /// Moves back, in the order of their expected starts.
     pub moves: Vec<PlannedMove>,
-    /// What stays where it is, by name.
+    /// VMs that stay where they are, by name.
     pub stays: Vec<Staying>,
-    /// How long it takes until the last is back; none: a move never begins, as things are.
+    /// Time until the last VM is back; `None` if a move can never begin at present.
     pub takes_ms: Option<u64>,
-    /// All in one line.
+    /// Summary in one line.
     pub text: String,
 }
 
-/// How a drain is undone. The host is taken to be out of maintenance: that is the first step of it.
+/// Plans the undo of a drain. Assumes that the host is no longer in maintenance, which is the first
+/// step of an undo.
 #[must_use]
 pub fn undo(request: &UndoRequest<'_>) -> UndoPlan {
     let hosts: Vec<Host> = request.hosts.iter().map(|host| opened(host, request.host)).collect();
@@ -79,7 +82,7 @@ pub fn undo(request: &UndoRequest<'_>) -> UndoPlan {
         placed.place(&mut judge, &unit, &candidates, &hosts, &source);
     }
     let (mut moves, stays) = placed.done();
-    // In this order they are submitted.
+    // The jobs are submitted in this order.
     let jobs = moves.iter().zip(0..).filter_map(|(planned, rank)| {
         let (moved, _) = there.iter().find(|(moved, _)| moved.vm.vm.name == planned.vm)?;
         Some(job(planned, &moved.vm, request.now_ms + rank))
@@ -102,7 +105,7 @@ fn opened(host: &Host, name: &str) -> Host {
     host
 }
 
-/// Somebody has brought it back already.
+/// Whether someone has moved it back already.
 fn is_back(moved: &Moved, host: &str) -> bool {
     moved.found_on.as_deref() == Some(host)
 }

@@ -1,4 +1,4 @@
-//! What placement is told.
+//! The input of placement.
 
 use std::collections::BTreeMap;
 
@@ -6,36 +6,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::queue::HostFacts;
 
-/// A host as placement needs it.
+/// A host, for placement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Host {
-    /// What the queue knows of it too.
+    /// Facts that the queue uses as well.
     pub facts: HostFacts,
     pub cores: u32,
-    /// Cores that are busy, averaged over some minutes.
+    /// Busy cores, averaged over some minutes.
     pub busy_cores: f64,
-    /// vCPUs of the VMs that it has and that arrive.
+    /// vCPUs of its VMs, including arriving ones.
     pub vcpus_placed: u32,
     /// Migrations that arrive now.
     pub arrivals: u32,
-    /// Migrations that may arrive at once ([`crate::queue::Limits::into_host`]).
+    /// Most migrations that may arrive at once ([`crate::queue::Limits::into_host`]).
     pub arrivals_limit: u32,
-    /// As the operator has labelled it.
+    /// Labels set by the operator.
     pub labels: BTreeMap<String, String>,
-    /// VMs that it has, and those that arrive.
+    /// Its VMs, including arriving ones.
     pub vms: Vec<String>,
 }
 
-/// A VM that is to be placed.
+/// A VM to be placed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Vm {
     pub name: String,
     pub memory_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,
-    /// Cores that it keeps busy, averaged over some minutes; none: half of its vCPUs are assumed to be.
+    /// Cores that it keeps busy, averaged over some minutes; `None` assumes half of its vCPUs.
     pub busy_cores: Option<f64>,
-    /// As in [`crate::queue::WaitingJob`].
+    /// See [`crate::queue::WaitingJob`].
     pub reference_group: Option<String>,
 }
 
@@ -45,26 +45,26 @@ impl Vm {
     }
 }
 
-/// Hosts by name or by labels. It names a host if either does.
+/// A set of hosts by name or by labels. A host that matches either is in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hosts {
-    /// These.
+    /// Names of hosts.
     #[serde(default)]
     pub names: Vec<String>,
-    /// Those that have all of these labels; none where it is empty.
+    /// Labels, all of which a host must have; an empty map matches no host.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
 }
 
 impl Hosts {
-    /// Whether a host is among them.
+    /// Whether the set contains a host.
     #[must_use]
     pub fn contains(&self, host: &Host) -> bool {
         self.mean(&host.facts.name, &host.labels)
     }
 
-    /// The same of a host by its name and its labels.
+    /// Whether the set contains a host with this name and these labels.
     #[must_use]
     pub fn mean(&self, host: &str, labels: &BTreeMap<String, String>) -> bool {
         let has = |(label, value): (&String, &String)| labels.get(label) == Some(value);
@@ -77,13 +77,13 @@ impl Hosts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strength {
-    /// Never.
+    /// The rule is never broken.
     Must,
-    /// Where all else is worse.
+    /// The rule is broken if all alternatives are worse.
     Should,
 }
 
-/// What a rule asks for, of the VMs that it names.
+/// Requirement of a rule for its VMs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleKind {
@@ -91,7 +91,7 @@ pub enum RuleKind {
     Together,
     /// No two on one host (anti-affinity).
     Apart,
-    /// On these hosts alone.
+    /// Only on these hosts.
     On(Hosts),
     /// On none of these hosts.
     NotOn(Hosts),
@@ -103,20 +103,20 @@ pub struct Rule {
     pub name: String,
     /// Whether it may be broken.
     pub strength: Strength,
-    /// What it asks for.
+    /// The requirement.
     pub kind: RuleKind,
-    /// The VMs that it is for.
+    /// The VMs of the rule.
     pub vms: Vec<String>,
 }
 
-/// Something that keeps a VM from a host, as preflight found it.
+/// A result of preflight that prevents a VM from moving to a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Obstacle {
-    /// Stable, kebab-case, for programs.
+    /// Stable code in kebab case, for programs.
     pub code: String,
-    /// What can't be done and why, one line.
+    /// What is impossible and why, in one line.
     pub message: String,
 }
 
-/// What preflight has found, by host. A host that is not named has none.
+/// Results of preflight by host. A host without an entry has none.
 pub type Obstacles = BTreeMap<String, Vec<Obstacle>>;

@@ -1,4 +1,5 @@
-//! One cluster, with what was planned already: whether a host can take VMs, and how well.
+//! Evaluation of hosts in a cluster with the placements so far: whether a host can take VMs, and
+//! how well.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -10,13 +11,13 @@ use super::{Exclusion, Ranked, Ranking, RuledOut};
 use crate::queue::Presence;
 use crate::words::Bytes;
 
-/// What a host has left, with what was planned.
+/// The capacity that a host has left after the placements so far.
 pub(super) struct Room<'a> {
     pub(super) left_bytes: u64,
     pub(super) busy_cores: f64,
     pub(super) vcpus: u64,
     pub(super) arrivals: u32,
-    /// Clones that are planned to be there.
+    /// Reference groups of VMs that are planned to be there.
     clones: HashSet<&'a str>,
 }
 
@@ -26,7 +27,7 @@ impl Room<'_> {
     }
 }
 
-/// What VMs that go to one host need of it together.
+/// What VMs that move to one host need of it together.
 pub(super) struct Need<'v> {
     pub(super) memory_bytes: u64,
     pub(super) vcpus: u64,
@@ -45,14 +46,14 @@ impl<'v> Need<'v> {
     }
 }
 
-/// VMs that go to one host together, with what is known of each.
+/// VMs that move to one host together.
 pub(crate) struct Unit<'v> {
     pub(crate) vms: Vec<&'v Vm>,
-    /// What preflight found, in their order.
+    /// Results of preflight, in the order of the VMs.
     pub(crate) obstacles: Vec<Option<&'v Obstacles>>,
 }
 
-/// A cluster with its rules, and what was planned.
+/// A cluster with its rules and the placements so far.
 pub(crate) struct Judge<'a> {
     hosts: &'a [Host],
     rooms: Vec<Room<'a>>,
@@ -61,7 +62,7 @@ pub(crate) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Nothing is planned yet.
+    /// Creates an evaluation without placements.
     pub(crate) fn new(hosts: &'a [Host], rules: &'a [Rule]) -> Self {
         let room = |host: &Host| Room {
             left_bytes: host.facts.memory_left_bytes(),
@@ -85,7 +86,7 @@ impl<'a> Judge<'a> {
         Judge { hosts, rooms: hosts.iter().map(room).collect(), places, rules_of }
     }
 
-    /// The index of a host.
+    /// Returns the index of a host.
     pub(crate) fn index(&self, host: &str) -> Option<usize> {
         self.hosts.iter().position(|known| known.facts.name == host)
     }
@@ -100,7 +101,8 @@ impl<'a> Judge<'a> {
         self.places.get(vm.name.as_str()).is_some_and(|hosts| hosts.contains(&host))
     }
 
-    /// Where VMs go best together, and why; none: nowhere. VMs that are `leaving` do not bind them by affinity.
+    /// Returns the best host for VMs that move together, and why; `None` if no host can take them.
+    /// Affinity to `leaving` VMs is ignored.
     pub(crate) fn best(
         &self,
         unit: &Unit<'_>,
@@ -132,7 +134,8 @@ impl<'a> Judge<'a> {
         Some((index, Score::of_first(&self.hosts[index], &self.rooms[index], &need)))
     }
 
-    /// Plans VMs onto a host: what it has left shrinks, and rules find them there and no more where they were.
+    /// Places VMs onto a host: its capacity shrinks, and rules find the VMs there and no longer at
+    /// their former host.
     pub(crate) fn put(&mut self, vms: &[&'a Vm], index: usize) {
         let need = Need::of(vms);
         let room = &mut self.rooms[index];
@@ -146,7 +149,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// All that keeps VMs from going to a host together; none: they can. Memory is what they need together.
+    /// Returns everything that prevents VMs from moving to a host together; empty if they can.
+    /// Their memory is added up.
     pub(crate) fn exclusions(
         &self,
         unit: &Unit<'_>,
@@ -156,7 +160,7 @@ impl<'a> Judge<'a> {
         let host = &self.hosts[index];
         let mut reasons = Vec::new();
         if unit.vms.iter().any(|vm| self.is_on(vm, index)) {
-            // Nothing else is worth telling of the host that it runs on.
+            // No other reason matters for the host on which it runs.
             return vec![Exclusion::RunsThere];
         }
         match host.facts.presence {
@@ -227,7 +231,7 @@ impl<'a> Judge<'a> {
         ranking
     }
 
-    /// A `must` rule by which two of these are to be apart.
+    /// Returns a `must` rule that keeps two of these apart.
     pub(crate) fn must_be_apart(&self, vms: &[&Vm]) -> Option<&'a str> {
         let is_apart = |rule: &&&'a Rule| {
             rule.strength == Strength::Must
@@ -238,7 +242,7 @@ impl<'a> Judge<'a> {
         rules.into_iter().find(is_apart).map(|rule| rule.name.as_str())
     }
 
-    /// VMs that a `must` rule wants with this one.
+    /// Returns the VMs that a `must` rule keeps with this one.
     pub(crate) fn must_be_with(&self, vm: &str) -> impl Iterator<Item = &'a str> {
         let rules = self.rules_of.get(vm).into_iter().flatten();
         let together = rules
@@ -248,7 +252,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// A host with all that is in the way, and that in one line.
+/// Combines a host with its reasons, and formats them in one line.
 pub(crate) fn ruled_out(host: &str, reasons: Vec<Exclusion>) -> RuledOut {
     let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
     RuledOut { host: host.to_owned(), reasons, text: texts.join("; ") }
@@ -259,7 +263,7 @@ impl fmt::Display for Exclusion {
         match self {
             Exclusion::RunsThere => f.write_str("it runs there"),
             Exclusion::Away => f.write_str("away: its agent does not answer"),
-            Exclusion::Unknown => f.write_str("not heard since this manager began"),
+            Exclusion::Unknown => f.write_str("no report since this manager started"),
             Exclusion::Maintenance => f.write_str("in maintenance"),
             Exclusion::Memory { needed_bytes, left_bytes } => {
                 write!(

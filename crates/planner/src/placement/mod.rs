@@ -1,20 +1,24 @@
-//! Where a VM goes: a ranking of all hosts, each with its reason. [`rank`] is a function of what is known at one moment.
+//! Placement of a VM: a ranking of all hosts, each with its reason. [`rank`] is a function of the
+//! facts at one moment.
 //!
-//! **Ruled out** is a host that can't take the VM: it is away, in maintenance, has not the memory, a `must` rule or a preflight check
-//! forbids it, or the VM runs there already. All that is in the way is told, not the first thing alone.
+//! **Excluded** is a host that cannot take the VM: it is away or in maintenance, it lacks memory, a
+//! `must` rule or a preflight check forbids it, or the VM runs there already. All reasons are
+//! listed, not only the first one.
 //!
 //! **The score** of the others is the sum of these parts (`score.rs`), at most 100:
 //!
-//! | part | points | of |
-//! |---|---|---|
-//! | memory | 40 | what is free after the arrival, as a share of the host's memory: what runs out first, and can't be taken back |
-//! | cpu | 30 | cores that are idle after it, as a share of all: what the VM uses now counts, not what it may use |
-//! | vcpus | 10 | how far vCPUs are from four a core: the same for when all become busy at once |
-//! | lanes | 15 | 1 / (1 + arrivals / limit): a host where many arrive takes longer, and its link is shared |
-//! | clones | 5 | a clone of the VM's image runs there: its pages travel as references |
+//! - Memory, 40: free memory after the arrival, as a share of the host's memory. Memory runs out
+//!   first, and cannot be taken back.
+//! - CPU, 30: idle cores after the arrival, as a share of all cores. The VM's present use counts,
+//!   not its maximum.
+//! - vCPUs, 10: distance from four vCPUs per core, for the case that all become busy at once.
+//! - Lanes, 15: 1 / (1 + arrivals / limit). With many arrivals a move takes longer, because they
+//!   share the link.
+//! - Clones, 5: a clone of the VM's image runs there, so that pages can be sent as references.
 //!
-//! Each `should` rule that the host breaks costs 25: it is broken where the others are worse by more than that. Scores are compared in
-//! hundredths; where they are equal, by the host's name.
+//! Each `should` rule that the host breaks costs 25. So a rule is broken if the alternatives are
+//! worse by more than that. Scores are compared in hundredths; equal ones are ordered by the host's
+//! name.
 
 mod candidates;
 mod judge;
@@ -31,31 +35,31 @@ pub use score::Score;
 
 pub(crate) use judge::{Judge, Unit, ruled_out};
 
-/// What a host's place in the ranking is.
+/// A host in the ranking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ranked {
     pub host: String,
-    /// Its points, and of what they are.
+    /// Its points and their parts.
     pub score: Score,
-    /// `should` rules that it breaks, by name.
+    /// Names of `should` rules that it breaks.
     pub breaks: Vec<String>,
-    /// Why it stands where it does, one line.
+    /// Reason for its position, in one line.
     pub why: String,
 }
 
-/// Why a host can't take the VM.
+/// Why a host cannot take the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Exclusion {
     RunsThere,
-    /// Its agent is silent.
+    /// Its agent does not respond.
     Away,
-    /// Its agent has not been heard since this manager began.
+    /// Its agent has not reported since this manager started.
     Unknown,
-    /// It takes no VMs.
+    /// It accepts no VMs.
     Maintenance,
-    /// It has not the memory: `left_bytes` are free and not promised.
+    /// It lacks memory: `left_bytes` are free and not reserved.
     Memory {
         needed_bytes: u64,
         left_bytes: u64,
@@ -64,32 +68,32 @@ pub enum Exclusion {
     Rule {
         breach: RuleBreach,
     },
-    /// A check says that the VM can't move there.
+    /// A preflight check found that the VM cannot move there.
     Preflight {
         obstacle: Obstacle,
     },
 }
 
-/// A host that can't take the VM.
+/// A host that cannot take the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuledOut {
     pub host: String,
-    /// All that is in the way.
+    /// All reasons.
     pub reasons: Vec<Exclusion>,
-    /// The same in one line.
+    /// The reasons in one line.
     pub text: String,
 }
 
-/// Where a VM can go, and where not. Every host is in one of the two lists.
+/// Hosts that can take a VM and hosts that cannot. Every host is in one of the two lists.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ranking {
-    /// Best first.
+    /// Suitable hosts, best first.
     pub fits: Vec<Ranked>,
-    /// By name.
+    /// Excluded hosts, by name.
     pub ruled_out: Vec<RuledOut>,
 }
 
-/// Ranks all hosts for a VM. `obstacles` are what preflight has found, by host.
+/// Ranks all hosts for a VM. `obstacles` are the results of preflight by host.
 #[must_use]
 pub fn rank(hosts: &[Host], rules: &[Rule], vm: &Vm, obstacles: &Obstacles) -> Ranking {
     Judge::new(hosts, rules).rank(vm, obstacles)

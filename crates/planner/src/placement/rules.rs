@@ -1,4 +1,4 @@
-//! Which rules a host would break for a VM.
+//! Rules that a host would break for a VM.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use crate::words::Names;
 #[serde(tag = "breach", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum RuleBreach {
-    /// It is to be with VMs that are on other hosts.
+    /// The VM must be with VMs that are on other hosts.
     NotWith { rule: String, vms: Vec<String>, hosts: Vec<String> },
-    /// It is not to be with a VM that is there.
+    /// The VM must not be with a VM that is there.
     With { rule: String, vm: String },
-    /// It is to be on other hosts.
+    /// The VM must be on other hosts.
     NotAllowed { rule: String },
-    /// It is not to be there.
+    /// The VM must not be there.
     Forbidden { rule: String },
 }
 
@@ -28,30 +28,31 @@ impl fmt::Display for RuleBreach {
         match self {
             RuleBreach::NotWith { rule, vms, hosts } => {
                 let (vms, hosts) = (Names(vms, vms.len()), Names(hosts, hosts.len()));
-                write!(f, "rule {rule}: it is to be with {vms}, on {hosts}")
+                write!(f, "rule {rule}: it must be with {vms}, on {hosts}")
             }
             RuleBreach::With { rule, vm } => {
-                write!(f, "rule {rule}: it is not to be with {vm}, which is there")
+                write!(f, "rule {rule}: it must not be with {vm}, which is there")
             }
-            RuleBreach::NotAllowed { rule } => write!(f, "rule {rule}: it is to be on other hosts"),
-            RuleBreach::Forbidden { rule } => write!(f, "rule {rule}: it is not to be there"),
+            RuleBreach::NotAllowed { rule } => write!(f, "rule {rule}: it must be on other hosts"),
+            RuleBreach::Forbidden { rule } => write!(f, "rule {rule}: it must not be there"),
         }
     }
 }
 
-/// Where each VM is: a host, two while it moves, or planned to be.
+/// The hosts of each VM: one, two while it moves, or the planned one.
 pub(super) type Places<'a> = HashMap<&'a str, Vec<usize>>;
 
-/// What the rules of one VM come to: looked up once, asked for each host.
+/// The rules of one VM, looked up once and checked for each host.
 pub(super) struct RulesOfVm<'r> {
     all: Vec<(&'r Rule, Partners<'r>)>,
 }
 
-/// The other VMs of a rule, with the hosts that have them.
+/// The other VMs of a rule, with their hosts.
 struct Partners<'r>(Vec<(&'r str, Vec<usize>)>);
 
 impl<'r> RulesOfVm<'r> {
-    /// The rules that name a VM. VMs that are `leaving` with it bind it nowhere: they come along, or stay on the host that it leaves.
+    /// Looks up the rules of a VM. VMs that are `leaving` with it do not restrict it: they come
+    /// along, or stay on the host that it leaves.
     pub(super) fn new(
         rules: impl Iterator<Item = &'r Rule>,
         vm: &str,
@@ -70,13 +71,13 @@ impl<'r> RulesOfVm<'r> {
         RulesOfVm { all: rules.map(of).collect() }
     }
 
-    /// Whether a host breaks none that it must not.
+    /// Whether a host breaks no `must` rule.
     pub(super) fn allow(&self, host: &Host, index: usize) -> bool {
         let mut musts = self.all.iter().filter(|(rule, _)| rule.strength == Strength::Must);
         musts.all(|(rule, partners)| !is_broken(rule, partners, host, index))
     }
 
-    /// The `should` rules that a host breaks.
+    /// Returns the `should` rules that a host breaks.
     pub(super) fn should_broken(
         &self,
         host: &Host,
@@ -88,7 +89,7 @@ impl<'r> RulesOfVm<'r> {
             .map(|(rule, _)| *rule)
     }
 
-    /// The `must` rules that a host breaks, and how.
+    /// Returns the `must` rules that a host breaks, and how.
     pub(super) fn must_breaches(
         &self,
         host: &Host,

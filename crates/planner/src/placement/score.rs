@@ -1,4 +1,4 @@
-//! The score of a host for a VM; the formula is in the module's documentation.
+//! Score of a host for a VM. The module's documentation has the formula.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,31 +11,31 @@ const CPU: f64 = 30.0;
 const VCPUS: f64 = 10.0;
 const LANES: f64 = 15.0;
 const CLONES: f64 = 5.0;
-/// What a broken `should` rule costs.
+/// Cost of a broken `should` rule.
 const RULE: f64 = 25.0;
-/// vCPUs a core at which that part is 0.
+/// vCPUs per core at which that part is 0.
 const MOST_VCPUS_A_CORE: f64 = 4.0;
 
-/// A host's points for a VM, and of what they are.
+/// A host's points for a VM, and their parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Score {
-    /// The sum of the parts, rounded to hundredths.
+    /// Sum of the parts, rounded to hundredths.
     pub total: f64,
-    /// For memory that is free after the arrival, of 40.
+    /// Points for free memory after the arrival, up to 40.
     pub memory: f64,
-    /// For cores that are idle after it, of 30.
+    /// Points for idle cores after the arrival, up to 30.
     pub cpu: f64,
-    /// For few vCPUs a core after it, of 10.
+    /// Points for few vCPUs per core after the arrival, up to 10.
     pub vcpus: f64,
-    /// For few other arrivals, of 15.
+    /// Points for few other arrivals, up to 15.
     pub lanes: f64,
-    /// For a clone of the VM's image there, 5.
+    /// Points for a clone of the VM's image there, 0 or 5.
     pub clones: f64,
-    /// For `should` rules that are broken, 25 less each.
+    /// Points for broken `should` rules, -25 each.
     pub rules: f64,
 }
 
-/// `part` of `whole`, between 0 and 1; 0 where there is no whole.
+/// Returns `part` of `whole`, between 0 and 1; 0 if `whole` is 0.
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
 }
@@ -54,7 +54,7 @@ impl Score {
             vcpus: VCPUS * (1.0 - share(vcpus_after, MOST_VCPUS_A_CORE * cores)),
             lanes: LANES / (1.0 + f64::from(room.arrivals) / limit),
             clones: if has_clone { CLONES } else { 0.0 },
-            // From 0, as no rule at all would else take -0 points.
+            // Starts from 0: without a broken rule the product alone would be -0.
             rules: 0.0 - RULE * rules_broken as f64,
         };
         if host.cores == 0 {
@@ -69,7 +69,7 @@ impl Score {
         [self.memory, self.cpu, self.vcpus, self.lanes, self.clones, self.rules]
     }
 
-    /// Why a host stands first.
+    /// Returns why a host is first.
     pub(super) fn of_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
         let figures =
             [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
@@ -77,7 +77,7 @@ impl Score {
     }
 }
 
-/// A part of the score, as its words need it.
+/// A part of the score.
 #[derive(Clone, Copy)]
 enum Part {
     Memory,
@@ -92,7 +92,7 @@ const PARTS: [Part; 6] =
     [Part::Memory, Part::Cpu, Part::Vcpus, Part::Lanes, Part::Clones, Part::Rules];
 
 impl Part {
-    /// What the part is made of, in words.
+    /// Describes the figures behind the part.
     fn figure(self, host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
         match self {
             Part::Memory => {
@@ -116,7 +116,7 @@ impl Part {
     }
 }
 
-/// A host with its score, as it is compared.
+/// A host and its score, for a comparison.
 pub(super) struct Compared<'c, 'a> {
     pub(super) host: &'c Host,
     pub(super) room: &'c Room<'a>,
@@ -124,7 +124,7 @@ pub(super) struct Compared<'c, 'a> {
     pub(super) breaks: &'c [String],
 }
 
-/// Why a host stands behind the first: the part that costs it most.
+/// Returns why a host is behind the first one: the part that costs it most.
 pub(super) fn why_behind(
     first: &Compared<'_, '_>,
     this: &Compared<'_, '_>,
@@ -135,7 +135,7 @@ pub(super) fn why_behind(
         first.score.parts().into_iter().zip(this.score.parts()).map(|(first, this)| first - this);
     let most = PARTS.into_iter().zip(lost).max_by(|(_, one), (_, other)| one.total_cmp(other));
     if this.score.total >= first.score.total {
-        return format!("as good as {name}, and after it by name");
+        return format!("equal to {name}, and after it by name");
     }
     match most {
         Some((Part::Rules, _)) => {

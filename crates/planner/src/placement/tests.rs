@@ -1,4 +1,4 @@
-//! The ranking: what it forbids, what it prefers, and what it says.
+//! Tests of the ranking: exclusions, preferences and reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ fn text_of<'a>(ranking: &'a Ranking, host: &str) -> &'a str {
 }
 
 #[test]
-fn the_host_with_most_left_is_first_and_the_others_are_told_by_what() {
+fn the_host_with_most_left_is_first_and_the_others_have_a_reason() {
     let (mut hosts, clear) = (vec![host("a"), host("b"), host("c")], Obstacles::new());
     hosts[1].facts.memory_free_bytes = 200 * GIB;
     hosts[2].busy_cores = 30.0;
@@ -61,19 +61,20 @@ fn the_host_with_most_left_is_first_and_the_others_are_told_by_what() {
     );
     assert_eq!(
         ranking.fits[1].why,
-        "behind b: 120 GiB of 256 GiB memory left after it, against 192 GiB of 256 GiB memory left after it"
+        "behind b: 120 GiB of 256 GiB memory left after it, against 192 GiB of 256 GiB memory left \
+        after it"
     );
     assert_eq!(
         ranking.fits[2].why,
         "behind b: 1.0 of 32 cores idle, against 23.0 of 32 cores idle"
     );
     assert!(ranking.ruled_out.is_empty());
-    // No rule is broken: 0, which JSON tells from -0.
+    // No rule is broken: the part is 0, not -0, which JSON distinguishes.
     assert!(ranking.fits.iter().all(|ranked| ranked.score.rules.is_sign_positive()));
 }
 
 #[test]
-fn the_parts_are_those_that_are_documented() {
+fn the_parts_are_as_documented() {
     let mut hosts = vec![host("a")];
     hosts[0].arrivals = 8;
     hosts[0].facts.reference_groups.insert("debian".into());
@@ -92,17 +93,17 @@ fn the_parts_are_those_that_are_documented() {
 }
 
 #[test]
-fn equal_hosts_stand_by_name() {
+fn equal_hosts_are_ordered_by_name() {
     let mut hosts = vec![host("c"), host("a"), host("b")];
     let ranking = rank(&hosts, &[], &vm("web"), &Obstacles::new());
     assert_eq!(names(&ranking), ["a", "b", "c"]);
-    assert_eq!(ranking.fits[1].why, "as good as a, and after it by name");
+    assert_eq!(ranking.fits[1].why, "equal to a, and after it by name");
     hosts.reverse();
     assert_eq!(rank(&hosts, &[], &vm("web"), &Obstacles::new()), ranking);
 }
 
 #[test]
-fn all_that_is_in_the_way_is_told() {
+fn all_reasons_of_an_exclusion_are_listed() {
     let mut hosts = vec![host("a"), host("b"), host("c"), host("d")];
     hosts[0].vms = vec!["web".into()];
     hosts[1].vms = vec!["web2".into()];
@@ -117,7 +118,8 @@ fn all_that_is_in_the_way_is_told() {
     assert_eq!(text_of(&ranking, "a"), "it runs there");
     assert_eq!(
         text_of(&ranking, "b"),
-        "memory: it needs 8 GiB, 4 GiB are left; rule web-apart: it is not to be with web2, which is there"
+        "memory: it needs 8 GiB, 4 GiB are left; rule web-apart: it must not be with web2, which \
+        is there"
     );
     assert_eq!(text_of(&ranking, "c"), "away: its agent does not answer; in maintenance");
     assert_eq!(text_of(&ranking, "d"), "host d lacks avx512f (cpu-model)");
@@ -127,7 +129,7 @@ fn all_that_is_in_the_way_is_told() {
 }
 
 #[test]
-fn a_should_rule_is_broken_only_where_the_rest_is_much_worse() {
+fn a_should_rule_is_broken_only_if_the_alternatives_are_much_worse() {
     let mut hosts = vec![host("a"), host("b")];
     hosts[0].vms = vec!["db".into()];
     let together = [rule("near", Strength::Should, RuleKind::Together, &["web", "db"])];
@@ -141,16 +143,16 @@ fn a_should_rule_is_broken_only_where_the_rest_is_much_worse() {
 }
 
 #[test]
-fn affinity_names_with_whom_and_where() {
+fn affinity_names_the_partner_and_its_host() {
     let mut hosts = vec![host("a"), host("b")];
     hosts[0].vms = vec!["db".into(), "web".into()];
     let together = [rule("near", Strength::Must, RuleKind::Together, &["web", "db"])];
     let ranking = rank(&hosts, &together, &vm("web"), &Obstacles::new());
-    assert_eq!(text_of(&ranking, "b"), "rule near: it is to be with db, on a");
+    assert_eq!(text_of(&ranking, "b"), "rule near: it must be with db, on a");
 }
 
 #[test]
-fn hosts_are_named_by_name_or_by_all_of_their_labels() {
+fn hosts_are_selected_by_name_or_by_all_labels() {
     let mut hosts = vec![host("a"), host("b"), host("c")];
     hosts[1].labels = BTreeMap::from([("rack".into(), "1".into()), ("ssd".into(), "yes".into())]);
     hosts[2].labels = BTreeMap::from([("rack".into(), "1".into())]);
@@ -200,7 +202,7 @@ fn clusters() -> impl Strategy<Value = (Vec<Host>, Vec<Rule>)> {
     })
 }
 
-/// Whether a VM on a host breaks a rule, said another way than the code has it.
+/// Whether a VM on a host breaks a rule. Independent of the implementation under test.
 fn breaks(rule: &Rule, vm: &str, host: &Host, hosts: &[Host]) -> bool {
     if !rule.vms.iter().any(|named| named == vm) {
         return false;
@@ -221,7 +223,10 @@ fn breaks(rule: &Rule, vm: &str, host: &Host, hosts: &[Host]) -> bool {
 
 proptest! {
     #[test]
-    fn no_host_is_ranked_that_a_must_rule_forbids((hosts, rules) in clusters(), blocked in 0..5usize) {
+    fn a_host_that_a_must_rule_forbids_is_not_ranked(
+        (hosts, rules) in clusters(),
+        blocked in 0..5usize,
+    ) {
         let web = vm("vm0");
         let code = Obstacle { code: "no-disk".into(), message: "no such disk".into() };
         let blocked = format!("h{blocked}");
@@ -232,7 +237,8 @@ proptest! {
         for ranked in &ranking.fits {
             let host = of(&ranked.host);
             let broken = rules.iter().filter(|rule| breaks(rule, "vm0", host, &hosts));
-            let (must, should): (Vec<_>, Vec<_>) = broken.partition(|rule| rule.strength == Strength::Must);
+            let is_must = |rule: &&Rule| rule.strength == Strength::Must;
+            let (must, should): (Vec<_>, Vec<_>) = broken.partition(is_must);
             prop_assert!(must.is_empty(), "{} breaks {:?}", ranked.host, must);
             let should: Vec<_> = should.into_iter().map(|rule| rule.name.clone()).collect();
             prop_assert_eq!(&ranked.breaks, &should);

@@ -1,4 +1,4 @@
-//! What is free of each limit and of each host's memory, as one move after the other is taken from it.
+//! Free capacity of each limit and of each host's memory while moves take their parts.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,33 +6,33 @@ use super::hold::Kept;
 use super::reason::{Bar, Line, Tally, TargetObstacle, WaitReason};
 use super::situation::{HostFacts, Presence, Situation, WaitingJob};
 
-/// VMs that a reason names of those that are in the way.
+/// Most VMs that a reason names.
 const MOST_NAMED: usize = 8;
-/// A target further down is not preferred for the clones that it has.
+/// Number of targets at the front of the list of which one with a clone is preferred.
 const NEAR_TARGETS: usize = 4;
 
-/// One limit.
+/// Usage of one limit.
 struct Gauge<'a> {
     limit: u32,
     running: u32,
     moving: Vec<&'a str>,
     at_agents: u32,
-    /// What is kept free for jobs that have been passed over for long, and for whom first.
+    /// Places reserved for jobs that have been passed over for long, and the first such job.
     kept: u32,
     kept_for: Option<&'a str>,
-    /// Jobs that have been refused by it.
+    /// Jobs that this limit has refused.
     line: u32,
 }
 
-/// A move that takes a place of each limit that it is under.
+/// A move that takes a place of each limit that applies to it.
 #[derive(Clone, Copy)]
 struct Taken<'a> {
     vm: &'a str,
-    /// Somebody began it at an agent: it is no job's.
+    /// Whether it was begun at an agent, without a job.
     at_agent: bool,
 }
 
-/// Why a limit admits no more.
+/// Why a limit admits no further move.
 enum Full {
     AtLimit(Line),
     Kept { behind: String },
@@ -70,7 +70,7 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// Puts a job into the line, if there is one.
+    /// Refuses a job and puts it into the line, if the limit is reached.
     fn refuse(&mut self) -> Option<Full> {
         if self.is_open() {
             return None;
@@ -99,33 +99,33 @@ struct HostRoom<'a> {
 }
 
 impl HostRoom<'_> {
-    /// The job for which something here is kept.
+    /// Returns the job for which capacity is reserved here.
     fn kept_for(&self) -> String {
         self.memory_kept_for.or(self.into.kept_for).unwrap_or_default().to_owned()
     }
 }
 
-/// Where a job can go now, and what it takes on the way.
+/// A target that a job can go to now, and the limits that it uses.
 pub(super) struct Seat {
     source: usize,
     target: usize,
     datastores: Vec<usize>,
 }
 
-/// All limits, with what is taken of them.
+/// All limits, with their usage.
 pub(super) struct Capacity<'a> {
     hosts: Vec<HostRoom<'a>>,
     host_index: HashMap<&'a str, usize>,
     datastores: Vec<(&'a str, Gauge<'a>)>,
     datastore_index: HashMap<&'a str, usize>,
     total: Gauge<'a>,
-    /// Hosts that have a member of a reference group, or to which one is on its way.
+    /// Hosts that have a member of a reference group, or to which one moves.
     clones: HashSet<(usize, &'a str)>,
     situation: Situation<'a>,
 }
 
 impl<'a> Capacity<'a> {
-    /// What the moves that run leave free.
+    /// Computes what the running moves leave free.
     pub(super) fn new(situation: &Situation<'a>) -> Self {
         let limits = situation.limits;
         let room = |facts: &'a HostFacts| HostRoom {
@@ -170,7 +170,7 @@ impl<'a> Capacity<'a> {
         self.host_index.get(name).copied()
     }
 
-    /// Each once, however many disks are on it.
+    /// Returns each datastore once, however many disks are on it.
     fn datastores_of(&mut self, names: &'a [String]) -> Vec<usize> {
         let mut found = Vec::with_capacity(names.len());
         for name in names {
@@ -203,7 +203,7 @@ impl<'a> Capacity<'a> {
         }
     }
 
-    /// What bars a target; none: the job can go there now.
+    /// Returns what bars a target; `None` if the job can go there now.
     fn bar(&self, job: &WaitingJob, target: &str) -> Option<Bar> {
         let Some(index) = self.host(target) else { return Some(Bar::NotInInventory) };
         let room = &self.hosts[index];
@@ -213,7 +213,7 @@ impl<'a> Capacity<'a> {
             HostFacts { presence: Presence::Away, .. } => Some(Bar::Away),
             HostFacts { presence: Presence::Unknown, .. } => Some(Bar::Unknown),
             HostFacts { maintenance: true, .. } => Some(Bar::Maintenance),
-            // Memory first: it frees up later than a place does.
+            // Memory first: it is freed later than a place.
             _ if job.memory_bytes > room.memory_left_bytes => Some(Bar::Memory),
             _ if room.into.running >= room.into.limit => Some(Bar::Limit),
             _ if job.memory_bytes > unkept || !room.into.is_open() => Some(Bar::Kept),
@@ -221,7 +221,7 @@ impl<'a> Capacity<'a> {
         }
     }
 
-    /// Why none of its targets will do as things stand, whatever ends meanwhile; none: one will.
+    /// Returns why no target is usable, whichever moves end meanwhile; `None` if one is.
     pub(super) fn no_standing_target(&mut self, job: &WaitingJob) -> Option<WaitReason> {
         let stands = |target: &String| self.bar(job, target).is_none_or(Bar::is_of_capacity);
         if job.targets.iter().any(stands) {
@@ -230,7 +230,7 @@ impl<'a> Capacity<'a> {
         Some(self.refuse_targets(job))
     }
 
-    /// Why the source can't be asked; none: it can.
+    /// Returns why the source is unavailable; `None` if it is available.
     pub(super) fn source_obstacle(&self, job: &WaitingJob) -> Option<WaitReason> {
         let host = job.source.clone();
         match self.host(&job.source).map(|index| self.hosts[index].facts.presence) {
@@ -241,10 +241,10 @@ impl<'a> Capacity<'a> {
         }
     }
 
-    /// Where a job can go now.
+    /// Finds a target for a job.
     ///
     /// # Errors
-    /// What it waits for.
+    /// What the job waits for.
     pub(super) fn seat(&mut self, job: &'a WaitingJob) -> Result<Seat, WaitReason> {
         if let Some(full) = self.total.refuse() {
             return Err(match full {
@@ -286,7 +286,8 @@ impl<'a> Capacity<'a> {
         }
     }
 
-    /// The best target that can be had; among the best few rather one that has a clone of the VM.
+    /// Returns the best available target. Among the best few, one with a clone of the VM is
+    /// preferred.
     fn open_target(&self, job: &WaitingJob) -> Option<usize> {
         let open = |target: &&String| self.bar(job, target).is_none();
         let has_clone = |target: &&String| {
@@ -299,7 +300,7 @@ impl<'a> Capacity<'a> {
         self.host(near.or_else(|| job.targets.iter().find(open))?)
     }
 
-    /// What a job waits for whose targets are all barred.
+    /// Returns what a job waits for whose targets are all barred.
     fn refuse_targets(&mut self, job: &WaitingJob) -> WaitReason {
         let mut tally = Tally::default();
         let mut best: Option<(&str, Bar)> = None;
@@ -319,7 +320,7 @@ impl<'a> Capacity<'a> {
         }
     }
 
-    /// A bar with its figures; the job stands in the line of that limit from here on.
+    /// Returns a bar with its figures. From then on the job is in the line of that limit.
     fn obstacle(&mut self, job: &WaitingJob, target: &str, bar: Bar) -> TargetObstacle {
         let host = target.to_owned();
         let Some(room) = self.host_index.get(target).map(|&index| &mut self.hosts[index]) else {
@@ -359,13 +360,13 @@ impl<'a> Capacity<'a> {
         }
     }
 
-    /// The name of the host that a seat leads to.
+    /// Returns the name of a seat's target.
     pub(super) fn target_of(&self, seat: &Seat) -> &'a str {
         &self.hosts[seat.target].facts.name
     }
 
-    /// Keeps for a job what is free of what it needs, so that later ones do not take it: at the best target that could ever hold it.
-    /// Nothing where there is none.
+    /// Reserves free capacity for a job, so that later ones do not take it: at the best target that
+    /// could ever hold the job. Reserves nothing if there is none.
     pub(super) fn keep(&mut self, job: &'a WaitingJob, kept: Kept) {
         let could_hold = |room: &HostRoom<'_>| {
             room.facts.memory_total_bytes >= job.memory_bytes && room.into.limit > 0

@@ -1,31 +1,34 @@
-//! For whom is kept what becomes free.
+//! Reservation of freed capacity for jobs that have waited long.
 //!
-//! A job that needs much at once (the memory of a large VM, places on several datastores) would be passed for ever by those that need
-//! little, since what is free goes to whoever fits. So the first job of a group at a source that has been passed over for
-//! [`PATIENCE_MS`] is kept what becomes free: memory where memory is what it lacks, else all that it needs. Later jobs do not get it.
+//! A job that needs much at once (the memory of a large VM, places on several datastores) could be
+//! passed forever by jobs that need little, since free capacity goes to whichever job fits. So
+//! capacity is reserved for the first job of a group at a source that has been passed over for
+//! [`PATIENCE_MS`]: memory if it lacks memory, otherwise everything that it needs. Later jobs do
+//! not get it.
 //!
-//! What it waits for may never come (nobody leaves its target), so this is not for ever either: of four such spans by the clock it is kept
-//! in three, and in the fourth all go on as if there were no such jobs. The clock is everybody's, so that those spans fall together.
+//! What the job waits for may never come (no VM leaves its target), so the reservation is not
+//! permanent. Of four such spans by the clock it holds in three. In the fourth all jobs proceed as
+//! if there were no such jobs. The spans are by the clock, so that they coincide for all jobs.
 
 use super::order::Ranked;
 use super::reason::{TargetObstacle, WaitReason};
 use super::situation::WaitingJob;
 
-/// A job that has been passed over for this long is kept what becomes free.
+/// Time after which capacity is reserved for a job that has been passed over.
 const PATIENCE_MS: u64 = 10 * 60 * 1000;
-/// Of so many spans of patience one is without.
+/// Number of spans of which one is without reservations.
 const SPANS: u64 = 4;
 
-/// What is kept for a job.
+/// What is reserved for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// Memory at its target. Places are no use to it yet, and are left to others.
+    /// Memory at its target. Places are of no use to it yet, and are left to others.
     Memory,
-    /// All that it needs.
+    /// Everything that it needs.
     All,
 }
 
-/// What is kept for this job, if anything is.
+/// Returns what is reserved for this job.
 pub(super) fn kept(
     job: &WaitingJob,
     ranked: &Ranked,
@@ -42,11 +45,12 @@ pub(super) fn kept(
     if is_of_memory(reason) {
         return Some(Kept::Memory);
     }
-    // While others of its group leave the source it is passed over by these at most, and comes after them.
+    // While others of its group leave the source, it is passed over at most by these, and comes
+    // after them.
     (ranked.unserved_ms >= PATIENCE_MS).then_some(Kept::All)
 }
 
-/// Whether anything is kept for anybody at this time.
+/// Whether reservations hold at this time.
 pub(super) fn is_keeping(now_ms: u64) -> bool {
     !(now_ms / PATIENCE_MS).is_multiple_of(SPANS)
 }

@@ -1,22 +1,27 @@
-//! A job's life: (state, event) → (state, actions). Nothing is moved twice, whenever a manager dies and another takes over.
+//! Life of a job: (state, event) → (state, actions). No VM is moved twice, whenever a manager
+//! dies and another takes over.
 //!
-//! **The order that makes it so.** The manager chooses the migration's id, writes it to the store with the job ([`JobState::Starting`]), and
-//! only then asks the source's agent to begin it. Actions are carried out in their order, those that [`Action::still_applies`], and none after
-//! an [`Action::Save`] that did not succeed: another manager leads then. An agent that is asked twice to begin one id begins it once. So a manager that takes over, or did
-//! not hear the answer, asks for the id ([`Action::Ask`]):
+//! **The order ensures that.** The manager chooses the migration's ID, writes it to the store with
+//! the job ([`JobState::Starting`]), and only then asks the source's agent to begin it. Actions are
+//! carried out in their order, as far as [`Action::still_applies`]. None follows an
+//! [`Action::Save`] that failed: another manager leads then. An agent that is asked twice to begin
+//! one ID begins it once. So a manager that takes over, or did not get the response, asks for the
+//! ID ([`Action::Ask`]):
 //!
-//! | the source's agent | then |
-//! |---|---|
-//! | knows it | it is followed, or has ended |
-//! | does not, and has the VM in the epoch that was noted | it was never begun: it is begun, with the same id |
-//! | does not, and has the VM in a later epoch | it, or another, was tried and the agent was restarted: the attempt has failed |
-//! | does not, and the target has the VM | it was moved |
+//! - The source's agent knows the ID: the migration is followed, or has ended.
+//! - It does not, and has the VM in the recorded epoch: the migration was never begun, and is begun
+//!   with the same ID.
+//! - It does not, and has the VM in a later epoch: this migration, or another, was attempted and
+//!   the agent was restarted. The attempt has failed.
+//! - It does not, and the target has the VM: the VM was moved.
 //!
-//! A VM's epoch grows with each hand-over that is tried, so the second row can't be a VM that has been there and came back.
+//! A VM's epoch grows with each attempted hand-over, so the second case cannot be a VM that was
+//! there and came back.
 //!
-//! **Cancel** is a wish until it is known what the agent made of it: a job that was being begun is cancelled when its migration is known to
-//! be cancelled, or known not to be. A request to begin may be on its way even then: where its migration shows up after all, it is
-//! cancelled; where it came through, the job is done, and says so.
+//! **Cancel** is a request until the agent's result is known. A job that was being begun is
+//! cancelled when its migration is known to be cancelled, or known not to exist. A request to begin
+//! may be on its way even then. If its migration appears after all, it is cancelled; if it
+//! completed, the job is done and says so.
 
 use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
@@ -26,51 +31,52 @@ use super::retry::{LOST_TRACK, MOVED_ELSEWHERE, RetryPolicy, Verdict};
 /// One migration of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attempt {
-    /// Its id, which the manager chose. No other attempt has it.
+    /// Its ID, chosen by the manager. No other attempt has it.
     pub migration: String,
-    /// Where it goes.
+    /// The target host.
     pub target: String,
-    /// The VM's epoch at the source when this was decided.
+    /// Epoch of the VM at the source at the time of the decision.
     pub epoch: u64,
-    /// Attempts that had failed before.
+    /// Number of earlier failed attempts.
     pub failed_attempts: u32,
-    /// It is to be cancelled.
+    /// Whether it is to be cancelled.
     pub cancel: bool,
 }
 
-/// Where a job is. This is what the store has of it.
+/// State of a job, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum JobState {
-    /// In the queue, perhaps not before a time.
+    /// In the queue, possibly with an earliest start.
     Waiting { failed_attempts: u32, not_before_ms: Option<u64>, failure: Option<Fault> },
-    /// Its migration's id is in the store. The source's agent may have begun it, or not.
+    /// The ID of its migration is in the store. The source's agent may have begun it, or not.
     Starting(Attempt),
     /// The source's agent has begun it.
     Running(Attempt),
     /// The VM runs at the target.
     Done { migration: String, target: String, cancelled_too_late: bool },
-    /// It was given up: a person is needed. `migration` is the last attempt's.
+    /// The job was given up and needs an operator. `migration` is the last attempt's.
     Failed { migration: String, target: String, failed_attempts: u32, failure: Fault },
-    /// Somebody cancelled it. `migration` is that of the attempt that was under way, which may be on its way to the agent even now.
+    /// The job was cancelled. `migration` is that of the attempt that ran, whose request may still
+    /// be on its way to the agent.
     Cancelled { migration: Option<String>, target: Option<String> },
 }
 
 impl JobState {
-    /// A job that was submitted just now.
+    /// Returns the state of a job that was just submitted.
     #[must_use]
     pub fn submitted() -> JobState {
         JobState::Waiting { failed_attempts: 0, not_before_ms: None, failure: None }
     }
 
-    /// Whether nothing more is done for it.
+    /// Whether the job has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self, JobState::Done { .. } | JobState::Failed { .. } | JobState::Cancelled { .. })
     }
 
-    /// The migration whose news it takes.
+    /// Returns the migration whose events apply to the job.
     #[must_use]
     pub fn migration(&self) -> Option<&str> {
         match self {
@@ -84,23 +90,23 @@ impl JobState {
     }
 }
 
-/// How a migration ended, as its report says.
+/// How a migration ended, from its report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The VM runs at the target.
     Completed,
-    /// It runs on at the source.
+    /// The VM runs on at the source.
     Failed(Fault),
-    /// Somebody cancelled it; it runs on at the source.
+    /// The migration was cancelled; the VM runs on at the source.
     Cancelled,
-    /// It is not known who may run it.
+    /// It is unknown which host may run the VM.
     InDoubt(Fault),
 }
 
-/// Where a VM is whose migration the source's agent does not know.
+/// Location of a VM whose migration the source's agent does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whereabouts {
-    /// The source has it, in this epoch, and no migration has it there.
+    /// The source has it, in this epoch and without a migration.
     AtSource {
         /// The epoch.
         epoch: u64,
@@ -110,28 +116,28 @@ pub enum Whereabouts {
     Elsewhere {
         host: String,
     },
-    /// It is in doubt who has it.
+    /// It is in doubt which host has it.
     InDoubt,
-    /// Nobody who has been heard has it: hosts are away, or have not been heard yet.
+    /// No host that has reported has it: some hosts are away, or have not reported yet.
     NotFound,
 }
 
-/// What is known of a migration when it is asked for.
+/// Result of a query for a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     UnderWay,
     Ended(Ended),
     /// The source's agent does not know it.
     NotKnown(Whereabouts),
-    /// The source's agent did not answer.
+    /// The source's agent did not respond.
     NoAnswer,
 }
 
-/// What happens to a job.
+/// An event in the life of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum JobEvent {
-    /// The queue starts it: as this migration, to this target; the source has the VM in this epoch.
+    /// The queue starts it, with this migration and target; the source has the VM in this epoch.
     Start {
         migration: String,
         target: String,
@@ -141,12 +147,12 @@ pub enum JobEvent {
     Accepted {
         migration: String,
     },
-    /// It did not begin it.
+    /// The source's agent did not begin it.
     Refused {
         migration: String,
         failure: Fault,
     },
-    /// It was asked to begin it, and no answer came.
+    /// The source's agent was asked to begin it, and did not respond.
     Unanswered {
         migration: String,
     },
@@ -154,26 +160,27 @@ pub enum JobEvent {
         migration: String,
         how: Ended,
     },
-    /// It was asked what it knows of the migration; or tells by itself.
+    /// The agent was queried about the migration, or reported by itself.
     Asked {
         migration: String,
         answer: Answer,
     },
-    /// Somebody cancels the job.
+    /// The job is cancelled.
     Cancel,
-    /// A host that it can't do without is not known any more: nobody can say what becomes of it. The migration and the target are those of an
-    /// attempt that would have come next.
+    /// A host that the job needs has left the inventory: its outcome cannot be determined. The
+    /// migration and the target are those of the attempt that would have come next.
     HostForgotten {
         host: String,
         migration: String,
         target: String,
     },
-    /// A manager has begun with what the store has; or the source's agent is heard again after a silence, and may have been restarted.
+    /// A manager has started with the content of the store; or the source's agent is reachable
+    /// again, and may have been restarted.
     Resumed,
 }
 
 impl JobEvent {
-    /// The migration that it is about; none: it is about none that was begun.
+    /// Returns the migration that the event is about; `None` if it is about none that was begun.
     #[must_use]
     pub fn migration(&self) -> Option<&str> {
         match self {
@@ -188,40 +195,45 @@ impl JobEvent {
     }
 }
 
-/// What the manager is to do, in this order.
+/// Actions for the manager, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Action {
-    /// Write the new state to the store. Nothing after it is done before it is written, or if it can't be.
+    /// Writes the new state to the store. No later action is carried out before it is written, or
+    /// if the write fails.
     Save,
     /// Ask the source's agent to begin the migration.
     Begin { migration: String, target: String },
-    /// Ask it what it knows of the migration, as soon as it is heard.
+    /// Queries the agent about the migration, as soon as it is reachable.
     Ask { migration: String },
-    /// Ask it to cancel the migration.
+    /// Asks the agent to cancel the migration.
     CancelMigration { migration: String },
 }
 
 impl Action {
-    /// Whether it is still to be done when its turn comes, as the job is then: nothing is begun that the job has left behind, or that is
-    /// to be cancelled.
+    /// Whether the action still applies to the job's state when its turn comes. A migration that
+    /// the job has left behind, or that is to be cancelled, is not begun.
     #[must_use]
     pub fn still_applies(&self, state: &JobState) -> bool {
         match self {
             Action::Begin { migration, .. } => {
-                matches!(state, JobState::Starting(attempt) if attempt.migration == *migration && !attempt.cancel)
+                matches!(
+                    state,
+                    JobState::Starting(attempt)
+                        if attempt.migration == *migration && !attempt.cancel
+                )
             }
             _ => true,
         }
     }
 }
 
-/// What an event makes of a job.
+/// Result of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What it is now.
+    /// The new state.
     pub state: JobState,
-    /// What is to be done.
+    /// Actions to carry out.
     pub actions: Vec<Action>,
 }
 
@@ -240,7 +252,8 @@ impl Step {
     }
 }
 
-/// What an event makes of a job. An event that does not belong to its state, or is news of another migration than its own, changes nothing.
+/// Applies an event to a job. An event that does not fit the state, or concerns another migration,
+/// changes nothing.
 #[must_use]
 pub fn step(state: JobState, event: JobEvent, policy: &RetryPolicy, now_ms: u64) -> Step {
     let times = Times { policy, now_ms };
@@ -278,7 +291,7 @@ fn waiting(state: JobState, event: JobEvent) -> Step {
     }
 }
 
-/// A job that is over hears of its migration only if that was not over with it.
+/// A job that has ended follows its migration only if that had not ended with it.
 fn over(state: JobState, event: &JobEvent) -> Step {
     let own = state.migration().map(ToOwned::to_owned);
     let of_own = |migration: &String| own.as_ref() == Some(migration);
@@ -300,7 +313,8 @@ fn over(state: JobState, event: &JobEvent) -> Step {
     }
 }
 
-/// The VM was moved though the job had been given up: a doubt was settled, or a cancel came too late.
+/// The VM was moved although the job had been given up: a doubt was resolved, or a cancel came too
+/// late.
 fn came_through(state: JobState) -> Step {
     match state {
         JobState::Failed { migration, target, .. } => {
@@ -313,7 +327,7 @@ fn came_through(state: JobState) -> Step {
     }
 }
 
-/// What decides on another try.
+/// Parameters that decide on a retry.
 struct Times<'a> {
     policy: &'a RetryPolicy,
     now_ms: u64,
@@ -345,7 +359,7 @@ impl Times<'_> {
                 }
                 Answer::NoAnswer => Step::stay(JobState::Starting(attempt)).and(ask),
             },
-            // The request to begin may be on its way: what became of it comes first.
+            // The request to begin may be on its way: its result comes first.
             JobEvent::Cancel if !attempt.cancel => {
                 Step::to(JobState::Starting(Attempt { cancel: true, ..attempt })).and(ask)
             }
@@ -362,7 +376,7 @@ impl Times<'_> {
         match event {
             JobEvent::Ended { migration: of, how } if of == migration => self.ended(attempt, how),
             JobEvent::Asked { migration: of, answer } if of == migration => match answer {
-                // It was saved that it is to be cancelled, and perhaps nobody asked for it.
+                // The cancel was saved, but perhaps never sent.
                 Answer::UnderWay if attempt.cancel => {
                     Step::stay(JobState::Running(attempt)).and(cancel)
                 }
@@ -385,7 +399,7 @@ impl Times<'_> {
     fn ended(&self, attempt: Attempt, how: Ended) -> Step {
         match how {
             Ended::Completed => Step::to(done(attempt)),
-            // Whoever cancelled it at the agent meant it.
+            // A cancel at the agent was intended.
             Ended::Cancelled => Step::to(cancelled(attempt)),
             Ended::Failed(failure) => self.failed(attempt, failure),
             Ended::InDoubt(failure) => Step::to(gave_up(attempt, failure)),
@@ -407,7 +421,7 @@ impl Times<'_> {
         })
     }
 
-    /// The source's agent does not know the migration any more; where the VM is says what became of it.
+    /// The source's agent no longer knows the migration; the location of the VM shows the result.
     fn located(
         &self,
         attempt: Attempt,
@@ -424,18 +438,18 @@ impl Times<'_> {
             Whereabouts::AtTarget => Step::to(done(attempt)),
             Whereabouts::AtSource { .. } => {
                 let message = format!(
-                    "the source's agent has forgotten migration {migration}, and has the VM"
+                    "the source's agent no longer knows migration {migration}, and has the VM"
                 );
                 self.failed(attempt, of(LOST_TRACK, message, ""))
             }
             Whereabouts::Elsewhere { host } => {
                 let message = format!("the VM is on host {host} now");
-                let remedy = "submit another job if it is to leave that host";
+                let remedy = "submit another job to move it off that host";
                 Step::to(gave_up(attempt, of(MOVED_ELSEWHERE, message, remedy)))
             }
             Whereabouts::InDoubt => {
-                let message = "it is not known which of the two hosts may run the VM".to_owned();
-                let remedy = "see `godwit vm show`; `godwit migration resolve` settles it";
+                let message = "it is unknown which of the two hosts may run the VM".to_owned();
+                let remedy = "see `godwit vm show`; resolve it with `godwit migration resolve`";
                 Step::to(gave_up(attempt, of("in-doubt", message, remedy)))
             }
             Whereabouts::NotFound => {
@@ -473,8 +487,8 @@ fn cancelled(attempt: Attempt) -> JobState {
 fn forgotten(host: &str) -> Fault {
     Fault {
         code: "host-forgotten".to_owned(),
-        message: format!("host {host} was taken out of the inventory"),
-        remedy: "add the host again with `godwit control host add`, and see where the VM is"
+        message: format!("host {host} was removed from the inventory"),
+        remedy: "add the host again with `godwit control host add`, and check where the VM is"
             .to_owned(),
     }
 }

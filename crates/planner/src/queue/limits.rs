@@ -1,51 +1,53 @@
-//! How many migrations may run at once: by host in each direction, by datastore, and in all.
+//! Limits on simultaneous migrations: by host in each direction, by datastore, and in total.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 const GBIT: u64 = 1_000_000_000;
-/// Migrations that a host sends, or takes, over 1 Gb/s: as vSphere has it.
+/// Migrations that a host sends, or receives, over 1 Gb/s, as in vSphere.
 const AT_1_GBIT: u32 = 4;
-/// And over 10 Gb/s or more.
+/// Migrations over 10 Gb/s or more.
 const AT_10_GBIT: u32 = 8;
-/// And where the speed is not known, as a virtual NIC's: few enough for a slow link.
+/// Migrations if the speed is unknown, as a virtual NIC's: few enough for a slow link.
 const AT_UNKNOWN_SPEED: u32 = 2;
-/// A move leaves the disks where they are and costs a datastore no more than opening and locking them: vSphere's number.
+/// Migrations of VMs on one datastore, as in vSphere. A move leaves the disks where they are and
+/// costs a datastore only their opening and locking.
 const A_DATASTORE: u32 = 128;
 
-/// What an operator has set for one host; none: by its link's speed.
+/// Limits set by an operator for one host; `None` derives a limit from the link's speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostLimit {
-    /// Migrations that leave it at once.
+    /// Outgoing migrations at once.
     #[serde(default)]
     pub out: Option<u32>,
-    /// Migrations that arrive at once.
+    /// Incoming migrations at once.
     #[serde(default)]
     pub into: Option<u32>,
 }
 
-/// All limits. 0 is a limit too: nothing starts there.
+/// All limits. 0 is valid: nothing starts there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Migrations in all; none: no limit. The API calls it the same; configurations of earlier versions say `total`.
+    /// Migrations in total; `None` for no limit. The API calls it `in_all`; configurations of
+    /// earlier versions have `total`.
     #[serde(default, rename = "in_all", alias = "total")]
     pub total: Option<u32>,
     /// Migrations at once of VMs with disks on a datastore.
     #[serde(default = "a_datastore")]
     pub per_datastore: u32,
-    /// Datastores for which another number holds.
+    /// Exceptions for single datastores.
     #[serde(default)]
     pub datastores: BTreeMap<String, u32>,
-    /// Hosts for which other numbers hold.
+    /// Exceptions for single hosts.
     #[serde(default)]
     pub hosts: BTreeMap<String, HostLimit>,
-    /// Migrations that leave any other host at once; none: by its link's speed.
+    /// Outgoing migrations at once of any other host; `None` derives it from the link's speed.
     #[serde(default)]
     pub out_of_host: Option<u32>,
-    /// Migrations that arrive at any other host at once; none: by its link's speed.
+    /// Incoming migrations at once of any other host; `None` derives it from the link's speed.
     #[serde(default)]
     pub into_host: Option<u32>,
 }
@@ -68,36 +70,37 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Migrations that may leave a host at once.
+    /// Returns the limit of outgoing migrations of a host.
     #[must_use]
     pub fn out_of(&self, host: &str, link_bits_per_s: Option<u64>) -> u32 {
         let set = self.hosts.get(host).and_then(|limit| limit.out);
         set.or(self.out_of_host).unwrap_or_else(|| moves_at_once(link_bits_per_s))
     }
 
-    /// Migrations that may arrive at a host at once.
+    /// Returns the limit of incoming migrations of a host.
     #[must_use]
     pub fn into_host(&self, host: &str, link_bits_per_s: Option<u64>) -> u32 {
         let set = self.hosts.get(host).and_then(|limit| limit.into);
         set.or(self.into_host).unwrap_or_else(|| moves_at_once(link_bits_per_s))
     }
 
-    /// Migrations at once of VMs with disks on a datastore.
+    /// Returns the limit of migrations of VMs with disks on a datastore.
     #[must_use]
     pub fn on_datastore(&self, datastore: &str) -> u32 {
         self.datastores.get(datastore).copied().unwrap_or(self.per_datastore)
     }
 }
 
-/// Migrations at once over a link: 4 at 1 Gb/s, 8 at 10 Gb/s or more, and between them as many more as the speed has doubled (5 at 2.5, 6 at
-/// 5 Gb/s); below 1 Gb/s a quarter of a gigabit each, at least one. None: the speed is not known.
+/// Returns the limit for a link: 4 at 1 Gb/s, 8 at 10 Gb/s or more, and in between in proportion to
+/// the logarithm of the speed (5 at 2.5, 6 at 5 Gb/s). Below 1 Gb/s one per quarter of a gigabit,
+/// at least one. `None`: the speed is unknown.
 #[must_use]
 pub fn moves_at_once(link_bits_per_s: Option<u64>) -> u32 {
     match link_bits_per_s {
         None => AT_UNKNOWN_SPEED,
         Some(speed) if speed >= 10 * GBIT => AT_10_GBIT,
         Some(speed) if speed >= GBIT => {
-            // The fourth part of a decade for each migration more: 1, 1.78, 3.16, 5.62, 10 Gb/s.
+            // One more migration for each quarter of a decade: 1, 1.78, 3.16, 5.62, 10 Gb/s.
             let steps =
                 [178, 317, 563].into_iter().filter(|hundredths| speed >= GBIT / 100 * hundredths);
             steps.fold(AT_1_GBIT, |moves, _| moves + 1)
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_sets_holds_in_its_direction() {
+    fn a_limit_of_an_operator_applies_in_its_direction() {
         let mut limits = Limits::default();
         limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
         limits.datastores.insert("slow".into(), 2);

@@ -1,17 +1,20 @@
-//! The queue of moves: which waiting jobs start now, and what each of the others waits for. [`schedule`] is a function of what is known
-//! at one moment: it asks nobody, keeps nothing and reads no clock. docs/queue.md tells it in words.
+//! The queue of moves: which waiting jobs start now, and what each of the others waits for.
+//! [`schedule`] is a function of the facts at one moment: it does no I/O, keeps no state and reads
+//! no clock. docs/queue.md describes it.
 //!
-//! **What is never exceeded** ([`limits`]): moves out of a host, into a host, on a datastore, in all; the memory that a target has; one
-//! move a VM.
+//! **Limits** ([`limits`]) are never exceeded: moves out of a host, into a host, on a datastore, in
+//! total; the memory of a target; one move per VM.
 //!
-//! **Who is next** (`order.rs`): the higher priority; then who has not had its share of a limit; then who has fewest moves at that source;
-//! then who has waited longest since its last move there; then the shorter move. No job waits for ever: what a head start or a short move
-//! gains in the line is a finite time, and who goes unserved rises.
+//! **Order** (`order.rs`): the higher priority first; then the group that has not had its share of
+//! a limit; then the group with fewest moves at that source; then the one that has waited longest
+//! since its last move there; then the shorter move. No job waits forever: the advantage of a head
+//! start or a short move is a finite time, and the priority of an unserved group rises.
 //!
-//! **Nobody blocks others** by waiting: a job that can't start is passed by all that can. Only one that has been passed over for long is
-//! kept what becomes free (`hold.rs`).
+//! **A waiting job does not block others:** a job that cannot start is passed by all that can.
+//! Capacity is reserved only for a job that has been passed over for long (`hold.rs`).
 //!
-//! [`retry`] says what becomes of a job whose migration failed, [`lifecycle`] how a job comes through crashes without being moved twice.
+//! [`retry`] decides what follows a failed migration; [`lifecycle`] brings a job through crashes
+//! without moving the VM twice.
 
 mod capacity;
 mod hold;

@@ -1,23 +1,27 @@
-//! The order in which waiting jobs are looked at.
+//! Order of the waiting jobs.
 //!
-//! Jobs of one group that leave one source are a *flow*. Within a flow jobs stand in line by when they were submitted, and stand as if that
-//! had been earlier or later: by the head start of their priority, and later by [`STRETCH`] times what they would take. So short moves go
-//! first, and none is passed by jobs that come more than a finite time after it.
+//! Jobs of one group that leave one source are a *flow*. Within a flow, jobs are sorted by a
+//! virtual submission time. It is the actual time, earlier by the head start of the priority, and
+//! later by [`STRETCH`] times the job's duration. So short moves go first, but no job is passed by
+//! jobs that come more than a finite time after it.
 //!
-//! Among flows goes first
-//! 1. the higher priority. A flow that has nothing running rises by one for each [`AGEING_MS`] without being served, up to `high`, and to
-//!    `urgent` after [`DAY_MS`]; but not where its group has its share of a limit that the job uses: a drain of many hosts would else
-//!    grow so old as a whole that nobody else had a turn. Whoever stands before an urgent job in its flow goes with it,
-//! 2. whose group has not its share of a limit that it uses: the limit divided by the groups that want some of it,
-//! 3. who has fewest moves running from its source,
-//! 4. who has gone unserved there for longest,
-//! 5. who stands first in line.
+//! Flows are ordered by these criteria:
+//! 1. The higher priority. A flow without running moves rises by one for each [`AGEING_MS`] without
+//!    service, up to `high`, and to `urgent` after [`DAY_MS`]. It does not rise while its group has
+//!    its share of a limit that the job uses: otherwise a drain of many hosts would age as a whole
+//!    until no other group had a turn. Jobs in front of an urgent job in its flow go with it.
+//! 2. A group that has not its share of a limit that it uses. A share is the limit divided by the
+//!    groups that want some of it.
+//! 3. Fewest moves running from its source.
+//! 4. Longest time without service there.
+//! 5. First in line.
 //!
-//! A job that needs places of several limits at once could be passed for ever by those of its own flow, which is served all the while. So the
-//! first of a flow that has waited for [`DAY_MS`] goes before all, in the times in which something is kept for who waits (`hold.rs`).
+//! A job that needs places of several limits at once could be passed forever by jobs of its own
+//! flow, which is served all the while. So the first job of a flow that has waited for [`DAY_MS`]
+//! goes before all others, in the times in which reservations hold (`hold.rs`).
 //!
-//! Clones of one image stand together, and the first goes alone: as long as it is on its way the others go last in their flow, since they
-//! are told by references to it when it is there.
+//! Clones of one image are in line together, and the first one goes alone. While it moves, the
+//! others go last in their flow: once it is there, their pages can be sent as references to it.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -26,25 +30,26 @@ use super::hold;
 use super::situation::{HostFacts, Priority, Situation, WaitingJob};
 
 const MINUTE_MS: u64 = 60 * 1000;
-/// A flow that goes unserved rises by one priority each time that this has passed, up to high,
+/// Interval after which an unserved flow rises by one priority, up to high.
 const AGEING_MS: u64 = 15 * MINUTE_MS;
-/// and to urgent after this.
+/// Time after which an unserved flow rises to urgent.
 const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
-/// A job stands so many times what it would take further back.
+/// Factor by which a job's duration moves it back in line.
 const STRETCH: u64 = 4;
 /// Head starts by priority, low to urgent.
 const HEAD_STARTS_MINUTES: [i64; 4] = [-60, 0, 60, 24 * 60];
-/// A clone that comes later than this after the first stands in a group of its own: a stream of clones does not keep all others back.
+/// A clone that comes later than this after the first one is in its own group: a stream of clones
+/// does not hold back all others.
 const TOGETHER_MS: i64 = 10 * 60 * 1000;
 
 /// A job in the order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ranked {
-    /// Its index among the waiting jobs.
+    /// Index among the waiting jobs.
     pub(super) job: usize,
-    /// It is the first of its flow.
+    /// Whether it is the first of its flow.
     pub(super) is_first: bool,
-    /// For how long its flow has gone unserved; 0 while a move of it runs.
+    /// Time for which its flow has not been served; 0 while a move of it runs.
     pub(super) unserved_ms: u64,
 }
 
@@ -54,29 +59,31 @@ struct Flow {
     served_ms: u64,
 }
 
-/// A job with all that its place depends on.
+/// A job with everything that determines its place.
 struct Entry<'a> {
     job: usize,
     id: &'a str,
     flow: usize,
-    /// Where it stands in line, milliseconds since 1970.
+    /// Virtual submission time, milliseconds since 1970.
     stands_at: i64,
-    /// The clones that it stands with: where they stand, and their name.
+    /// The clones in line with it: their position and their name.
     block: (i64, &'a str),
     deferred: bool,
-    /// The priority that it, or one behind it in its flow, was asked for with; and that to which its flow has risen.
+    /// Highest requested priority of this job and those behind it in its flow; and the priority to
+    /// which the flow has risen.
     asked: u64,
     risen: u64,
-    /// It is the first of its flow and has waited for a day: nobody goes before it.
+    /// It is the first of its flow and has waited for a day: no job goes before it.
     overdue: bool,
-    /// Its index in the flow, and moves of the flow that run.
+    /// Index in the flow, and the number of running moves of the flow.
     index: usize,
     round: u64,
     unserved_since_ms: u64,
     unserved_ms: u64,
 }
 
-/// The ready jobs (indexes among the waiting ones) in the order in which they are given what is free.
+/// Returns the ready jobs (indexes among the waiting ones) in the order in which they get free
+/// capacity.
 pub(super) fn order(situation: &Situation<'_>, ready: &[usize]) -> Vec<Ranked> {
     let (mut entries, flows) = entries(situation, ready);
     stand_in_line(situation, &mut entries);
@@ -96,12 +103,12 @@ pub(super) fn order(situation: &Situation<'_>, ready: &[usize]) -> Vec<Ranked> {
             )
         })
         .collect();
-    // Stable: what the places above say holds among equals.
+    // The sort is stable: equal jobs keep the order from above.
     ranked.sort_by_key(|(priority, over, _)| (Reverse(*priority), *over));
     ranked.into_iter().map(|(_, _, ranked)| ranked).collect()
 }
 
-/// The order of entries but for shares.
+/// Sort key of entries without shares.
 fn place<'a>(entry: &Entry<'a>) -> (Reverse<u64>, u64, u64, i64, &'a str, usize) {
     (
         Reverse(entry.risen),
@@ -113,7 +120,7 @@ fn place<'a>(entry: &Entry<'a>) -> (Reverse<u64>, u64, u64, i64, &'a str, usize)
     )
 }
 
-/// Where a job stands in line.
+/// Returns the virtual submission time of a job.
 fn stands_at(job: &WaitingJob) -> i64 {
     let submitted = i64::try_from(job.submitted_ms).unwrap_or(i64::MAX);
     let stretch = i64::try_from(job.estimate_ms.saturating_mul(STRETCH)).unwrap_or(i64::MAX);
@@ -163,7 +170,8 @@ fn entries<'a>(situation: &Situation<'a>, ready: &[usize]) -> (Vec<Entry<'a>>, V
     (entries, flows)
 }
 
-/// Sorts each flow into its line: by where jobs stand, clones together, and behind the rest where the first of them is to go ahead.
+/// Sorts each flow: by virtual submission times, with clones together, and clones behind the rest
+/// while the first of them goes ahead.
 fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
     entries.sort_unstable_by_key(|entry| (entry.flow, entry.stands_at, entry.id, entry.job));
     let on_the_way: HashSet<&str> =
@@ -197,7 +205,7 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
     });
 }
 
-/// Numbers each flow's line, and gives its jobs the priority that they go by.
+/// Numbers the jobs of each flow, and sets their priority.
 fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) {
     let mut before: Option<(usize, usize)> = None;
     for entry in entries.iter_mut() {
@@ -229,7 +237,7 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
     }
 }
 
-/// The priority of a flow that has gone unserved for so long.
+/// Returns the priority of a flow after this time without service.
 fn risen(asked: u64, unserved_ms: u64) -> u64 {
     if unserved_ms >= DAY_MS {
         return Priority::Urgent as u64;
@@ -237,7 +245,7 @@ fn risen(asked: u64, unserved_ms: u64) -> u64 {
     (asked + unserved_ms / AGEING_MS).min(Priority::High as u64).max(asked)
 }
 
-/// What groups share.
+/// A limit that groups share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Limit<'a> {
     Total,
@@ -246,7 +254,7 @@ enum Limit<'a> {
     Datastore(&'a str),
 }
 
-/// What a job uses for certain. Of several targets it is not known which it will be.
+/// Returns the limits that a job uses for certain. With several targets the target is unknown.
 fn limits_of(job: &WaitingJob) -> impl Iterator<Item = Limit<'_>> {
     let target = match job.targets.as_slice() {
         [target] => Some(Limit::Into(target)),
@@ -256,7 +264,7 @@ fn limits_of(job: &WaitingJob) -> impl Iterator<Item = Limit<'_>> {
     [Limit::Total, Limit::Out(&job.source)].into_iter().chain(target).chain(datastores)
 }
 
-/// What a group has of a limit, and how it is shared.
+/// Usage of limits by groups, and their shares.
 struct Shares<'a> {
     held: HashMap<(Limit<'a>, &'a str), u32>,
     groups: HashMap<Limit<'a>, u32>,
@@ -293,7 +301,8 @@ impl<'a> Shares<'a> {
         })
     }
 
-    /// A share is at least one, and none where nobody else wants some of it.
+    /// Computes the shares. A share is at least one. A limit that only one group wants is not
+    /// divided.
     fn divide(&mut self, situation: &Situation<'a>) {
         let hosts: HashMap<&str, &HostFacts> =
             situation.hosts.iter().map(|host| (host.name.as_str(), host)).collect();
@@ -310,7 +319,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    /// Counts a job, and tells whether its group had its share of something that it uses.
+    /// Counts a job. Returns whether its group already had its share of a limit that it uses.
     fn count(&mut self, job: &'a WaitingJob) -> bool {
         let mut over = false;
         for limit in limits_of(job) {
@@ -324,7 +333,7 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// For each entry, in this order: whether its group has its share of a limit without it.
+/// Returns for each entry, in this order, whether its group already has its share of a limit.
 fn over_their_share<'a>(situation: &Situation<'a>, entries: &[Entry<'a>]) -> Vec<bool> {
     let mut shares = Shares::new(situation, entries);
     entries.iter().map(|entry| shares.count(&situation.waiting[entry.job])).collect()

@@ -1,4 +1,4 @@
-//! What a job waits for: typed for programs, one line for people.
+//! What a job waits for: typed for programs, in one line for people.
 
 use std::fmt;
 
@@ -7,18 +7,19 @@ use serde::{Deserialize, Serialize};
 use super::retry;
 use crate::words::{Bytes, Count, Names};
 
-/// A limit that is reached, and who is in the way.
+/// A limit that is reached, and the moves that use it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
     pub limit: u32,
-    /// Moves that run under it, those that start now included; more than the limit where that was lowered meanwhile.
+    /// Running moves under the limit, including those that start now; more than the limit if that
+    /// was lowered meanwhile.
     pub running: u32,
-    /// VMs of them, the first few.
+    /// The first few of their VMs.
     pub moving: Vec<String>,
-    /// Those of `running` that somebody began at an agent.
+    /// How many of `running` were begun at an agent, without a job.
     #[serde(default)]
     pub at_agents: u32,
-    /// The job's place in the line for it, from 1.
+    /// The job's place in the line of the limit, from 1.
     pub place: u32,
 }
 
@@ -42,21 +43,21 @@ impl fmt::Display for Line {
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum TargetObstacle {
-    /// No such host.
+    /// The inventory has no such host.
     NotInInventory { host: String },
     /// The VM runs there.
     IsSource { host: String },
-    /// Its agent is silent.
+    /// Its agent does not respond.
     Away { host: String },
-    /// Its agent has not been heard since this manager began.
+    /// Its agent has not reported since this manager started.
     Unknown { host: String },
-    /// It takes no VMs.
+    /// It accepts no VMs.
     Maintenance { host: String },
-    /// As many arrive there as may.
+    /// The limit of incoming moves is reached.
     Limit { host: String, line: Line },
-    /// It has not the memory: `left_bytes` are free and not promised.
+    /// It lacks memory: `left_bytes` are free and not reserved.
     Memory { host: String, needed_bytes: u64, left_bytes: u64, total_bytes: u64 },
-    /// What is free there is kept for a job that has been passed over for long.
+    /// Free capacity there is reserved for a job that has been passed over for long.
     Turn { host: String, behind: String },
 }
 
@@ -71,7 +72,7 @@ impl fmt::Display for TargetObstacle {
                 write!(f, "target {host} is away: its agent does not answer")
             }
             TargetObstacle::Unknown { host } => {
-                write!(f, "target {host} has not been heard since this manager began")
+                write!(f, "target {host} has not reported since this manager started")
             }
             TargetObstacle::Maintenance { host } => {
                 write!(f, "target {host} is in maintenance and takes no VMs")
@@ -92,23 +93,24 @@ impl fmt::Display for TargetObstacle {
             TargetObstacle::Turn { host, behind } => {
                 write!(
                     f,
-                    "its turn: what is free at target {host} is kept for job {behind}, which has waited longer"
+                    "waits for its turn: free capacity at target {host} is reserved for job \
+                    {behind}, which has waited longer"
                 )
             }
         }
     }
 }
 
-/// How many of a job's targets are out of the question now, and why.
+/// Numbers of a job's unavailable targets, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
-    /// As many arrive there as may.
+    /// The limit of incoming moves is reached.
     pub at_limit: u32,
-    /// They have not the memory.
+    /// They lack memory.
     pub without_memory: u32,
-    /// What is free there is kept for another job.
+    /// Free capacity there is reserved for another job.
     pub kept_for_others: u32,
-    /// Away, or not heard yet.
+    /// Away, or without a report so far.
     pub away: u32,
     pub in_maintenance: u32,
     /// Not in the inventory, or the source itself.
@@ -129,7 +131,7 @@ pub(super) enum Bar {
 }
 
 impl Bar {
-    /// Whether it goes away as moves end.
+    /// Whether the bar disappears as moves end.
     pub(super) fn is_of_capacity(self) -> bool {
         matches!(self, Bar::Limit | Bar::Memory | Bar::Kept)
     }
@@ -152,11 +154,11 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             (self.at_limit, "at its limit"),
-            (self.without_memory, "without the memory"),
-            (self.kept_for_others, "kept for other jobs"),
+            (self.without_memory, "without enough memory"),
+            (self.kept_for_others, "reserved for other jobs"),
             (self.away, "away"),
             (self.in_maintenance, "in maintenance"),
-            (self.unusable, "of no use"),
+            (self.unusable, "unusable"),
         ];
         let told: Vec<String> = parts
             .iter()
@@ -167,65 +169,66 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What a job waits for: the first thing in its way, by the order of the variants.
+/// What a job waits for: the first obstacle, in the order of the variants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum WaitReason {
-    /// A migration has the VM.
+    /// The VM is in a migration.
     VmBusy {
         migration: String,
         source: String,
         target: String,
     },
-    /// A job of the same VM was submitted before and has not ended.
+    /// An earlier job of the same VM has not ended.
     EarlierJob {
         job: String,
     },
-    /// Its last migration failed; it is tried again then.
+    /// Its last migration failed; the next attempt is at this time.
     RetryAt {
         at_ms: u64,
         in_ms: u64,
         failed_attempts: u32,
         failure: Option<String>,
     },
-    /// No such host.
+    /// The inventory has no such host.
     SourceNotInInventory {
         host: String,
     },
-    /// The source's agent is silent.
+    /// The source's agent does not respond.
     SourceAway {
         host: String,
     },
-    /// The source's agent has not been heard since this manager began.
+    /// The source's agent has not reported since this manager started.
     SourceUnknown {
         host: String,
     },
-    /// As many run in all as may.
+    /// The limit of all moves is reached.
     TotalLimit {
         line: Line,
     },
-    /// As many leave the source as may.
+    /// The limit of outgoing moves of the source is reached.
     SourceLimit {
         host: String,
         line: Line,
     },
-    /// As many run on a datastore of its disks as may.
+    /// The limit of a datastore of its disks is reached.
     DatastoreLimit {
         datastore: String,
         line: Line,
     },
-    /// What is free is kept for a job that has been passed over for long; `of` says what.
+    /// Free capacity is reserved for a job that has been passed over for long; `of` names the
+    /// limit.
     Turn {
         of: String,
         behind: String,
     },
     NoTarget,
-    /// Its one target is not to be had.
+    /// Its only target is unavailable.
     Target {
         obstacle: TargetObstacle,
     },
-    /// None of its targets is to be had; `best` is the one that it would rather go to.
+    /// None of its targets is available; `best` is the preferred one.
     Targets {
         best: TargetObstacle,
         tally: Tally,
@@ -250,7 +253,7 @@ impl fmt::Display for WaitReason {
                     failure.as_deref().unwrap_or("failure"),
                 );
                 let again = crate::words::Span(*in_ms);
-                write!(f, "tried again in {again}: {tried} failed, the last with {code}")?;
+                write!(f, "retry in {again}: {tried} failed, the last with {code}")?;
                 failure.as_deref().map_or(Ok(()), |code| write!(f, " ({})", retry::cause(code).why))
             }
             WaitReason::SourceNotInInventory { host } => {
@@ -260,7 +263,7 @@ impl fmt::Display for WaitReason {
                 write!(f, "source {host} is away: its agent does not answer")
             }
             WaitReason::SourceUnknown { host } => {
-                write!(f, "source {host} has not been heard since this manager began")
+                write!(f, "source {host} has not reported since this manager started")
             }
             WaitReason::TotalLimit { line } => write!(f, "moves in all: {line}"),
             WaitReason::SourceLimit { host, line } => write!(f, "moves out of {host}: {line}"),
@@ -270,13 +273,14 @@ impl fmt::Display for WaitReason {
             WaitReason::Turn { of, behind } => {
                 write!(
                     f,
-                    "its turn: what is free of {of} is kept for job {behind}, which has waited longer"
+                    "waits for its turn: free capacity for {of} is reserved for job {behind}, \
+                    which has waited longer"
                 )
             }
-            WaitReason::NoTarget => f.write_str("no target is named: nothing says where it may go"),
+            WaitReason::NoTarget => f.write_str("no target is named"),
             WaitReason::Target { obstacle } => obstacle.fmt(f),
             WaitReason::Targets { best, tally } => {
-                write!(f, "none of its targets is to be had ({tally}); the best: {best}")
+                write!(f, "no target is available ({tally}); best: {best}")
             }
         }
     }

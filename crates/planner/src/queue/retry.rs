@@ -1,38 +1,39 @@
-//! What becomes of a job whose migration failed: the codes of `godwit_api::ErrorCode` and of the migration's report, by what they mean for
-//! another try. In every one of them the guest runs on at its source, but for `in-doubt`.
+//! Retries after a failed migration: the codes of `godwit_api::ErrorCode` and of the migration's
+//! report, and what each means for another attempt. In all cases except `in-doubt` the guest runs
+//! on at its source.
 
 use serde::{Deserialize, Serialize};
 
-/// Whether another try helps.
+/// Whether another attempt helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Retry {
-    /// What was in the way passes by itself within seconds.
+    /// The cause disappears by itself within seconds.
     Soon,
-    /// It may pass by itself: each try later than the last.
+    /// The cause may disappear by itself. Each attempt waits longer than the last.
     Later,
-    /// It does not pass by itself: someone has to act.
+    /// The cause does not disappear by itself: an operator has to act.
     NeedsAPerson,
 }
 
-/// What a failure's code means.
+/// Meaning of a failure's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cause {
-    /// Whether another try helps.
+    /// Whether another attempt helps.
     pub retry: Retry,
-    /// Whether another target may do where this one did not: placement is asked anew where the target was its choice.
+    /// Whether another target may succeed. If placement chose the target, it chooses again.
     pub elsewhere: bool,
-    /// Why, for people.
+    /// The reason, for people.
     pub why: &'static str,
 }
 
-/// A job's source does not know any more what became of a migration, and runs the guest.
+/// Code for a migration that the source no longer knows, while it runs the guest.
 pub const LOST_TRACK: &str = "lost-track";
-/// A job's VM is on a host that is neither its source nor its target.
+/// Code for a VM on a host that is neither the source nor the target of its job.
 pub const MOVED_ELSEWHERE: &str = "moved-elsewhere";
 
-/// What a code means. One that is not known needs a person: it may be an obstacle of the VM's devices (`memory-private`, `qemu-too-old`),
-/// which do not pass with time.
+/// Returns the meaning of a code. An unknown code needs an operator: it may be an obstacle of the
+/// VM's devices (`memory-private`, `qemu-too-old`), which does not disappear with time.
 #[must_use]
 pub fn cause(code: &str) -> Cause {
     use Retry::{Later, NeedsAPerson, Soon};
@@ -44,41 +45,43 @@ pub fn cause(code: &str) -> Cause {
         LOST_TRACK => (Soon, false, "the source's agent was restarted while it moved"),
         "lane-lost" => (Later, true, "the migration network between the two hosts was cut"),
         "peer-unreachable" => (Later, true, "the destination's agent did not answer the source's"),
-        "insufficient-memory" => (Later, true, "the target had less memory left than it had told"),
+        "insufficient-memory" => {
+            (Later, true, "the target had less memory left than it had reported")
+        }
         "not-converging" => {
             (Later, false, "the guest wrote faster than the link carries; it may do less later")
         }
         "hypervisor-failed" => (Later, true, "QEMU failed or did not start at one of the hosts"),
-        "host-failed" => (Later, true, "one of the hosts failed at it: disk, kernel or permission"),
+        "host-failed" => (Later, true, "one of the hosts failed: disk, kernel or permission"),
         "migration-failed" | "internal" => {
-            (Later, false, "it broke off without a cause of its own")
+            (Later, false, "it was aborted without a specific cause")
         }
-        "cancelled" => (NeedsAPerson, false, "somebody cancelled it"),
+        "cancelled" => (NeedsAPerson, false, "it was cancelled"),
         "in-doubt" => {
-            (NeedsAPerson, false, "it is not known which host runs the guest: nothing may move it")
+            (NeedsAPerson, false, "it is unknown which host runs the guest: it must not be moved")
         }
-        "stale-epoch" => {
-            (NeedsAPerson, false, "the source's record of the VM is old: see where it runs first")
-        }
+        "stale-epoch" => (
+            NeedsAPerson,
+            false,
+            "the source's record of the VM is outdated: check where it runs first",
+        ),
         "memory-failed" => {
             (NeedsAPerson, false, "guest memory could not be read, written or tracked")
         }
-        "preflight" => (NeedsAPerson, true, "a check says that the VM can't move there"),
+        "preflight" => (NeedsAPerson, true, "a check found that the VM cannot move there"),
         "not-found" => {
-            (NeedsAPerson, true, "the VM, or a network or file that it needs, is not there")
+            (NeedsAPerson, true, "the VM, or a network or file that it needs, does not exist there")
         }
         "already-exists" => (NeedsAPerson, true, "the target has a VM of that name"),
         "forbidden" => (NeedsAPerson, true, "a certificate does not allow it"),
         "peer-version" | "version-mismatch" | "memory-mismatch" => {
-            (NeedsAPerson, true, "the two agents are of releases that do not go together")
+            (NeedsAPerson, true, "the releases of the two agents are incompatible")
         }
-        "protocol-broken" => (NeedsAPerson, true, "what one agent sent the other could not read"),
+        "protocol-broken" => (NeedsAPerson, true, "one agent could not read what the other sent"),
         "wrong-state" => (NeedsAPerson, false, "the VM's state does not allow a move"),
-        "invalid-request" | "too-many-streams" => {
-            (NeedsAPerson, false, "the request makes no sense")
-        }
+        "invalid-request" | "too-many-streams" => (NeedsAPerson, false, "the request is invalid"),
         "guest-shut-down" => {
-            (NeedsAPerson, false, "the guest shut itself down: a VM that is stopped does not move")
+            (NeedsAPerson, false, "the guest shut itself down: a stopped VM does not move")
         }
         MOVED_ELSEWHERE => (NeedsAPerson, false, "the VM was moved to another host meanwhile"),
         _ => (
@@ -90,21 +93,21 @@ pub fn cause(code: &str) -> Cause {
     Cause { retry, elsewhere, why }
 }
 
-/// When it is tried again. Each wait is twice the one before, up to a longest one.
+/// Waits before further attempts. Each wait is twice the one before, up to a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryPolicy {
-    /// The first wait after what passes soon.
+    /// First wait for a cause that disappears soon.
     pub soon_ms: u64,
-    /// And its longest.
+    /// Longest wait for a cause that disappears soon.
     pub soon_cap_ms: u64,
-    /// The first wait after what may take longer.
+    /// First wait for a cause that may take longer.
     pub later_ms: u64,
-    /// And its longest.
+    /// Longest wait for a cause that may take longer.
     pub later_cap_ms: u64,
-    /// The first wait for a guest that writes too much; its longest is `later_cap_ms` too.
+    /// First wait for a guest that writes too much; its longest is `later_cap_ms` too.
     pub not_converging_ms: u64,
-    /// Attempts after which a job is given up, whatever they failed with.
+    /// Attempts after which a job is given up, whatever the causes.
     pub most_attempts: u32,
 }
 
@@ -121,19 +124,19 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What a job does after a failure.
+/// What follows a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 pub enum Verdict {
-    /// It waits, not to be begun before `at_ms`; `elsewhere` as in [`Cause`].
+    /// The job waits at least until `at_ms`; `elsewhere` as in [`Cause`].
     Again { at_ms: u64, elsewhere: bool, why: String },
-    /// It has failed.
+    /// The job has failed.
     GiveUp { elsewhere: bool, why: String },
 }
 
 impl RetryPolicy {
-    /// What a job does whose `failed_attempts`th attempt (from 1) failed with this code.
+    /// Decides what follows after the `failed_attempts`th attempt (from 1) failed with this code.
     #[must_use]
     pub fn after(&self, code: &str, failed_attempts: u32, now_ms: u64) -> Verdict {
         let Cause { retry, elsewhere, why } = cause(code);
@@ -158,7 +161,7 @@ impl RetryPolicy {
 mod tests {
     use super::*;
 
-    /// All codes of agents and reports, as docs/api.md lists them.
+    /// All codes of agents and reports, as listed in docs/api.md.
     const CODES: [&str; 27] = [
         "invalid-request",
         "not-found",
@@ -190,7 +193,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_code_of_an_agent_is_known() {
+    fn every_code_of_agents_is_known() {
         let unknown = cause("from-the-future").why;
         for code in CODES.into_iter().filter(|code| *code != "unknown") {
             assert_ne!(cause(code).why, unknown, "{code}");
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_the_longest_and_end() {
+    fn waits_double_up_to_a_limit_and_end() {
         let policy = RetryPolicy::default();
         let wait = |code: &str, failed| match policy.after(code, failed, 1000) {
             Verdict::Again { at_ms, .. } => at_ms - 1000,
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_tried_again_of_which_nobody_knows_where_it_runs() {
+    fn a_job_in_doubt_is_not_retried() {
         let policy = RetryPolicy::default();
         for code in ["in-doubt", "stale-epoch", "cancelled", "no-such-code"] {
             assert!(matches!(policy.after(code, 1, 0), Verdict::GiveUp { .. }), "{code}");

@@ -1,4 +1,4 @@
-//! One look at the queue: who starts, and what each of the others waits for.
+//! One run of the queue: which jobs start, and what each of the others waits for.
 
 use std::collections::HashMap;
 
@@ -15,35 +15,38 @@ use super::situation::{RunningMove, Situation, WaitingJob};
 pub struct Start {
     pub job: String,
     pub vm: String,
-    /// From where.
+    /// The host that the VM leaves.
     pub source: String,
-    /// To which of its targets.
+    /// The chosen target.
     pub target: String,
 }
 
-/// A job that does not.
+/// A job that waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
     pub job: String,
     pub vm: String,
-    /// Its place among those that would start if there were room, from 1; none: something else than room is in its way.
+    /// Its place among the jobs that would start if there were capacity, from 1; `None` if another
+    /// reason prevents it.
     pub position: Option<usize>,
     /// What it waits for.
     pub reason: WaitReason,
-    /// The same in one line for people.
+    /// The reason in one line, for people.
     pub text: String,
 }
 
-/// What becomes of all waiting jobs: each is in one of the two lists, once.
+/// Result for all waiting jobs: each is in one of the two lists, once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// These start now, in this order.
+    /// Jobs that start now, in this order.
     pub starts: Vec<Start>,
-    /// These wait: first those with a position, by it; then the others, the oldest first.
+    /// Jobs that wait: first those with a position, in its order; then the others, the oldest
+    /// first.
     pub waits: Vec<Wait>,
 }
 
-/// Which jobs start now, and what each of the others waits for. The same whatever the order in which jobs and hosts are given.
+/// Decides which jobs start now, and what each of the others waits for. The result does not depend
+/// on the order of the given jobs and hosts.
 #[must_use]
 pub fn schedule(situation: &Situation<'_>) -> Schedule {
     let mut capacity = Capacity::new(situation);
@@ -89,7 +92,7 @@ fn wait(job: &WaitingJob, position: Option<usize>, reason: WaitReason) -> Wait {
     Wait { job: job.id.clone(), vm: job.vm.clone(), position, reason, text }
 }
 
-/// Jobs that would start if there were room; and the others, with what is in their way.
+/// Separates jobs that would start if there were capacity from the others with their reasons.
 fn ready_and_barred<'a>(
     situation: &Situation<'a>,
     capacity: &mut Capacity<'a>,

@@ -1,4 +1,5 @@
-//! What the queue is told: jobs, what runs, hosts. Times are milliseconds since 1970, as the manager's clock has them.
+//! The input of the queue: jobs, running moves, hosts. Times are milliseconds since 1970 on the
+//! manager's clock.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::limits::Limits;
 
-/// How much a move matters to who asked for it.
+/// Importance of a move.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -14,126 +15,129 @@ use super::limits::Limits;
 pub enum Priority {
     /// When nothing else is to be moved.
     Low,
-    /// As moves are.
+    /// The default.
     #[default]
     Normal,
     /// Before others.
     High,
-    /// Before all that has not waited for very long.
+    /// Before all jobs that have not waited for very long.
     Urgent,
 }
 
-/// A move that somebody asked for and that has not been begun.
+/// A requested move that has not begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingJob {
-    /// Names it; unique.
+    /// Unique ID.
     pub id: String,
-    /// The VM, by the name that it has in the whole cluster.
+    /// The VM, by its name in the cluster.
     pub vm: String,
     /// The host that runs it.
     pub source: String,
-    /// The hosts that it may go to, best first: one where an operator chose it. A few are enough: each is looked at.
+    /// Hosts that it may go to, best first; a single one if an operator chose it. A few are enough:
+    /// each is checked.
     pub targets: Vec<String>,
-    /// How much it matters.
+    /// Importance of the move.
     pub priority: Priority,
-    /// Who shares with whom: the drain that it belongs to, or who submitted it.
+    /// Unit of fair sharing: the drain that it belongs to, or the user who submitted it.
     pub group: String,
     pub memory_bytes: u64,
-    /// How long it would take alone on the link.
+    /// Duration of its move alone on the link.
     pub estimate_ms: u64,
-    /// The datastores that its disks are on.
+    /// Datastores of its disks.
     pub datastores: Vec<String>,
-    /// Clones of one image have one: pages of one are told by references to another that is at the destination.
+    /// Common value of clones of one image: pages of one can be sent as references to another at
+    /// the destination.
     pub reference_group: Option<String>,
-    /// When it was asked for.
+    /// Time of the request.
     pub submitted_ms: u64,
-    /// Migrations of it that have failed.
+    /// Number of failed migrations.
     pub failed_attempts: u32,
-    /// After a failure: not before this.
+    /// Earliest start after a failure.
     pub not_before_ms: Option<u64>,
-    /// The code of the last failure.
+    /// Code of the last failure.
     pub last_failure: Option<String>,
 }
 
-/// A migration that is under way or being begun, of a job or of somebody who asked an agent by hand.
+/// A migration that runs or is being begun, of a job or begun at an agent by hand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningMove {
     pub migration: String,
     pub vm: String,
-    /// From where; no host's name where nobody tells.
+    /// Source host; not a host's name if unknown.
     pub source: String,
-    /// To where; no host's name where nobody tells.
+    /// Target host; not a host's name if unknown.
     pub target: String,
-    /// The group of its job; none: it is no job's, somebody began it at an agent.
+    /// Group of its job; `None` if it was begun at an agent, without a job.
     pub group: Option<String>,
-    /// The datastores that its disks are on.
+    /// Datastores of its disks.
     pub datastores: Vec<String>,
-    /// As in [`WaitingJob`].
+    /// See [`WaitingJob`].
     pub reference_group: Option<String>,
 }
 
-/// Whether a host's agent is heard.
+/// Whether a host's agent is reachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Presence {
     #[default]
     Heard,
-    /// It was, and is silent since.
+    /// The agent was reachable, and no longer responds.
     Away,
-    /// It has not been heard since this manager began: nothing is decided about it.
+    /// The agent has not reported since this manager started: nothing is decided about the host.
     Unknown,
 }
 
-/// A host as the queue needs it.
+/// A host, for the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostFacts {
     pub name: String,
-    /// Whether its agent is heard.
+    /// Whether its agent is reachable.
     pub presence: Presence,
-    /// It takes no VMs; those that it has may leave.
+    /// Whether it accepts no VMs; those that it has may leave.
     pub maintenance: bool,
-    /// What its migration network carries, bits a second; none: not known.
+    /// Speed of its migration network, bits per second; `None` if unknown.
     pub link_bits_per_s: Option<u64>,
-    /// Guest memory that it can have in all.
+    /// Most guest memory that it can have.
     pub memory_total_bytes: u64,
-    /// Guest memory that is free, as its agent says: what an arrival has taken already is off it.
+    /// Free guest memory, from its agent. The part that an arrival has already taken is deducted.
     pub memory_free_bytes: u64,
-    /// What running arrivals will still take of [`HostFacts::memory_free_bytes`], those included that are only being begun.
+    /// Part of [`HostFacts::memory_free_bytes`] that arrivals will still take, including those that
+    /// are being begun.
     pub memory_promised_bytes: u64,
-    /// Reference groups of which a member runs here.
+    /// Reference groups of its VMs.
     pub reference_groups: BTreeSet<String>,
 }
 
 impl HostFacts {
-    /// Guest memory that a further VM can get.
+    /// Guest memory available to a further VM.
     #[must_use]
     pub fn memory_left_bytes(&self) -> u64 {
         self.memory_free_bytes.saturating_sub(self.memory_promised_bytes)
     }
 }
 
-/// When a group was last served at a source: a move of its jobs from there began or ended.
+/// Last service of a group at a source: a move of its jobs from there began or ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Served {
     pub source: String,
     pub group: String,
-    /// When.
+    /// Time of that service.
     pub at_ms: u64,
 }
 
-/// All that is known at one moment.
+/// All facts at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
-    /// That moment.
+    /// The moment.
     pub now_ms: u64,
-    /// Jobs that wait, in any order.
+    /// Waiting jobs, in any order.
     pub waiting: &'a [WaitingJob],
-    /// All migrations that are under way or being begun. A job is in one of the two lists.
+    /// All migrations that run or are being begun. A job is in one of the two lists.
     pub running: &'a [RunningMove],
     /// The inventory.
     pub hosts: &'a [HostFacts],
-    /// What is never exceeded.
+    /// Limits that are never exceeded.
     pub limits: &'a Limits,
-    /// Who was served when; without it fair shares are of what runs alone.
+    /// Times of service; without them fair shares consider running moves only.
     pub served: &'a [Served],
 }

@@ -1,12 +1,15 @@
-/* The guest of the KVM probe: does what the first milliseconds of a 64-bit kernel do, reports each step on port
- * 0xe9 and leaves through isa-debug-exit at 0xf4 with 0x2a (QEMU then exits with 0x2a * 2 + 1 = 85).
+/* The guest of the KVM probe. It does what the first milliseconds of a 64-bit kernel do, reports
+ * each step on port 0xe9 and exits through isa-debug-exit at 0xf4 with 0x2a (QEMU then exits with
+ * 0x2a * 2 + 1 = 85).
  *
- * Made into probe.bin, a flat multiboot image loaded at 1 MiB, by
- *     as --64 -o probe.o probe.S && ld -m elf_x86_64 -Ttext=0x100000 -e entry --oformat binary -o probe.bin probe.o
+ * Built into probe.bin, a flat multiboot image loaded at 1 MiB, by
+ *     as --64 -o probe.o probe.S && ld -m elf_x86_64 -Ttext=0x100000 -e entry \
+ *         --oformat binary -o probe.bin probe.o
  *
- * Steps: a started in 32-bit protected mode; b long mode with paging; c running in the upper half; d GDT, TSS and
- * MSRs; e a breakpoint taken and returned from; f a page fault repaired; g a timer interrupt out of hlt; h user
- * mode by iretq, back by an interrupt; i user mode again, back by syscall; j SSE registers kept.
+ * Steps: a start in 32-bit protected mode; b long mode with paging; c upper half of the address
+ * space; d GDT, TSS and MSRs; e a breakpoint taken and returned from; f a page fault repaired;
+ * g a timer interrupt out of hlt; h user mode by iretq, back by an interrupt; i user mode again,
+ * back by syscall; j SSE registers kept.
  */
     .set BASE, 0x100000
     .set UPPER, 0xffffffff80000000      /* where a Linux kernel runs */
@@ -17,7 +20,7 @@
     .set STACK_TOP, 0x280000
     .set INTERRUPT_STACK_TOP, 0x2a0000
     .set USER_STACK_TOP, 0x2c0000
-    .set ABSENT, 0x3fe00000             /* the last 2 MiB of the first GiB: not mapped until a fault asks for it */
+    .set ABSENT, 0x3fe00000             /* last 2 MiB of the first GiB: mapped by the page fault */
     .set MULTIBOOT_FLAGS, 0x00010000    /* the load addresses are in this header */
 
     .macro step letter
@@ -25,7 +28,7 @@
     out %al, $0xe9
     .endm
 
-    .macro gate vector, handler, type   /* an IDT entry; handlers are named by their upper-half addresses */
+    .macro gate vector, handler, type   /* an IDT entry; handlers have upper-half addresses */
     mov $\handler, %rax
     mov $IDT + 16 * \vector, %edi
     mov %ax, (%rdi)
@@ -94,7 +97,7 @@ long_mode:
     jmp *%rax
 upper:
     step 'c'
-    mov $gdt_pointer_upper, %eax        /* the descriptor tables again, now through the upper half */
+    mov $gdt_pointer_upper, %eax        /* the descriptor tables again, by the upper half */
     lgdt (%rax)
     mov $0x10, %eax
     mov %eax, %ds
@@ -139,7 +142,7 @@ upper:
     jne fail
     step 'f'
 
-    mov $0x11, %al                      /* both interrupt controllers from vector 32 on, only the timer unmasked */
+    mov $0x11, %al                      /* both PICs from vector 32 on, only the timer unmasked */
     out %al, $0x20
     out %al, $0xa0
     mov $0x20, %al

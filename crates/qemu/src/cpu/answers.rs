@@ -1,4 +1,4 @@
-//! QEMU's answers about CPUs, read and bounded. Pure.
+//! Parser of QEMU's responses about CPUs, with limits. Pure.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,43 +6,44 @@ use serde_json::Value;
 use super::CpuFeatures;
 use super::model::{canonical, is_paravirtual};
 
-/// QEMU 10.0 has 154.
+/// Most CPU models of a response. QEMU 10.0 has 154.
 const MOST_MODELS: usize = 2048;
-/// QEMU 10.0 has 390.
+/// Most features of a model. QEMU 10.0 has 390.
 const MOST_FEATURES: usize = 4096;
-/// The longest of QEMU 10.0's have 24 letters.
+/// Longest name. The longest of QEMU 10.0 has 24 letters.
 const LONGEST_NAME_BYTES: usize = 64;
 
-/// A model in the answer to `query-cpu-definitions`.
+/// A model in the response to `query-cpu-definitions`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ModelFit {
     pub(super) name: String,
-    /// The versioned model that it stands for.
+    /// The versioned model behind an alias.
     pub(super) alias_of: Option<String>,
-    /// What the host lacks of it.
+    /// Features of the model that the host lacks.
     pub(super) missing: CpuFeatures,
-    /// A later QEMU will not have it.
+    /// A later QEMU will remove it.
     pub(super) is_deprecated: bool,
 }
 
-/// `CpuDefinitionInfo` of qapi/machine-target.json. Not read of it: `static`, which on x86 only `base` is (7.2 to 10.0).
+/// `CpuDefinitionInfo` of qapi/machine-target.json. Omits `static`, which on x86 only `base` is
+/// (7.2 to 10.0).
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Definition {
     name: String,
     alias_of: Option<String>,
-    /// Absent where QEMU can't tell.
+    /// Absent where QEMU does not know.
     unavailable_features: Option<Vec<String>>,
     #[serde(default)]
     deprecated: bool,
 }
 
-/// The models of which QEMU can tell what the host lacks.
+/// Returns the models for which QEMU knows what the host lacks.
 ///
 /// # Errors
-/// In words: the answer has another shape, or is longer than any QEMU's.
+/// The reason as text: the response has another shape, or is longer than any QEMU's.
 pub(super) fn read_models(answer: &Value) -> Result<Vec<ModelFit>, String> {
-    let definitions = answer.as_array().ok_or("its list of CPU models is no list")?;
+    let definitions = answer.as_array().ok_or("its list of CPU models is not a list")?;
     if definitions.len() > MOST_MODELS {
         return Err(format!("it has {} CPU models, more than {MOST_MODELS}", definitions.len()));
     }
@@ -52,7 +53,7 @@ pub(super) fn read_models(answer: &Value) -> Result<Vec<ModelFit>, String> {
 fn read_model(definition: &Value) -> Result<Option<ModelFit>, String> {
     let Definition { name, alias_of, unavailable_features, deprecated } =
         Definition::deserialize(definition)
-            .map_err(|why| format!("a CPU model can't be read: {why}"))?;
+            .map_err(|why| format!("cannot read a CPU model: {why}"))?;
     let Some(missing) = unavailable_features else { return Ok(None) };
     let is_name = |name: &str| !name.is_empty() && name.len() <= LONGEST_NAME_BYTES;
     if !is_name(&name) || missing.len() > MOST_FEATURES || !missing.iter().all(|name| is_name(name))
@@ -63,10 +64,10 @@ fn read_model(definition: &Value) -> Result<Option<ModelFit>, String> {
     Ok(Some(ModelFit { name, alias_of, missing, is_deprecated: deprecated }))
 }
 
-/// The features of an expanded model that are on, without those that are no processor's.
+/// Returns the enabled features of an expanded model, without those that are not the processor's.
 ///
 /// # Errors
-/// In words: the answer has another shape, or is longer than any QEMU's.
+/// The reason as text: the response has another shape, or is longer than any QEMU's.
 pub(super) fn read_expansion(answer: &Value) -> Result<CpuFeatures, String> {
     let props = answer.pointer("/model/props").and_then(Value::as_object);
     let props = props.ok_or("an expanded CPU model has no properties")?;
@@ -77,7 +78,8 @@ pub(super) fn read_expansion(answer: &Value) -> Result<CpuFeatures, String> {
     let features: CpuFeatures =
         on.map(|(name, _)| canonical(name)).filter(|name| !is_paravirtual(name)).collect();
     let has_vmx = features.contains("vmx");
-    // QEMU drops what belongs to a feature that is off (`feature_dependencies` of target/i386/cpu.c).
+    // QEMU drops features that depend on a disabled feature (`feature_dependencies` of
+    // target/i386/cpu.c).
     Ok(features.into_iter().filter(|name| has_vmx || !name.starts_with("vmx-")).collect())
 }
 
@@ -92,10 +94,12 @@ mod tests {
     }
 
     #[test]
-    fn models_are_read_with_what_is_new_in_them() {
+    fn models_with_unknown_fields_are_read() {
         let answer = json!([
-            {"name": "Westmere-v1", "typename": "x", "unavailable-features": [], "static": false, "new": {"a": 1}},
-            {"name": "Westmere", "alias-of": "Westmere-v1", "deprecated": true, "unavailable-features": ["aes", "aes", "sse4_1"]},
+            {"name": "Westmere-v1", "typename": "x", "unavailable-features": [], "static": false,
+             "new": {"a": 1}},
+            {"name": "Westmere", "alias-of": "Westmere-v1", "deprecated": true,
+             "unavailable-features": ["aes", "aes", "sse4_1"]},
             {"name": "later"},
         ]);
         let models = read_models(&answer).unwrap();
@@ -110,15 +114,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_is_read_by_canonical_names() {
+    fn enabled_features_are_read_by_canonical_names() {
         let answer = json!({"model": {"name": "base", "props": {
-            "avx2": true, "sse3": true, "aes": false, "kvm-pv-eoi": true, "hypervisor": true, "vmx-ept": true,
-            "min-level": 13, "vendor": "GenuineIntel", "unheard-of": {"deep": []}}}, "deprecated-props": []});
+            "avx2": true, "sse3": true, "aes": false, "kvm-pv-eoi": true, "hypervisor": true,
+            "vmx-ept": true, "min-level": 13, "vendor": "GenuineIntel", "unheard-of": {"deep": []},
+        }}, "deprecated-props": []});
         assert_eq!(read_expansion(&answer).unwrap(), set(&["avx2", "pni"]));
     }
 
     #[test]
-    fn what_no_qemu_says_is_refused() {
+    fn impossible_responses_are_refused() {
         let many: Vec<Value> =
             (0..=MOST_MODELS).map(|i| json!({"name": format!("m{i}")})).collect();
         for answer in

@@ -1,4 +1,5 @@
-//! Asks a QEMU what CPU it can give: a machine without anything, told nothing but three kinds of questions, and ended.
+//! Queries of a QEMU about its CPUs. Starts a machine without devices, sends three kinds of queries
+//! and ends it.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -21,38 +22,38 @@ use crate::qmp::{Qmp, QmpError};
 use crate::spec::Accelerator;
 use godwit_types::Fault;
 
-/// How long all of it may take: QEMU 7.2 needs a tenth of a second where the processor is free.
+/// Longest duration of all queries. QEMU 7.2 needs a tenth of a second on an idle processor.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Longest complaint that is read.
+/// Most bytes of QEMU's error output that are read.
 const LONGEST_COMPLAINT_BYTES: u64 = 16 << 10;
 
-/// Why a QEMU did not tell what CPU it can give.
+/// Why the CPUs of a QEMU are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// It can't be started.
-    #[error("QEMU \"{}\" can't be asked for its CPUs: {why}", path.display())]
+    /// QEMU cannot be started.
+    #[error("cannot ask QEMU \"{}\" for its CPUs: {why}", path.display())]
     CannotStart {
         /// The binary.
         path: PathBuf,
-        /// What the system said.
+        /// The system error.
         why: std::io::Error,
     },
-    /// It ended, refused, or took too long.
-    #[error("QEMU \"{}\" does not tell its CPUs: {why}{}", path.display(), said(complaint))]
+    /// QEMU ended, refused, or took too long.
+    #[error("cannot ask QEMU \"{}\" for its CPUs: {why}{}", path.display(), said(complaint))]
     NoAnswer {
         /// The binary.
         path: PathBuf,
         /// What happened.
         why: QmpError,
-        /// What it said beside that; empty: nothing.
+        /// QEMU's error output; may be empty.
         complaint: String,
     },
-    /// What it answered is not what QEMU answers.
-    #[error("QEMU \"{}\" does not tell its CPUs as QEMU does: {why}", path.display())]
+    /// The response is not QEMU's.
+    #[error("cannot read the CPUs of QEMU \"{}\": {why}", path.display())]
     BadAnswer {
         /// The binary.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the response.
         why: String,
     },
 }
@@ -62,7 +63,7 @@ fn said(complaint: &str) -> String {
 }
 
 impl CpuError {
-    /// A stable code for programs.
+    /// Stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -77,27 +78,28 @@ impl CpuError {
     pub fn remedy(&self) -> &'static str {
         match self {
             CpuError::CannotStart { .. } => {
-                "see that QEMU's user may start it, or name another QEMU"
+                "check that QEMU's user may start it, or configure another QEMU"
             }
             CpuError::NoAnswer { .. } => {
-                "see that the user may open /dev/kvm where KVM is wanted, and the host's load"
+                "check the host's load and, for KVM, that QEMU's user may open /dev/kvm"
             }
             CpuError::BadAnswer { .. } => "use a stock QEMU, 7.2 or later",
         }
     }
 
-    /// Code, message and remedy together.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn fault(&self) -> Fault {
         Fault::new(self.code(), self.to_string(), self.remedy())
     }
 }
 
-/// Asks what CPU guests can be given here by this QEMU with this accelerator. `user`: whom it is asked as, a user and a group; none:
-/// the caller. With KVM the user must be let in to /dev/kvm.
+/// Asks which CPU this QEMU can give to guests here, with this accelerator. `user`: the user and
+/// group to run it as; `None` for those of the caller. With KVM the user must have access to
+/// /dev/kvm.
 ///
 /// # Errors
-/// QEMU can't be started, or does not answer as QEMU does.
+/// QEMU cannot be started, or does not answer as QEMU does.
 pub async fn host_cpu(
     qemu: &QemuInfo,
     accel: Accelerator,
@@ -113,14 +115,14 @@ pub async fn host_cpu(
     let questions = async {
         let qmp = Qmp::negotiate(stream).await?;
         let answers = ask(&qmp).await?;
-        // It ends by the end of this program's interest at the latest.
+        // QEMU ends at the latest when this program drops it.
         let _ = qmp.execute("quit", Value::Null).await;
         Ok(answers)
     };
     let too_long =
-        || QmpError::Timeout { command: "the questions about its CPUs".to_owned(), limit: LIMIT };
+        || QmpError::Timeout { command: "the queries about its CPUs".to_owned(), limit: LIMIT };
     let answers = tokio::time::timeout(LIMIT, questions).await.unwrap_or_else(|_| Err(too_long()));
-    // Asked or not, it goes now; it has nothing to lose.
+    // It is ended whatever the result: it has nothing to lose.
     let _ = child.kill().await;
     let answers = match answers {
         Ok(answers) => answers,
@@ -149,11 +151,11 @@ async fn start(
     spawn(command).await
 }
 
-/// The first thing that a QEMU that has ended complained of.
+/// Returns the first line that an ended QEMU wrote to its error output.
 async fn first_line(pipe: Option<tokio::process::ChildStderr>) -> String {
     let mut said = Vec::new();
     if let Some(pipe) = pipe {
-        // What was read before an error is all there is to tell.
+        // After an error, the output so far is all there is.
         let _ = pipe.take(LONGEST_COMPLAINT_BYTES).read_to_end(&mut said).await;
     }
     String::from_utf8_lossy(&said).lines().next().unwrap_or_default().trim().to_owned()
@@ -161,7 +163,7 @@ async fn first_line(pipe: Option<tokio::process::ChildStderr>) -> String {
 
 struct Answers {
     models: Value,
-    /// `max`: under KVM it is what `host` is (`max` is there with each accelerator).
+    /// The model `max`, which exists for each accelerator and under KVM equals `host`.
     most: Value,
     /// Versioned models of the generations.
     definitions: Vec<(String, Value)>,
@@ -169,7 +171,7 @@ struct Answers {
 
 async fn ask(qmp: &Qmp) -> Result<Answers, QmpError> {
     let models = qmp.execute("query-cpu-definitions", Value::Null).await?;
-    // What can't move with a guest (`invtsc`) does not count as what guests can have.
+    // Features that cannot migrate with a guest (`invtsc`) do not count.
     let most = qmp
         .execute("query-cpu-model-expansion", expansion("max", &json!({"migratable": true})))
         .await?;
@@ -178,7 +180,7 @@ async fn ask(qmp: &Qmp) -> Result<Answers, QmpError> {
     for name in names.filter(|name| generation_of(name).is_some()) {
         match qmp.execute("query-cpu-model-expansion", expansion(name, &json!({}))).await {
             Ok(answer) => definitions.push((name.to_owned(), answer)),
-            // One that can't be expanded can't be a baseline either.
+            // A model that cannot be expanded cannot be a baseline either.
             Err(QmpError::Command { desc, .. }) => {
                 tracing::debug!(model = name, desc, "not expanded")
             }
@@ -217,7 +219,7 @@ impl Answers {
     }
 }
 
-/// A field of the first processor in /proc/cpuinfo (proc(5)).
+/// Returns a field of the first processor in /proc/cpuinfo (proc(5)).
 fn of_cpuinfo(text: &str, field: &str) -> String {
     let fields = text.lines().filter_map(|line| line.split_once(':'));
     let found =
@@ -231,14 +233,15 @@ mod tests {
 
     #[test]
     fn the_processor_has_its_vendor_and_name() {
-        let text = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC: 9\n\nprocessor\t: 1\n";
+        let text = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC: 9\n\n\
+            processor\t: 1\n";
         assert_eq!(of_cpuinfo(text, "vendor_id"), "AuthenticAMD");
         assert_eq!(of_cpuinfo(text, "model name"), "AMD EPYC: 9");
         assert_eq!(of_cpuinfo("", "model name"), "");
     }
 
     #[tokio::test]
-    async fn what_is_no_qemu_tells_nothing() {
+    async fn a_binary_that_is_not_qemu_reports_no_cpu() {
         let info = |path: &str| QemuInfo {
             path: path.into(),
             version: (10, 0, 0),

@@ -1,14 +1,16 @@
-//! A baseline: the CPU that all guests of a cluster get, so that each of them can go to each host.
+//! Baselines: the CPU that all guests of a cluster get, so that each guest can move to each host.
 //!
-//! **What hosts have in common** is simple where they are of one vendor: the features that all of them have, less [`LEFT_OUT`]. The
-//! named model only says what is beside features (family, caches), and is the newest that each host runs whole; `+feature` and `-feature`
-//! make up the difference. So the order of the hosts does not matter, and a further host never adds anything.
+//! **Common features** of hosts of one vendor are the features that all of them have, less
+//! [`LEFT_OUT`]. The named model only sets the rest (family, caches). It is the newest model that
+//! each host runs completely; `+feature` and `-feature` make up the difference. So the order of the
+//! hosts does not matter, and another host never adds a feature.
 //!
-//! **Intel and AMD** share less than the intersection of names: see [`SHARED_BETWEEN_VENDORS`]. KVM shows a guest its host's vendor
-//! unless the model names one, and a guest must not find another one after a move, so a baseline of both names one.
+//! **Intel and AMD** share less than the intersection of feature names: see
+//! [`SHARED_BETWEEN_VENDORS`]. KVM shows a guest its host's vendor unless the model sets one. A
+//! guest must not find another vendor after a move, so a baseline of both vendors sets one.
 //!
-//! **KVM and TCG** share nothing: no guest moves between them, as the device state of the one (clock, interrupt controller) is not that of
-//! the other. Under TCG the vendor of the processor is of no concern.
+//! **KVM and TCG** share nothing. No guest moves between them, because their device states (clock,
+//! interrupt controller) differ. Under TCG the vendor of the processor does not matter.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +21,15 @@ use super::generations::{Generation, generation_of};
 use super::{CpuFeatures, CpuModel, HostCpu, PsabiLevel};
 use crate::spec::Accelerator;
 
-/// Features that no baseline has, though all hosts may have them and QEMU calls them migratable.
+/// Features that no baseline contains, even if all hosts have them and QEMU calls them migratable.
 ///
-/// Taken away by updates of microcode or kernel on hosts that had them: `hle`, `rtm`, `tsx-ldtrk` (TSX), `mpx`. Nested
-/// virtualization, whose state moves only where both kernels agree on it: `vmx…`, `svm` and its parts. The host's own: `monitor`
-/// (a guest's idle loop that never leaves the processor), `intel-pt`, `arch-lbr`, `lmce`, `acpi` (thermal MSRs that KVM lacks).
-/// Withdrawn: `pcommit`.
+/// - Removed by microcode or kernel updates from hosts that had them: `hle`, `rtm`, `tsx-ldtrk`
+///   (TSX), `mpx`.
+/// - Nested virtualization, whose state moves only where both kernels agree on it: `vmx…`, `svm`
+///   and its parts.
+/// - Host-specific: `monitor` (an idle loop that never leaves the guest), `intel-pt`, `arch-lbr`,
+///   `lmce`, `acpi` (thermal MSRs that KVM lacks).
+/// - Withdrawn: `pcommit`.
 const LEFT_OUT: [&str; 27] = [
     "acpi",
     "arch-lbr",
@@ -55,12 +60,17 @@ const LEFT_OUT: [&str; 27] = [
     "x2avic",
 ];
 
-/// What processors of Intel and of AMD do alike, beside level v3 of the psABI: a list, since a name in common is not enough.
+/// Features that Intel and AMD processors implement alike, beside level v3 of the psABI. This is a
+/// list because a common name is not enough.
 ///
-/// Not in it: AVX-512 and protection keys, whose registers have other places in the XSAVE area on each (CPUID leaf 0xD), which a guest
-/// has read once and saves its programs' registers by; `xsaves`, as what it may save differs; the controls and the tellings of
-/// speculation (`spec-ctrl`, `ssbd`, `arch-capabilities`, `ibpb`, `amd-ssbd`, …), which each vendor has in its own way; 3DNow, SSE4a and
-/// topology leaves, which only AMD has.
+/// It omits:
+/// - AVX-512 and protection keys. Their registers have different places in the XSAVE area of each
+///   vendor (CPUID leaf 0xD). A guest reads the layout once and uses it to save its programs'
+///   registers.
+/// - `xsaves`: the components that it may save differ.
+/// - Speculation controls and reports (`spec-ctrl`, `ssbd`, `arch-capabilities`, `ibpb`,
+///   `amd-ssbd`, …), which differ by vendor.
+/// - 3DNow, SSE4a and topology leaves, which only AMD has.
 const SHARED_BETWEEN_VENDORS: [&str; 44] = [
     "adx",
     "aes",
@@ -108,22 +118,24 @@ const SHARED_BETWEEN_VENDORS: [&str; 44] = [
     "xsaveopt",
 ];
 
-/// The CPUID leaf that describes the XSAVE area (Intel SDM, volume 2, CPUID). A model from before AVX ends below it, and QEMU raises
-/// its end by most features, but not by `xsave` (7.2 and 10.0).
+/// CPUID leaf that describes the XSAVE area (Intel SDM, volume 2, CPUID). The highest leaf of a
+/// model from before AVX is lower. QEMU raises it for most features, but not for `xsave` (7.2 and
+/// 10.0).
 const XSAVE_LEAF: u32 = 0xd;
 
 /// The CPU that guests of a cluster get.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Baseline {
-    /// What `-cpu` takes: a VM's `cpu_model`.
+    /// The value of `-cpu`: a VM's `cpu_model`.
     pub cpu_model: String,
-    /// All that a guest has by it.
+    /// All features of a guest with this model.
     pub features: CpuFeatures,
 }
 
 impl Baseline {
-    /// What a host lacks of it that has such features; empty: it satisfies it. `missing_of`: what the host lacks of a model, none where its QEMU
-    /// does not know that.
+    /// Returns what a host with these features lacks of the baseline; empty if it satisfies the
+    /// baseline. `missing_of` returns what the host lacks of a model, `None` if its QEMU does not
+    /// know the model.
     #[must_use]
     pub fn lacking(
         &self,
@@ -132,15 +144,17 @@ impl Baseline {
     ) -> CpuFeatures {
         let model = self.model();
         let mut lacking: CpuFeatures = self.features.difference(features).cloned().collect();
-        // A QEMU that lacks the model can't start it, whatever the processor has.
+        // A QEMU that lacks the model cannot start it, whatever features the processor has.
         lacking.extend(missing_of(&model).unwrap_or_else(|| [model.name].into()));
         lacking
     }
 
-    /// The baseline of a name: a level of the psABI (`x86-64-v3`), or a model, with features or without, as any of the hosts' QEMUs
-    /// defines it. None where no host knows what it holds.
+    /// Returns the baseline with this name: a level of the psABI (`x86-64-v3`), or a model with or
+    /// without features, as any of the hosts' QEMUs defines it. `None` if no host knows its
+    /// features.
     ///
-    /// A level is no model of QEMU's: it becomes the oldest model that has about as much, with the rest of its features.
+    /// A level is not a model of QEMU. It becomes the oldest model that has about as many features,
+    /// plus the rest of its features.
     #[must_use]
     pub fn named(name: &str, hosts: &[(&str, &HostCpu)]) -> Option<Baseline> {
         let defined = |model: &CpuModel| hosts.iter().find_map(|(_, host)| host.features_of(model));
@@ -153,7 +167,8 @@ impl Baseline {
         Some(Baseline::of(level.model(), [&definition].into_iter(), features, None))
     }
 
-    /// The model made to have exactly these features, however each QEMU defines it.
+    /// Builds the baseline from a model and exactly these features, however each QEMU defines the
+    /// model.
     fn of<'a>(
         name: &str,
         definitions: impl Iterator<Item = &'a CpuFeatures> + Clone,
@@ -185,30 +200,34 @@ impl Baseline {
 /// What hosts have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// The most that a guest can have which may go to each of them.
+    /// The largest feature set of a guest that may move to each of them.
     pub baseline: Baseline,
     /// The vendors of their processors.
     pub vendors: BTreeSet<String>,
-    /// Of each host, what its guests could have beside that, if they stayed.
+    /// Further features of each host, which its guests could have if they stayed there.
     pub beyond: BTreeMap<String, CpuFeatures>,
 }
 
-/// Why hosts have no baseline in common.
+/// Why hosts have no common baseline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCommon {
-    /// There are none.
-    #[error("there is no host to have anything in common with")]
+    /// There are no hosts.
+    #[error("there are no hosts to compare")]
     NoHosts,
-    /// Some run guests by KVM and others by TCG.
-    #[error("{} by KVM and {} by TCG: no guest moves between the two", running(kvm), running(tcg))]
+    /// Some hosts run guests under KVM and others under TCG.
+    #[error(
+        "{} under KVM and {} under TCG: no guest moves between the two",
+        running(kvm),
+        running(tcg)
+    )]
     MixedAccelerators {
-        /// The hosts that run guests by KVM.
+        /// Hosts that run guests under KVM.
         kvm: Vec<String>,
-        /// Those that run them by TCG.
+        /// Hosts that run guests under TCG.
         tcg: Vec<String>,
     },
-    /// There is no named model that all of them run whole.
-    #[error("no named CPU model runs whole on each of the hosts")]
+    /// All of them run no common named model completely.
+    #[error("no named CPU model runs completely on each of the hosts")]
     NoModel,
 }
 
@@ -219,10 +238,11 @@ impl NoCommon {
         match self {
             NoCommon::NoHosts => "add a host whose agent answers",
             NoCommon::MixedAccelerators { .. } => {
-                "make two clusters of them, or see by `godwit host show` why KVM is not used on some"
+                "separate them into two clusters, or see why some do not use KVM: `godwit host \
+                show`"
             }
             NoCommon::NoModel => {
-                "leave out the host that has the least, or upgrade the QEMUs to one version"
+                "leave out the host with the fewest features, or upgrade the QEMUs to one version"
             }
         }
     }
@@ -233,10 +253,10 @@ fn running(hosts: &[String]) -> String {
     format!("{} {verb}", hosts.join(", "))
 }
 
-/// The best baseline that each of the hosts, given with their names, satisfies.
+/// Returns the best baseline that each of the hosts, given with their names, satisfies.
 ///
 /// # Errors
-/// They have none in common; which of them are why.
+/// The hosts have no common baseline. The error names the hosts responsible.
 pub fn common_baseline(hosts: &[(&str, &HostCpu)]) -> Result<Common, NoCommon> {
     let Some((_, first)) = hosts.first() else { return Err(NoCommon::NoHosts) };
     check_accelerators(hosts)?;
@@ -267,8 +287,9 @@ pub fn common_baseline(hosts: &[(&str, &HostCpu)]) -> Result<Common, NoCommon> {
 }
 
 impl HostCpu {
-    /// Of each generation the model that guests can have here with all that a baseline keeps of it, the oldest generation first, by
-    /// vendor: what this host runs best. The host's own vendor's come last.
+    /// Returns for each generation the model that guests can have here with all features that a
+    /// baseline keeps, ordered by vendor and then from the oldest generation on. The last one is
+    /// what this host runs best, because its own vendor comes last.
     #[must_use]
     pub fn best_models(&self) -> Vec<&str> {
         let (rules, alone) = (Rules { mixes_vendors: false }, [("", self)]);
@@ -303,7 +324,7 @@ fn check_accelerators(hosts: &[(&str, &HostCpu)]) -> Result<(), NoCommon> {
     Err(NoCommon::MixedAccelerators { kvm, tcg })
 }
 
-/// What does not go into a baseline of these hosts.
+/// The rules that exclude features from a baseline of these hosts.
 struct Rules {
     mixes_vendors: bool,
 }
@@ -318,11 +339,11 @@ impl Rules {
     }
 }
 
-/// A named model that may be the one of a baseline.
+/// A named model that may become the model of a baseline.
 struct Candidate<'a> {
     name: &'a str,
     generation: Generation,
-    /// As each host's QEMU has it that says so; at least one does.
+    /// The definitions by the hosts' QEMUs that know the model; at least one.
     definitions: Vec<&'a CpuFeatures>,
 }
 
@@ -337,7 +358,7 @@ impl<'a> Candidate<'a> {
         (!definitions.is_empty()).then_some(Candidate { name, generation, definitions })
     }
 
-    /// Whether each host runs it with all that a baseline keeps of it.
+    /// Whether each host runs the model with all features that a baseline keeps.
     fn is_whole(&self, hosts: &[(&str, &HostCpu)], shared: &CpuFeatures, rules: &Rules) -> bool {
         let may_go = |feature: &String| rules.leaves_out(feature);
         let kept = self
@@ -346,7 +367,7 @@ impl<'a> Candidate<'a> {
             .copied()
             .flatten()
             .all(|name| shared.contains(name) || may_go(name));
-        // What is left out is taken from it by name, where its definition has it.
+        // Features that are left out are removed by name, where the definition has them.
         let goes =
             |name: &String| may_go(name) && self.definitions.iter().any(|has| has.contains(name));
         let runs = |host: &HostCpu| {
@@ -355,8 +376,8 @@ impl<'a> Candidate<'a> {
         kept && hosts.iter().all(|(_, host)| runs(host))
     }
 
-    /// The newest of the hosts' vendor; where they have none in common, the one that is kept most, with least taken from it. The rest is
-    /// for one answer where these are equal.
+    /// Ranks models: the newest of the hosts' vendor first. Without a common vendor, the one with
+    /// most features kept and fewest removed. The rest makes the result unambiguous.
     fn worth(&self, vendor: Option<&str>, shared: &CpuFeatures) -> impl Ord + Clone + use<'a> {
         let is_vendors = vendor == Some(self.generation.vendor);
         let all: BTreeSet<&String> = self.definitions.iter().copied().flatten().collect();

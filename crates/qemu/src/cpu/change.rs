@@ -1,40 +1,43 @@
-//! What it means to raise or to lower a cluster's baseline. Pure.
+//! Effects of raising or lowering a cluster's baseline. Pure.
 //!
-//! A guest keeps the CPU with which it was started: another baseline changes nothing for it until it is stopped and started anew. Until
-//! then it runs on, moves among the hosts that have what it has, and lacks what the new baseline would give it.
+//! A guest keeps the CPU with which it was started. A new baseline changes nothing for it until it
+//! is stopped and started again. Until then it runs on, moves among the hosts that have its
+//! features, and lacks the features that the new baseline would add.
 
 use super::{Baseline, CpuFeatures, CpuModel, HostCpu};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningVm {
     pub name: String,
-    /// Its `cpu_model`.
+    /// The VM's `cpu_model`.
     pub cpu_model: String,
-    /// The host it was started on, for the models that are each host's own.
+    /// The host on which it was started, for models that are host-specific.
     pub host: String,
 }
 
-/// A VM or a host, and the features that it is about.
+/// A VM or a host, and the features concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
     pub name: String,
     pub features: CpuFeatures,
 }
 
-/// What another baseline would mean.
+/// Effects of a new baseline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BaselineChange {
-    /// VMs that have less than the new baseline: they get it when they are started anew, and run on meanwhile.
+    /// VMs with fewer features than the new baseline. They run on, and get it at their next start.
     pub behind: Vec<Unmet>,
-    /// VMs that have more than the new baseline: until they are started anew they can't go to every host that satisfies it.
+    /// VMs with more features than the new baseline. Until their next start they cannot move to
+    /// every host that satisfies it.
     pub beyond: Vec<Unmet>,
-    /// VMs of whose CPU model no host says what it holds.
+    /// VMs whose CPU model no host knows.
     pub unknown: Vec<String>,
-    /// Hosts that don't satisfy the new baseline, with what they lack of it: no VM that starts with it can go there.
+    /// Hosts that do not satisfy the new baseline, with the features that they lack. No VM that
+    /// starts with it can move there.
     pub out: Vec<Unmet>,
 }
 
-/// Compares what runs with a baseline that shall be the cluster's from now on.
+/// Compares the running VMs with a new baseline of the cluster.
 #[must_use]
 pub fn change_of_baseline(
     new: &Baseline,
@@ -69,11 +72,11 @@ fn features_of(vm: &RunningVm, hosts: &[(&str, &HostCpu)]) -> Option<CpuFeatures
         let features = &own?.features;
         return Some(features.difference(&model.without).chain(&model.with).cloned().collect());
     }
-    // Its own host's QEMU knows best.
+    // The QEMU of its own host knows best.
     let others = hosts.iter().map(|(_, host)| *host);
     let on_paper = own.into_iter().chain(others).find_map(|host| host.features_of(&model))?;
     match own {
-        // What was missing there the guest has not got.
+        // The guest has no feature that was missing there.
         Some(host) if model.takes_what_there_is() => {
             Some(on_paper.intersection(&host.features).cloned().collect())
         }

@@ -1,20 +1,21 @@
-//! Generations of processors, and the psABI's levels.
+//! Generations of processors, and the levels of the psABI.
 //!
-//! What a generation holds is not written here: QEMU says it of its versioned models. What is a table, and why: the order of the
-//! generations (QEMU has none), and the psABI's levels (QEMU 10.0 knows nothing of them).
+//! The features of a generation are not listed here: QEMU knows them for its versioned models. The
+//! tables hold what QEMU lacks: the order of the generations, and the levels of the psABI (unknown
+//! to QEMU 10.0).
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::CpuFeatures;
 
-/// Intel's name in CPUID.
+/// Intel's vendor string in CPUID.
 pub const INTEL: &str = "GenuineIntel";
-/// AMD's name in CPUID.
+/// AMD's vendor string in CPUID.
 pub const AMD: &str = "AuthenticAMD";
 
-/// QEMU's models of Intel's server processors, the oldest first (years of the processors: 2008 to 2023). `SapphireRapids` is there from
-/// QEMU 8.0 on.
+/// QEMU's models of Intel's server processors, the oldest first (processors of 2008 to 2023).
+/// `SapphireRapids` exists from QEMU 8.0 on.
 pub const INTEL_GENERATIONS: [&str; 10] = [
     "Nehalem",
     "Westmere",
@@ -28,7 +29,8 @@ pub const INTEL_GENERATIONS: [&str; 10] = [
     "SapphireRapids",
 ];
 
-/// QEMU's models of AMD's server processors, the oldest first (2003 to 2022). `EPYC-Genoa` is there from QEMU 8.1 on.
+/// QEMU's models of AMD's server processors, the oldest first (2003 to 2022). `EPYC-Genoa` exists
+/// from QEMU 8.1 on.
 pub const AMD_GENERATIONS: [&str; 9] = [
     "Opteron_G1",
     "Opteron_G2",
@@ -41,16 +43,17 @@ pub const AMD_GENERATIONS: [&str; 9] = [
     "EPYC-Genoa",
 ];
 
-/// Where a model stands among its vendor's.
+/// Position of a model among its vendor's models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Generation {
     pub(super) vendor: &'static str,
-    /// Later ones have more.
+    /// Rank; later generations have a higher one.
     pub(super) rank: usize,
     pub(super) version: u32,
 }
 
-/// The generation of a versioned model, `Haswell-v4`; none: it is of none of these, or has no version.
+/// Returns the generation of a versioned model, such as `Haswell-v4`; `None` if the model is of
+/// none of these generations, or has no version.
 pub(super) fn generation_of(model: &str) -> Option<Generation> {
     let (name, version) = model.rsplit_once("-v")?;
     let version = version.parse().ok()?;
@@ -63,9 +66,10 @@ pub(super) fn generation_of(model: &str) -> Option<Generation> {
     Some(Generation { vendor, rank, version })
 }
 
-/// Features of each level beside those of the level below, by QEMU's names. Source: System V Application Binary Interface, AMD64
-/// Architecture Processor Supplement, table "Micro-Architecture Levels" (section 3.1.1). OSFXSR and OSXSAVE there are the guest system's;
-/// `xsave` is what it needs for the latter. SCE is `syscall`, LZCNT `abm`, SSE3 `pni`.
+/// Features that each level adds to the level below, by QEMU's names. Source: System V Application
+/// Binary Interface, AMD64 Architecture Processor Supplement, table "Micro-Architecture Levels"
+/// (section 3.1.1). OSFXSR and OSXSAVE there are set by the operating system; `xsave` is what it
+/// needs for the latter. SCE is `syscall`, LZCNT `abm`, SSE3 `pni`.
 const LEVELS: [&[&str]; 4] = [
     &["cmov", "cx8", "fpu", "fxsr", "lm", "mmx", "sse", "sse2", "syscall"],
     &["cx16", "lahf-lm", "pni", "popcnt", "sse4.1", "sse4.2", "ssse3"],
@@ -73,10 +77,11 @@ const LEVELS: [&[&str]; 4] = [
     &["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"],
 ];
 
-/// The models that levels are made of: the oldest that have about as much as the first level, and as the second.
+/// Models from which levels are built: the oldest with about as many features as the first level,
+/// and as the second.
 pub const LEVEL_MODELS: [&str; 2] = ["Opteron_G1-v1", "Nehalem-v1"];
 
-/// A level of the x86-64 psABI: what programs compiled for it need.
+/// A level of the x86-64 psABI: the features that programs compiled for it need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PsabiLevel {
     /// x86-64-v1: every 64-bit processor.
@@ -90,11 +95,11 @@ pub enum PsabiLevel {
 }
 
 impl PsabiLevel {
-    /// All of them, the lowest first.
+    /// All levels, the lowest first.
     pub const ALL: [PsabiLevel; 4] =
         [PsabiLevel::V1, PsabiLevel::V2, PsabiLevel::V3, PsabiLevel::V4];
 
-    /// The psABI's name for it.
+    /// Name of the level in the psABI.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -105,13 +110,13 @@ impl PsabiLevel {
         }
     }
 
-    /// All features that it asks for.
+    /// All features that the level requires.
     #[must_use]
     pub fn features(self) -> CpuFeatures {
         self.names().map(str::to_owned).collect()
     }
 
-    /// Whether it asks for that feature.
+    /// Whether the level requires that feature.
     pub(super) fn asks_for(self, feature: &str) -> bool {
         self.names().any(|name| name == feature)
     }
@@ -122,13 +127,13 @@ impl PsabiLevel {
         levels.flat_map(|(_, features)| features).copied()
     }
 
-    /// The model that has about as much.
+    /// The model with about as many features.
     pub(super) fn model(self) -> &'static str {
         let [first, second] = LEVEL_MODELS;
         if self == PsabiLevel::V1 { first } else { second }
     }
 
-    /// The highest that these features reach.
+    /// Returns the highest level that these features reach.
     #[must_use]
     pub fn of(features: &CpuFeatures) -> Option<PsabiLevel> {
         PsabiLevel::ALL.into_iter().rev().find(|level| level.features().is_subset(features))
@@ -141,9 +146,9 @@ impl fmt::Display for PsabiLevel {
     }
 }
 
-/// A text that names no level.
+/// A text that does not name a level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{text}\" is no level of the x86-64 psABI; they are x86-64-v1 to x86-64-v4")]
+#[error("\"{text}\" is not a level of the x86-64 psABI: use x86-64-v1 to x86-64-v4")]
 pub struct UnknownLevel {
     pub text: String,
 }
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn each_level_holds_the_one_below() {
+    fn each_level_includes_the_one_below() {
         for pair in PsabiLevel::ALL.windows(2) {
             assert!(pair[0].features().is_subset(&pair[1].features()));
             assert_eq!(PsabiLevel::of(&pair[0].features()), Some(pair[0]));

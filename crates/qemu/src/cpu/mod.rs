@@ -1,17 +1,22 @@
-//! CPUs of guests: what a host can give, what a guest's model needs, and what hosts have in common (a baseline).
+//! CPUs of guests: what a host can provide, what a guest's model needs, and what hosts have in
+//! common (a baseline).
 //!
-//! A running guest has read once which features its CPU has, and uses them until it is started anew. So it may only go to a host that
-//! has all of them, and a cluster whose guests shall go anywhere gives them a baseline: a model that each of its hosts runs whole.
+//! A running guest has read once which features its CPU has, and uses them until it is started
+//! again. So it may move only to a host that has all of them. A cluster whose guests shall move
+//! anywhere gives them a baseline: a model that each of its hosts runs completely.
 //!
-//! **Who says what a feature is called, and who has it:** the host's QEMU with the accelerator that its guests get, asked by QMP. A
-//! feature of the processor that KVM or QEMU does not pass on is of no use to a guest, so `/proc/cpuinfo` is asked for the names of
-//! vendor and processor alone. What a named model holds is also QEMU's word, by `query-cpu-model-expansion`; a model in a fixed version
-//! (`Haswell-v4`) holds the same in every QEMU that has it.
+//! **Source of names and features:** the host's QEMU with the accelerator of its guests, asked over
+//! QMP. A processor feature that KVM or QEMU does not pass on is useless to a guest, so
+//! `/proc/cpuinfo` is read only for the names of vendor and processor. The features of a named
+//! model also come from QEMU, by `query-cpu-model-expansion`. A model in a fixed version
+//! (`Haswell-v4`) has the same features in every QEMU that has it.
 //!
-//! Static expansion is asked for, not full: it has QEMU's canonical names and no aliases (`pni`, not also `sse3`), and only what is a
-//! feature. Neither expansion leaves out what the host lacks (7.2 and 10.0), so it is the model's definition.
+//! The expansion is static, not full: it has QEMU's canonical names without aliases (`pni`, not
+//! also `sse3`), and only features. Neither expansion leaves out what the host lacks (7.2 and
+//! 10.0), so it is the model's definition.
 //!
-//! What is paravirtual (`kvm…`, `hypervisor`) is left out of all sets here: QEMU gives it by itself, and it is no processor's.
+//! All sets here omit paravirtual features (`kvm…`, `hypervisor`): QEMU adds them by itself, and
+//! they are not the processor's.
 
 mod answers;
 mod ask;
@@ -32,32 +37,35 @@ pub use model::CpuModel;
 
 use crate::spec::Accelerator;
 
-/// Features of a CPU by QEMU's canonical names: `avx2`, `sse4.1`, `pni` (which others call SSE3).
+/// Features of a CPU by QEMU's canonical names: `avx2`, `sse4.1`, `pni` (known elsewhere as SSE3).
 pub type CpuFeatures = BTreeSet<String>;
 
-/// The CPU that a host can give to its guests, by one QEMU with one accelerator.
+/// The CPU that a host can provide to its guests, by one QEMU with one accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostCpu {
-    /// The processor's vendor as CPUID tells it: [`INTEL`], [`AMD`] or another; empty where the kernel does not say.
+    /// The processor's vendor from CPUID: [`INTEL`], [`AMD`] or another; empty if the kernel does
+    /// not report it.
     pub vendor: String,
-    /// The processor's name, as the kernel shows it.
+    /// The processor's name, from the kernel.
     pub name: String,
-    /// What runs the guests.
+    /// The accelerator.
     pub accel: Accelerator,
-    /// What guests can have and keep while they move.
+    /// Features that guests can have and keep while they move.
     pub features: CpuFeatures,
-    /// What this host lacks of each model that its QEMU has, by names and aliases; empty: the model runs whole. QEMU does not always
-    /// name what depends on another missing feature.
+    /// Features that this host lacks of each model of its QEMU, by names and aliases; empty if the
+    /// model runs completely. QEMU does not always list features that depend on another missing
+    /// feature.
     pub models: BTreeMap<String, CpuFeatures>,
-    /// What models of the generations hold, by their versioned names, whether they run here or not.
+    /// Features of the generations' models, by their versioned names, whether they run here or not.
     pub definitions: BTreeMap<String, CpuFeatures>,
-    /// The versioned model that an alias stands for, `Haswell-noTSX-IBRS` for `Haswell-v4`.
+    /// The versioned model behind each alias, such as `Haswell-v4` for `Haswell-noTSX-IBRS`.
     pub aliases: BTreeMap<String, String>,
-    /// Models that a later QEMU will not have: none of them becomes a baseline by itself.
+    /// Models that a later QEMU will remove: none of them becomes a baseline automatically.
     pub deprecated: BTreeSet<String>,
 }
 
-/// Why a guest with a CPU model can't run, or go on running, on a host. [`Unfit::remedy`] says what to do.
+/// Why a guest with a CPU model cannot run, or continue to run, on a host. [`Unfit::remedy`]
+/// returns what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// The host's QEMU has no such model.
@@ -67,29 +75,27 @@ pub enum Unfit {
         model: String,
     },
     /// The host lacks features.
-    #[error(
-        "CPU model \"{model}\" has features that the host's guests can't have: {}",
-        list(missing)
-    )]
+    #[error("the host cannot provide features of CPU model \"{model}\": {}", list(missing))]
     Missing {
         /// The model with its features.
         model: String,
         missing: CpuFeatures,
     },
-    /// The guest would find another vendor after the move. KVM shows the host's own unless the model names one.
-    #[error("the guest was started on a processor of {from} and would find itself on one of {to}")]
+    /// The guest would find another vendor after the move. KVM shows the host's own vendor unless
+    /// the model sets one.
+    #[error("the guest was started on a processor of {from} and would move to one of {to}")]
     OtherVendor {
-        /// The vendor that it has seen.
+        /// The vendor that the guest has read.
         from: String,
-        /// The vendor that it would see.
+        /// The vendor that the guest would find.
         to: String,
     },
     /// No guest moves between KVM and TCG.
-    #[error("the guest runs by {from}, and {to} can't take it up")]
+    #[error("the guest runs under {from}, and {to} cannot take it over")]
     OtherAccelerator {
-        /// What runs it.
+        /// The accelerator that runs it.
         from: Accelerator,
-        /// What would.
+        /// The accelerator of the destination.
         to: Accelerator,
     },
 }
@@ -103,24 +109,27 @@ impl Unfit {
                 "upgrade the host's QEMU, or give the VM a model that both hosts know"
             }
             Unfit::Missing { .. } => {
-                "take another host, or stop the VM and give it a CPU model that all its hosts have (a baseline)"
+                "choose another host, or stop the VM and give it a CPU model that all its hosts \
+                have (a baseline)"
             }
             Unfit::OtherVendor { .. } => {
-                "take a host of the same vendor, or stop the VM before it goes there: it can start on either"
+                "choose a host of the same vendor, or stop the VM before the move: it can start on \
+                either"
             }
-            Unfit::OtherAccelerator { .. } => "take a host that runs guests as this one does",
+            Unfit::OtherAccelerator { .. } => "choose a host with the accelerator of this one",
         }
     }
 }
 
 impl HostCpu {
-    /// Whether a guest with that model can run here.
+    /// Checks whether a guest with that model can run here.
     ///
-    /// A model that says `enforce=off` takes what there is, so nothing of it can be missing. Of `host` and `max`, which are each
-    /// host's own, nothing is missing either; whether a guest that has one may move is [`HostCpu::takes_over`]'s to say.
+    /// A model with `enforce=off` takes what the host has, so no feature of it can be missing.
+    /// Nothing is missing of `host` and `max` either, which are host-specific;
+    /// [`HostCpu::takes_over`] decides whether a guest with one may move.
     ///
     /// # Errors
-    /// What is missing, by name.
+    /// The missing features, by name.
     pub fn runs(&self, model: &CpuModel) -> Result<(), Unfit> {
         let Some(missing) = self.missing_of(model) else {
             return Err(Unfit::UnknownModel { model: model.name.clone() });
@@ -131,10 +140,10 @@ impl HostCpu {
         Err(Unfit::Missing { model: model.to_string(), missing })
     }
 
-    /// Whether a guest with that model, running on `from`, can go on running here.
+    /// Checks whether a guest with that model, running on `from`, can continue to run here.
     ///
     /// # Errors
-    /// What it would miss, or what it would find changed.
+    /// What the guest would miss or find changed.
     pub fn takes_over(&self, model: &CpuModel, from: &HostCpu) -> Result<(), Unfit> {
         if self.accel != from.accel {
             return Err(Unfit::OtherAccelerator { from: from.accel, to: self.accel });
@@ -147,7 +156,7 @@ impl HostCpu {
         if !model.is_hosts_own() && !model.takes_what_there_is() {
             return Ok(());
         }
-        // What it has is what there was.
+        // The guest has the features that its host had.
         let missing: CpuFeatures = from
             .features
             .difference(&self.features)
@@ -161,7 +170,7 @@ impl HostCpu {
         }
     }
 
-    /// What this host lacks of a model; none: its QEMU has no such model.
+    /// Returns what this host lacks of a model; `None` if its QEMU does not have the model.
     #[must_use]
     pub fn missing_of(&self, model: &CpuModel) -> Option<CpuFeatures> {
         let lacking = self.models.get(&model.name)?;
@@ -171,7 +180,8 @@ impl HostCpu {
         Some(of_model.chain(asked).cloned().collect())
     }
 
-    /// What a model holds on paper, whether this host has it or not; none where that is not known here.
+    /// Returns the features that a model defines, whether this host has them or not; `None` if they
+    /// are unknown here.
     #[must_use]
     pub fn features_of(&self, model: &CpuModel) -> Option<CpuFeatures> {
         let name = self.aliases.get(&model.name).unwrap_or(&model.name);
@@ -179,32 +189,32 @@ impl HostCpu {
         Some(definition.difference(&model.without).chain(&model.with).cloned().collect())
     }
 
-    /// What this host lacks of a cluster's baseline; empty: it satisfies it.
+    /// Returns what this host lacks of a cluster's baseline; empty if it satisfies the baseline.
     #[must_use]
     pub fn lacks_of(&self, baseline: &Baseline) -> CpuFeatures {
         baseline.lacking(&self.features, |model| self.missing_of(model))
     }
 
-    /// The models that run here whole, sorted.
+    /// Returns the models that run here completely, sorted.
     #[must_use]
     pub fn whole_models(&self) -> Vec<String> {
         let whole = self.models.iter().filter(|(_, missing)| missing.is_empty());
         whole.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The highest psABI level whose features guests can have here.
+    /// Returns the highest psABI level whose features guests can have here.
     #[must_use]
     pub fn psabi_level(&self) -> Option<PsabiLevel> {
         PsabiLevel::of(&self.features)
     }
 }
 
-/// Whether it is an answer about CPUs: for the fuzz targets.
+/// Whether a value is a response about CPUs. For the fuzz targets.
 pub(crate) fn is_answer(answer: &serde_json::Value) -> bool {
     answers::read_models(answer).is_ok() || answers::read_expansion(answer).is_ok()
 }
 
-/// Names for a message.
+/// Lists names for a message.
 fn list(names: &CpuFeatures) -> String {
     names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }

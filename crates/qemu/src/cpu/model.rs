@@ -1,12 +1,12 @@
-//! A CPU model as `-cpu` takes it: `MODEL,+feature,-feature,feature=on,setting=value`.
+//! A CPU model in the syntax of `-cpu`: `MODEL,+feature,-feature,feature=on,setting=value`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::CpuFeatures;
 
-/// Names that QEMU takes for others (`x86_cpu_initfn` of target/i386/cpu.c, 7.2 to 10.0). Those with `_` for `-` are known by rule, as
-/// QEMU does it.
+/// Names that QEMU treats as aliases of others (`x86_cpu_initfn` of target/i386/cpu.c, 7.2 to
+/// 10.0). Those with `_` for `-` follow by rule, as in QEMU.
 const ALIASES: [(&str, &str); 7] = [
     ("sse3", "pni"),
     ("pclmuldq", "pclmulqdq"),
@@ -17,8 +17,8 @@ const ALIASES: [(&str, &str); 7] = [
     ("i64", "lm"),
 ];
 
-/// What `-cpu` takes beside features: properties of QEMU's x86 CPUs (7.2 to 10.0) that static expansion does not count as features, and
-/// those of it that are no switches.
+/// Properties that `-cpu` accepts beside features: those of QEMU's x86 CPUs (7.2 to 10.0) that
+/// static expansion does not count as features, and those of it that are not switches.
 const SETTINGS: [&str; 43] = [
     "apic-id",
     "avx10-version",
@@ -65,24 +65,24 @@ const SETTINGS: [&str; 43] = [
     "xlevel2",
 ];
 
-/// A CPU model with what is added to it and taken from it.
+/// A CPU model with added and removed features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuModel {
-    /// The model, `Haswell-v4`.
+    /// The model, such as `Haswell-v4`.
     pub name: String,
-    /// Features that it gets beside its own.
+    /// Features added to the model's own.
     pub with: CpuFeatures,
-    /// Features of its own that it does not get.
+    /// Features removed from the model.
     pub without: CpuFeatures,
-    /// All else, as it was written: `enforce`, `vendor`, `hv-…`. A bare name has the value `on`.
+    /// Everything else as written: `enforce`, `vendor`, `hv-…`. A bare name has the value `on`.
     pub settings: BTreeMap<String, String>,
 }
 
 impl CpuModel {
-    /// Reads what `-cpu` takes. Anything is read; what QEMU does not know it says at its start.
+    /// Parses a value of `-cpu`. Accepts any text; QEMU reports unknown parts at its start.
     ///
-    /// As QEMU has it: of `feature=on` and `feature=off` the last one counts; `+feature` goes before them and `-feature` before all
-    /// (`x86_cpu_parse_featurestr`).
+    /// Precedence is QEMU's: of `feature=on` and `feature=off` the last one counts; `+feature`
+    /// overrides them, and `-feature` overrides all (`x86_cpu_parse_featurestr`).
     #[must_use]
     pub fn parse(text: &str) -> CpuModel {
         let mut parts = text.split(',').map(str::trim);
@@ -124,20 +124,20 @@ impl CpuModel {
         }
     }
 
-    /// Whether it is each host's own: what the guest has depends on where it was started.
+    /// Whether the model is host-specific: the guest's features depend on where it was started.
     #[must_use]
     pub fn is_hosts_own(&self) -> bool {
         matches!(self.name.as_str(), "host" | "max")
     }
 
-    /// Whether its user said that it shall run without what is missing.
+    /// Whether the user allows the guest to run without missing features.
     #[must_use]
     pub fn takes_what_there_is(&self) -> bool {
         self.settings.get("enforce").is_some_and(|value| switch(value) == Some(false))
     }
 }
 
-/// As `-cpu` takes it.
+/// Formats the model for `-cpu`.
 impl fmt::Display for CpuModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.name)?;
@@ -147,14 +147,14 @@ impl fmt::Display for CpuModel {
     }
 }
 
-/// QEMU's canonical name of a feature.
+/// Returns QEMU's canonical name of a feature.
 pub(super) fn canonical(name: &str) -> String {
     let name = name.replace('_', "-");
     let known = ALIASES.iter().find(|(alias, _)| *alias == name);
     known.map_or(name, |(_, canonical)| (*canonical).to_owned())
 }
 
-/// What QEMU reads as a switch (`qapi_bool_parse`).
+/// Parses a switch as QEMU does (`qapi_bool_parse`).
 fn switch(value: &str) -> Option<bool> {
     match value {
         "on" | "yes" | "true" | "y" => Some(true),
@@ -170,7 +170,7 @@ fn is_setting(key: &str) -> bool {
         || is_paravirtual(key)
 }
 
-/// Whether a feature is no processor's: QEMU gives it by itself.
+/// Whether a feature is not the processor's: QEMU adds it by itself.
 pub(super) fn is_paravirtual(name: &str) -> bool {
     name.starts_with("kvm") || name == "hypervisor"
 }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_read_as_qemu_reads_them() {
+    fn models_are_parsed_as_by_qemu() {
         let model = CpuModel::parse(
             "Haswell-v4,+sse4_1,-x2apic,avx2=off,aes,pcid=on,pmu=on,vendor=GenuineIntel",
         );
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_goes_before_what_gives() {
+    fn removed_features_override_added_ones() {
         assert_eq!(CpuModel::parse("m,-avx,+avx").without, set(&["avx"]));
         assert_eq!(CpuModel::parse("m,+avx,avx=off").with, set(&["avx"]));
         assert_eq!(CpuModel::parse("m,avx=off,avx=on").with, set(&["avx"]));
     }
 
     #[test]
-    fn names_of_one_feature_are_one() {
+    fn aliases_of_a_feature_are_equal() {
         for (name, canonical_name) in [
             ("sse3", "pni"),
             ("xd", "nx"),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_what_there_is_says_so() {
+    fn enforce_off_accepts_missing_features() {
         assert!(CpuModel::parse("qemu32,enforce=off").takes_what_there_is());
         assert!(!CpuModel::parse("qemu32,enforce").takes_what_there_is());
         assert!(!CpuModel::parse("qemu32").takes_what_there_is());
@@ -227,14 +227,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_the_same(
+        fn a_formatted_model_parses_to_itself(
             name in "[A-Za-z][A-Za-z0-9-]{0,12}",
-            parts in prop::collection::vec("[+-]?(avx|avx2|sse4_1|pmu|aes|hv-time)(=on|=off)?", 0..8),
+            parts in prop::collection::vec(
+                "[+-]?(avx|avx2|sse4_1|pmu|aes|hv-time)(=on|=off)?", 0..8,
+            ),
         ) {
-            // QEMU refuses a sign together with a value; nobody writes it.
+            // QEMU refuses a sign together with a value.
             let parts: Vec<String> = parts
                 .into_iter()
-                .map(|part| if part.starts_with(['+', '-']) { part.replace("=on", "").replace("=off", "") } else { part })
+                .map(|part| {
+                    if part.starts_with(['+', '-']) {
+                        part.replace("=on", "").replace("=off", "")
+                    } else {
+                        part
+                    }
+                })
                 .collect();
             let text = std::iter::once(name).chain(parts).collect::<Vec<_>>().join(",");
             let model = CpuModel::parse(&text);

@@ -1,4 +1,4 @@
-//! Hosts made up of features and of a few models, as QEMU would describe them; and the QEMU that is installed.
+//! Tests with synthetic hosts, made of features and a few models as QEMU would describe them.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ fn set(names: &[&str]) -> CpuFeatures {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// What every 64-bit model here has.
+/// Features of every 64-bit model here.
 const BASE: [&str; 4] = ["fpu", "lm", "sse", "sse2"];
 
-/// Models with what they hold, short of the real ones: two generations of each vendor, TSX in one of them, what only one vendor has in
-/// others.
+/// Models and their features, fewer than the real ones have: two generations of each vendor, TSX in
+/// one of them, and vendor-specific features in others.
 fn definitions() -> BTreeMap<String, CpuFeatures> {
     let of = |more: &[&str]| BASE.iter().chain(more).map(|name| (*name).to_owned()).collect();
     [
@@ -35,7 +35,7 @@ fn definitions() -> BTreeMap<String, CpuFeatures> {
     .collect()
 }
 
-/// What hosts here may have beside the base.
+/// Features that hosts here may have beside the base.
 const OPTIONAL: [&str; 16] = [
     "pni",
     "sse4.2",
@@ -91,7 +91,7 @@ fn common(hosts: &[HostCpu]) -> Result<Common, NoCommon> {
 const HASWELL: [&str; 5] = ["pni", "sse4.2", "xsave", "avx2", "aes"];
 
 #[test]
-fn hosts_of_one_vendor_get_the_newest_model_and_what_they_share_beside_it() {
+fn hosts_of_one_vendor_get_the_newest_model_and_further_common_features() {
     let old = intel(&HASWELL);
     let new = intel(&["pni", "sse4.2", "xsave", "avx2", "aes", "avx512f", "spec-ctrl", "svm"]);
     let common = common(&[new, old]).unwrap();
@@ -101,7 +101,7 @@ fn hosts_of_one_vendor_get_the_newest_model_and_what_they_share_beside_it() {
 }
 
 #[test]
-fn what_microcode_takes_away_is_no_part_of_it_and_does_not_cost_the_model() {
+fn features_removed_by_microcode_are_left_out_and_keep_the_model() {
     let with = intel(&["pni", "sse4.2", "xsave", "avx2", "avx512f", "spec-ctrl", "rtm"]);
     let without = intel(&["pni", "sse4.2", "xsave", "avx2", "avx512f", "spec-ctrl"]);
     for hosts in [vec![with.clone()], vec![with, without]] {
@@ -110,7 +110,7 @@ fn what_microcode_takes_away_is_no_part_of_it_and_does_not_cost_the_model() {
 }
 
 #[test]
-fn what_will_be_gone_is_no_baseline() {
+fn a_deprecated_model_is_not_a_baseline() {
     let mut newer = intel(&HASWELL);
     newer.deprecated = ["Haswell-v2".to_owned()].into();
     assert_eq!(newer.best_models().last(), Some(&"Haswell-v1"));
@@ -119,7 +119,7 @@ fn what_will_be_gone_is_no_baseline() {
 }
 
 #[test]
-fn both_vendors_share_what_both_do_alike() {
+fn both_vendors_share_the_listed_features() {
     let intel = intel(&["pni", "sse4.2", "xsave", "avx2", "aes", "pku", "avx512f", "spec-ctrl"]);
     let amd = amd(&["pni", "sse4.2", "xsave", "avx2", "aes", "pku", "avx512f", "ibpb", "sse4a"]);
     let common = common(&[intel, amd]).unwrap();
@@ -128,7 +128,7 @@ fn both_vendors_share_what_both_do_alike() {
 }
 
 #[test]
-fn a_model_from_before_avx_is_made_to_describe_its_registers() {
+fn a_model_from_before_avx_gets_the_xsave_leaf() {
     let old = host(AMD, Accelerator::Tcg, &["pni", "xsave"]);
     assert_eq!(
         common(&[old]).unwrap().baseline.cpu_model,
@@ -141,13 +141,13 @@ fn kvm_and_tcg_have_nothing_in_common() {
     let error = common(&[intel(&[]), host(INTEL, Accelerator::Tcg, &[]), intel(&[])]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "h0, h2 run guests by KVM and h1 runs guests by TCG: no guest moves between the two"
+        "h0, h2 run guests under KVM and h1 runs guests under TCG: no guest moves between the two"
     );
     assert_eq!(common(&[]).unwrap_err(), NoCommon::NoHosts);
 }
 
 #[test]
-fn what_a_guest_would_miss_is_named() {
+fn the_features_a_guest_would_miss_are_named() {
     let host = intel(&HASWELL);
     let missing = |text: &str| match host.runs(&CpuModel::parse(text)) {
         Err(Unfit::Missing { missing, .. }) => missing,
@@ -165,14 +165,15 @@ fn what_a_guest_would_miss_is_named() {
 }
 
 #[test]
-fn a_guest_keeps_what_it_has_seen() {
+fn a_guest_keeps_its_features_and_vendor() {
     let (old, new) = (intel(&HASWELL), intel(&["pni", "sse4.2", "xsave", "avx2", "aes", "pku"]));
     let other = amd(&["pni", "sse4.2", "xsave", "avx2", "aes", "pku"]);
     let own = CpuModel::parse("max");
     assert_eq!(new.takes_over(&own, &old), Ok(()));
-    assert!(
-        matches!(old.takes_over(&own, &new), Err(Unfit::Missing { missing, .. }) if missing == set(&["pku"]))
-    );
+    assert!(matches!(
+        old.takes_over(&own, &new),
+        Err(Unfit::Missing { missing, .. }) if missing == set(&["pku"])
+    ));
     let fixed = CpuModel::parse("Haswell-v2");
     assert_eq!(old.takes_over(&fixed, &new), Ok(()));
     assert!(matches!(other.takes_over(&fixed, &new), Err(Unfit::OtherVendor { .. })));
@@ -182,7 +183,7 @@ fn a_guest_keeps_what_it_has_seen() {
 }
 
 #[test]
-fn levels_are_baselines_by_their_names() {
+fn a_level_names_a_baseline() {
     let hosts = [("a", &intel(&HASWELL))];
     let v3 = Baseline::named("x86-64-v3", &hosts).unwrap();
     assert!(PsabiLevel::V3.features().is_subset(&v3.features));
@@ -198,7 +199,7 @@ fn levels_are_baselines_by_their_names() {
 }
 
 #[test]
-fn another_baseline_says_whom_it_concerns() {
+fn a_new_baseline_lists_the_affected_vms_and_hosts() {
     let (old, new) = (intel(&["pni", "sse4.2"]), intel(&HASWELL));
     let hosts = [("old", &old), ("new", &new)];
     let vm = |name: &str, cpu_model: &str| RunningVm {
@@ -232,7 +233,9 @@ fn any_host() -> impl Strategy<Value = HostCpu> {
 
 proptest! {
     #[test]
-    fn each_host_satisfies_what_all_have_in_common(hosts in prop::collection::vec(any_host(), 1..6)) {
+    fn each_host_satisfies_the_common_baseline(
+        hosts in prop::collection::vec(any_host(), 1..6),
+    ) {
         let baseline = common(&hosts).unwrap().baseline;
         for host in &hosts {
             prop_assert_eq!(host.lacks_of(&baseline), CpuFeatures::new(), "{}", baseline.cpu_model);
@@ -241,7 +244,10 @@ proptest! {
     }
 
     #[test]
-    fn a_further_host_adds_nothing(hosts in prop::collection::vec(any_host(), 1..5), another in any_host()) {
+    fn another_host_never_adds_a_feature(
+        hosts in prop::collection::vec(any_host(), 1..5),
+        another in any_host(),
+    ) {
         let before = common(&hosts).unwrap().baseline.features;
         let after = common(&[hosts, vec![another]].concat()).unwrap().baseline.features;
         prop_assert!(after.is_subset(&before), "{after:?} {before:?}");
@@ -256,22 +262,29 @@ proptest! {
     }
 
     #[test]
-    fn who_starts_with_it_goes_to_every_host_that_satisfies_it(
+    fn a_guest_with_the_baseline_can_move_to_every_host_that_satisfies_it(
         hosts in prop::collection::vec(any_host(), 1..4),
         others in prop::collection::vec(any_host(), 0..6),
     ) {
         let common = common(&hosts).unwrap();
         let (model, source) = (common.baseline.model(), &hosts[0]);
-        // Where it is one vendor's, the other vendor's hosts are none of its.
+        // Hosts of the other vendor are out of scope for a baseline of one vendor.
         let may_go = |host: &&HostCpu| common.vendors.contains(&host.vendor);
-        for host in hosts.iter().chain(&others).filter(may_go).filter(|host| host.lacks_of(&common.baseline).is_empty()) {
+        let satisfies = |host: &&HostCpu| host.lacks_of(&common.baseline).is_empty();
+        for host in hosts.iter().chain(&others).filter(may_go).filter(satisfies) {
             prop_assert_eq!(host.takes_over(&model, source), Ok(()));
         }
     }
 
     #[test]
-    fn whoever_lacks_something_of_it_is_refused(hosts in prop::collection::vec(any_host(), 1..4), other in any_host()) {
+    fn a_host_that_lacks_a_feature_of_the_baseline_is_refused(
+        hosts in prop::collection::vec(any_host(), 1..4),
+        other in any_host(),
+    ) {
         let baseline = common(&hosts).unwrap().baseline;
-        prop_assert_eq!(other.lacks_of(&baseline).is_empty(), other.runs(&baseline.model()).is_ok());
+        prop_assert_eq!(
+            other.lacks_of(&baseline).is_empty(),
+            other.runs(&baseline.model()).is_ok()
+        );
     }
 }

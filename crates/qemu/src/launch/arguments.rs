@@ -1,7 +1,9 @@
-//! QEMU's command line. Pure: the same specification gives the same arguments on every host but for paths and
-//! descriptor numbers, and devices in the same order, so that a stream of one QEMU loads in another.
+//! QEMU's command line. Pure: a specification gives the same arguments on every host except for
+//! paths and descriptor numbers. Devices have the same order, so that the stream of one QEMU loads
+//! in another.
 //!
-//! Objects, devices and disks are given as JSON (QEMU 7.2 takes it for all three), where a comma in a path is a comma.
+//! Objects, devices and disks are given as JSON (QEMU 7.2 accepts it for all three), in which a
+//! comma in a path is literal.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -11,44 +13,47 @@ use serde_json::{Value, json};
 use super::{CONSOLE_LOG, Launch, path_in_qemu};
 use crate::spec::{Accelerator, Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
 
-/// Where blocks of at least this size begin in QEMU's address space: only so can huge pages of the file be mapped as such.
+/// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
+/// pages cannot be mapped as such.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// What QEMU gives up: system calls of another age, other users and groups, other programs, other priorities and affinities. Of these a
-/// VM needs none, by KVM or TCG, nor do migrations and the tracker's library (QEMU 7.2 to 10.0).
+/// Rights that QEMU gives up: obsolete system calls, changes of user and group, starting programs,
+/// changes of priority and affinity. A VM needs none of these, under KVM or TCG, nor do migrations
+/// and the tracker's library (QEMU 7.2 to 10.0).
 pub(crate) const SANDBOX: &str =
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// The descriptor set of the console's log.
+/// Descriptor set of the console's log.
 const CONSOLE_SET: RawFd = 1;
-/// That of a disk's file is this and the descriptor's number.
+/// Descriptor set of a disk's file, less the number of its descriptor.
 const FIRST_FILE_SET: RawFd = 2;
 
-/// The numbers, in QEMU, of what it inherits open.
+/// Numbers, in QEMU, of the inherited descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inherited {
     /// Listening socket of the monitor.
     pub qmp: RawFd,
     /// Listening socket of the console.
     pub serial: RawFd,
-    /// The console's log, to append.
+    /// Log of the console, opened to append.
     pub console_log: RawFd,
-    /// The files of the shared memory blocks, in the blocks' order.
+    /// Files of the shared memory blocks, in the order of the blocks.
     pub ram: Vec<RawFd>,
     pub kernel: Option<RawFd>,
-    /// Its initial RAM disk.
+    /// Initial RAM disk of the kernel.
     pub initrd: Option<RawFd>,
-    /// Of each disk its image, and what that is made on top of, with their formats.
+    /// For each disk its image and backing files, with their formats.
     pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
-    /// Of each NIC its tap, and the kernel's vhost-net where that serves it.
+    /// For each NIC its tap, and the kernel's vhost-net device if that serves it.
     pub taps: Vec<(RawFd, Option<RawFd>)>,
 }
 
-/// The id of memory block `index`, also the name of its block in a migration stream: never change it.
+/// Returns the ID of memory block `index`. It is also the name of the block in a migration stream:
+/// never change it.
 #[must_use]
 pub fn memory_id(index: usize) -> String {
     format!("ram{index}")
 }
 
-/// Arguments one after the other.
+/// A list of arguments.
 #[derive(Default)]
 struct Arguments(Vec<OsString>);
 
@@ -64,7 +69,7 @@ impl Arguments {
 }
 
 impl Launch {
-    /// The arguments, without the binary itself.
+    /// Returns the arguments without the binary itself.
     #[must_use]
     pub fn command_line(&self, fds: &Inherited) -> Vec<OsString> {
         let spec = &self.spec;
@@ -105,7 +110,9 @@ impl Launch {
         arguments.add("-m", format!("{}B", spec.memory_bytes()));
         let mut files = fds.ram.iter();
         for (index, block) in spec.memory.iter().enumerate() {
-            let mut object = json!({"id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false});
+            let mut object = json!({
+                "id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false,
+            });
             match block.backing {
                 Backing::Shared => {
                     object["qom-type"] = "memory-backend-file".into();
@@ -135,7 +142,8 @@ impl Launch {
     }
 
     fn add_consoles(&self, arguments: &mut Arguments, fds: &Inherited) {
-        // Its whole path as the set's name, which QEMU does nothing with: by it an agent finds the process of a VM again.
+        // The name of the set is the whole path, which QEMU ignores. By it an agent recognizes the
+        // process of a VM.
         let log = self.run_dir.join(CONSOLE_LOG).to_string_lossy().replace(',', ",,");
         arguments.add("-add-fd", format!("fd={},set={CONSOLE_SET},opaque={log}", fds.console_log));
         arguments.add("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fds.qmp));
@@ -150,25 +158,29 @@ impl Launch {
 
     fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
         for (index, (nic, (number, vhost))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
-            // What the kernel writes for vhost-net goes through QEMU's page tables, and is tracked (`ram::tracking`).
+            // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
+            // (`ram::tracking`).
             let served = match vhost {
                 Some(vhost) => format!("vhost=on,vhostfd={vhost}"),
                 None => "vhost=off".to_owned(),
             };
             arguments.add("-netdev", format!("tap,id=net{index},fd={number},{served}"));
-            // No boot ROM: 256 KiB less in QEMU's own stream.
-            // QEMU announces the address itself (RARP), before the guest runs; a guest that did it too would spend its first
+            // No boot ROM: 256 KiB less in QEMU's own stream. QEMU announces the address itself
+            // (RARP), before the guest runs. A guest that did so too would spend its first
             // milliseconds at the destination on that instead of on its clients.
-            let device = json!({"driver": "virtio-net-pci", "id": format!("nic{index}"), "guest_announce": false,
-                "netdev": format!("net{index}"), "mac": nic.mac.to_string(), "romfile": ""});
+            let device = json!({
+                "driver": "virtio-net-pci", "id": format!("nic{index}"), "guest_announce": false,
+                "netdev": format!("net{index}"), "mac": nic.mac.to_string(), "romfile": "",
+            });
             arguments.add_json("-device", &device);
         }
     }
 }
 
 fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
-    // A PC without what no guest of ours needs: each device left out is device state not sent in a switchover.
-    // suppress-vmdesc: the stream carries no description of itself, half of its bytes after the stop.
+    // A PC without the devices that no guest of Godwit needs: each omitted device saves device
+    // state in a switchover. suppress-vmdesc: the stream carries no description of itself, which is
+    // half of its bytes after the stop.
     let mut machine =
         format!("{},suppress-vmdesc=on,dump-guest-core=off,mem-merge=off", spec.machine);
     if spec.machine.starts_with("pc-") {
@@ -186,8 +198,8 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
         Accelerator::Tcg => "tcg,thread=multi",
     };
     arguments.add("-accel", accel);
-    // A feature that is missing must be told now, not by a guest that fails after a migration. A model that says
-    // something about it itself is left alone.
+    // A missing feature must be reported now, not by a guest that fails after a migration. A model
+    // with its own `enforce` is left alone.
     let enforce = if spec.cpu_model.contains("enforce") { "" } else { ",enforce=on" };
     arguments.add("-cpu", format!("{}{enforce}", spec.cpu_model));
     arguments.add("-smp", spec.vcpus.to_string());
@@ -204,24 +216,25 @@ fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
     }
 }
 
-/// Adds a disk, given as its image and what that is made on top of: QEMU opens nothing that an image names.
+/// Adds a disk with its image and backing files. QEMU opens no file that an image names.
 fn add_disk(
     arguments: &mut Arguments,
     index: usize,
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
     is_booted: bool,
 ) {
-    // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, and the dirty tracking does not see it. What
-    // one host has cached of a shared disk QEMU flushes before, and drops after, the other host has it (file driver,
-    // drop-cache=on). locking: the lock passes over with the VM.
+    // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, which dirty tracking
+    // does not see. For a shared disk, QEMU flushes one host's cache before the other host gets the
+    // disk, and drops it afterwards (file driver, drop-cache=on). locking: the lock passes on with
+    // the VM.
     let cache = json!({"direct": false, "no-flush": false});
     let node = |depth: usize| match depth {
         0 => format!("disk{index}"),
         depth => format!("disk{index}-back{depth}"),
     };
-    // The lowest first: what is named must be there.
+    // The lowest first: a named node must exist.
     for (depth, (number, format)) in layers.iter().enumerate().rev() {
-        // One set a file, numbered by its descriptor: no two have one.
+        // One set per file, numbered by the descriptor, so that no two files share one.
         let (set, file) = (number + FIRST_FILE_SET, format!("{}-file", node(depth)));
         let readonly = disk.readonly || depth > 0;
         arguments.add("-add-fd", format!("fd={number},set={set}"));
@@ -246,7 +259,8 @@ fn add_disk(
     arguments.add_json("-device", &device);
 }
 
-/// Shares vCPUs out to NUMA nodes, in runs as even as can be; `None` for a node without vCPUs.
+/// Distributes vCPUs over NUMA nodes in contiguous runs, as evenly as possible; `None` for a node
+/// without vCPUs.
 fn cpus_of_nodes(vcpus: u32, nodes: usize) -> Vec<Option<(u32, u32)>> {
     let nodes_u64 = nodes as u64;
     let first = |node: u64| u64::from(vcpus) * node / nodes_u64;

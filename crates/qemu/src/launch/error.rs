@@ -1,4 +1,4 @@
-//! Why QEMU does not start, and what to do about it.
+//! Errors at the start of QEMU, with remedies.
 
 use std::path::{Path, PathBuf};
 
@@ -9,88 +9,86 @@ use godwit_types::Fault;
 /// Why QEMU does not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// Something that QEMU needs can't be made.
-    #[error("QEMU was not started: the agent can't {what} {}: {why}", path.display())]
+    /// A file or socket for QEMU cannot be created.
+    #[error("cannot start QEMU: cannot {what} {}: {why}", path.display())]
     Prepare {
-        /// What was tried.
+        /// The attempted operation, as a verb.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system error.
         why: String,
     },
     /// A file that QEMU's user may not read is too long to be copied.
-    #[error("QEMU was not started: {}: {why}", path.display())]
+    #[error("cannot start QEMU: {}: {why}", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// How long it may be.
+        /// The reason, with the limit.
         why: String,
     },
-    /// The binary can't be started.
-    #[error("QEMU \"{}\" can't be started: {why}", qemu.display())]
+    /// The binary cannot be started.
+    #[error("cannot start QEMU \"{}\": {why}", qemu.display())]
     Spawn {
         /// The binary.
         qemu: PathBuf,
-        /// What the system said.
+        /// The system error.
         why: String,
     },
-    /// QEMU started and ended.
-    #[error("QEMU ended at its start ({exit}): {}", or_nothing(last_words))]
+    /// QEMU started and ended at once.
+    #[error("QEMU ended during its start ({exit}): {}", or_nothing(last_words))]
     Exited {
         /// How it ended.
         exit: Exit,
-        /// The last lines it wrote.
+        /// The last lines of its output.
         last_words: String,
     },
-    /// QEMU started, but its monitor could not be used; it was killed.
-    #[error("QEMU started, but {why}; it wrote: {}", or_nothing(last_words))]
+    /// QEMU started, but its monitor was unusable. QEMU was killed.
+    #[error("QEMU started, but {why}; its output: {}", or_nothing(last_words))]
     NotReady {
-        /// What its monitor did.
+        /// The error of its monitor.
         why: QmpError,
-        /// The last lines it wrote.
+        /// The last lines of its output.
         last_words: String,
     },
 }
 
 fn or_nothing(last_words: &str) -> &str {
-    if last_words.is_empty() { "it wrote nothing" } else { last_words }
+    if last_words.is_empty() { "no output" } else { last_words }
 }
 
-/// Words of QEMU (7.2 to 10.x) and the remedy of what they tell; the first that is found counts.
-const MENDS: [(&str, &str); 15] = [
+/// Fragments of QEMU's messages (7.2 to 10.x) and their remedies. The first match counts.
+const REMEDIES: [(&str, &str); 15] = [
     ("invalid kernel header", "give the path of a kernel: a bzImage, a multiboot or a PVH kernel"),
-    (
-        "sandbox",
-        "take a QEMU that was built with seccomp, or set qemu_sandbox = false in the configuration",
-    ),
-    ("support requested feature", "choose a CPU model that this host has, or tcg as accelerator"),
+    ("sandbox", "use a QEMU built with seccomp, or set qemu_sandbox = false in the configuration"),
+    ("support requested feature", "choose a CPU model that this host has, or the accelerator tcg"),
     (
         "KVM kernel module: Permission",
-        "let a group of its own open /dev/kvm, as packaging/99-godwit.rules does, or choose tcg as accelerator",
+        "let a dedicated group open /dev/kvm, as packaging/99-godwit.rules does, or choose the \
+        accelerator tcg",
     ),
     (
         "failed to initialize kvm",
-        "load the KVM module of this host's CPU, or choose tcg as accelerator",
+        "load the KVM module of this host's CPU, or choose the accelerator tcg",
     ),
     (
         "Could not access KVM",
-        "load the KVM module of this host's CPU, or choose tcg as accelerator",
+        "load the KVM module of this host's CPU, or choose the accelerator tcg",
     ),
     ("\" lock", "stop the VM or program that uses this disk image, or give the VM its own"),
-    ("O_DIRECT", "put the disk image on a file system that takes O_DIRECT"),
+    ("O_DIRECT", "put the disk image on a file system that supports O_DIRECT"),
     (
         "is not a valid device model name",
         "correct the device's name: see `-device help` of this QEMU",
     ),
-    ("Permission denied", "let QEMU's user, who is nobody else, read this file or device"),
+    ("Permission denied", "give QEMU's own user access to this file or device"),
     (
         "could not open kernel file",
         "give the path of a kernel that this host and QEMU's user can read",
     ),
     ("could not load initrd", "give the path of an initrd that this host and QEMU's user can read"),
     ("No such file", "give a path that exists on this host"),
-    ("not in qcow2 format", "give the format that the disk image really has"),
+    ("not in qcow2 format", "give the actual format of the disk image"),
     ("Cannot allocate memory", "free memory on this host, or give the VM less"),
 ];
 
@@ -103,7 +101,7 @@ impl StartError {
         }
     }
 
-    /// A stable code for programs.
+    /// Stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -120,15 +118,15 @@ impl StartError {
     pub fn remedy(&self) -> String {
         let text = match self {
             StartError::Prepare { .. } => {
-                "check that the agent's run directory is short, writable and not full"
+                "check that the path of the agent's run directory is short, writable and not full"
             }
             StartError::TooLong { .. } => {
-                "let others read the file (chmod o+r), or make it shorter"
+                "make the file readable for others (chmod o+r), or shorter"
             }
-            StartError::Spawn { .. } => "install QEMU 7.2 or later, or name its path",
+            StartError::Spawn { .. } => "install QEMU 7.2 or later, or configure its path",
             StartError::Exited { last_words, .. } | StartError::NotReady { last_words, .. } => {
-                MENDS.iter().find(|(words, _)| last_words.contains(words)).map_or(
-                    "change what QEMU complains of; the VM's QEMU log has all it wrote",
+                REMEDIES.iter().find(|(words, _)| last_words.contains(words)).map_or(
+                    "correct what QEMU reports; the VM's QEMU log has its whole output",
                     |(_, remedy)| remedy,
                 )
             }
@@ -136,7 +134,7 @@ impl StartError {
         text.to_owned()
     }
 
-    /// Code, message and remedy together.
+    /// Combines code, message and remedy.
     #[must_use]
     pub fn fault(&self) -> Fault {
         Fault::new(self.code(), self.to_string(), self.remedy())

@@ -1,14 +1,16 @@
-//! The host's files of a VM, opened before QEMU starts: it inherits them open, and opens nothing of the host by its path.
+//! The host's files of a VM. They are opened before QEMU starts, which inherits them open and opens
+//! no file of the host by its path.
 //!
-//! So its user needs no right to any directory, nobody's ownership changes while a VM runs (on storage that two hosts share, where
-//! a user has another number on each), and what a path means is decided once. Disk images go into QEMU's descriptor sets: QEMU's
-//! locks are those of the open file, which its duplicates share (`F_OFD_SETLK`; QEMU 7.2 to 10.0). An image made on top of another
-//! brings that one along, as its header names it: see [`super::qcow2`].
+//! So QEMU's user needs no right to any directory. No file changes its owner while a VM runs (on
+//! storage that two hosts share, a user has another number on each), and a path is resolved once.
+//! Disk images go into QEMU's descriptor sets: QEMU's locks are those of the open file, which its
+//! duplicates share (`F_OFD_SETLK`; QEMU 7.2 to 10.0). An image brings along its backing file, as
+//! its header names it: see [`super::qcow2`].
 //!
-//! A header can name any file of the host, and opening a device can have effects of its own. So
-//! each file is found first ([`FoundFile`]): links are followed once, and nothing is opened. It is
-//! opened when the caller allows it and, as a backing file, when it is the recorded one. What is
-//! opened is what was found.
+//! A header can name any file of the host, and opening a device can have side effects. So each file
+//! is found first ([`FoundFile`]): links are followed once, and nothing is opened. It is opened
+//! when the caller allows it and, as a backing file, when it is the recorded one. The opened file
+//! is the one that was found.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,42 +23,43 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use super::qcow2::{self, ImageError};
 use crate::spec::{BackingFile, DiskFormat, MOST_BACKING_FILES, ResolvedDisk, ResolvedSpec};
 
-/// Longest kernel, initrd or library that is copied into memory, as QEMU's user may not read the file.
+/// Largest kernel, initrd or library that is copied into memory because QEMU's user may not read
+/// the file.
 pub const MOST_COPIED_BYTES: u64 = 256 << 20;
-/// The bit of a mode that lets others read.
+/// Mode bit that lets others read.
 const READ_BY_ALL: u32 = 0o004;
 
-/// A file of the host that a VM or an image names, not yet open.
+/// A host file that a VM or an image names, not yet open.
 #[derive(Debug)]
 pub struct FoundFile {
-    /// What it is to the VM: `kernel`, `initrd`, `disk`, `backing file`.
+    /// Role in the VM: `kernel`, `initrd`, `disk`, `backing file`.
     pub role: &'static str,
     pub path: PathBuf,
-    /// Its real path, every link followed.
+    /// Real path, with every link resolved.
     pub real: PathBuf,
     /// Whether QEMU may write to it.
     pub writable: bool,
     /// Whether it is a block device.
     pub is_device: bool,
-    /// Whether its own mode lets every user read it; the directories above it may still keep users
-    /// out.
+    /// Whether the file's own mode lets every user read it. The directories above it may still keep
+    /// users out.
     pub read_by_all: bool,
-    /// Refers to the file and opens nothing (`O_PATH`).
+    /// Reference to the file that does not open it (`O_PATH`).
     reference: OwnedFd,
 }
 
-/// A file of the host, open.
+/// An open file of the host.
 #[derive(Debug)]
 pub struct OpenFile {
-    /// What it is to the VM: `kernel`, `initrd`, `disk`, `backing file`.
+    /// Role in the VM: `kernel`, `initrd`, `disk`, `backing file`.
     pub role: &'static str,
     pub path: PathBuf,
-    /// Its real path, every link followed.
+    /// Real path, with every link resolved.
     pub real: PathBuf,
     file: OwnedFd,
 }
 
-/// An image of a disk.
+/// An image of a disk, or a backing file.
 #[derive(Debug)]
 pub struct OpenLayer {
     /// The image.
@@ -64,45 +67,48 @@ pub struct OpenLayer {
     pub format: DiskFormat,
 }
 
-/// All files of the host that a VM's specification names.
+/// All host files that a VM's specification names.
 #[derive(Debug, Default)]
 pub struct OpenFiles {
     pub kernel: Option<OpenFile>,
-    /// Its initial RAM disk.
+    /// Initial RAM disk of the kernel.
     pub initrd: Option<OpenFile>,
-    /// Of each disk its image, and what that is made on top of, the last being whole.
+    /// For each disk its image and backing files. The last one has no backing file.
     pub disks: Vec<Vec<OpenLayer>>,
 }
 
-/// Why a file of a VM can't be used.
+/// Why a file of a VM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It can't be opened.
-    #[error("the {role} {} can't be opened: {why}", path.display())]
+    /// The file cannot be opened.
+    #[error("cannot open {role} {}: {why}", path.display())]
     Open {
-        /// What it is to the VM.
+        /// Role of the file in the VM.
         role: &'static str,
         /// The file.
         path: PathBuf,
         why: io::Error,
     },
-    /// The image's header can't be used.
-    #[error("the {role} {} can't be used: {why}", path.display())]
+    /// The image's header cannot be used.
+    #[error("cannot use {role} {}: {why}", path.display())]
     Image {
-        /// What it is to the VM.
+        /// Role of the file in the VM.
         role: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong.
         why: ImageError,
     },
-    /// Images one on top of another without an end.
-    #[error("cannot open disk {}: it has more than {MOST_BACKING_FILES} backing files", path.display())]
+    /// The backing chain is too long.
+    #[error(
+        "cannot open disk {}: it has more than {MOST_BACKING_FILES} backing files",
+        path.display()
+    )]
     TooDeep {
         /// The disk.
         path: PathBuf,
     },
-    /// The images' headers name another chain than the recorded one.
+    /// The headers of the images name another chain than the recorded one.
     #[error(
         "cannot open disk {}: its backing chain changed: recorded {}, found {}",
         disk.display(), chain_text(recorded), chain_text(found)
@@ -110,14 +116,14 @@ pub enum FileError {
     ChainChanged {
         disk: PathBuf,
         recorded: Vec<BackingFile>,
-        /// The backing files that the headers name, up to the first that differs: nothing behind it
-        /// is read.
+        /// Backing files that the headers name, up to the first that differs: no file behind it is
+        /// read.
         found: Vec<BackingFile>,
     },
-    /// The caller does not allow it.
+    /// The caller does not allow the file.
     #[error("cannot open {role} {}: it may not be opened for this VM", path.display())]
     NotAllowed {
-        /// What it is to the VM.
+        /// Role of the file in the VM.
         role: &'static str,
         path: PathBuf,
     },
@@ -128,15 +134,17 @@ impl FileError {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            FileError::Open { .. } => "every host that runs the VM must see it at that path".to_owned(),
+            FileError::Open { .. } => {
+                "make it available at that path on every host of the VM".to_owned()
+            }
             FileError::Image { why, .. } => why.remedy().to_owned(),
             FileError::TooDeep { .. } => {
-                "see `qemu-img info --backing-chain`; `qemu-img convert` makes one whole image of it"
+                "see `qemu-img info --backing-chain`; `qemu-img convert` combines it into one image"
                     .to_owned()
             }
             FileError::ChainChanged { .. } => {
-                "restore the recorded chain (`qemu-img rebase -u -b FILE -F FORMAT IMAGE`); or, if you made \
-                 the new one, accept it: delete the VM and create it again, its disks stay"
+                "restore the recorded chain (`qemu-img rebase -u -b FILE -F FORMAT IMAGE`); or, if \
+                you made the new one, accept it: delete the VM and create it again, its disks stay"
                     .to_owned()
             }
             FileError::NotAllowed { .. } => "give the VM another file".to_owned(),
@@ -194,7 +202,7 @@ fn magic_link(file: &OwnedFd) -> String {
 }
 
 impl OpenFile {
-    /// What [`OpenFile::readable_by_all`] would copy of it; 0: others may read it.
+    /// Bytes that [`OpenFile::readable_by_all`] would copy; 0 if others may read the file.
     fn copied_bytes(&self) -> u64 {
         let data = rustix::fs::fstat(&self.file);
         data.map_or(0, |data| {
@@ -202,14 +210,15 @@ impl OpenFile {
         })
     }
 
-    /// It or, where others have no right to read the file, a copy of it in memory that they have: what a program opens once more by
-    /// the path of its own descriptor takes the right to do so.
+    /// Returns the file or, if others may not read it, a copy in memory that they may read. A
+    /// program that reopens its own descriptor by path needs that right.
     pub(super) fn readable_by_all(self) -> io::Result<OwnedFd> {
         readable_by_all(self.file.into(), self.role)
     }
 }
 
-/// See [`OpenFile::readable_by_all`]. Its length is counted as it is copied: it need not be what it was.
+/// Implements [`OpenFile::readable_by_all`]. Counts the length while copying, because the file may
+/// have changed.
 pub(super) fn readable_by_all(file: File, name: &str) -> io::Result<OwnedFd> {
     let metadata = file.metadata()?;
     if metadata.mode() & READ_BY_ALL != 0 {
@@ -248,9 +257,8 @@ impl AsFd for OpenFile {
 }
 
 impl OpenFiles {
-    /// Opens all of them, each for what QEMU does with it. Locks nothing: QEMU does. Each file is
-    /// shown to `may_open` before it is opened, and so is each backing file before its header is
-    /// read.
+    /// Opens all files in the mode that QEMU needs. Takes no locks: QEMU does. Calls `may_open` for
+    /// each file before it is opened, and for each backing file before its header is read.
     ///
     /// # Errors
     /// The first file that is unavailable, not allowed, or not the recorded backing file.
@@ -276,13 +284,13 @@ impl OpenFiles {
     /// Records the backing chains of these open images in the specification that names them.
     pub fn record_chains(&self, spec: &mut ResolvedSpec) {
         for (disk, layers) in spec.disks.iter_mut().zip(&self.disks) {
-            // A raw image has no header that could name anything.
+            // A raw image has no header that could name a file.
             disk.backing = (disk.format == DiskFormat::Qcow2)
                 .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
         }
     }
 
-    /// Memory that copies of them take while QEMU runs, of those that its user may not read.
+    /// Memory for copies of files that QEMU's user may not read, in use while QEMU runs.
     #[must_use]
     pub fn copied_bytes(&self) -> u64 {
         self.kernel.iter().chain(&self.initrd).map(OpenFile::copied_bytes).sum()
@@ -326,7 +334,7 @@ fn open_disk(
     }
 }
 
-/// Reads from a layer's header which file it is made on top of, and that file's format.
+/// Reads from a layer's header its backing file and the format of that.
 fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, FileError> {
     let OpenLayer { file, format: DiskFormat::Qcow2 } = layer else { return Ok(None) };
     let found = backing(file).map_err(|why| FileError::Image {
@@ -339,7 +347,8 @@ fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, Fil
 
 fn backing(file: &OpenFile) -> Result<Option<qcow2::Backing>, ImageError> {
     let mut head = Vec::new();
-    // Another open file would be another's lock; reading at the start moves nothing that QEMU looks at.
+    // A duplicate of the descriptor: another open file would have its own lock. QEMU does not
+    // depend on the file's position.
     let mut file = File::from(file.as_fd().try_clone_to_owned()?);
     io::Seek::rewind(&mut file)?;
     file.take(qcow2::HEAD_BYTES).read_to_end(&mut head)?;
@@ -358,7 +367,7 @@ mod tests {
         FoundFile::find(role, path, false)?.open()
     }
 
-    /// A disk in `folder` on top of `backing`, which is made on top of "base.img" there.
+    /// Returns a disk in `folder` on top of `backing`, which is on top of "base.img" there.
     fn disk_on(folder: &Path, backing: &str) -> ResolvedDisk {
         let path = folder.join("top.qcow2");
         std::fs::write(&path, head(backing, Some("qcow2"))).unwrap();
@@ -367,7 +376,7 @@ mod tests {
         ResolvedDisk { path, format: DiskFormat::Qcow2, readonly: false, backing: None }
     }
 
-    /// Opens a disk, and lists the files that it asked for.
+    /// Opens a disk, and lists the files for which it asked `may_open`.
     fn asked_of(disk: &ResolvedDisk) -> (Vec<PathBuf>, Result<Vec<OpenLayer>, FileError>) {
         let asked = std::cell::RefCell::<Vec<PathBuf>>::default();
         let may_open = |file: &FoundFile| {
@@ -379,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backing_chain_that_is_not_the_recorded_one_is_refused_before_its_file_is_opened() {
+    fn a_changed_backing_chain_is_refused_before_its_file_is_opened() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().canonicalize().unwrap().join(name);
         let mut disk = disk_on(folder.path(), "middle.qcow2");
@@ -435,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_opened_is_what_was_found() {
+    fn the_opened_file_is_the_one_that_was_found() {
         let folder = tempfile::tempdir().unwrap();
         let (disk, secret) = (folder.path().join("disk"), folder.path().join("secret"));
         std::fs::write(&disk, "a disk").unwrap();
@@ -449,14 +458,14 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_without_an_end_is_refused() {
+    fn an_endless_chain_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let disk = disk_on(folder.path(), "top.qcow2");
         assert!(matches!(asked_of(&disk).1.unwrap_err(), FileError::TooDeep { .. }));
     }
 
     #[test]
-    fn what_others_may_not_read_they_get_a_copy_of() {
+    fn an_unreadable_file_is_copied() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernel");
         std::fs::write(&path, "a kernel").unwrap();
@@ -474,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_copied_than_is_said() {
+    fn copies_are_limited_in_size() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("initrd");
         File::create(&path).unwrap().set_len(MOST_COPIED_BYTES + 1).unwrap();
@@ -495,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused() {
+    fn a_path_that_is_not_a_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0)

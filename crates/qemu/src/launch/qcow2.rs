@@ -1,53 +1,52 @@
-//! What a qcow2 image says it is made on top of: the few fields of its header that name other files (QEMU's
-//! docs/interop/qcow2.txt). Pure. Who made the image could write anything, and so could a guest
-//! that broke out of QEMU: every offset is bounded.
+//! The backing file of a qcow2 image: the few header fields that name other files (QEMU's
+//! docs/interop/qcow2.txt). Pure. The header is untrusted: its author, or a guest that broke out of
+//! QEMU, could have written anything. So every offset is bounded.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::spec::DiskFormat;
 
-/// How much of an image is looked at: the header, its extensions and the name, all in the first cluster, of at most 2 MiB.
+/// Bytes of an image that are read: the header, its extensions and the name, all in the first
+/// cluster of at most 2 MiB.
 pub(super) const HEAD_BYTES: u64 = 2 << 20;
 const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Length of the header before version 3, which has no feature bits.
 const HEADER_V2_BYTES: u32 = 72;
-/// "The external data file bit" among the incompatible features.
+/// "The external data file bit" of the incompatible features.
 const EXTERNAL_DATA: u64 = 1 << 2;
-/// The header extension with the backing file's format.
+/// Type of the header extension with the backing file's format.
 const BACKING_FORMAT: u32 = 0xe279_2aca;
-/// The longest name that QEMU takes.
+/// Longest name that QEMU accepts.
 const MOST_NAME_BYTES: u32 = 1023;
 
-/// What an image is made on top of.
+/// The backing file of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
-    /// As the header names it.
+    /// The name in the header.
     pub(crate) file: String,
     pub(super) format: DiskFormat,
 }
 
-/// Why an image can't be used.
+/// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// It can't be read.
-    #[error("it can't be read: {0}")]
+    /// The image cannot be read.
+    #[error("cannot read it: {0}")]
     Read(#[from] io::Error),
-    /// It has another format.
+    /// The image has another format.
     #[error("it is not in qcow2 format")]
     NotQcow2,
-    /// Its header makes no sense.
-    #[error("its header is garbled")]
+    /// The header is invalid.
+    #[error("its header is damaged")]
     Garbled,
-    /// It does not say what it is made on top of.
-    #[error("it does not say in which format its backing file \"{file}\" is")]
+    /// The header does not name the format of the backing file.
+    #[error("it does not specify the format of its backing file \"{file}\"")]
     NoBackingFormat { file: String },
-    /// The backing file is something that this host does not open.
-    #[error(
-        "its backing file \"{file}\" ({format}) is neither a file in raw nor one in qcow2 format"
-    )]
+    /// The backing file has a type that this host does not open.
+    #[error("its backing file \"{file}\" ({format}) is not a file in raw or qcow2 format")]
     Unsupported { file: String, format: String },
-    /// Its data is elsewhere.
+    /// The data is in another file.
     #[error("it keeps its data in another file")]
     ExternalData,
 }
@@ -55,19 +54,20 @@ pub enum ImageError {
 impl ImageError {
     pub(super) fn remedy(&self) -> &'static str {
         match self {
-            ImageError::Read(_) | ImageError::Garbled => "see `qemu-img check`",
-            ImageError::NotQcow2 => "give the format that the disk image really has",
+            ImageError::Read(_) | ImageError::Garbled => "check it with `qemu-img check`",
+            ImageError::NotQcow2 => "give the actual format of the disk image",
             ImageError::NoBackingFormat { .. } => {
-                "say it with `qemu-img rebase -u -b FILE -F FORMAT`: guessed, a guest could make QEMU open any file"
+                "specify it with `qemu-img rebase -u -b FILE -F FORMAT`: if it were guessed, a \
+                guest could make QEMU open any file"
             }
             ImageError::Unsupported { .. } | ImageError::ExternalData => {
-                "make one whole image of it with `qemu-img convert`"
+                "convert it into one image with `qemu-img convert`"
             }
         }
     }
 }
 
-/// Reads the head of an image; none: it is whole.
+/// Reads the head of an image; `None` if it has no backing file.
 pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
     if head.get(..4) != Some(&MAGIC) {
         return Err(ImageError::NotQcow2);
@@ -86,7 +86,7 @@ pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
     }
     let name = slice_at(head, usize::try_from(offset).map_err(|_| ImageError::Garbled)?, length)?;
     let file = String::from_utf8(name.to_vec()).map_err(|_| ImageError::Garbled)?;
-    // QEMU reads up to the first of them, and would mean another file.
+    // QEMU reads up to the first zero byte, and would mean another file.
     if file.is_empty() || file.contains('\0') {
         return Err(ImageError::Garbled);
     }
@@ -94,14 +94,14 @@ pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
     let Some(format) = format else { return Err(ImageError::NoBackingFormat { file }) };
     let known =
         [DiskFormat::Raw, DiskFormat::Qcow2].into_iter().find(|known| known.name() == format);
-    // `json:` and `nbd://` are QEMU's to open, by its own rights.
+    // QEMU would open `json:` and `nbd://` with its own rights.
     match known.filter(|_| !is_protocol(&file)) {
         Some(format) => Ok(Some(Backing { file, format })),
         None => Err(ImageError::Unsupported { file, format }),
     }
 }
 
-/// Walks the header's extensions, which end before the backing file's name.
+/// Searches the header's extensions, which end before the backing file's name.
 fn backing_format(head: &[u8], mut at: usize, end: u64) -> Result<Option<String>, ImageError> {
     let end = usize::try_from(end).map_err(|_| ImageError::Garbled)?;
     while at + 8 <= end {
@@ -121,12 +121,12 @@ fn backing_format(head: &[u8], mut at: usize, end: u64) -> Result<Option<String>
     Ok(None)
 }
 
-/// A colon before any slash (QEMU's `path_has_protocol`).
+/// Whether the name has a colon before any slash (QEMU's `path_has_protocol`).
 fn is_protocol(file: &str) -> bool {
     file.find([':', '/']).is_some_and(|at| file[at..].starts_with(':'))
 }
 
-/// A backing file's path: relative to the image that names it.
+/// Returns a backing file's path, relative to the image that names it.
 pub(super) fn resolve(image: &Path, backing: &str) -> PathBuf {
     image.parent().unwrap_or(Path::new("/")).join(backing)
 }
@@ -152,7 +152,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// As `qemu-img create` lays it out.
+    /// Builds a header in the layout of `qemu-img create`.
     pub(in crate::launch) fn head(backing: &str, format: Option<&str>) -> Vec<u8> {
         let mut head = vec![0; 4096];
         head[..4].copy_from_slice(&MAGIC);
@@ -164,7 +164,7 @@ pub(super) mod tests {
             head[1024..1024 + backing.len()].copy_from_slice(backing.as_bytes());
         }
         if let Some(format) = format {
-            // Behind one of another kind.
+            // Behind an extension of another type.
             head[112..120].copy_from_slice(&[0x68, 0x03, 0xf8, 0x57, 0, 0, 0, 3]);
             head[128..132].copy_from_slice(&BACKING_FORMAT.to_be_bytes());
             head[132..136].copy_from_slice(&u32::try_from(format.len()).unwrap().to_be_bytes());
@@ -174,7 +174,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_image_says_what_it_is_made_on_top_of() {
+    fn the_backing_file_of_an_image_is_read() {
         assert_eq!(backing(&head("", None)).unwrap(), None);
         let found = backing(&head("base.img", Some("raw"))).unwrap().unwrap();
         assert_eq!(found, Backing { file: "base.img".to_owned(), format: DiskFormat::Raw });
@@ -186,7 +186,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_would_be_guessed_or_opened_otherwise_is_refused() {
+    fn an_ambiguous_or_remote_backing_file_is_refused() {
         let refused = |head: &[u8]| backing(head).unwrap_err();
         assert!(matches!(refused(&head("base.img", None)), ImageError::NoBackingFormat { .. }));
         assert!(matches!(refused(&head("base.img", Some("vmdk"))), ImageError::Unsupported { .. }));
@@ -201,7 +201,10 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn no_header_makes_it_read_elsewhere(changes in prop::collection::vec((4_usize..200, any::<u8>()), 0..20), length in 0_usize..4096) {
+        fn parsing_any_header_does_not_panic(
+            changes in prop::collection::vec((4_usize..200, any::<u8>()), 0..20),
+            length in 0_usize..4096,
+        ) {
             let mut head = head("base.img", Some("raw"));
             for (at, byte) in changes {
                 head[at] = byte;

@@ -1,4 +1,4 @@
-//! The command line as a whole, and what an error tells of QEMU's log.
+//! Tests of the whole command line, and of errors from QEMU's log.
 
 use super::*;
 use uuid::Uuid;
@@ -67,12 +67,15 @@ fn a_small_vm_has_this_command_line() {
     let expected = "-nodefaults -no-user-config -display none -name guest=web,debug-threads=on \
         -uuid 00000000-0000-0000-0000-000000000007 \
         -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
-        -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,vmport=off,hpet=off,\
-        smbus=off,graphics=off,sata=off,memory-backend=ram0 -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
+        -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,\
+        vmport=off,hpet=off,smbus=off,graphics=off,sata=off,memory-backend=ram0 \
+        -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
         -smp 1 -m 1073741824B \
-        -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\"mem-path\":\"/proc/self/fd/20\",\"merge\":false,\"prealloc\":false,\
+        -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\
+        \"mem-path\":\"/proc/self/fd/20\",\"merge\":false,\"prealloc\":false,\
         \"qom-type\":\"memory-backend-file\",\"share\":true,\"size\":1073741824} \
-        -add-fd fd=12,set=1,opaque=/run/a,,b/web/console.log -chardev socket,id=qmp,fd=10,server=on,wait=off \
+        -add-fd fd=12,set=1,opaque=/run/a,,b/web/console.log \
+        -chardev socket,id=qmp,fd=10,server=on,wait=off \
         -mon chardev=qmp,mode=control \
         -chardev socket,id=serial0,fd=11,server=on,wait=off,logfile=/dev/fdset/1,logappend=on \
         -serial chardev:serial0 -kernel /proc/self/fd/40";
@@ -99,7 +102,7 @@ fn several_blocks_become_nodes() {
 }
 
 #[test]
-fn disks_are_descriptors_and_so_is_what_they_are_made_of() {
+fn disks_and_backing_files_are_descriptors() {
     let launch = launch(|spec| {
         spec.kernel = None;
         spec.disks = vec![
@@ -114,14 +117,17 @@ fn disks_are_descriptors_and_so_is_what_they_are_made_of() {
         r#"-add-fd fd=70,set=72"#,
         r#""filename":"/dev/fdset/72","locking":"on","node-name":"disk0-file","read-only":false"#,
         r#""driver":"raw","file":"disk0-file","node-name":"disk0""#,
-        r#""filename":"/dev/fdset/79","locking":"on","node-name":"disk1-back2-file","read-only":true"#,
+        concat!(
+            r#""filename":"/dev/fdset/79","locking":"on","node-name":"disk1-back2-file","#,
+            r#""read-only":true"#,
+        ),
         r#""driver":"raw","file":"disk1-back2-file","node-name":"disk1-back2","read-only":true"#,
         r#""driver":"qcow2","file":"disk1-file","node-name":"disk1","read-only":true"#,
         r#"{"bootindex":1,"drive":"disk0","driver":"virtio-blk-pci","id":"virtio-disk0"}"#,
     ] {
         assert!(text.contains(part), "{part} not in {text}");
     }
-    // What QEMU would look for in an image's header it is told, also that there is nothing.
+    // QEMU gets each layer that it would look for in a header, including the end of the chain.
     for (backing, node) in
         [("\"disk1-back1\"", "disk1-file"), ("\"disk1-back2\"", "disk1-back1-file")]
     {
@@ -161,7 +167,7 @@ fn a_paused_shadow_never_starts_by_itself() {
 }
 
 #[test]
-fn the_user_has_the_last_word_on_the_cpu() {
+fn the_user_can_override_the_cpu() {
     let text = line(&launch(|spec| {
         spec.accel = Accel::Kvm;
         spec.cpu_model = Some("host,enforce=off".into());
@@ -187,7 +193,7 @@ fn last_words_are_errors_of_this_start() {
 }
 
 #[test]
-fn mends_fit_what_qemu_says() {
+fn remedies_match_the_messages_of_qemu() {
     let remedy = |words: &str| {
         StartError::Exited { exit: crate::process::Exit::Code(1), last_words: words.to_owned() }
             .remedy()

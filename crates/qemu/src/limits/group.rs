@@ -1,16 +1,16 @@
-//! A cgroup (v2) for each VM, below one that systemd has delegated
+//! A cgroup (v2) for each VM, below a group that systemd has delegated
 //! (Documentation/admin-guide/cgroup-v2.rst).
 //!
 //! ```text
 //! ROOT/          given to the agent, by default the packaged godwit-vms.service
-//! ROOT/holder/   what systemd runs there: a group that bounds others has no process itself
+//! ROOT/holder/   systemd's process: a group that limits others has no processes of its own
 //! ROOT/vm.NAME/  one QEMU: memory.max, pids.max
 //! ```
 //!
-//! Who is charged: a page of guest memory is a page of a tmpfs, charged to the group of the process
+//! Accounting: a page of guest memory is a page of a tmpfs, charged to the group of the process
 //! that touches it first. That is QEMU for a guest that boots, and the *agent* for the pages that
-//! it writes of a guest that arrives. So the limit holds all of a guest's memory although less may
-//! be charged, and the agent's own unit needs room for the guests that arrive.
+//! it writes of an incoming guest. So the limit covers all of a guest's memory although less may be
+//! charged, and the agent's own unit needs room for incoming guests.
 
 use std::fs;
 use std::io;
@@ -26,30 +26,30 @@ const UNIT: &str = "system.slice/godwit-vms.service";
 const AGENTS_UNIT: &str = "0::/system.slice/godwit-host.service";
 const HOLDER: &str = "holder";
 const PREFIX: &str = "vm.";
-/// Controllers without which the groups bound nothing.
+/// Controllers without which the groups limit nothing.
 const NEEDED: [&str; 2] = ["memory", "pids"];
-/// A controller that slowing vCPUs needs, where it is given.
+/// Controller for slowing vCPUs, used if available.
 const WANTED: &str = "cpu";
-/// How often processes are looked for that came into the root while others were moved out of it.
+/// Most passes over the root's processes, to catch those that arrive while others are moved out.
 const MOST_LOOKS: u32 = 16;
 
 /// Why VMs get no cgroups.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmGroupError {
-    /// It is not there, or not delegated with these controllers.
-    #[error("cgroup {path} has not the controllers memory and pids", path = path.display())]
+    /// The group does not exist, or is not delegated with these controllers.
+    #[error("cgroup {path} lacks the controllers memory and pids", path = path.display())]
     NoController {
         /// The group.
         path: PathBuf,
     },
-    /// A file of a group.
+    /// Access to a file of a group failed.
     #[error("cannot {what} {path}: {source}", path = path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted operation, as a verb.
         what: &'static str,
         path: PathBuf,
-        /// The system's answer.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -60,17 +60,18 @@ impl VmGroupError {
     }
 }
 
-/// The group that the VMs' groups are in.
+/// The parent of the VMs' groups.
 #[derive(Clone, Debug)]
 pub struct VmGroups {
     root: PathBuf,
-    /// The system's, or a test's: a group is removed with the files in it.
+    /// Removes a group: the system's function, or a test's, which also removes the files in it.
     remove: fn(&Path) -> io::Result<()>,
 }
 
 impl VmGroups {
-    /// The group of the packaged unit. `None`: this host has none, or this process is not the agent
-    /// of the packaged unit. Another agent of this machine may have a VM of the same name.
+    /// Returns the group of the packaged unit. `None` if this host has no such unit, or this
+    /// process is not the agent of the packaged unit: another agent of this machine may have a VM
+    /// with the same name.
     #[must_use]
     pub fn packaged() -> Option<PathBuf> {
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -78,10 +79,10 @@ impl VmGroups {
         Some(unified_mount()?.join(UNIT)).filter(|path| path.is_dir())
     }
 
-    /// Takes a group that has been delegated, and gives its controllers to the groups below it.
+    /// Takes over a delegated group, and gives its controllers to the groups below it.
     ///
     /// # Errors
-    /// It lacks a controller, or does not let them be given.
+    /// The group lacks a controller, or does not allow passing it on.
     pub fn open(root: &Path) -> Result<VmGroups, VmGroupError> {
         VmGroups::in_tree(root, |path| fs::remove_dir(path))
     }
@@ -106,7 +107,8 @@ impl VmGroups {
         Ok(groups)
     }
 
-    /// A group that gives controllers to others may have no processes itself.
+    /// Moves processes out of the root: a group that gives controllers to others may have none
+    /// itself.
     fn empty_root(&self) -> Result<(), VmGroupError> {
         let (processes, holder) = (self.root.join("cgroup.procs"), self.root.join(HOLDER));
         make(&holder)?;
@@ -118,7 +120,7 @@ impl VmGroups {
             }
             for process in listed.lines() {
                 match write(&holder.join("cgroup.procs"), process) {
-                    // It has ended.
+                    // The process has ended.
                     Err(VmGroupError::Io { source, .. })
                         if source.raw_os_error() == Some(ESRCH) => {}
                     moved => moved?,
@@ -132,11 +134,11 @@ impl VmGroups {
         self.root.join(format!("{PREFIX}{vm}"))
     }
 
-    /// Puts a VM's QEMU into a group of its own, with limits. What it has taken before stays
-    /// charged to the group that it leaves.
+    /// Moves a VM's QEMU into its own group with limits. What it used before stays charged to the
+    /// group that it leaves.
     ///
     /// # Errors
-    /// The group cannot be made or limited, or the process is gone.
+    /// The group cannot be created or limited, or the process is gone.
     pub fn confine(&self, vm: &VmName, pid: i32, limits: &QemuLimits) -> Result<(), VmGroupError> {
         let group = self.of(vm);
         make(&group)?;
@@ -145,8 +147,8 @@ impl VmGroups {
         write(&group.join("cgroup.procs"), &pid.to_string())
     }
 
-    /// Removes a VM's group, and those of its vCPUs in it. One that still has a process stays, for
-    /// the next start of the VM.
+    /// Removes a VM's group, and those of its vCPUs in it. A group that still has a process is kept
+    /// for the next start of the VM.
     pub fn release(&self, vm: &VmName) {
         let group = self.of(vm);
         let below = fs::read_dir(&group).into_iter().flatten().flatten();
@@ -155,7 +157,7 @@ impl VmGroups {
         }
         match (self.remove)(&group) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::debug!(vm = vm.as_str(), %error, "the VM's cgroup stays");
+                tracing::debug!(vm = vm.as_str(), %error, "the VM's cgroup is kept");
             }
             _ => {}
         }
@@ -173,7 +175,7 @@ fn make(path: &Path) -> Result<(), VmGroupError> {
     }
 }
 
-/// One word in one call, as control files want it.
+/// Writes to a control file, with all words in one call as the kernel requires.
 fn write(path: &Path, words: &str) -> Result<(), VmGroupError> {
     fs::write(path, words).map_err(VmGroupError::io("write to", path))
 }
@@ -189,7 +191,7 @@ mod tests {
         open_files: 4096,
     };
 
-    /// A folder with the files that a delegated group has.
+    /// Creates a directory with the files of a delegated group.
     fn delegated(controllers: &str, processes: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("cgroup.controllers"), controllers).unwrap();
@@ -209,7 +211,7 @@ mod tests {
         let read = |file: &str| fs::read_to_string(root.path().join(file)).unwrap();
         assert_eq!(read("cgroup.subtree_control"), "+memory +pids +cpu");
         let web = VmName::new("web").unwrap();
-        // A second time is as good as the first: an adopted QEMU, or a group that was left.
+        // A repetition works too: for an adopted QEMU, or a group that was left over.
         for pid in [4711, 4712] {
             groups.confine(&web, pid, &LIMITS).unwrap();
             assert_eq!(read("vm.web/memory.max"), "1073741824");
@@ -223,16 +225,16 @@ mod tests {
     }
 
     #[test]
-    fn what_systemd_keeps_in_the_group_goes_aside() {
+    fn the_process_of_systemd_is_moved_aside() {
         let root = delegated("memory pids\n", "17\n");
-        // No kernel takes the process out of the list of a folder: the looks end all the same.
+        // In a plain directory the process stays in the list: the passes end anyway.
         open(&root).unwrap();
         let read = |file: &str| fs::read_to_string(root.path().join(file)).unwrap();
         assert_eq!(
             (read("holder/cgroup.procs"), read("cgroup.subtree_control")),
             ("17".into(), "+memory +pids".into())
         );
-        // The next agent finds it done.
+        // The next agent finds the group prepared.
         fs::write(root.path().join("cgroup.subtree_control"), "memory pids\n").unwrap();
         fs::remove_dir_all(root.path().join("holder")).unwrap();
         open(&root).unwrap();

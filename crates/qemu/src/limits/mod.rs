@@ -1,15 +1,14 @@
-//! How much of the host one QEMU may take: memory, tasks, descriptors.
+//! Limits of one QEMU: memory, tasks, descriptors.
 //!
-//! A guest that broke out of its QEMU is then bounded by what its VM could have taken anyway, with
-//! an allowance for QEMU itself. The allowance is generous: a limit that a sound QEMU meets would
+//! They confine a guest that broke out of its QEMU to what its VM could have used anyway, with an
+//! allowance for QEMU itself. The allowance is generous: a limit that an intact QEMU reaches would
 //! end a guest.
 //!
-//! Memory is bounded by a cgroup (v2) where the agent has been given one ([`VmGroups`]), else by
-//! the size of the address space, which has to leave room for all that a process maps and never
-//! uses.
+//! Memory is limited by a cgroup (v2) if the agent has one ([`VmGroups`]), otherwise by the size of
+//! the address space, which must leave room for everything that a process maps and never uses.
 //!
-//! Files have no limit (`RLIMIT_FSIZE`): it is one number for all files of a process, disk images
-//! may be of any size, and a process beyond it is ended.
+//! File sizes have no limit (`RLIMIT_FSIZE`): it is a single number for all files of a process,
+//! disk images may have any size, and a process that exceeds it is killed.
 
 mod group;
 
@@ -22,31 +21,33 @@ pub use group::{VmGroupError, VmGroups};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// QEMU itself, with its firmware, display memory, caches of files and the kernel and initrd that
-/// it loads.
+/// Memory of QEMU itself, with its firmware, display memory, file caches and the loaded kernel and
+/// initrd.
 const QEMU_BYTES: u64 = GIB;
-/// TCG's translation buffer, 1 GiB at most (tcg/region.c, QEMU 7.2 to 10.0), and its maps of guest
-/// pages.
+/// Memory of TCG's translation buffer, 1 GiB at most (tcg/region.c, QEMU 7.2 to 10.0), and of its
+/// maps of guest pages.
 const TCG_BYTES: u64 = GIB + GIB / 2;
-/// A vCPU's thread: its stack, its arena of malloc, its TLB under TCG.
+/// Memory of a vCPU's thread: its stack, its malloc arena, its TLB under TCG.
 const VCPU_BYTES: u64 = 16 * MIB;
-/// A device, or a layer of a disk: rings, requests under way, a qcow2 image's caches (32 MiB by
-/// default, for each layer).
+/// Memory of a device, or of a layer of a disk: rings, requests in flight, a qcow2 image's caches
+/// (32 MiB by default, for each layer).
 const DEVICE_BYTES: u64 = 64 * MIB;
-/// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages: 1/32 of it is more
-/// than all of these. A guest that runs guests has shadow pages for 2 % of its own (KVM_PERMILLE_MMU_PAGES).
+/// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages, as a shift: 1/32 of
+/// the memory is more than all of these. A guest that runs guests has shadow pages for 2 % of its
+/// own (KVM_PERMILLE_MMU_PAGES).
 const PAGE_TABLES_SHIFT: u32 = 5;
 
 /// Address space that is reserved and never used: libraries, the sandbox, alignment of guest
 /// memory.
 const RESERVED_BYTES: u64 = 8 * GIB;
-/// Of each thread: 8 MiB of stack and an arena of 64 MiB, which is aligned in 128 MiB (glibc 2.36).
+/// Address space of each thread: 8 MiB of stack and an arena of 64 MiB, aligned in 128 MiB (glibc
+/// 2.36).
 const THREAD_RESERVED_BYTES: u64 = 136 * MIB;
 
-/// QEMU's pool for disk requests (64 threads), 255 channels of its own migration, tracker and display
-/// threads. QEMU 7.2 aborts where it cannot start a thread.
+/// Threads of QEMU's pool for disk requests (64), 255 channels of its own migration, tracker and
+/// display threads. QEMU 7.2 aborts if it cannot start a thread.
 const OTHER_TASKS: u64 = 512;
-/// Sockets, images, libraries, taps.
+/// Descriptors of sockets, images, libraries, taps.
 const OTHER_FILES: u64 = 4096;
 
 /// The limits of one VM's QEMU.
@@ -56,13 +57,13 @@ pub struct QemuLimits {
     pub memory_bytes: u64,
     /// Address space that it may map, in bytes.
     pub address_space_bytes: u64,
-    /// Threads.
+    /// Number of threads.
     pub tasks: u64,
     pub open_files: u64,
 }
 
 impl QemuLimits {
-    /// The limits of a VM.
+    /// Computes the limits of a VM.
     #[must_use]
     pub fn of(spec: &ResolvedSpec) -> QemuLimits {
         let (guest, vcpus) = (spec.memory_bytes(), u64::from(spec.vcpus));
@@ -85,14 +86,14 @@ impl QemuLimits {
             memory_bytes,
             address_space_bytes: memory_bytes.saturating_add(guest / 8).saturating_add(reserved),
             tasks,
-            // Each queue of a device has two event descriptors, and may have as many queues as
-            // there are vCPUs.
+            // Each queue of a device has two event descriptors. A device may have one queue per
+            // vCPU.
             open_files: OTHER_FILES + 4 * vcpus * (devices + 1),
         }
     }
 
-    /// What the process itself is limited to. `has_user`: no other process has its user.
-    /// `has_group`: a cgroup bounds its memory.
+    /// Returns the limits of the process itself. `has_user`: no other process has its user.
+    /// `has_group`: a cgroup limits its memory.
     #[must_use]
     pub fn of_process(&self, has_user: bool, has_group: bool) -> ChildLimits {
         ChildLimits {
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_may_have_its_memory_and_what_qemu_needs_beside_it() {
+    fn a_vm_may_use_its_memory_and_the_allowance_for_qemu() {
         let kvm = QemuLimits::of(&spec(65_536, "kvm"));
         assert_eq!(kvm.memory_bytes, (65_536 + 2048 + 1024 + 64 + 64) * MIB);
         assert_eq!(QemuLimits::of(&spec(65_536, "tcg")).memory_bytes, kvm.memory_bytes + TCG_BYTES);
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_others_would_use_up_is_not_set() {
+    fn a_limit_shared_with_other_processes_is_not_set() {
         let limits = QemuLimits::of(&spec(64, "tcg"));
         assert_eq!(limits.of_process(false, true).tasks, None);
         assert_eq!(limits.of_process(true, true).address_space_bytes, None);

@@ -1,4 +1,4 @@
-//! What the fuzz targets reach of QMP.
+//! Entry points of the fuzz targets for QMP.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -10,14 +10,15 @@ use super::message::{self, Message};
 use super::{Lines, QmpEvent};
 use crate::commands::{MigrateInfo, MigrationStatus, RunState};
 
-/// Reads all that QEMU says on a connection, as QEMU's answer to every question that it may be one to. Returns the lines.
+/// Reads everything that QEMU sends on a connection, and parses each response as one to every
+/// command. Returns the number of lines.
 #[must_use]
 pub fn read_qmp(mut bytes: &[u8]) -> usize {
     let mut lines = Lines::new(&mut bytes);
     let mut count = 0;
     loop {
         let next = pin!(lines.next());
-        // Bytes that are there are never waited for.
+        // The bytes are in memory, so reading never waits.
         let Poll::Ready(Ok(line)) = next.poll(&mut Context::from_waker(Waker::noop())) else {
             return count;
         };

@@ -1,20 +1,20 @@
-//! One line of QMP, told apart. Pure.
+//! Parser of one line of QMP. Pure.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What a line from QEMU is.
+/// A line from QEMU.
 #[derive(Debug, PartialEq)]
 pub(super) enum Message {
     /// The first line of a connection.
     Greeting,
-    /// Something told unasked.
+    /// An asynchronous event.
     Event { name: String, data: Value, emitted: Option<Duration> },
-    /// The answer to a command: what it returns, or class and description of its error.
+    /// The response to a command: its return value, or class and description of its error.
     Answer { id: Option<u64>, result: Result<Value, (String, String)> },
-    /// An object of a kind that later versions may bring.
+    /// An object of an unknown kind, which later versions may send.
     Unknown,
 }
 
@@ -26,7 +26,7 @@ struct Line {
     #[serde(default)]
     data: Value,
     timestamp: Option<Timestamp>,
-    // Without the default an answer of `null` would look like no answer.
+    // Without the default, a response of `null` would look like no response.
     #[serde(default, rename = "return", deserialize_with = "present")]
     returned: Option<Value>,
     error: Option<ErrorBody>,
@@ -51,10 +51,10 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<V
     Value::deserialize(deserializer).map(Some)
 }
 
-/// Reads one line.
+/// Parses one line.
 ///
 /// # Errors
-/// In words: it is no JSON object of QMP's shapes.
+/// The reason as text: the line is not a JSON object of QMP's forms.
 pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
     let parsed: Line =
         serde_json::from_slice(line).map_err(|why| format!("it sent {}: {why}", shorten(line)))?;
@@ -77,7 +77,7 @@ pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
     Ok(if parsed.greeting.is_some() { Message::Greeting } else { Message::Unknown })
 }
 
-/// The start of a line for messages: what a stranger sends may be long.
+/// Returns the start of a line for messages: untrusted input may be long.
 pub(super) fn shorten(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(80)]).into_owned();
     format!("{text:?}")
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_qemu_are_told_apart() {
+    fn lines_of_qemu_are_classified() {
         assert_eq!(
             parse(br#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#),
             Ok(Message::Greeting)
@@ -102,8 +102,8 @@ mod tests {
             parse(event),
             Ok(Message::Event { name: "STOP".into(), data: Value::Null, emitted })
         );
-        let clockless =
-            br#"{"timestamp": {"seconds": -1, "microseconds": -1}, "event": "X", "data": {"a": 1}}"#;
+        let clockless = br#"{"timestamp": {"seconds": -1, "microseconds": -1},
+                "event": "X", "data": {"a": 1}}"#;
         let data = json!({"a": 1});
         assert_eq!(parse(clockless), Ok(Message::Event { name: "X".into(), data, emitted: None }));
         let answer = |id, result| Ok(Message::Answer { id, result });

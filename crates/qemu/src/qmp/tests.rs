@@ -1,4 +1,4 @@
-//! The client against a scripted QEMU.
+//! Tests of the client against a scripted QEMU.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use super::*;
 const GREETING: &str =
     r#"{"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": ["oob"], "later": {}}}"#;
 
-/// The other end of a connection, past its negotiation.
+/// The peer of a connection after its negotiation.
 struct FakeQemu {
     stream: BufReader<UnixStream>,
 }
@@ -43,7 +43,7 @@ async fn connected() -> (Qmp, FakeQemu) {
 }
 
 #[tokio::test]
-async fn events_and_unknown_things_may_come_between() {
+async fn events_and_unknown_messages_may_come_between() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     let call = tokio::spawn(async move { qmp.execute("query-status", Value::Null).await });
@@ -61,7 +61,7 @@ async fn events_and_unknown_things_may_come_between() {
 }
 
 #[tokio::test]
-async fn answers_find_their_command_in_any_order() {
+async fn responses_in_any_order_reach_their_command() {
     let (qmp, mut fake) = connected().await;
     let other = qmp.clone();
     let first = tokio::spawn(async move { qmp.execute("one", json!({"a": 1})).await });
@@ -88,7 +88,7 @@ async fn a_refusal_names_the_command() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_connection_reaches_all_who_wait() {
+async fn the_end_of_the_connection_reaches_all_callers() {
     let (qmp, mut fake) = connected().await;
     let caller = qmp.clone();
     let call = tokio::spawn(async move { caller.execute("stop", Value::Null).await });
@@ -114,7 +114,7 @@ async fn waiting_for_an_event_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn what_is_no_qmp_ends_the_connection() {
+async fn invalid_qmp_ends_the_connection() {
     let (qmp, mut fake) = connected().await;
     fake.say("HTTP/1.1 400 Bad Request").await;
     assert!(qmp.closed().await.contains("HTTP/1.1"));
@@ -125,7 +125,7 @@ async fn what_is_no_qmp_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_line_without_end_is_bounded() {
+async fn the_length_of_a_line_is_bounded() {
     let (qmp, mut fake) = connected().await;
     let flood = tokio::spawn(async move {
         let block = vec![b' '; 1 << 20];
@@ -137,7 +137,7 @@ async fn a_line_without_end_is_bounded() {
 }
 
 #[tokio::test]
-async fn long_and_joined_lines_are_cut_where_they_end() {
+async fn long_and_joined_lines_are_split_at_their_ends() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     let call = tokio::spawn(async move { qmp.execute("query-qmp-schema", Value::Null).await });
@@ -158,7 +158,7 @@ async fn an_event_that_is_too_long_to_keep_is_dropped() {
     let mut events = qmp.events();
     fake.say(&json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string())
         .await;
-    // Short as text, and large as values.
+    // Short as text, but large as values.
     fake.say(
         &json!({"event": "MANY", "data": {"t": vec![json!({"": 0}); MOST_EVENT_VALUES]}})
             .to_string(),
@@ -169,13 +169,13 @@ async fn an_event_that_is_too_long_to_keep_is_dropped() {
 }
 
 #[tokio::test]
-async fn of_events_that_nobody_takes_the_newest_are_kept() {
+async fn the_newest_unread_events_are_kept() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     for _ in 0..4 * EVENTS_KEPT {
         fake.say(r#"{"event": "FLOOD"}"#).await;
     }
-    // What comes after them has been read when this is answered.
+    // When this is answered, what comes after them has been read.
     let call = tokio::spawn(async move { qmp.execute("quick", Value::Null).await });
     let quick = fake.hear().await;
     fake.return_empty(&quick).await;
@@ -189,12 +189,12 @@ async fn of_events_that_nobody_takes_the_newest_are_kept() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_come_is_given_up() {
+async fn a_command_without_a_response_times_out() {
     let (qmp, mut fake) = connected().await;
     let error =
         qmp.execute_within("slow", Value::Null, Duration::from_millis(1)).await.unwrap_err();
     assert_eq!(error.code(), "qmp-timeout");
-    // Its late answer is nobody's, and the connection still serves.
+    // Its late response is dropped, and the connection still works.
     let slow = fake.hear().await;
     fake.return_empty(&slow).await;
     let call = tokio::spawn(async move { qmp.execute("quick", Value::Null).await });
@@ -240,7 +240,8 @@ async fn a_descriptor_travels_with_its_command() {
     fake.return_empty(&request).await;
     let (_qmp, result) = call.await.unwrap();
     result.unwrap();
-    // The caller's own descriptor is gone with its task; the pipe still works through the one that travelled.
+    // The caller's own descriptor is gone with its task; the pipe still works through the passed
+    // one.
     rustix::io::write(&fds[0], b"hi").unwrap();
     drop(fds);
     let mut text = String::new();
@@ -264,13 +265,16 @@ async fn an_absent_monitor_is_named() {
     assert!(error.to_string().contains("/nowhere/qmp.sock"));
 }
 
-/// Answers commands as QEMU does that has not finished with its migration: `refusals` times to `cont`, then by the state.
+/// Answers commands like a QEMU that has not finalized its migration: refuses `cont` `refusals`
+/// times, then answers by the state.
 async fn answer_cont(mut fake: FakeQemu, refusals: usize, state: &str) -> (FakeQemu, usize) {
     let mut asked = 0;
     loop {
         let request = fake.hear().await;
         if request["execute"] == "query-status" {
-            let answer = json!({"return": {"status": state, "running": state == "running"}, "id": request["id"]});
+            let answer = json!({
+                "return": {"status": state, "running": state == "running"}, "id": request["id"],
+            });
             fake.say(&answer.to_string()).await;
             return (fake, asked);
         }
@@ -306,7 +310,7 @@ async fn a_qemu_that_never_finishes_its_migration_is_named_in_the_error() {
 }
 
 #[tokio::test]
-async fn a_guest_that_stands_still_after_cont_is_not_resumed() {
+async fn a_guest_that_stays_paused_after_cont_is_not_resumed() {
     for (state, is_running) in [("paused", false), ("finish-migrate", false), ("io-error", true)] {
         let (qmp, fake) = connected().await;
         let answering = tokio::spawn(answer_cont(fake, 0, state));
@@ -319,7 +323,7 @@ async fn a_guest_that_stands_still_after_cont_is_not_resumed() {
 }
 
 #[tokio::test]
-async fn other_refusals_are_not_tried_again() {
+async fn other_refusals_are_not_retried() {
     let (qmp, mut fake) = connected().await;
     let call = tokio::spawn(async move { qmp.resume().await });
     let request = fake.hear().await;
@@ -345,7 +349,7 @@ async fn a_shutdown_by_the_guest_is_known_before_what_follows_it() {
     fake.return_empty(&request).await;
     call.await.unwrap().unwrap();
     assert!(qmp.guest_has_shut_down());
-    // What QEMU does afterwards does not take it back.
+    // Later events of QEMU do not revoke it.
     fake.say(&shutdown(false)).await;
     qmp.until_guest_shuts_down().await;
     drop(fake);

@@ -1,4 +1,4 @@
-//! A VM's name, which becomes part of file names, of unix socket paths and of a command line.
+//! The name of a VM, which becomes part of file names, of unix socket paths and of a command line.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -13,20 +13,20 @@ use super::SpecError;
 /// The name of a VM: 1 to 48 ASCII letters, digits, `-`, `_` and `.`, the first a letter or digit.
 ///
 /// No value of this type has another form, whether it comes from a user, a peer or a file. So it is
-/// one component of a path: never empty, `.` or `..`, without a separator. Functions that make
-/// paths take this type and no string.
+/// one component of a path: never empty, `.` or `..`, without a separator. Functions that build
+/// paths take this type instead of a string.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
 
 impl VmName {
-    /// Longest name: the paths of unix sockets have 107 bytes in all.
+    /// Longest name: the path of a unix socket has at most 107 bytes.
     pub const MAX_BYTES: usize = 48;
 
     /// Checks a name.
     ///
     /// # Errors
-    /// [`SpecError::Name`]: it has another form.
+    /// [`SpecError::Name`]: the name has another form.
     pub fn new(name: impl Into<String>) -> Result<VmName, SpecError> {
         let name = name.into();
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -37,7 +37,7 @@ impl VmName {
         Err(SpecError::Name { name })
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_leaves_its_folder_is_no_name() {
+    fn a_name_that_leaves_its_directory_is_refused() {
         let long = "x".repeat(VmName::MAX_BYTES + 1);
         let bad = [
             "",

@@ -23,11 +23,11 @@ fn qemu() -> QemuInfo {
 }
 
 fn no_kvm() -> AccelProbe {
-    AccelProbe { kvm: false, reason: "there is no /dev/kvm".to_owned() }
+    AccelProbe { kvm: false, reason: "/dev/kvm does not exist".to_owned() }
 }
 
 #[test]
-fn a_short_file_is_enough() {
+fn a_short_specification_is_enough() {
     let spec: VmSpec = serde_json::from_str(
         r#"{"name":"web-1","memory":"2GiB","vcpus":2,"kernel":"/boot/vmlinuz"}"#,
     )
@@ -39,7 +39,8 @@ fn a_short_file_is_enough() {
 
 #[test]
 fn blocks_may_be_listed() {
-    let text = r#"{"name":"a","kernel":"/k","memory":[{"size":"512M"},{"size":4096,"backing":"private"}]}"#;
+    let text = r#"{"name":"a","kernel":"/k",
+        "memory":[{"size":"512M"},{"size":4096,"backing":"private"}]}"#;
     let spec: VmSpec = serde_json::from_str(text).unwrap();
     assert_eq!(spec.memory.len(), 2);
     assert_eq!(spec.memory[1].backing, Backing::Private);
@@ -59,7 +60,7 @@ fn unknown_keys_are_refused() {
 }
 
 #[test]
-fn what_is_wrong_is_told_by_its_code() {
+fn each_error_has_its_code() {
     type Spoil = fn(&mut VmSpec);
     let cases: [(&str, Spoil); 17] = [
         ("vm-name", |s| s.name = "../etc".to_owned()),
@@ -105,7 +106,7 @@ fn what_is_wrong_is_told_by_its_code() {
 }
 
 #[test]
-fn nothing_is_left_open_once_resolved() {
+fn a_resolved_specification_is_complete() {
     let mut spec = bootable();
     spec.nics = vec![Nic { network: "lan".into(), mac: None, address: None }; 2];
     let resolved = spec.resolve(&qemu(), &no_kvm()).unwrap();
@@ -120,7 +121,7 @@ fn nothing_is_left_open_once_resolved() {
 }
 
 #[test]
-fn kvm_is_taken_where_it_works_or_where_it_is_asked_for() {
+fn kvm_is_used_if_it_works_or_is_requested() {
     let yes = AccelProbe { kvm: true, reason: String::new() };
     let resolve = |accel, probe: &AccelProbe| {
         VmSpec { accel, ..bootable() }.resolve(&qemu(), probe).unwrap().accel
@@ -131,7 +132,7 @@ fn kvm_is_taken_where_it_works_or_where_it_is_asked_for() {
 }
 
 #[test]
-fn what_this_qemu_lacks_is_named() {
+fn machine_types_and_models_that_qemu_lacks_are_named() {
     let machine = VmSpec { machine: Some("pc-q35-10.0".into()), ..bootable() };
     assert_eq!(machine.resolve(&qemu(), &no_kvm()).unwrap_err().code(), "qemu-machine-unknown");
     let model = VmSpec { cpu_model: Some("Zen9,+avx2".into()), ..bootable() };
@@ -156,7 +157,7 @@ fn a_recorded_backing_chain_is_short_and_has_absolute_paths() {
     disk(vec!["/srv/base.img"; MOST_BACKING_FILES]).unwrap();
     for (chain, text) in [
         (vec!["/srv/base.img"; MOST_BACKING_FILES + 1], "beyond the longest backing chain"),
-        (vec!["base.img"], "no absolute path"),
+        (vec!["base.img"], "not an absolute path"),
         (vec!["/srv/\u{1b}[2J"], "control character"),
     ] {
         let error = disk(chain).unwrap_err().to_string();

@@ -1,16 +1,21 @@
-//! A cgroup of the vCPU threads of one QEMU, by which they get less than the whole of their CPUs.
+//! A cgroup for the vCPU threads of one QEMU, which limits their CPU time.
 //!
-//! The group is a child of the one that the threads are in, so that whatever limits hold for that hold on. It is called
-//! `godwit.VM.PID`: whoever finds a thread in a group of that name ([`put_back_vcpus`]) knows that an agent has died over it. QEMU's
-//! main thread and its iothreads stay where they are: a guest that is slow still answers on its monitor.
+//! The group is a child of the group that the threads are in, so that the limits of that one still
+//! hold. Its name is `godwit.VM.PID`: a thread in a group of that name, found by
+//! [`put_back_vcpus`], was left there by an agent that died. QEMU's main thread and its iothreads
+//! stay where they are, so a slowed guest still responds on its monitor.
 //!
-//! Two kinds, by what is mounted (Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst):
-//! - v1: the hierarchy of the controller `cpu`. Threads move alone by `tasks`; `cpu.cfs_quota_us` for each `cpu.cfs_period_us`.
-//! - v2: a *threaded* group, as threads of a process may only be in different groups within one threaded subtree; `cgroup.threads`,
-//!   `cpu.max`. The group above becomes `domain threaded` by it, and `domain` again when this one is gone.
+//! There are two kinds, depending on what is mounted
+//! (Documentation/admin-guide/cgroup-v1/cgroups.rst, cgroup-v2.rst):
+//! - v1: the hierarchy of the controller `cpu`. Single threads move by `tasks`; `cpu.cfs_quota_us`
+//!   for each `cpu.cfs_period_us`.
+//! - v2: a *threaded* group, because threads of a process may be in different groups only within
+//!   one threaded subtree; `cgroup.threads`, `cpu.max`. It makes the group above `domain threaded`;
+//!   that becomes `domain` again when this group is removed.
 //!
-//! A thread that has used its quota stands still until the period's end wherever it is, also where it holds QEMU's lock; periods are
-//! therefore as short as the quota lets them be. Since Linux 6.18 it goes on to the end of its system call first.
+//! A thread that has used its quota stops until the period's end wherever it is, even while it
+//! holds QEMU's lock. So periods are as short as the quota allows. Since Linux 6.18 the thread
+//! first continues to the end of its system call.
 
 mod place;
 #[cfg(test)]
@@ -25,43 +30,46 @@ use place::{Kind, Place};
 
 use crate::spec::VmName;
 
-/// The shortest quota of a period: the kernel's least (`min_cfs_quota_period`, kernel/sched/core.c, Linux 6.18), µs.
+/// Shortest quota of a period: the kernel's minimum (`min_cfs_quota_period`, kernel/sched/core.c,
+/// Linux 6.18), µs.
 const LEAST_QUOTA_US: f64 = 1000.0;
-/// Between these a period is chosen, µs: threads stand still for no longer than one at a time. The kernel's own is 100 ms; in less than
-/// 10 ms a scheduler with ticks of 4 ms (`CONFIG_HZ=250`) sees too little.
+/// Shortest and longest period, µs. Threads stop for at most one period at a time. The kernel's
+/// default is 100 ms. In less than 10 ms a scheduler with ticks of 4 ms (`CONFIG_HZ=250`) is too
+/// coarse.
 const PERIODS_US: (f64, f64) = (10_000.0, 100_000.0);
-/// What leads the names of groups.
+/// Prefix of the names of groups.
 const PREFIX: &str = "godwit.";
-/// How often threads are looked for that came into a group while others were put back.
+/// Most passes over a group's threads, to catch those that arrive while others are put back.
 const MOST_LOOKS: u32 = 16;
 
-/// Why vCPUs can't be given less CPU.
+/// Why the CPU time of vCPUs cannot be limited.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VcpuGroupError {
     /// No hierarchy has the controller.
     #[error(
-        "no cgroup limits the CPUs of process {pid}: the controller `cpu` is not mounted (v1), or not given to its group (v2)"
+        "no cgroup limits the CPUs of process {pid}: the controller `cpu` is not mounted (v1), or \
+        not given to its group (v2)"
     )]
     NoController {
         /// QEMU's process.
         pid: i32,
     },
-    /// They are in different groups.
+    /// The threads are in different groups.
     #[error(
-        "the vCPU threads of process {pid} are in groups of their own: somebody else limits them"
+        "the vCPU threads of process {pid} are in separate groups: another program limits them"
     )]
     Scattered {
         /// QEMU's process.
         pid: i32,
     },
-    /// A file of the group or of the process.
+    /// Access to a file of the group or of the process failed.
     #[error("cannot {what} {path}: {source}", path = path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted operation, as a verb.
         what: &'static str,
         path: PathBuf,
-        /// The system's answer.
+        /// The system error.
         source: io::Error,
     },
 }
@@ -72,7 +80,7 @@ impl VcpuGroupError {
     }
 }
 
-/// The file systems that a group is made of: the system's, or a test's.
+/// File systems for groups: the system's, or a test's.
 #[derive(Clone, Debug)]
 struct Tree {
     proc: PathBuf,
@@ -90,7 +98,8 @@ impl Tree {
     }
 }
 
-/// The vCPU threads of one QEMU, which may be given less CPU. Dropping it puts them back to where they were and removes the group.
+/// The vCPU threads of one QEMU, whose CPU time can be limited. Dropping this returns them to their
+/// former group and removes the group.
 #[derive(Debug)]
 pub struct VcpuGroup {
     tree: Tree,
@@ -101,7 +110,7 @@ pub struct VcpuGroup {
 }
 
 impl VcpuGroup {
-    /// For the threads `vcpus` of process `pid`, which runs the VM `vm`. Nothing is made yet.
+    /// Covers the threads `vcpus` of process `pid`, which runs the VM `vm`. Creates nothing yet.
     #[must_use]
     pub fn new(vm: &VmName, pid: i32, vcpus: Vec<u32>) -> VcpuGroup {
         VcpuGroup::in_tree(Tree::system(), vm, pid, vcpus)
@@ -111,11 +120,12 @@ impl VcpuGroup {
         VcpuGroup { tree, vm: vm.clone(), pid, vcpus, group: None }
     }
 
-    /// Gives them so much of the CPU time that they could take, all together: 1 is one CPU for each. None: as much as they want, at
-    /// once; they stay in the group. The group is made at the first share.
+    /// Limits the threads together to this share of the CPU time that they could use: 1 is one CPU
+    /// for each. `None` removes the limit at once; the threads stay in the group. The first share
+    /// creates the group.
     ///
     /// # Errors
-    /// No cgroup can do it; the threads are as they were.
+    /// No cgroup can limit them; the threads are unchanged.
     pub fn set_share(&mut self, share: Option<f64>) -> Result<(), VcpuGroupError> {
         match (&mut self.group, share) {
             (None, None) => Ok(()),
@@ -133,20 +143,22 @@ impl Drop for VcpuGroup {
         if let Some(group) = self.group.take()
             && let Err(error) = group.dissolve(&self.tree)
         {
-            tracing::warn!(vm = self.vm.as_str(), %error, "the vCPUs' cgroup could not be removed");
+            tracing::warn!(vm = self.vm.as_str(), %error, "cannot remove the vCPUs' cgroup");
         }
     }
 }
 
-/// Puts the threads of process `pid` back that an agent which is gone has left in a group, and removes that. True: there was one.
+/// Returns the threads of process `pid` from a group that a former agent left, and removes the
+/// group. Returns whether there was one.
 ///
 /// # Errors
-/// They may be slowed on.
+/// The threads may still be slowed.
 pub fn put_back_vcpus(pid: i32) -> Result<bool, VcpuGroupError> {
     put_back(&Tree::system(), pid)
 }
 
-/// Removes the groups of processes that are gone, where this process is in the group that those were started in.
+/// Removes the groups of ended processes, if this process is in the group in which those were
+/// started.
 pub fn remove_ended_vcpu_groups() {
     remove_ended(&Tree::system());
 }
@@ -156,11 +168,15 @@ fn put_back(tree: &Tree, pid: i32) -> Result<bool, VcpuGroupError> {
     let entries = fs::read_dir(&tasks).map_err(VcpuGroupError::io("read", &tasks))?;
     let threads = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     for thread in threads {
-        // One that has ended meanwhile is in no group.
+        // A thread that has ended meanwhile is in no group.
         let Ok(Some(place)) = Place::of_thread(&tree.proc, pid, thread) else { continue };
         if let Some(group) = Group::left_by_somebody(&place, pid) {
-            tracing::warn!(pid, group = %group.path.display(), "vCPUs that an agent left slowed are put back");
-            // All that were slowed are in it.
+            tracing::warn!(
+                pid,
+                group = %group.path.display(),
+                "returning vCPUs that an agent left slowed to their group"
+            );
+            // All slowed threads are in it.
             return group.dissolve(tree).map(|()| true);
         }
     }
@@ -174,27 +190,27 @@ fn remove_ended(tree: &Tree) {
     for entry in fs::read_dir(&place.directory).into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(pid_of);
         if pid.is_some_and(|pid| !tree.proc.join(pid.to_string()).exists()) {
-            // Whatever keeps it is no process of ours.
+            // What keeps the group is not a process of ours.
             let _ = (tree.remove)(&entry.path());
         }
     }
 }
 
-/// The process that a group is named after.
+/// Returns the process in the name of a group.
 fn pid_of(group: &str) -> Option<i32> {
     group.strip_prefix(PREFIX)?.rsplit_once('.')?.1.parse().ok()
 }
 
-/// A group that has been made.
+/// A group that was created.
 #[derive(Debug)]
 struct Group {
     kind: Kind,
-    /// Where its threads were.
+    /// Former group of its threads.
     former: PathBuf,
     path: PathBuf,
-    /// The controller was switched on for it.
+    /// Whether the controller was enabled for it.
     enabled: bool,
-    /// The period that is set.
+    /// The current period.
     period_us: u64,
 }
 
@@ -217,7 +233,7 @@ impl Group {
         let path = former.join(format!("{PREFIX}{vm}.{pid}"));
         let mut group = Group { kind, former, path, enabled: false, period_us: 0 };
         match (tree.make)(&group.path) {
-            // An agent died between making it and filling it.
+            // An agent died between creating and filling it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => made.map_err(VcpuGroupError::io("make", &group.path))?,
         }
@@ -225,19 +241,23 @@ impl Group {
             Ok(()) => Ok(group),
             Err(error) => {
                 if let Err(undo) = group.dissolve(tree) {
-                    tracing::warn!(vm = vm.as_str(), error = %undo, "a cgroup that could not be used could not be removed");
+                    tracing::warn!(
+                        vm = vm.as_str(),
+                        error = %undo,
+                        "cannot remove a cgroup that could not be used"
+                    );
                 }
                 Err(error)
             }
         }
     }
 
-    /// The group that a thread was found in, where it is one of these.
+    /// Returns the group of a thread, if it is one of these.
     fn left_by_somebody(place: &Place, pid: i32) -> Option<Group> {
         let Place { kind, directory } = place;
         let is_ours = pid_of(directory.file_name()?.to_str()?) == Some(pid);
         let former = directory.parent()?.to_owned();
-        // Whoever made it may have found the controller switched on: it stays so.
+        // The controller may have been enabled before: it stays enabled.
         is_ours.then(|| Group {
             kind: *kind,
             former,
@@ -261,8 +281,9 @@ impl Group {
         vcpus.iter().try_for_each(|vcpu| write(&self.path.join(self.threads()), &vcpu.to_string()))
     }
 
-    /// Each thread counted as one before: together they count for one, unless the group is told to count for all. Without that the
-    /// guest would also lose to whoever else wants the CPUs, which is a pity and no reason to do without.
+    /// Restores the threads' weight. Each thread counted as one before; in a group they count as
+    /// one together unless its weight is set. Without it the guest also loses CPU time to other
+    /// processes, which is undesirable but not a reason to fail.
     fn weigh(&self, vcpus: usize) {
         // The weight of one thread is 1024 in v1 and 100 in v2, up to 262,144 and 10,000.
         let (file, each, most) = match self.kind {
@@ -294,7 +315,8 @@ impl Group {
                     self.period_us = period_us;
                 }
                 match write(&quota, &quota_us.to_string()) {
-                    // A group may have no more than the one above it (v1, `tg_cfs_schedulable_down`): what that has holds.
+                    // A group may have no more than the group above it (v1,
+                    // `tg_cfs_schedulable_down`), whose limit holds.
                     Err(VcpuGroupError::Io { source, .. })
                         if source.kind() == io::ErrorKind::InvalidInput =>
                     {
@@ -314,9 +336,11 @@ impl Group {
         }
     }
 
-    /// Puts all of its threads back, those too that its threads have started, and removes it.
+    /// Returns all of its threads to their former group, including those that they have started,
+    /// and removes it.
     fn dissolve(self, tree: &Tree) -> Result<(), VcpuGroupError> {
-        // First what makes them slow: whatever fails afterwards, they run. A group that was not filled may have no such file.
+        // Lift the limit first: whatever fails afterwards, the threads run. A group that was not
+        // filled may have no such file.
         let freed = self.set_free();
         let (threads, former) = (self.path.join(self.threads()), self.former.join(self.threads()));
         let mut emptied = Ok(());
@@ -327,7 +351,7 @@ impl Group {
             }
             for thread in listed.lines() {
                 emptied = match write(&former, thread) {
-                    // It has ended.
+                    // The thread has ended.
                     Err(VcpuGroupError::Io { source, .. })
                         if source.raw_os_error() == Some(ESRCH) =>
                     {
@@ -339,7 +363,7 @@ impl Group {
         }
         let removed = (tree.remove)(&self.path).map_err(VcpuGroupError::io("remove", &self.path));
         if self.enabled && removed.is_ok() {
-            // It costs nothing where somebody uses it meanwhile: the kernel refuses.
+            // Harmless if another group uses it: the kernel then refuses.
             let _ = write(&self.former.join("cgroup.subtree_control"), "-cpu");
         }
         match removed {
@@ -359,7 +383,7 @@ struct Quota {
 }
 
 impl Quota {
-    /// The shortest period in which so much is a quota that the kernel takes.
+    /// Returns the shortest period in which the share is a quota that the kernel accepts.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -373,7 +397,7 @@ impl Quota {
     }
 }
 
-/// One word in one call, as control files want it.
+/// Writes to a control file in one call, as the kernel requires.
 fn write(path: &Path, word: &str) -> Result<(), VcpuGroupError> {
     fs::write(path, word).map_err(VcpuGroupError::io("write to", path))
 }

@@ -1,16 +1,16 @@
-//! Which cgroup a thread is in, and where that is a directory: from what /proc tells.
+//! The cgroup of a thread and its directory, from /proc.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::VcpuGroupError;
 
-/// How a hierarchy of cgroups is used.
+/// Kind of a cgroup hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// That of the controller `cpu`.
+    /// The hierarchy of the controller `cpu`.
     V1,
-    /// The unified one.
+    /// The unified hierarchy.
     V2,
 }
 
@@ -22,10 +22,10 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Where a thread of process `pid` is; none: in no group that could limit CPUs.
+    /// Returns the group of a thread of process `pid`; `None` if no group could limit its CPUs.
     ///
     /// # Errors
-    /// The thread is gone, or /proc is no /proc.
+    /// The thread is gone, or /proc is not a proc file system.
     pub(super) fn of_thread(
         proc: &Path,
         pid: i32,
@@ -38,8 +38,8 @@ impl Place {
         Ok(in_v1(&mounts, &groups).or_else(|| in_v2(&mounts, &groups)))
     }
 
-    /// Whether the controller may be given to its children. In the unified hierarchy the root has all that v1 has not, any other group what
-    /// it was given.
+    /// Whether the controller is available to its children. In the unified hierarchy, the root has
+    /// all controllers that v1 does not use; any other group has those that it was given.
     pub(super) fn has_controller(&self) -> bool {
         if self.kind == Kind::V1 {
             return true;
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-/// Where the unified hierarchy is mounted. `None`: it is not.
+/// Returns the mount of the unified hierarchy; `None` if it is not mounted.
 pub(crate) fn unified_mount() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     in_v2(&mounts, "0::/").map(|place| place.directory)
@@ -73,7 +73,7 @@ fn in_v2(mounts: &str, groups: &str) -> Option<Place> {
     Some(Place { kind: Kind::V2, directory: directory_of(mounts, path, mounted)? })
 }
 
-/// The directory of a group, in the first mount of its hierarchy that shows it.
+/// Returns the directory of a group, in the first mount of its hierarchy that shows it.
 fn directory_of(mounts: &str, path: &str, mounted: impl Fn(&Mount<'_>) -> bool) -> Option<PathBuf> {
     let mounts = mounts.lines().filter_map(Mount::parse).filter(mounted);
     mounts.into_iter().find_map(|mount| {
@@ -87,11 +87,11 @@ fn directory_of(mounts: &str, path: &str, mounted: impl Fn(&Mount<'_>) -> bool) 
 
 /// A line of mountinfo (Documentation/filesystems/proc.rst, 3.5).
 struct Mount<'a> {
-    /// What of the file system is mounted.
+    /// Part of the file system that is mounted.
     root: &'a str,
     point: &'a str,
     kind: &'a str,
-    /// The file system's own options.
+    /// Options of the file system itself.
     options: &'a str,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// Spaces and their like are written as three octal digits.
+/// Decodes spaces and similar characters, which are written as three octal digits.
 fn unescaped(field: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes
@@ -121,7 +121,8 @@ mod tests {
 
     const HYBRID: &str = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n\
         32 31 0:29 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset\n\
-        33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+        33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup \
+        rw,cpu,cpuacct\n\
         41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
     const UNIFIED: &str =
         "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
@@ -132,14 +133,14 @@ mod tests {
         let place = in_v1(HYBRID, groups).unwrap();
         assert_eq!(place.directory, Path::new("/sys/fs/cgroup/cpu,cpuacct/machine/web"));
         assert_eq!(in_v1(HYBRID, "5:cpuset:/\n0::/x\n"), None);
-        assert_eq!(in_v1(UNIFIED, groups), None, "named, and not mounted");
+        assert_eq!(in_v1(UNIFIED, groups), None, "named, but not mounted");
         let place = in_v2(UNIFIED, "0::/system.slice/godwit.service\n").unwrap();
         assert_eq!(place.directory, Path::new("/sys/fs/cgroup/system.slice/godwit.service"));
         assert_eq!(in_v2(UNIFIED, "0::/\n").unwrap().directory, Path::new("/sys/fs/cgroup"));
     }
 
     #[test]
-    fn what_a_container_sees_is_a_part() {
+    fn a_container_sees_a_part_of_the_hierarchy() {
         let mounts = "30 23 0:26 /docker/7 /sys/fs/cgroup\\040x rw - cgroup cgroup rw,cpu\n";
         let place = in_v1(mounts, "1:cpu:/docker/7/web\n").unwrap();
         assert_eq!(place.directory, Path::new("/sys/fs/cgroup x/web"));

@@ -1,4 +1,4 @@
-//! Groups in trees of ordinary files, and in this machine's own hierarchy.
+//! Tests with groups in trees of ordinary files, and in this machine's own hierarchy.
 
 use std::os::unix::fs::symlink;
 
@@ -6,11 +6,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-const PID: i32 = 4_194_400; // above the largest number of a process (PID_MAX_LIMIT)
+// Above the largest process number (PID_MAX_LIMIT).
+const PID: i32 = 4_194_400;
 const VCPUS: [u32; 3] = [4_194_401, 4_194_402, 4_194_403];
 const MAIN: u32 = 4_194_400;
 
-/// A /proc and a hierarchy with the group `/vms`, in which the threads are.
+/// A /proc and a hierarchy with the group `/vms`, which has the threads.
 struct Fake {
     folder: tempfile::TempDir,
     kind: Kind,
@@ -60,7 +61,7 @@ impl Fake {
     }
 
     fn tree(&self) -> Tree {
-        // The kernel's directories go with the files that it made in them.
+        // The kernel removes directories together with the control files in them.
         Tree {
             proc: self.root().join("proc"),
             make: |path| fs::create_dir(path),
@@ -78,13 +79,13 @@ impl Fake {
 }
 
 #[test]
-fn threads_get_a_share_and_are_put_back_in_v1() {
+fn threads_get_a_share_and_are_released_in_v1() {
     let fake = Fake::new(Kind::V1);
     let mut group = fake.vcpu_group();
     group.set_share(None).unwrap();
-    assert!(!fake.group().exists(), "nothing is made before it is needed");
+    assert!(!fake.group().exists(), "nothing is created before it is needed");
     group.set_share(Some(0.5)).unwrap();
-    // The last that was written stays in a file that is no control file.
+    // An ordinary file keeps only the last write.
     assert_eq!(fake.said("tasks"), "4194403");
     assert_eq!(
         (fake.said("cpu.cfs_quota_us").as_str(), fake.said("cpu.cfs_period_us").as_str()),
@@ -107,7 +108,7 @@ fn threads_get_a_share_and_are_put_back_in_v1() {
 }
 
 #[test]
-fn threads_get_a_share_and_are_put_back_in_v2() {
+fn threads_get_a_share_and_are_released_in_v2() {
     let fake = Fake::new(Kind::V2);
     let mut group = fake.vcpu_group();
     group.set_share(Some(0.1)).unwrap();
@@ -128,7 +129,7 @@ fn threads_get_a_share_and_are_put_back_in_v2() {
 }
 
 #[test]
-fn a_controller_that_was_on_stays_on() {
+fn an_enabled_controller_stays_enabled() {
     let fake = Fake::new(Kind::V2);
     fs::write(fake.vms().join("cgroup.subtree_control"), "io cpu").unwrap();
     fake.vcpu_group().set_share(Some(0.1)).unwrap();
@@ -136,7 +137,7 @@ fn a_controller_that_was_on_stays_on() {
 }
 
 #[test]
-fn what_an_agent_left_is_found_by_name() {
+fn a_group_left_by_an_agent_is_found_by_name() {
     for kind in [Kind::V1, Kind::V2] {
         let fake = Fake::new(kind);
         assert!(!put_back(&fake.tree(), PID).unwrap());
@@ -163,7 +164,7 @@ fn another_process_group_is_left_alone() {
 }
 
 #[test]
-fn groups_of_processes_that_are_gone_are_removed() {
+fn groups_of_ended_processes_are_removed() {
     let fake = Fake::new(Kind::V1);
     let own = std::process::id();
     let task = fake.root().join(format!("proc/{own}/task/{own}"));
@@ -182,12 +183,12 @@ fn groups_of_processes_that_are_gone_are_removed() {
 }
 
 #[test]
-fn where_no_group_can_do_it_nothing_is_left() {
+fn without_a_usable_group_nothing_is_left_behind() {
     let fake = Fake::new(Kind::V2);
     fs::write(fake.vms().join("cgroup.controllers"), "cpuset io").unwrap();
     let error = fake.vcpu_group().set_share(Some(0.5)).unwrap_err();
     assert!(matches!(error, VcpuGroupError::NoController { .. }), "{error}");
-    // A group that takes no thread is removed again.
+    // A group that accepts no thread is removed again.
     let fake = Fake::new(Kind::V1);
     let closed = Tree {
         make: |path| {

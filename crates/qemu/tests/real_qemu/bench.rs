@@ -1,4 +1,4 @@
-//! A folder with what a VM of these tests needs.
+//! A directory with the files for a VM of these tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -10,10 +10,11 @@ use godwit_qemu::{
 };
 use tempfile::TempDir;
 
-/// How long things may take on a busy machine.
+/// Longest wait on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Real mode: counts a double word at 0x8000 and writes a dot to the first serial port each 2^20 counts.
+/// Boot sector in real mode: counts a double word at 0x8000 and writes a dot to the first serial
+/// port every 2^20 counts.
 ///
 /// ```text
 /// cli; xor ax,ax; mov ds,ax; mov sp,0x7c00
@@ -27,7 +28,7 @@ const BOOT_SECTOR: [u8; 32] = [
 
 pub(crate) struct Bench {
     pub(crate) qemu: QemuInfo,
-    /// What was started, so that a failed test leaves no QEMU behind.
+    /// Started processes, so that a failed test leaves no QEMU behind.
     started: Mutex<Vec<(i32, u64)>>,
     folder: TempDir,
 }
@@ -45,7 +46,7 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    /// `None`, with the reason printed, where no QEMU is installed.
+    /// Returns `None`, with the reason printed, where no QEMU is installed.
     pub(crate) async fn new() -> Option<Bench> {
         match inspect("qemu-system-x86_64", None).await {
             Ok(qemu) => Some(Bench {
@@ -86,7 +87,7 @@ impl Bench {
         spec
     }
 
-    /// A launch in a run directory of its own, memory files made.
+    /// Returns a launch with its own run directory and memory files.
     pub(crate) fn launch(&self, side: &str, spec: &ResolvedSpec) -> Launch {
         let run_dir = self.path(side);
         std::fs::create_dir_all(&run_dir).unwrap();

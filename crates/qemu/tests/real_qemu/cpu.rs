@@ -1,4 +1,4 @@
-//! What CPU the installed QEMU can give.
+//! Tests of the CPUs of the installed QEMU.
 
 use std::fs::File;
 
@@ -9,7 +9,7 @@ use godwit_qemu::{
 
 use crate::bench::Bench;
 
-/// `None`, with the reason printed, where no QEMU is installed.
+/// Returns `None`, with the reason printed, where no QEMU is installed.
 async fn translated() -> Option<(QemuInfo, HostCpu)> {
     match inspect("qemu-system-x86_64", None).await {
         Ok(qemu) => {
@@ -24,7 +24,7 @@ async fn translated() -> Option<(QemuInfo, HostCpu)> {
 }
 
 #[tokio::test]
-async fn a_qemu_tells_its_models_and_features() {
+async fn a_qemu_reports_its_models_and_features() {
     let Some((qemu, cpu)) = translated().await else { return };
     // TCG translates all of x86-64-v3 from 7.2 on, and no AVX-512 up to 10.x.
     assert_eq!(cpu.psabi_level(), Some(PsabiLevel::V3), "{:?}", cpu.features);
@@ -39,19 +39,20 @@ async fn a_qemu_tells_its_models_and_features() {
     for model in &qemu.cpu_models {
         assert!(cpu.models.contains_key(model), "{model}");
     }
-    // A definition is whole, also of what can't run here.
+    // A definition is complete, even for models that cannot run here.
     assert!(cpu.definitions["Icelake-Server-v2"].contains("avx512f"));
     for (name, missing) in &cpu.models {
         let Some(definition) = cpu.definitions.get(name) else { continue };
-        // What depends on another feature that is missing too is not named beside that (QEMU 10.0: `rdctl-no` without
-        // `arch-capabilities`), so the one need not hold the other; but nothing lacks, or both do.
+        // A feature that depends on another missing feature is not listed beside it (QEMU 10.0:
+        // `rdctl-no` without `arch-capabilities`), so the sets need not be equal. But either both
+        // are empty or neither is.
         let lacking: CpuFeatures = definition.difference(&cpu.features).cloned().collect();
         assert_eq!(missing.is_empty(), lacking.is_empty(), "{name}: {missing:?} {lacking:?}");
     }
 }
 
 #[tokio::test]
-async fn what_it_says_is_missing_keeps_a_guest_from_starting() {
+async fn missing_features_keep_a_guest_from_starting() {
     let Some((_, cpu)) = translated().await else { return };
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
@@ -63,7 +64,7 @@ async fn what_it_says_is_missing_keeps_a_guest_from_starting() {
         .start("a", &bench.spec(|spec| spec.cpu_model = Some(model.into())))
         .await
         .unwrap_err();
-    // Which ones it says before that, in the VM's log.
+    // Before that, it lists the features in the VM's log.
     assert!(error.to_string().contains("doesn't support requested features"), "{error}");
 }
 
@@ -79,7 +80,7 @@ async fn guests_start_with_baselines() {
         let model = &baseline.cpu_model;
         assert!(cpu.lacks_of(&baseline).is_empty(), "{model}");
         assert!(PsabiLevel::V3.features().is_subset(&baseline.features), "{model}");
-        // QEMU is told to start only with all of it.
+        // QEMU starts only with all of its features.
         let spec = bench.spec(|spec| spec.cpu_model = Some(model.clone()));
         let vm = bench.start(side, &spec).await.unwrap_or_else(|error| panic!("{model}: {error}"));
         vm.quit().await;
@@ -96,7 +97,7 @@ async fn kvm_answers_where_it_can_be_opened() {
     let cpu = match host_cpu(&qemu, Accelerator::Kvm, None).await {
         Ok(cpu) => cpu,
         Err(error) => {
-            // A device that opens and is no KVM: then that has to be told.
+            // The device opens but is not KVM: that must be reported.
             eprintln!("skipped: {error}");
             return;
         }

@@ -1,6 +1,7 @@
-//! Against the QEMU that is installed. Guests are a boot sector: it counts in memory and prints a dot now and then.
+//! Tests with the installed QEMU. Guests are a boot sector that counts in memory and prints a dot
+//! now and then.
 
-// A test's helpers may panic as its tests do.
+// Test helpers may panic like tests.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod bench;

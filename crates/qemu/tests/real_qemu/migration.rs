@@ -1,4 +1,4 @@
-//! Device state from one QEMU to another, memory by our own hands.
+//! Migration of device state between two QEMUs, with memory copied by the test.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ async fn reached(
 
 fn copy_memory(bench: &Bench, from: &str, to: &str) {
     let bytes = std::fs::read(bench.path(&format!("{from}.0.ram"))).unwrap();
-    // Into the same file: the destination maps it already.
+    // Into the existing file: the destination maps it already.
     let file =
         std::fs::File::options().write(true).open(bench.path(&format!("{to}.0.ram"))).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
@@ -84,7 +84,7 @@ async fn a_guest_moves_with_its_disk() {
     assert_eq!(info.status, Some(MigrationStatus::Completed));
     shadow.qmp.resume().await.unwrap();
     written(&shadow.run_dir, 0).await;
-    assert!(count(&bench.path("b.0.ram")) > count_at_stop, "it counts on from where it stood");
+    assert!(count(&bench.path("b.0.ram")) > count_at_stop, "it continues to count");
     assert_eq!(count(&bench.path("a.0.ram")), count_at_stop);
     source.quit().await;
     shadow.quit().await;
@@ -127,7 +127,7 @@ async fn the_source_can_take_the_guest_back_after_all_was_sent() {
     source.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await.unwrap();
     reached(&mut at_source, &MigrationStatus::Completed).await;
     reached(&mut at_shadow, &MigrationStatus::Completed).await;
-    // The shadow holds everything but the disk's lock: no commit came, so the source goes on.
+    // The shadow has everything but the disk's lock: no commit came, so the source resumes.
     shadow.kill().await;
     source.qmp.resume().await.unwrap();
     let so_far = written(&source.run_dir, 0).await;
@@ -136,7 +136,7 @@ async fn the_source_can_take_the_guest_back_after_all_was_sent() {
 }
 
 #[tokio::test]
-async fn cont_before_the_state_needs_no_command_after_it() {
+async fn cont_before_the_state_starts_the_guest_after_the_load() {
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
     let source = source(&bench).await;
@@ -156,12 +156,13 @@ async fn cont_before_the_state_needs_no_command_after_it() {
     source.qmp.migrate("fd:state").await.unwrap();
     reached(&mut at_source, &MigrationStatus::PreSwitchover).await;
     copy_memory(&bench, "a", "b");
-    // Here the disk's lock is the source's still: the shadow can't take it.
+    // The source still holds the disk's lock: the shadow cannot take it.
     let refusal = shadow.qmp.resume().await.unwrap_err();
     assert!(refusal.to_string().contains("lock"), "{refusal}");
     source.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await.unwrap();
     let stream = stream.await.unwrap();
-    // The stream is whole, the disk let go: what a commit says. The shadow may start as soon as it has loaded.
+    // The stream is complete and the disk released, as at a commit. The shadow may start as soon as
+    // it has loaded.
     shadow.qmp.execute("cont", serde_json::Value::Null).await.unwrap();
     assert_eq!(shadow.qmp.status().await.unwrap(), RunState::Inmigrate);
     state_in.write_all(&stream).unwrap();
@@ -172,10 +173,11 @@ async fn cont_before_the_state_needs_no_command_after_it() {
     shadow.quit().await;
 }
 
-/// A guest that asks for its end right before it is stopped is asked about in vain by its destination: the device state does not say it.
-/// QEMU tells it before it says that the migration is complete, however close the two are.
+/// Checks when QEMU reports a shutdown that the guest requests right before the stop. The device
+/// state does not carry it, so the destination cannot know. QEMU reports it before the completion
+/// of the migration, however close the two are.
 #[tokio::test]
-async fn a_shutdown_before_the_stop_is_told_before_the_migration_completes() {
+async fn a_shutdown_before_the_stop_is_reported_before_the_migration_completes() {
     for _ in 0..5 {
         let Some(bench) = Bench::new().await else { return };
         bench.disk();
@@ -187,7 +189,8 @@ async fn a_shutdown_before_the_stop_is_told_before_the_migration_completes() {
         let mut events = source.qmp.events();
         source.qmp.migrate("fd:state").await.unwrap();
         reached(&mut events, &MigrationStatus::PreSwitchover).await;
-        // The machine's registers for power: their base as firmware sets it, then "off" (ICH9, PM1a control).
+        // The machine's power registers: their base as set by firmware, then "off" (ICH9, PM1a
+        // control).
         let monitor = |line: &str| {
             let line = serde_json::json!({ "command-line": line });
             source.qmp.execute("human-monitor-command", line)
@@ -208,9 +211,9 @@ async fn a_shutdown_before_the_stop_is_told_before_the_migration_completes() {
                 Ok(event) => assert_ne!(
                     MigrationStatus::of_event(&event),
                     Some(MigrationStatus::Completed),
-                    "it completes before it says that the guest has ended"
+                    "it completes before it reports the shutdown of the guest"
                 ),
-                Err(error) => panic!("it does not say that the guest has ended: {error}"),
+                Err(error) => panic!("it does not report the shutdown of the guest: {error}"),
             }
         }
         assert!(source.qmp.guest_has_shut_down());

@@ -1,4 +1,4 @@
-//! Start, end, adoption and failure.
+//! Tests of start, end, adoption and failure.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
@@ -46,7 +46,7 @@ async fn a_guest_starts_runs_stops_and_ends() {
 }
 
 #[tokio::test]
-async fn a_qemu_that_ends_at_its_start_says_why() {
+async fn a_qemu_that_ends_at_its_start_reports_why() {
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
     let spec = bench.spec(|spec| spec.extra_devices = vec!["no-such-device".into()]);
@@ -66,12 +66,12 @@ async fn a_qemu_that_ends_at_its_start_says_why() {
     });
     let error = bench.start("a", &spec).await.unwrap_err();
     assert!(error.remedy().contains("kernel"), "{error}: {}", error.remedy());
-    // The log of the failure before is not told again.
+    // The log of the earlier failure is not reported again.
     assert!(!error.to_string().contains("no-such-device"), "{error}");
 }
 
 #[tokio::test]
-async fn a_missing_binary_or_folder_is_told() {
+async fn a_missing_binary_or_directory_is_reported() {
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
     let spec = bench.spec(|_| {});
@@ -88,7 +88,7 @@ async fn a_missing_binary_or_folder_is_told() {
 }
 
 #[tokio::test]
-async fn the_next_agent_finds_it_again() {
+async fn the_next_agent_adopts_it() {
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
     let first = bench.start("a", &bench.spec(|_| {})).await.unwrap();
@@ -119,7 +119,7 @@ async fn an_image_in_use_is_refused() {
 }
 
 #[tokio::test]
-async fn odd_blocks_and_several_vcpus_are_taken() {
+async fn odd_blocks_and_several_vcpus_are_accepted() {
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
     let block = |bytes| MemoryBlock::shared(ByteSize::from_bytes(bytes));
@@ -134,7 +134,7 @@ async fn odd_blocks_and_several_vcpus_are_taken() {
 }
 
 #[tokio::test]
-async fn qemu_may_be_another_user_and_inherits_the_tracker() {
+async fn qemu_can_run_as_another_user_and_inherits_the_tracker() {
     let Some(bench) = Bench::new().await else { return };
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can start QEMU as another user");
@@ -143,12 +143,12 @@ async fn qemu_may_be_another_user_and_inherits_the_tracker() {
     let (uid, gid) = (65534, 65534);
     bench.disk();
     let mut launch = bench.launch("a", &bench.spec(|_| {}));
-    // All else is root's, in a folder that is closed to others.
+    // Everything else is root's, in a directory that is closed to others.
     for path in &launch.ram_files {
         chown(path, Some(uid), Some(gid)).unwrap();
     }
     let (library, listener) = (bench.path("library.so"), bench.path("tracker.sock"));
-    // The dynamic linker says that it is none and goes on.
+    // The dynamic linker reports that it is not a library and continues.
     std::fs::write(&library, "").unwrap();
     std::fs::set_permissions(&library, PermissionsExt::from_mode(0o644)).unwrap();
     let listener = UnixListener::bind(listener).unwrap();

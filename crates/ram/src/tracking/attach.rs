@@ -156,7 +156,7 @@ mod tests {
         let region =
             Region::create(&folder.path().join("ram"), 2 * MAPPINGS * PAGE_SIZE, None).unwrap();
         if !region.is_on_tmpfs() {
-            return eprintln!("skipped: /dev/shm is no tmpfs");
+            return eprintln!("skipped: /dev/shm is not a tmpfs");
         }
         let page = usize::try_from(PAGE_SIZE).unwrap();
         let map = |number: u64| {

@@ -135,8 +135,8 @@ impl FileMappings {
         }
     }
 
-    /// Adds one, to the last where it goes on with it: the kernel cuts a mapping in pieces where parts of it are governed
-    /// by a userfaultfd, and to the process they are one.
+    /// Adds one, to the last where it goes on with it: the kernel cuts a mapping in pieces where
+    /// parts of it are governed by a userfaultfd, and to the process they are one.
     fn show(&mut self, mapping: Mapping) {
         match self.shared.last_mut() {
             Some(last)
@@ -260,7 +260,7 @@ nonsense
     }
 
     #[test]
-    fn tells_private_from_absent() {
+    fn private_and_absent_mappings_are_distinguished() {
         let device = rustix::fs::makedev(0, 0x2a);
         let private = mappings_of(MAPS, (device, 1235), PageRange::new(0, 1));
         assert_eq!((private.shared.len(), private.private), (0, 1));
@@ -269,7 +269,7 @@ nonsense
     }
 
     #[test]
-    fn pieces_of_a_mapping_are_one() {
+    fn pieces_of_a_mapping_are_merged() {
         let maps = "\
 7f1000000000-7f1000002000 rw-s 00000000 00:2a 1234      /ram
 7f1000002000-7f1000003000 rw-s 00002000 00:2a 1234      /ram
@@ -358,16 +358,30 @@ nonsense
         fn each_mapped_page_is_in_one_segment_with_all_its_addresses(
             parts in prop::collection::vec((0..60u64, 1..40u64), 0..6)
         ) {
-            let mappings: Vec<Mapping> = (1..).zip(parts)
-                .map(|(index, (first, count))| Mapping { address: index << 32, first, count }).collect();
+            let mappings: Vec<Mapping> = (1..)
+                .zip(parts)
+                .map(|(index, (first, count))| Mapping { address: index << 32, first, count })
+                .collect();
             let segments = segments_of(&mappings);
-            prop_assert!(segments.windows(2).all(|pair| pair[0].pages.end() <= pair[1].pages.first));
+            prop_assert!(
+                segments.windows(2).all(|pair| pair[0].pages.end() <= pair[1].pages.first)
+            );
             for page in 0..100 {
-                let expected: Vec<u64> = mappings.iter().filter(|mapping| mapping.pages().contains(page))
-                    .map(|mapping| mapping.address_of(page)).collect();
-                let found: Vec<u64> = segments.iter().filter(|segment| segment.pages.contains(page))
-                    .flat_map(|segment| segment.addresses.iter()
-                        .map(move |address| address + (page - segment.pages.first) * PAGE_SIZE)).collect();
+                let expected: Vec<u64> = mappings
+                    .iter()
+                    .filter(|mapping| mapping.pages().contains(page))
+                    .map(|mapping| mapping.address_of(page))
+                    .collect();
+                let found: Vec<u64> = segments
+                    .iter()
+                    .filter(|segment| segment.pages.contains(page))
+                    .flat_map(|segment| {
+                        segment
+                            .addresses
+                            .iter()
+                            .map(move |address| address + (page - segment.pages.first) * PAGE_SIZE)
+                    })
+                    .collect();
                 prop_assert_eq!(found, expected);
             }
         }

@@ -1,5 +1,7 @@
-//! One member of etcd at a time, and the next one when that fails. etcd's client can spread requests over members, but sends some to those
-//! that are away as long as they are; so it gets one address, and a new connection after each failure.
+//! A connection to one member of etcd at a time, and to the next member when that fails.
+//!
+//! etcd's client can spread requests over members, but keeps sending some to members that are
+//! unavailable. So it gets one address, and a new connection after each failure.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -10,42 +12,42 @@ use tokio::time::timeout;
 
 use crate::error::{StoreError, Written};
 
-/// How long a member may take until its first answer.
+/// Longest time to a member's first response.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
-/// Why etcd did not do what it was asked for.
+/// Why etcd did not carry out a request.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// There was no answer.
+    /// There was no response.
     Lost(String),
-    /// What was asked for is of a revision that etcd has forgotten.
+    /// The requested revision has been compacted.
     Compacted,
-    /// It does not want to.
+    /// etcd rejects the request.
     Refused { why: String, remedy: &'static str },
 }
 
 impl Failure {
-    /// For the manager; `lost` says what a lost answer means.
-    pub(super) fn tell(self, store: &str, lost: Written) -> StoreError {
+    /// Converts to a store error; `lost` states what a lost response means.
+    pub(super) fn into_error(self, store: &str, lost: Written) -> StoreError {
         let store = store.to_owned();
         match self {
             Failure::Lost(why) => StoreError::Unavailable { store, why, written: lost },
             Failure::Compacted => StoreError::Refused {
                 store,
-                why: "it forgets revisions while they are read".to_owned(),
-                remedy: "have it compact after an hour: --auto-compaction-retention=1h",
+                why: "it compacts revisions while they are read".to_owned(),
+                remedy: "let etcd compact after an hour: --auto-compaction-retention=1h",
             },
             Failure::Refused { why, remedy } => StoreError::Refused { store, why, remedy },
         }
     }
 }
 
-/// The way to etcd.
+/// The connection to etcd.
 pub(super) struct Connection {
     endpoints: Vec<String>,
     name: String,
     options: ConnectOptions,
-    /// What a new connection is tried with.
+    /// Key that each new connection reads first.
     first_key: String,
     current: Mutex<Current>,
 }
@@ -53,11 +55,11 @@ pub(super) struct Connection {
 struct Current {
     endpoint: usize,
     client: Option<Client>,
-    /// Counts connections: who reports a failure says of which.
+    /// Number of this connection, so that a failure is reported for the right one.
     turn: u64,
 }
 
-/// A connection that has answered.
+/// A connection that has responded.
 pub(super) struct Session {
     pub(super) client: Client,
     turn: u64,
@@ -74,17 +76,17 @@ impl Connection {
         Connection { endpoints, name, options, first_key, current: Mutex::new(current) }
     }
 
-    /// All endpoints, for people.
+    /// All endpoints, for messages.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes sure that there is a connection that has answered once.
+    /// Ensures a connection that has responded once.
     pub(super) async fn reach(&self) -> Result<(), Failure> {
         self.session().await.map(drop)
     }
 
-    /// The connection, or a new one to the first member that answers.
+    /// Returns the connection, or a new one to the first member that responds.
     pub(super) async fn session(&self) -> Result<Session, Failure> {
         let mut current = self.current.lock().await;
         let mut last = String::new();
@@ -99,7 +101,7 @@ impl Connection {
                     return Ok(Session { client, turn: current.turn });
                 }
                 Ok(Err(error)) => judge(&error),
-                Err(_) => Failure::Lost(format!("no answer within {FIRST_ANSWER:?}")),
+                Err(_) => Failure::Lost(format!("no response within {FIRST_ANSWER:?}")),
             };
             let Failure::Lost(why) = failure else { return Err(failure) };
             last = format!("{endpoint}: {why}");
@@ -112,12 +114,13 @@ impl Connection {
     async fn connect(&self, endpoint: &str) -> Result<Client, Error> {
         let client = Client::connect([endpoint], Some(self.options.clone())).await?;
         let no_value = GetOptions::new().with_keys_only();
-        // Connections are made by the first request, and this one can be lost without harm. The whole of etcd answers it, not one member.
+        // The first request opens the connection, and a read can be lost without harm. It is a
+        // linearizable read: the cluster answers it, not one member.
         client.kv_client().get(self.first_key.as_str(), Some(no_value)).await?;
         Ok(client)
     }
 
-    /// That connection is no good: the next one is to another member.
+    /// Gives up a failed connection: the next one is to another member.
     pub(super) async fn leave(&self, session: &Session) {
         let mut current = self.current.lock().await;
         if current.turn == session.turn {
@@ -127,7 +130,7 @@ impl Connection {
         }
     }
 
-    /// Asks what may be asked twice: every member in turn, until one answers.
+    /// Sends a request that may be repeated: to every member in turn, until one responds.
     pub(super) async fn ask<T, F>(
         &self,
         limit: Duration,
@@ -157,7 +160,7 @@ impl Connection {
         let failure = match timeout(limit, call(session.client.clone())).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => judge(&error),
-            Err(_) => Failure::Lost(format!("no answer within {limit:?}")),
+            Err(_) => Failure::Lost(format!("no response within {limit:?}")),
         };
         if matches!(failure, Failure::Lost(_)) {
             self.leave(&session).await;
@@ -166,7 +169,7 @@ impl Connection {
     }
 }
 
-/// What an error of etcd's client means.
+/// Classifies an error of etcd's client.
 pub(super) fn judge(error: &Error) -> Failure {
     let Error::GRpcStatus(status) = error else {
         return Failure::Lost(error.to_string());
@@ -179,13 +182,14 @@ pub(super) fn judge(error: &Error) -> Failure {
             why: said,
             remedy: "compact and defragment etcd, then `etcdctl alarm disarm`",
         },
-        // Invalid argument, permission denied, unauthenticated: among the first is a wrong password.
+        // Invalid argument (a wrong password is one), permission denied, unauthenticated.
         3 | 7 | 16 => Failure::Refused {
             why: said,
-            remedy: "give this manager's etcd user or certificate read and write access to its prefix",
+            remedy: "give this manager's etcd user or certificate read and write access to its \
+                prefix",
         },
         // Precondition, out of range.
-        9 | 11 => Failure::Refused { why: said, remedy: "etcd's log says more" },
+        9 | 11 => Failure::Refused { why: said, remedy: "see etcd's log for details" },
         _ => {
             let mut why = said;
             let mut cause = status.source();

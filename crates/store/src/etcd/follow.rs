@@ -1,4 +1,4 @@
-//! Changes as etcd tells them.
+//! Watches of etcd.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,17 +13,18 @@ use super::{Layout, MOST_ANSWER_BYTES, revision};
 use crate::error::{StoreError, Written};
 use crate::history::{Change, ChangeSource, Changes};
 
-/// How long it may take until etcd has begun to tell.
+/// Longest time until etcd has created a watch.
 const BEGIN: Duration = Duration::from_secs(3);
 
-/// Follows one range of keys. Where the connection breaks it goes on at the next one with what it has not had.
+/// Watches one range of keys. After a broken connection it continues on the next one, from the
+/// first change that it has not received.
 pub(super) struct Follower {
     connection: Arc<Connection>,
     layout: Layout,
     from: String,
-    /// None: one key.
+    /// `None`: a single key.
     to: Option<String>,
-    /// Everything up to here has been told, or is in `ready`.
+    /// Everything up to this revision has been returned, or is in `ready`.
     since: i64,
     stream: Option<(Session, WatchStream)>,
     ready: VecDeque<Changes>,
@@ -41,7 +42,7 @@ impl Follower {
         Follower { connection, layout, from, to, since, stream: None, ready, gone: false }
     }
 
-    /// Follows one key, by its name in etcd.
+    /// Watches one key, by its full name in etcd.
     pub(super) fn of_key(connection: Arc<Connection>, key: String, since: i64) -> Follower {
         let layout = Layout { items: String::new(), leader: String::new() };
         let mut follower = Follower::new(connection, layout, (key, String::new()), since);
@@ -49,7 +50,7 @@ impl Follower {
         follower
     }
 
-    /// Has etcd begin to tell.
+    /// Creates the watch.
     async fn begin(&self) -> Result<(Session, WatchStream), Failure> {
         let session = self.connection.session().await?;
         let mut options = WatchOptions::new().with_start_revision(self.since + 1);
@@ -66,17 +67,17 @@ impl Follower {
         Err(failure)
     }
 
-    /// The stream is at its end.
+    /// Handles the end of the stream.
     async fn ended(&mut self, failure: Failure) -> StoreError {
         if let Some((session, _)) = self.stream.take()
             && matches!(failure, Failure::Lost(_))
         {
             self.connection.leave(&session).await;
         }
-        failure.tell(self.connection.name(), Written::No)
+        failure.into_error(self.connection.name(), Written::No)
     }
 
-    /// Sorts events by the transactions that made them: those of one come together, and have its revision.
+    /// Groups events by the transactions that made them. Each group has its transaction's revision.
     fn take(&mut self, message: &WatchResponse) {
         for event in message.events() {
             let Some((revision, change)) = self.change(event) else { continue };
@@ -111,9 +112,10 @@ impl ChangeSource for Follower {
             }
             let Some((_, stream)) = &mut self.stream else {
                 let begun = self.begin().await;
-                self.stream = Some(
-                    begun.map_err(|failure| failure.tell(self.connection.name(), Written::No))?,
-                );
+                self.stream =
+                    Some(begun.map_err(|failure| {
+                        failure.into_error(self.connection.name(), Written::No)
+                    })?);
                 continue;
             };
             match stream.message().await {

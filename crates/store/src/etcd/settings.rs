@@ -1,4 +1,4 @@
-//! How etcd is reached.
+//! Connection settings for etcd.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,40 +9,41 @@ use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 
 use crate::error::{StoreError, file_error};
 
-/// A lease shorter than this is lost to any hiccup of a disk; etcd itself grants none under 2 s.
+/// Shortest lease. A slow disk would lose a shorter one; etcd itself grants none under 2 s.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
-/// For this long nobody would lead.
+/// Longest lease. For this long there may be no leader.
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
-/// How long a connection may take to be made.
+/// Longest time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(2);
-/// etcd closes connections of clients that ask more often than every 5 s whether it is there.
-const ALIVE_EVERY: Duration = Duration::from_secs(10);
-/// How long it may take to say so.
-const ALIVE_WITHIN: Duration = Duration::from_secs(5);
-/// Bytes of a prefix: the largest transaction still fits into a request.
+/// Interval of keepalive pings. etcd closes connections of clients that ping more often than every
+/// 5 s.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Longest time to the response to a ping.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest prefix in bytes: the largest transaction still fits into a request.
 const LONGEST_PREFIX: usize = 128;
 
-/// Where etcd is, and who this manager is to it.
+/// Addresses of etcd, and the credentials of this manager.
 #[derive(Clone)]
 pub struct EtcdSettings {
-    /// Its members' addresses, as `https://10.0.0.1:2379`; all with TLS or none.
+    /// Addresses of the members, such as `https://10.0.0.1:2379`; all with TLS or all without.
     pub endpoints: Vec<String>,
-    /// What all keys of this cluster's managers begin with.
+    /// Prefix of all keys of this cluster's managers.
     pub prefix: String,
-    /// Certificates; none: `http` endpoints.
+    /// Certificates; `None` for `http` endpoints.
     pub tls: Option<EtcdTls>,
-    /// etcd's user and password; none: etcd asks for none, or goes by the certificate.
+    /// User name and password; `None` if etcd requires none, or identifies clients by certificate.
     pub user: Option<(String, String)>,
-    /// How long a leadership outlives its manager: whole seconds, 2 to 60.
+    /// How long a leadership outlasts its manager: whole seconds, 2 to 60.
     pub lease: Duration,
 }
 
 /// Certificates for etcd, as PEM files.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
-    /// The authority that etcd's own certificates are of.
+    /// Authority that signed etcd's own certificates.
     pub authority: PathBuf,
-    /// This manager's certificate and key; none: etcd asks for none.
+    /// This manager's certificate and key; `None` if etcd requires none.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -71,13 +72,13 @@ impl std::fmt::Debug for EtcdSettings {
 }
 
 impl EtcdSettings {
-    /// Makes of them what etcd's client takes.
+    /// Checks the settings and converts them for etcd's client.
     pub(super) fn check_and_load(&self) -> Result<ConnectOptions, StoreError> {
         self.check().map_err(|why| StoreError::Settings { why })?;
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT)
-            .with_keep_alive(ALIVE_EVERY, ALIVE_WITHIN)
-            // A member that is cut off from the others must say so, not answer with what it knows.
+            .with_keep_alive(KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT)
+            // A member that is cut off from the others must report that, not answer with old data.
             .with_require_leader(true);
         if let Some((name, password)) = &self.user {
             options = options.with_user(name, password).with_auto_token_refresh(true);
@@ -85,33 +86,34 @@ impl EtcdSettings {
         if let Some(tls) = &self.tls {
             options = options.with_tls(tls.load()?);
         } else {
-            tracing::warn!(endpoints = ?self.endpoints, "etcd is spoken to in the clear");
+            tracing::warn!(endpoints = ?self.endpoints, "the connection to etcd is not encrypted");
         }
         Ok(options)
     }
 
     fn check(&self) -> Result<(), String> {
         if self.endpoints.is_empty() {
-            return Err(
-                "no endpoints are given (name etcd's members, as https://HOST:2379)".to_owned()
-            );
+            return Err("no endpoints are given (list etcd's members, such as https://HOST:2379)"
+                .to_owned());
         }
         let scheme = if self.tls.is_some() { "https://" } else { "http://" };
         if let Some(other) = self.endpoints.iter().find(|endpoint| !endpoint.starts_with(scheme)) {
             return Err(format!(
-                "the endpoint {other} should begin with {scheme} (https goes with certificates, http without)"
+                "the endpoint {other} must begin with {scheme} (use https with certificates, http \
+                without)"
             ));
         }
         let prefix = &self.prefix;
         let visible = prefix.bytes().all(|byte| byte.is_ascii_graphic());
         if !visible || prefix.trim_end_matches('/').is_empty() || prefix.len() > LONGEST_PREFIX {
             return Err(format!(
-                "the prefix \"{prefix}\" should be visible ASCII, {LONGEST_PREFIX} bytes at most, as /godwit"
+                "the prefix \"{prefix}\" must be visible ASCII, at most {LONGEST_PREFIX} bytes, \
+                such as /godwit"
             ));
         }
         if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) || self.lease.subsec_nanos() != 0
         {
-            return Err(format!("a lease of {:?} should be 2 to 60 whole seconds", self.lease));
+            return Err(format!("a lease of {:?} must be 2 to 60 whole seconds", self.lease));
         }
         Ok(())
     }
@@ -125,7 +127,7 @@ impl EtcdTls {
         if let Some((certificate, key)) = &self.identity {
             let mode = fs::metadata(key).map_err(file_error(key, "read"))?.mode();
             if mode & 0o077 != 0 {
-                let why = format!("the key {} can be read by others (chmod 600 it)", key.display());
+                let why = format!("others can read the key {} (chmod 600 it)", key.display());
                 return Err(StoreError::Settings { why });
             }
             tls = tls.identity(Identity::from_pem(read(certificate)?, read(key)?));
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_that_make_no_sense_are_told() {
+    fn invalid_etcd_settings_are_refused() {
         let right = EtcdSettings::default();
         right.check().unwrap();
         let wrong = [

@@ -1,4 +1,4 @@
-//! A leadership in etcd: its lease, and whoever renews it.
+//! A leadership in etcd: its lease and the renewal of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use super::connection::{Connection, Failure};
 use crate::error::{StoreError, Written};
 use crate::leadership::{Loss, Standing, Tenure};
 
-/// Renewals in the length of a lease.
+/// Renewals per lease length.
 const RENEWALS: u32 = 5;
-/// How long an answer may take that only frees the leadership earlier.
+/// Longest wait for a response that only frees the leadership earlier.
 const REVOKE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +22,9 @@ pub(super) struct Lease {
     pub(super) ttl: Duration,
 }
 
-/// Until when a manager counts on a lease that it asked for at `sent`. etcd counts from later, when the request came; the fifth that is left
-/// out is for clocks that go at different speeds, and for noticing.
+/// Returns until when a manager relies on a lease that it requested at `sent`. etcd counts from
+/// later, when the request arrived. The fifth that is left out allows for clocks of different
+/// speeds and for the time to react.
 pub(super) fn holds_until(sent: Instant, ttl: Duration) -> Instant {
     sent + ttl - ttl / 5
 }
@@ -36,7 +37,8 @@ pub(super) struct EtcdTenure {
 }
 
 impl EtcdTenure {
-    /// Begins to renew; `key` is the leadership's key and the revision at which it was made, `sent` when the lease was asked for.
+    /// Begins to renew. `key` is the leadership's key with the revision of its creation; `sent` is
+    /// when the lease was requested.
     pub(super) fn begin(
         connection: Arc<Connection>,
         lease: Lease,
@@ -60,11 +62,11 @@ impl Tenure for EtcdTenure {
     async fn resign(self: Box<Self>) -> Result<(), StoreError> {
         self.keeper.abort();
         let revoked = revoke(&self.connection, self.lease.id).await;
-        revoked.map_err(|failure| failure.tell(self.connection.name(), Written::Unknown))
+        revoked.map_err(|failure| failure.into_error(self.connection.name(), Written::Unknown))
     }
 }
 
-/// Ends a lease, and what hangs on it.
+/// Ends a lease, and the keys attached to it.
 pub(super) async fn revoke(connection: &Connection, lease: i64) -> Result<(), Failure> {
     let revoke = |client: Client| async move { client.lease_client().revoke(lease).await };
     connection.ask(REVOKE, revoke).await.map(drop)
@@ -94,16 +96,17 @@ impl Keeper {
                 }
                 Ok(Ok(false)) => return self.standing.lose(Loss::Ended),
                 Ok(Err(failure)) => {
-                    tracing::warn!(?failure, "the leadership was not renewed");
+                    tracing::warn!(?failure, "cannot renew the leadership");
                     next = Instant::now() + self.lease.ttl / (RENEWALS * 4);
                 }
-                // What comes now comes too late.
+                // A response would come too late.
                 Err(_) => return self.standing.lose(Loss::RanOut),
             }
         }
     }
 
-    /// Renews the lease, and looks whether the leadership is still this one: somebody may have removed the key by hand.
+    /// Renews the lease, and checks that the leadership is still this one: someone may have removed
+    /// the key by hand.
     async fn renew(&self) -> Result<bool, Failure> {
         let (limit, lease) = (self.lease.ttl / 4, self.lease.id);
         let renew = |client: Client| async move { client.lease_client().keep_alive(lease).await };

@@ -1,4 +1,4 @@
-//! The file: who may open it, whether it is whole, and its format.
+//! The SQLite file: access, integrity and format.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -11,9 +11,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use crate::error::{StoreError, file_error};
 use crate::transaction::Revision;
 
-/// "GDWT": what SQLite's header says of whose file this is.
+/// "GDWT": the application ID in SQLite's header that marks the file as Godwit's.
 const APPLICATION: i64 = 0x4744_5754;
-/// Each step makes a file of the format before it (the first: an empty file) one of the next. Steps that were released are never changed.
+/// Steps that each convert a file to the next format; the first starts from an empty file. Never
+/// change a released step.
 const STEPS: &[&str] = &["
     CREATE TABLE items (
         key TEXT PRIMARY KEY NOT NULL,
@@ -26,10 +27,10 @@ const STEPS: &[&str] = &["
     ) STRICT, WITHOUT ROWID;
     INSERT INTO counters VALUES ('revision', 0), ('epoch', 0);
 "];
-/// How long another program may hold the file, as a backup does for moments.
+/// Longest time that another program may hold the file, as a backup does for moments.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// A file that this process has for itself.
+/// A file that this process has exclusively.
 pub(super) struct OpenFile {
     pub(super) lock: File,
     pub(super) reader: Connection,
@@ -49,15 +50,15 @@ pub(super) fn open(path: &Path) -> Result<OpenFile, StoreError> {
         writer.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(failed)?;
     if mode != "wal" {
         let source = io::Error::other(format!(
-            "its journal stays in mode \"{mode}\": is it on a network's disk?"
+            "its journal stays in mode \"{mode}\": is it on a network file system?"
         ));
         return Err(StoreError::File {
             path: path.to_owned(),
-            action: "put into WAL mode",
+            action: "enable WAL mode for",
             source,
         });
     }
-    // A commit that was answered survives a loss of power, not only of the process.
+    // An answered commit survives a power loss, not only the end of the process.
     writer.execute_batch("PRAGMA synchronous = FULL;").map_err(failed)?;
     bring_up_to_date(path, &mut writer, STEPS)?;
     let reader = Connection::open(path).map_err(failed)?;
@@ -67,7 +68,8 @@ pub(super) fn open(path: &Path) -> Result<OpenFile, StoreError> {
     Ok(OpenFile { lock, reader, writer, revision })
 }
 
-/// Keeps other managers out. A file of its own: closing any descriptor of the database's would let go of the locks that SQLite has on it.
+/// Locks out other managers. The lock is a separate file: closing any descriptor of the database
+/// would release SQLite's own locks on it.
 fn lock(path: &Path) -> Result<File, StoreError> {
     let beside = beside(path, ".lock");
     let lock = OpenOptions::new()
@@ -76,12 +78,12 @@ fn lock(path: &Path) -> Result<File, StoreError> {
         .write(true)
         .mode(0o600)
         .open(&beside)
-        .map_err(file_error(&beside, "opened"))?;
+        .map_err(file_error(&beside, "open"))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
         Err(TryLockError::Error(source)) => {
-            Err(StoreError::File { path: beside, action: "locked", source })
+            Err(StoreError::File { path: beside, action: "lock", source })
         }
     }
 }
@@ -92,19 +94,20 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Tokens' hashes and VMs' definitions are nobody else's. SQLite gives the files that it makes beside this one the same mode.
+/// Closes the file to other users: it holds token hashes and VM definitions. SQLite gives the files
+/// that it creates beside it the same mode.
 fn make_private(path: &Path) -> Result<(), StoreError> {
     match OpenOptions::new().create_new(true).write(true).mode(0o600).open(path) {
         Ok(_) => {
             let dir =
                 path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(dir).and_then(|dir| dir.sync_all()).map_err(file_error(dir, "synced"))
+            File::open(dir).and_then(|dir| dir.sync_all()).map_err(file_error(dir, "sync"))
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-                .map_err(file_error(path, "closed to others"))
+                .map_err(file_error(path, "restrict access to"))
         }
-        Err(error) => Err(file_error(path, "made")(error)),
+        Err(error) => Err(file_error(path, "create")(error)),
     }
 }
 
@@ -120,7 +123,7 @@ fn check_owner(path: &Path, connection: &Connection) -> Result<(), StoreError> {
     if application != 0 || tables > 0 {
         return Err(StoreError::Foreign { path: path.to_owned() });
     }
-    // A file that was just made, or by a start that ended before its first step: the first step gives it an owner.
+    // A new file, or one whose creation ended before the first step: the first step sets the ID.
     Ok(())
 }
 
@@ -135,7 +138,7 @@ fn check_whole(path: &Path, connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
-/// Makes the steps that the file lacks, each whole or not at all.
+/// Runs the steps that the file lacks, each completely or not at all.
 fn bring_up_to_date(
     path: &Path,
     connection: &mut Connection,
@@ -167,45 +170,43 @@ fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
 
-/// What an error at opening means.
+/// Converts an error at opening.
 fn judge(path: &Path, error: &rusqlite::Error) -> StoreError {
     let path = path.to_owned();
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Damaged { path, why: error.to_string() }
         }
-        _ => {
-            StoreError::File { path, action: "opened", source: io::Error::other(error.to_string()) }
-        }
+        _ => StoreError::File { path, action: "open", source: io::Error::other(error.to_string()) },
     }
 }
 
-/// Writes a copy of a store as it is now. Nothing is left where that fails.
+/// Writes a copy of a store at its present revision. On failure no file is left.
 pub(super) fn back_up(from: &Path, to: &Path) -> Result<(), StoreError> {
-    // One that is not there is not made.
+    // Without CREATE: a missing store is not created.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let source = Connection::open_with_flags(from, flags).map_err(|error| judge(from, &error))?;
     source.busy_timeout(BUSY).map_err(|error| judge(from, &error))?;
     if pragma(&source, "application_id").map_err(|error| judge(from, &error))? != APPLICATION {
         return Err(StoreError::Foreign { path: from.to_owned() });
     }
-    // SQLite fills a file that is there and empty: so it is never anybody else's to read.
+    // SQLite fills an existing empty file, so the copy is never readable by other users.
     let copy = OpenOptions::new()
         .create_new(true)
         .write(true)
         .mode(0o600)
         .open(to)
-        .map_err(file_error(to, "made for a backup"))?;
+        .map_err(file_error(to, "create the backup"))?;
     let written = source
         .execute("VACUUM INTO ?1", [to.to_string_lossy()])
         .map_err(|error| StoreError::File {
             path: to.to_owned(),
-            action: "written as a backup",
+            action: "write the backup",
             source: io::Error::other(error.to_string()),
         })
-        .and_then(|_| copy.sync_all().map_err(file_error(to, "synced")));
+        .and_then(|_| copy.sync_all().map_err(file_error(to, "sync")));
     if written.is_err() {
-        // What failed says more.
+        // The first error says more than one of the removal would.
         let _ = fs::remove_file(to);
     }
     written
@@ -215,7 +216,7 @@ pub(super) fn revision(connection: &Connection) -> rusqlite::Result<Revision> {
     counter(connection, "revision")
 }
 
-/// The number of the last leadership that began.
+/// Returns the number of the last leadership that began.
 pub(super) fn epoch(connection: &Connection) -> rusqlite::Result<Revision> {
     counter(connection, "epoch")
 }
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_an_earlier_format_is_brought_forward_with_what_is_in_it() {
+    fn a_file_of_an_earlier_format_is_upgraded_with_its_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manager.db");
         let steps = [STEPS[0], "ALTER TABLE items ADD COLUMN note TEXT NOT NULL DEFAULT 'none';"];
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_fails_leaves_nothing() {
+    fn a_failed_step_leaves_nothing() {
         let mut connection = Connection::open_in_memory().unwrap();
         let steps = ["CREATE TABLE a (x); CREATE TABLE b (y); nonsense;"];
         assert!(bring_up_to_date(Path::new("manager.db"), &mut connection, &steps).is_err());

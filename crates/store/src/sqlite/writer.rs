@@ -1,4 +1,4 @@
-//! The thread that writes.
+//! The writer thread.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::error::{StoreError, Written};
 use crate::history::{Change, Changes, History};
 use crate::transaction::{KeyState, Revision, Transaction};
 
-/// Requests that share one sync.
+/// Most requests that share one sync.
 const MOST_TOGETHER: usize = 64;
 
-/// What is asked of the thread.
+/// A request to the writer thread.
 pub(super) enum Request {
-    /// Carry this out; none in answer: that leadership has ended.
+    /// Carries out a transaction. The response is `None` if that leadership has ended.
     Commit {
-        /// The leadership that it was made under.
+        /// The leadership under which the transaction was made.
         epoch: Revision,
-        /// What to do.
+        /// The transaction.
         transaction: Transaction,
         answer: oneshot::Sender<Result<Option<Revision>, StoreError>>,
     },
-    /// Begin a leadership.
+    /// Begins a leadership.
     NextEpoch {
-        /// Gets its number.
+        /// Receives the number of the leadership.
         answer: oneshot::Sender<Result<Revision, StoreError>>,
     },
 }
 
-/// What came of a request, to be told once it is on the disk.
+/// Result of a request, sent once it is on the disk.
 enum Outcome {
     Committed(Option<Changes>, Revision),
     Ended,
@@ -44,7 +44,7 @@ pub(super) struct Writer {
     connection: Connection,
     history: Arc<History>,
     on_failure: Box<dyn Fn(String) + Send>,
-    /// Why nothing can be written any more.
+    /// Why nothing can be written any more; `None` while the file works.
     broken: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl Writer {
         Writer { path, connection, history, on_failure: Box::new(on_failure), broken: None }
     }
 
-    /// Carries requests out until nobody can ask any more.
+    /// Carries out requests until all senders are dropped.
     pub(super) fn run(mut self, mut requests: mpsc::Receiver<Request>) {
         while let Some(first) = requests.blocking_recv() {
             let mut together = vec![first];
@@ -80,7 +80,8 @@ impl Writer {
         match write_all(&mut self.connection, &requests) {
             Ok(outcomes) => {
                 for (request, outcome) in requests.into_iter().zip(outcomes) {
-                    // Told to followers first: who has the answer finds it there.
+                    // Watchers get the change first: a client that has the response finds the
+                    // change there.
                     if let Outcome::Committed(changes, _) = &outcome {
                         changes.iter().cloned().for_each(|changes| self.history.push(changes));
                     }
@@ -94,11 +95,12 @@ impl Writer {
     fn fail(&mut self, requests: Vec<Request>, failure: &Failure) {
         let why = failure.error.to_string();
         let written = if failure.in_doubt() { Written::Unknown } else { Written::No };
-        tracing::error!(store = %self.path.display(), %why, "the store can't be written");
+        tracing::error!(store = %self.path.display(), %why, "cannot write the store");
         if failure.in_doubt() {
-            // What a disk has kept of a sync that failed can't be known, and a further one may succeed without it.
+            // After a failed sync it is unknown what the disk holds, and another sync may succeed
+            // without that data.
             let why =
-                format!("a sync failed: {why} (look after the disk, then start the manager again)");
+                format!("a sync failed: {why} (check the disk, then start the manager again)");
             (self.on_failure)(why.clone());
             self.broken = Some(why);
         }
@@ -110,7 +112,7 @@ impl Writer {
 
 impl Request {
     fn answer(self, outcome: Outcome) {
-        // Whoever asked may be gone.
+        // The caller may be gone.
         match (self, outcome) {
             (Request::Commit { answer, .. }, Outcome::Committed(_, revision)) => {
                 let _ = answer.send(Ok(Some(revision)));
@@ -124,7 +126,7 @@ impl Request {
             (Request::Commit { answer, .. }, _) => {
                 let _ = answer.send(Ok(None));
             }
-            // Dropped: who waits is told that the thread has none.
+            // Dropping the sender makes the caller receive an error.
             (Request::NextEpoch { .. }, _) => {}
         }
     }
@@ -144,7 +146,8 @@ struct Failure {
 }
 
 impl Failure {
-    /// A full disk is noticed before a commit is complete, and SQLite takes it back.
+    /// Whether the group may have been written. A full disk is noticed before a commit is complete,
+    /// and SQLite rolls it back.
     fn in_doubt(&self) -> bool {
         self.at_commit && self.error.sqlite_error_code() != Some(ErrorCode::DiskFull)
     }
@@ -156,7 +159,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// Carries out all requests in one SQLite transaction, each seeing what those before it wrote.
+/// Carries out all requests in one SQLite transaction. Each sees what the earlier ones wrote.
 fn write_all(connection: &mut Connection, requests: &[Request]) -> Result<Vec<Outcome>, Failure> {
     let together = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut outcomes = Vec::with_capacity(requests.len());
@@ -174,7 +177,7 @@ fn write_all(connection: &mut Connection, requests: &[Request]) -> Result<Vec<Ou
     Ok(outcomes)
 }
 
-/// Looks at everything first, then writes: a transaction that is refused has written nothing.
+/// Checks everything, then writes: a refused transaction has written nothing.
 fn write(
     connection: &Connection,
     epoch: Revision,
@@ -222,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// A writer of a new file, and what it says when the file fails.
+    /// Returns a writer of a new file, and the messages of its failures.
     fn writer(dir: &Path) -> (Writer, Arc<Mutex<Vec<String>>>) {
         let path = dir.join("manager.db");
         let open = file::open(&path).unwrap();
@@ -234,7 +237,7 @@ mod tests {
         (writer, failures)
     }
 
-    /// Has it carry these out together.
+    /// Carries these requests out together.
     fn carry_out(
         writer: &mut Writer,
         transactions: Vec<Transaction>,
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions_that_share_a_sync_see_each_other_and_fail_alone() {
+    fn transactions_that_share_a_sync_see_each_other_and_fail_separately() {
         let dir = tempfile::tempdir().unwrap();
         let (mut writer, _) = writer(dir.path());
         let first = || Transaction::new().expect("a", KeyState::Absent).put("a", "1");
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_fails_what_it_hits_and_nothing_later() {
+    fn a_full_disk_fails_only_the_affected_transactions() {
         let dir = tempfile::tempdir().unwrap();
         let (mut writer, failures) = writer(dir.path());
         let pages: i64 =
@@ -284,10 +287,10 @@ mod tests {
     }
 
     #[test]
-    fn after_a_commit_in_doubt_nothing_is_written() {
+    fn nothing_is_written_after_a_commit_in_doubt() {
         let dir = tempfile::tempdir().unwrap();
         let (mut writer, failures) = writer(dir.path());
-        // A reference that is looked at when everything is written: the commit itself fails.
+        // A deferred reference is checked after all writes: the commit itself fails.
         writer
             .connection
             .execute_batch(

@@ -1,4 +1,4 @@
-//! What is etcd's alone: leases that run out, members that are away, certificates and passwords.
+//! Tests for etcd alone: expiring leases, unavailable members, certificates and passwords.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -16,18 +16,18 @@ use crate::etcd_prefix::raw;
 use crate::etcd_server::EtcdServer;
 use crate::rig::candidate;
 
-/// Where the child of a test finds its etcd.
+/// Variable by which a test gives its child the address of etcd.
 const CHILD: &str = "GODWIT_TEST_ETCD";
-/// The shortest that etcd grants.
+/// The shortest lease that etcd grants.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn short(server: &EtcdServer) -> EtcdSettings {
     EtcdSettings { lease: SHORT, ..server.settings("/godwit") }
 }
 
-/// The other process of the test below: leads until it is killed.
+/// Child process of the test below: leads until it is killed.
 #[test]
-#[ignore = "it is run by another test"]
+#[ignore = "run by another test"]
 fn child_leads_until_it_is_killed() {
     let Some(endpoint) = std::env::var_os(CHILD) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -45,7 +45,7 @@ fn child_leads_until_it_is_killed() {
 }
 
 #[tokio::test]
-async fn another_manager_leads_after_the_leaders_process_was_killed() {
+async fn another_manager_leads_after_the_leader_was_killed() {
     let Some(server) = EtcdServer::start() else { return };
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "--nocapture", "etcd::child_leads_until_it_is_killed"])
@@ -64,7 +64,7 @@ async fn another_manager_leads_after_the_leaders_process_was_killed() {
 }
 
 #[tokio::test]
-async fn a_leadership_that_is_dropped_runs_out() {
+async fn a_dropped_leadership_expires() {
     let Some(server) = EtcdServer::start() else { return };
     let first = EtcdStore::new(&short(&server)).unwrap();
     let leads = first.lead(&candidate("m1")).await.unwrap();
@@ -74,7 +74,7 @@ async fn a_leadership_that_is_dropped_runs_out() {
 }
 
 #[tokio::test]
-async fn a_leader_that_stood_still_writes_nothing_while_another_leads() {
+async fn a_suspended_leader_writes_nothing_while_another_leads() {
     let Some(server) = EtcdServer::start() else { return };
     let first = EtcdStore::new(&server.settings("/godwit")).unwrap();
     let second = EtcdStore::new(&server.settings("/godwit")).unwrap();
@@ -82,18 +82,18 @@ async fn a_leader_that_stood_still_writes_nothing_while_another_leads() {
     first.commit(&old, Transaction::new().put("a", "1")).await.unwrap();
     raw(&server).await.delete("/godwit/leader", None).await.unwrap();
     let new = second.lead(&candidate("m2")).await.unwrap();
-    // It has not noticed, and fails all the same.
+    // It has not noticed, but its commit fails.
     let error = first.commit(&old, Transaction::new().put("a", "2")).await.unwrap_err();
     assert!(matches!(error, StoreError::LeadershipLost { why: Loss::Ended }), "{error}");
     second.commit(&new, Transaction::new().put("a", "3")).await.unwrap();
     assert_eq!(first.read("").await.unwrap().items[0].value, "3");
-    // What it gives back is not the other's.
+    // Resigning the old leadership does not end the new one.
     drop(old);
     second.commit(&new, Transaction::new()).await.unwrap();
 }
 
 #[tokio::test]
-async fn who_leads_notices_that_somebody_removed_the_key() {
+async fn the_leader_notices_that_its_key_was_removed() {
     let Some(server) = EtcdServer::start() else { return };
     let settings = EtcdSettings { lease: Duration::from_secs(20), ..server.settings("/godwit") };
     let store = EtcdStore::new(&settings).unwrap();
@@ -103,7 +103,7 @@ async fn who_leads_notices_that_somebody_removed_the_key() {
 }
 
 #[tokio::test]
-async fn while_etcd_is_away_writes_fail_and_the_leadership_is_given_up() {
+async fn while_etcd_is_unavailable_writes_fail_and_the_leadership_ends() {
     let Some(mut server) = EtcdServer::start() else { return };
     let store = EtcdStore::new(&server.settings("/godwit")).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
@@ -112,10 +112,10 @@ async fn while_etcd_is_away_writes_fail_and_the_leadership_is_given_up() {
         EtcdStore::new(&EtcdSettings { prefix: "/other".to_owned(), ..short(&server) }).unwrap();
     let runs_out = brief.lead(&candidate("m2")).await.unwrap();
     server.kill();
-    // The connection was there a moment ago: the answer may have been lost.
+    // The connection worked a moment ago: the response may have been lost.
     let error = store.commit(&leads, Transaction::new().put("a", "2")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
-    // Now there is none, and so nothing is sent.
+    // Now there is no connection, so nothing is sent.
     let error = store.commit(&leads, Transaction::new().put("a", "3")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { written: Written::No, .. }), "{error}");
     assert!(matches!(store.read("").await, Err(StoreError::Unavailable { .. })));
@@ -130,7 +130,7 @@ async fn while_etcd_is_away_writes_fail_and_the_leadership_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_after_etcd_was_away() {
+async fn a_watch_continues_after_an_outage_of_etcd() {
     let Some(mut server) = EtcdServer::start() else { return };
     let store = EtcdStore::new(&server.settings("/godwit")).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
@@ -154,7 +154,7 @@ async fn a_watch_goes_on_after_etcd_was_away() {
 }
 
 #[tokio::test]
-async fn a_watch_from_before_what_is_kept_says_so() {
+async fn a_watch_of_compacted_revisions_gets_an_error() {
     let Some(server) = EtcdServer::start() else { return };
     let store = EtcdStore::new(&server.settings("/godwit")).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
@@ -165,14 +165,14 @@ async fn a_watch_from_before_what_is_kept_says_so() {
     let mut watch = store.watch("", start).await.unwrap();
     assert!(matches!(watch.next().await, Err(StoreError::HistoryGone { .. })));
     assert!(matches!(watch.next().await, Err(StoreError::HistoryGone { .. })));
-    // What is there is there.
+    // The current items are still readable.
     assert_eq!(store.read("").await.unwrap().items[0].revision, last);
 }
 
 #[tokio::test]
-async fn a_member_that_is_away_is_passed_over() {
+async fn an_unavailable_member_is_skipped() {
     let Some(server) = EtcdServer::start() else { return };
-    // Nobody answers there; that it is bound keeps others out.
+    // The port never responds; binding it keeps others out.
     let away = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", away.local_addr().unwrap());
     let closed = {
@@ -190,7 +190,7 @@ async fn a_member_that_is_away_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_and_a_missing_permission_are_told() {
+async fn a_wrong_password_and_a_missing_permission_are_reported() {
     let Some(server) = EtcdServer::start() else { return };
     let mut raw = raw(&server).await;
     raw.user_add("root", "r", None).await.unwrap();
@@ -214,12 +214,13 @@ async fn a_wrong_password_and_a_missing_permission_are_told() {
         assert!(matches!(error, StoreError::Refused { .. }), "{error}");
         assert!(matches!(refused.read("").await, Err(StoreError::Refused { .. })));
     }
-    // Nobody in particular.
+    // Without a user.
     let nobody = EtcdStore::new(&server.settings("/godwit")).unwrap();
     assert!(matches!(nobody.read("").await, Err(StoreError::Refused { .. })));
 }
 
-/// Makes an authority and a certificate for 127.0.0.1 with it; false where there is no openssl to do it.
+/// Creates an authority and a certificate for 127.0.0.1 signed by it; false if openssl is
+/// unavailable.
 fn make_certificates(dir: &Path) -> bool {
     let openssl = |arguments: &str| {
         let words = arguments.split_whitespace();
@@ -236,15 +237,16 @@ fn make_certificates(dir: &Path) -> bool {
     openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=test -days 2"))
         && openssl(&format!("req {key} -keyout one.key -out one.csr -subj /CN=manager"))
         && openssl(
-            "x509 -req -in one.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out one.pem -days 2 -extfile extensions",
+            "x509 -req -in one.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out one.pem -days 2 \
+            -extfile extensions",
         )
 }
 
 #[tokio::test]
-async fn certificates_are_shown_and_asked_for() {
+async fn both_sides_require_certificates() {
     let dir = tempfile::tempdir().unwrap();
     if !make_certificates(dir.path()) {
-        println!("skipped: there is no openssl here that makes certificates");
+        println!("skipped: no openssl here that can create certificates");
         return;
     }
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -263,10 +265,10 @@ async fn certificates_are_shown_and_asked_for() {
     let store = EtcdStore::new(&with(Some((file("one.pem"), file("one.key"))))).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
     store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
-    // Without a certificate nobody gets in.
+    // A client without a certificate is refused.
     let nobody = EtcdStore::new(&with(None)).unwrap();
     assert!(matches!(nobody.read("").await, Err(StoreError::Unavailable { .. })));
-    // A key that others can read is not used.
+    // A key that others can read is refused.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(file("one.key"), open).unwrap();
     let error = EtcdStore::new(&with(Some((file("one.pem"), file("one.key"))))).unwrap_err();

@@ -1,4 +1,4 @@
-//! An etcd that tests share, with a prefix for each of them, and etcd's own client.
+//! An etcd that tests share, with a prefix for each test, and etcd's own client.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,13 +13,13 @@ pub(crate) async fn raw(server: &EtcdServer) -> Client {
     Client::connect([server.endpoint()], None).await.unwrap()
 }
 
-/// A part of an etcd that several tests share, for one of them alone.
+/// A prefix of a shared etcd, used by one test.
 pub(crate) struct Prefix {
     server: Arc<EtcdServer>,
     prefix: String,
 }
 
-/// The etcd that tests share: it ends with the last of them.
+/// The shared etcd. It ends with the last test.
 static SHARED: Mutex<Weak<EtcdServer>> = Mutex::new(Weak::new());
 static PREFIXES: AtomicUsize = AtomicUsize::new(0);
 

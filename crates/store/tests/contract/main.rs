@@ -1,6 +1,8 @@
-//! What a store promises, tried on all of them: in memory, SQLite, and etcd where it is installed.
+//! The contract of a store, tested on all implementations: memory, SQLite, and etcd where it is
+//! installed.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail the test
+// Test helpers may fail the test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -17,7 +19,7 @@ mod suite;
 
 use rig::Rig;
 
-/// Each scenario as a test of each store.
+/// Turns each scenario into a test of each store.
 macro_rules! for_each_store {
     ($($scenario:ident),* $(,)?) => {
         mod in_memory {
@@ -46,13 +48,13 @@ macro_rules! for_each_store {
 
 for_each_store!(
     items_come_in_order_and_in_pages,
-    what_changes_nothing_makes_no_revision,
+    a_transaction_without_changes_makes_no_revision,
     a_conflict_names_the_key_and_writes_nothing,
     the_largest_transaction_passes_and_a_larger_one_is_refused,
-    a_leadership_that_has_ended_writes_nothing,
-    a_leadership_that_was_left_is_taken_over,
-    a_candidate_that_gives_up_waiting_is_in_nobodys_way,
-    a_watch_tells_every_change_in_order,
-    what_was_committed_is_there_after_a_crash,
-    writers_at_the_same_time_lose_nothing,
+    an_ended_leadership_writes_nothing,
+    a_resigned_leadership_is_taken_over,
+    a_candidate_that_gives_up_does_not_block_others,
+    a_watch_reports_every_change_in_order,
+    a_commit_survives_a_crash,
+    concurrent_writers_lose_nothing,
 );

@@ -1,4 +1,4 @@
-//! Random transactions, on a store and on a model of one.
+//! Random transactions on a store and on a model of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::rig::{Rig, lead};
 
-/// What a transaction expects of a key.
+/// The state that a transaction expects of a key.
 #[derive(Clone, Copy, Debug)]
 enum Guess {
     Right,
     Absent,
-    /// What it was before its last change, or any other revision.
+    /// Its revision before the last change, or any other revision.
     Stale,
 }
 
@@ -130,7 +130,7 @@ async fn play(
     Ok(())
 }
 
-/// Plays random steps on one store after another.
+/// Plays random steps on each new store.
 fn on_each(rig: impl Fn() -> Option<Rig>, cases: u32) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -147,19 +147,19 @@ fn on_each(rig: impl Fn() -> Option<Rig>, cases: u32) {
 }
 
 #[test]
-fn memory_does_as_the_model_says() {
+fn memory_behaves_like_the_model() {
     on_each(|| Some(Rig::memory()), 256);
 }
 
 #[test]
-fn sqlite_does_as_the_model_says() {
+fn sqlite_behaves_like_the_model() {
     on_each(|| Some(Rig::sqlite()), 32);
 }
 
 #[cfg(feature = "etcd")]
 #[test]
-fn etcd_does_as_the_model_says() {
-    // For all cases: an etcd that nobody uses ends.
+fn etcd_behaves_like_the_model() {
+    // Held for all cases: an unused etcd would end.
     let Some(_keep) = Rig::etcd() else { return };
     on_each(Rig::etcd, 16);
 }

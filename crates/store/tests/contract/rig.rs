@@ -1,4 +1,4 @@
-//! The stores that scenarios are tried on.
+//! The stores on which scenarios run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ impl Rig {
         Rig::Sqlite(tempfile::tempdir().unwrap())
     }
 
-    /// None where etcd is not installed.
+    /// Returns `None` where etcd is not installed.
     #[cfg(feature = "etcd")]
     pub(crate) fn etcd() -> Option<Rig> {
         Prefix::new().map(Rig::Etcd)
     }
 
-    /// The store as a manager has it.
+    /// Opens the store as a manager.
     pub(crate) fn open(&self) -> Arc<dyn Store> {
         match self {
             Rig::Memory(store) => Arc::new(store.peer()),
@@ -44,7 +44,7 @@ impl Rig {
         }
     }
 
-    /// The same as another manager has it; with SQLite there is no other.
+    /// Opens the store as another manager; SQLite has only one.
     pub(crate) fn other(&self, first: &Arc<dyn Store>) -> Arc<dyn Store> {
         match self {
             Rig::Sqlite(_) => Arc::clone(first),
@@ -52,7 +52,7 @@ impl Rig {
         }
     }
 
-    /// Ends the present leadership in the store; the leader is not told.
+    /// Ends the present leadership in the store without notifying the leader.
     pub(crate) async fn end_leadership(&self) {
         match self {
             Rig::Memory(store) => store.end_leadership_silently(),
@@ -78,7 +78,7 @@ pub(crate) fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), address: format!("{name}:7710") }
 }
 
-/// A leadership for a test that is about something else.
+/// Takes the leadership, for a test of something else.
 pub(crate) async fn lead(store: &Arc<dyn Store>) -> Leadership {
     store.lead(&candidate("m1")).await.unwrap()
 }

@@ -1,4 +1,4 @@
-//! What is SQLite's alone: the file, and the process that has it.
+//! Tests for SQLite alone: the file, and the process that has it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -10,12 +10,12 @@ use godwit_store::{Revision, SqliteStore, Store, StoreError, Transaction};
 
 use crate::rig::{candidate, lead};
 
-/// Where the child of a test finds its file.
+/// Variable by which a test gives its child the path of the file.
 const CHILD: &str = "GODWIT_TEST_STORE";
 
-/// The other process of the test below: commits until it is killed, and says what was committed.
+/// Child process of the test below: commits until it is killed, and prints what was committed.
 #[test]
-#[ignore = "it is run by another test"]
+#[ignore = "run by another test"]
 fn child_commits_until_it_is_killed() {
     let Some(path) = std::env::var_os(CHILD) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -33,7 +33,7 @@ fn child_commits_until_it_is_killed() {
 }
 
 #[tokio::test]
-async fn a_commit_that_was_answered_survives_kill_9_and_a_second_process_is_kept_out() {
+async fn an_answered_commit_survives_kill_9_and_a_second_process_is_locked_out() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("manager.db");
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -56,7 +56,7 @@ async fn a_commit_that_was_answered_survives_kill_9_and_a_second_process_is_kept
     let store = SqliteStore::open(&path).unwrap();
     let items = store.read("").await.unwrap().items;
     assert_eq!(items[0].value, items[1].value);
-    // The last commit's answer may have been on its way.
+    // The last commit's response may have been on its way.
     let found: u64 = items[0].value.parse().unwrap();
     assert!(found == last || found == last + 1, "{found} after {last}");
 }
@@ -66,7 +66,7 @@ fn as_store(store: SqliteStore) -> Arc<dyn Store> {
 }
 
 #[tokio::test]
-async fn the_file_is_its_owners_alone() {
+async fn only_the_owner_can_read_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("manager.db");
     std::fs::write(&path, "").unwrap();
@@ -84,7 +84,7 @@ async fn the_file_is_its_owners_alone() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_told() {
+async fn a_damaged_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("manager.db");
     {
@@ -96,18 +96,18 @@ async fn a_damaged_file_is_told() {
         }
     }
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    // Pages of 4 KiB: the first ones are the schema's.
+    // Pages of 4 KiB; the first ones hold the schema.
     file.write_all_at(&[0xa5; 3 * 4096], 4 * 4096).unwrap();
     let error = SqliteStore::open(&path).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
     assert!(error.remedy().contains("backup"), "{error}");
-    std::fs::write(&path, "this is a letter and no database at all\n".repeat(300)).unwrap();
+    std::fs::write(&path, "this is a letter and not a database\n".repeat(300)).unwrap();
     let error = SqliteStore::open(&path).unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_backup_is_a_store_and_is_made_while_the_store_goes_on() {
+async fn a_backup_is_a_store_and_does_not_interrupt_the_original() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("copy.db");
     let path = dir.path().join("manager.db");
@@ -126,7 +126,7 @@ async fn a_backup_is_a_store_and_is_made_while_the_store_goes_on() {
 }
 
 #[tokio::test]
-async fn who_followed_before_a_restart_reads_again() {
+async fn a_watch_from_before_a_restart_gets_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("manager.db");
     {

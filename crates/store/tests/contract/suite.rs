@@ -1,4 +1,4 @@
-//! The scenarios.
+//! The scenarios of the contract.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn keys(items: &[Item]) -> Vec<&str> {
     items.iter().map(|item| item.key.as_str()).collect()
 }
 
-/// Puts that many values under a prefix.
+/// Writes that many values under a prefix.
 async fn fill(store: &Arc<dyn Store>, leads: &Leadership, prefix: &str, items: usize) -> Revision {
     let all: Vec<_> = (0..items).map(|n| format!("{prefix}{n:04}")).collect();
     let mut revision = Revision(0);
@@ -61,16 +61,16 @@ pub(crate) async fn items_come_in_order_and_in_pages(rig: &Rig) {
     assert!(beyond.items.is_empty() && !beyond.more);
 }
 
-pub(crate) async fn what_changes_nothing_makes_no_revision(rig: &Rig) {
+pub(crate) async fn a_transaction_without_changes_makes_no_revision(rig: &Rig) {
     let store = rig.open();
     let leads = lead(&store).await;
     let first = store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
     let mut watch = store.watch("", first).await.unwrap();
-    // Others may write elsewhere in an etcd, and make its revisions grow.
+    // In a shared etcd, writes of others may advance the revision.
     assert!(store.commit(&leads, Transaction::new()).await.unwrap() >= first);
     assert!(store.commit(&leads, Transaction::new().delete("b")).await.unwrap() >= first);
     assert_eq!(store.read("a").await.unwrap().items[0].revision, first);
-    // The same value again is a change: who wrote it can tell that nobody else did since.
+    // Writing an equal value is a change: the writer can then detect any write since.
     let again = store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
     assert!(again > first);
     assert_eq!(watch.next().await.unwrap().revision, again);
@@ -132,7 +132,7 @@ pub(crate) async fn the_largest_transaction_passes_and_a_larger_one_is_refused(r
         all.expect(key(n + 1000), KeyState::Absent).put(key(n), value.as_str())
     });
     store.commit(&leads, largest.clone()).await.unwrap();
-    // A conflict's answer is the larger one.
+    // A conflict has the largest response.
     let refused = (0..MOST_KEYS).fold(Transaction::new(), |all, n| {
         all.expect(key(n), KeyState::Absent).put(key(n), value.as_str())
     });
@@ -146,7 +146,7 @@ pub(crate) async fn the_largest_transaction_passes_and_a_larger_one_is_refused(r
     assert_eq!(store.read("").await.unwrap().items.len(), MOST_KEYS + 1);
 }
 
-pub(crate) async fn a_leadership_that_has_ended_writes_nothing(rig: &Rig) {
+pub(crate) async fn an_ended_leadership_writes_nothing(rig: &Rig) {
     let store = rig.open();
     let leads = lead(&store).await;
     let before = store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
@@ -162,7 +162,7 @@ pub(crate) async fn a_leadership_that_has_ended_writes_nothing(rig: &Rig) {
     assert!(next.epoch() > epoch);
 }
 
-pub(crate) async fn a_leadership_that_was_left_is_taken_over(rig: &Rig) {
+pub(crate) async fn a_resigned_leadership_is_taken_over(rig: &Rig) {
     let first = rig.open();
     let second = rig.other(&first);
     assert_eq!(first.leader().await.unwrap(), None);
@@ -174,7 +174,7 @@ pub(crate) async fn a_leadership_that_was_left_is_taken_over(rig: &Rig) {
         let second = Arc::clone(&second);
         async move { second.lead(&candidate("m2")).await.unwrap() }
     });
-    // It has it as long as it does not leave.
+    // The first manager keeps the leadership until it resigns.
     first.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
     let epoch = leads.epoch();
     leads.resign().await.unwrap();
@@ -185,7 +185,7 @@ pub(crate) async fn a_leadership_that_was_left_is_taken_over(rig: &Rig) {
     assert_eq!(first.read("").await.unwrap().items[0].value, "2");
 }
 
-pub(crate) async fn a_candidate_that_gives_up_waiting_is_in_nobodys_way(rig: &Rig) {
+pub(crate) async fn a_candidate_that_gives_up_does_not_block_others(rig: &Rig) {
     let store = rig.open();
     let leads = lead(&store).await;
     let gives_up = tokio::spawn({
@@ -201,13 +201,13 @@ pub(crate) async fn a_candidate_that_gives_up_waiting_is_in_nobodys_way(rig: &Ri
     third.commit(&leads, Transaction::new().put("a", "2")).await.unwrap();
 }
 
-pub(crate) async fn a_watch_tells_every_change_in_order(rig: &Rig) {
+pub(crate) async fn a_watch_reports_every_change_in_order(rig: &Rig) {
     let store = rig.open();
     let follower = rig.other(&store);
     let leads = lead(&store).await;
     store.commit(&leads, Transaction::new().put("vms/0", "0").put("vms/old", "0")).await.unwrap();
     let start = follower.read("vms/").await.unwrap();
-    // Some changes are made before anybody watches, and told all the same.
+    // Some changes are made before the watch begins, and are still reported.
     let mut revisions = Vec::new();
     for n in 1..=20 {
         let mut change = Transaction::new().put(format!("vms/{}", n % 3), n.to_string());
@@ -238,13 +238,13 @@ pub(crate) async fn a_watch_tells_every_change_in_order(rig: &Rig) {
     }
     let end = follower.read("vms/").await.unwrap().items.into_iter();
     assert_eq!(known, end.map(|item| (item.key, (item.value, item.revision))).collect());
-    // And one that waits is woken.
+    // A waiting watch is woken.
     let waits = tokio::spawn(async move { watch.next().await.unwrap() });
     let last = store.commit(&leads, Transaction::new().put("vms/last", "1")).await.unwrap();
     assert_eq!(waits.await.unwrap().revision, last);
 }
 
-pub(crate) async fn what_was_committed_is_there_after_a_crash(rig: &Rig) {
+pub(crate) async fn a_commit_survives_a_crash(rig: &Rig) {
     let store = rig.open();
     let leads = lead(&store).await;
     fill(&store, &leads, "vms/", 300).await;
@@ -263,7 +263,7 @@ pub(crate) async fn what_was_committed_is_there_after_a_crash(rig: &Rig) {
     );
 }
 
-pub(crate) async fn writers_at_the_same_time_lose_nothing(rig: &Rig) {
+pub(crate) async fn concurrent_writers_lose_nothing(rig: &Rig) {
     const WRITERS: u64 = 4;
     const EACH: u64 = 10;
     let store = rig.open();
@@ -282,7 +282,7 @@ pub(crate) async fn writers_at_the_same_time_lose_nothing(rig: &Rig) {
     }
 }
 
-/// Counts one up, that many times, and tries again where another was faster.
+/// Increments the value `times` times, and retries after each conflict.
 async fn count_up(store: Arc<dyn Store>, leads: Arc<Leadership>, times: u64) {
     let mut done = 0;
     while done < times {

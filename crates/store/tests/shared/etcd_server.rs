@@ -1,4 +1,4 @@
-//! An etcd of the tests' own: on loopback, in a temporary directory, ended by its process.
+//! An etcd for tests: on loopback, in a temporary directory, ended by its own process.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_store::EtcdSettings;
 use tempfile::TempDir;
 
-/// A port that was free may be taken by the time etcd wants it.
+/// Attempts to start. A free port may be taken before etcd binds it.
 const TRIES: usize = 5;
 
 /// An etcd with one member.
@@ -23,19 +23,19 @@ pub(crate) struct EtcdServer {
 }
 
 impl EtcdServer {
-    /// None where etcd is not installed: the test says so, and is over.
+    /// Returns `None`, with a message, where etcd is not installed.
     pub(crate) fn start() -> Option<EtcdServer> {
         EtcdServer::start_with("http", tempfile::tempdir().unwrap(), &[])
     }
 
-    /// With arguments of its own, and what these name in that directory.
+    /// Starts with further arguments, and with the files in that directory that they name.
     pub(crate) fn start_with(
         scheme: &'static str,
         dir: TempDir,
         more: &[String],
     ) -> Option<EtcdServer> {
         if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
-            println!("skipped: there is no etcd here (Debian's package is etcd-server)");
+            println!("skipped: etcd is not installed (Debian's package is etcd-server)");
             return None;
         }
         let more = more.to_vec();
@@ -51,7 +51,7 @@ impl EtcdServer {
         panic!("etcd does not start");
     }
 
-    /// Starts the process; returns when it serves, or false when it ends instead.
+    /// Starts the process. Returns true once it serves, or false if it ends.
     pub(crate) fn run(&mut self) -> bool {
         let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer_port));
         let mut process = Command::new("etcd")
@@ -67,7 +67,7 @@ impl EtcdServer {
             .unwrap();
         let log = BufReader::new(process.stderr.take().unwrap());
         let (serves, served) = mpsc::channel();
-        // It is read to its end, or etcd would stop at a full pipe.
+        // Read to the end, or etcd would block on a full pipe.
         std::thread::spawn(move || {
             for line in log.lines().map_while(Result::ok) {
                 if line.contains("serving") && line.contains("client requests on") {
@@ -83,7 +83,7 @@ impl EtcdServer {
         up
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, as a crash would.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
@@ -99,7 +99,7 @@ impl EtcdServer {
         self.dir.path()
     }
 
-    /// As a manager is told of it. The lease is long: the tests' machine may be busy.
+    /// Returns settings for a manager. The lease is long because the test machine may be busy.
     pub(crate) fn settings(&self, prefix: &str) -> EtcdSettings {
         EtcdSettings {
             endpoints: vec![self.endpoint()],

@@ -26,24 +26,29 @@ const MOST_MOVES: u32 = 4;
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
     /// Simulated hosts
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(2..=64),
+    )]
     hosts: u32,
-    /// All VMs are on the host that is emptied; else they are spread evenly
+    /// Place all VMs on the drained host; otherwise they are spread evenly
     #[arg(long)]
     all_on_one: bool,
     /// VMs
     #[arg(long, value_name = "N", default_value_t = 200)]
     vms: usize,
-    /// So many times faster than real time migrations are
+    /// Speed of migrations, as a multiple of real time
     #[arg(long, value_name = "FACTOR", default_value_t = 20.0)]
     speed: f64,
-    /// The program; default: `godwit` beside this one
+    /// Path of `godwit` [default: beside this program]
     #[arg(long, value_name = "FILE")]
     godwit: Option<PathBuf>,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
 }
@@ -67,7 +72,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::look("qemu-system-x86_64".as_ref());
     print!("{machine}");
     println!(
-        "settings  {} simulated hosts (agents' API with a stand-in for QEMU) at 1 Gb/s, {} VMs of 256 MiB to 1 GiB, {}, migrations {} times faster than real ones\n",
+        "settings  {} simulated hosts (agents' API with simulated QEMU) at 1 Gb/s, {} VMs of 256 \
+         MiB to 1 GiB, {}, migrations {} times faster than real ones\n",
         settings.hosts,
         settings.vms,
         if settings.all_on_one { "all on one host" } else { "spread evenly" },
@@ -143,7 +149,7 @@ async fn measure(settings: &Settings) -> Result<Figures> {
 async fn first_begun(fleet: &Fleet, began: Instant) -> Result<f64> {
     while fleet.counts().begun.is_empty() {
         if began.elapsed() > LIMIT {
-            bail!("no move begins");
+            bail!("no move has begun");
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -173,7 +179,7 @@ fn promises(plan_s: f64, first_begun_s: f64, looks: &Looks, counts: &Counts) -> 
     let count = |count: u64| count as f64;
     vec![
         Promise::new("the drain is planned in", 1.0, plan_s, "s"),
-        Promise::new("its first move has begun after", 2.0, first_begun_s, "s"),
+        Promise::new("its first move begins within", 2.0, first_begun_s, "s"),
         Promise::new(
             "moves out of a host",
             f64::from(MOST_MOVES),
@@ -186,7 +192,7 @@ fn promises(plan_s: f64, first_begun_s: f64, looks: &Looks, counts: &Counts) -> 
             f64::from(counts.most_into_one()),
             "at once",
         ),
-        Promise::new("waits that say nothing of why", 0.0, count(looks.unexplained), "moves"),
+        Promise::new("waits without a reason", 0.0, count(looks.unexplained), "moves"),
         Promise::new(
             "moves begun twice",
             0.0,
@@ -210,12 +216,13 @@ fn print(figures: &Figures) {
         promises,
     } = figures;
     println!(
-        "drain of a host with {drained_vms} VMs: planned in {plan_s:.3} s; asked for, answered in {answered_s:.3} s,"
+        "drain of a host with {drained_vms} VMs: planned in {plan_s:.3} s; request answered in \
+         {answered_s:.3} s,"
     );
     println!("  its first move begun after {first_begun_s:.3} s, all gone after {drained_s:.1} s");
     println!("{moves} moves at once among the others: over after {moved_s:.1} s");
     println!(
-        "{} looks, {} waits seen, each with its reason but {}: {}",
+        "{} polls, {} waits seen, {} without a reason: {}",
         looks.looks,
         looks.waiting,
         looks.unexplained,
@@ -227,7 +234,7 @@ fn print(figures: &Figures) {
             .join(", ")
     );
     println!(
-        "agents: {} completed, {} failed, at most {} out of a host, {} into one, {} in all\n",
+        "agents: {} completed, {} failed, at most {} out of a host, {} into a host, {} in total\n",
         counts.completed,
         counts.failed,
         counts.most_out_of_one(),

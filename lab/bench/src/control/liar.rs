@@ -20,28 +20,38 @@ const MOST_GROWTH_MIB: f64 = 64.0;
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Messages of the host, each a lie
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    /// Messages of the lying host
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u64).range(1..=10_000_000),
+    )]
     messages: u64,
-    /// By which the lies are drawn
+    /// Seed of the lies
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Simulated hosts that tell the truth
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Honest simulated hosts
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..=64),
+    )]
     hosts: u32,
     /// Their VMs
     #[arg(long, value_name = "N", default_value_t = 200)]
     vms: usize,
-    /// The program; default: `godwit` beside this one
+    /// Path of `godwit` [default: beside this program]
     #[arg(long, value_name = "FILE")]
     godwit: Option<PathBuf>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
 }
@@ -112,11 +122,13 @@ fn promises(lied: &Lied, grown_mib: f64) -> Vec<Promise> {
 fn print(settings: &Settings, figures: &Figures) {
     let Figures { lied, took_s, before, after, promises, .. } = figures;
     println!(
-        "settings  {} honest hosts with {} VMs (agents' API with a stand-in for QEMU), one that lies, seed {}\n",
+        "settings  {} honest hosts with {} VMs (agents' API with simulated QEMU), one that lies, \
+         seed {}\n",
         settings.hosts, settings.vms, settings.seed
     );
     println!(
-        "{} messages in {took_s:.1} s: {} claims of other hosts' VMs, {} with impossible values; {} of these shown",
+        "{} messages in {took_s:.1} s: {} claims of other hosts' VMs, {} with impossible values; \
+         {} of these were shown",
         lied.messages, lied.claims, lied.impossible, lied.shown
     );
     println!(

@@ -31,7 +31,8 @@ impl Managed {
         let folder = std::env::temp_dir().join(format!("godwit-bench-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
         let config = format!(
-            "name = \"bench\"\ninsecure = true\nsocket = \"{0}/control.sock\"\nstate_dir = \"{0}/state\"\n",
+            "name = \"bench\"\ninsecure = true\nsocket = \"{0}/control.sock\"\nstate_dir = \
+             \"{0}/state\"\n",
             folder.display()
         );
         fs::write(folder.join("control.toml"), config)?;
@@ -53,7 +54,7 @@ impl Managed {
             .stderr(log)
             .spawn()
             .with_context(|| {
-                format!("starting {} (`make build` makes it)", self.godwit.display())
+                format!("cannot start {}; remedy: make build", self.godwit.display())
             })?;
         self.child = Some(child);
         self.until(|_| true).await.map(drop)
@@ -71,7 +72,7 @@ impl Managed {
             if ended.is_some() || began.elapsed() > LIMIT {
                 let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
                 bail!(
-                    "the manager does not come so far: {}",
+                    "the manager did not reach the expected state: {}",
                     log.lines().last().unwrap_or_default()
                 );
             }
@@ -92,7 +93,10 @@ impl Managed {
             .enumerate()
             .map(|(number, (name, address))| {
                 let labels = json!({ "rack": format!("r{}", number / 20) });
-                json!({ "name": name, "address": address, "labels": labels, "link_bits_per_s": link_bits_per_s })
+                json!({
+                    "name": name, "address": address, "labels": labels,
+                    "link_bits_per_s": link_bits_per_s,
+                })
             })
             .collect();
         let mut tasks = tokio::task::JoinSet::new();
@@ -113,7 +117,7 @@ impl Managed {
 
     /// Returns its memory now and at its peak, and its CPU time.
     pub(super) fn usage(&self) -> Result<Usage> {
-        let pid = self.child.as_ref().context("the manager does not run")?.id();
+        let pid = self.child.as_ref().context("the manager is not running")?.id();
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let kib = |key: &str| -> Option<f64> {
             let line = status.lines().find(|line| line.starts_with(key))?;

@@ -38,32 +38,52 @@ const SIMULATED: &str = "host-0000";
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
     /// Simulated hosts
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(2..=64),
+    )]
     hosts: u32,
     /// Their VMs
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u32).range(1..=256),
+    )]
     vms: u32,
     /// Real hosts: namespaces with an agent and QEMU
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=16))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 6,
+        value_parser = clap::value_parser!(u32).range(2..=16),
+    )]
     real_hosts: u32,
-    /// Real guests, all on the host that is emptied
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=24))]
+    /// Real guests, all on the drained host
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 6,
+        value_parser = clap::value_parser!(u8).range(1..=24),
+    )]
     real_vms: u8,
-    /// The memory of each
+    /// Memory of each guest
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
-    /// The links of real hosts
+    /// Links of the real hosts
     #[arg(long, value_name = "RATE", default_value = "1gbit")]
     #[serde(serialize_with = "as_text")]
     link: BitRate,
-    /// So many times faster than real time simulated migrations are
+    /// Speed of simulated migrations, as a multiple of real time
     #[arg(long, value_name = "FACTOR", default_value_t = 20.0)]
     speed: f64,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
 }
@@ -91,8 +111,10 @@ struct Figures {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  {} simulated hosts (agents' API with a stand-in for QEMU) with {} VMs, migrations {} times faster than real ones; {} real \
-         hosts with {} idle guests of {}, all on host {REAL}, links of {}; no TLS, which simulated agents do not speak\n",
+        "settings  {} simulated hosts (agents' API with simulated QEMU) with {} VMs, migrations \
+         {} times faster than real ones; {} real \
+         hosts with {} idle guests of {}, all on host {REAL}, links of {}; no TLS, which \
+         simulated agents lack\n",
         settings.hosts,
         settings.vms,
         settings.speed,
@@ -108,7 +130,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         insecure: true,
         ..LabOptions::default()
     };
-    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let plans: Vec<GuestPlan> =
         (0..settings.real_vms).map(|number| guest_plan(settings, number)).collect();
     let mut guests = trial.guests(REAL, &plans)?;
@@ -172,7 +194,7 @@ async fn measure(
         if (cluster.hosts_up, cluster.vms) == (hosts, vms) {
             break;
         }
-        ensure!(began.elapsed() < LIMIT, "the manager does not hear all hosts: {cluster:?}");
+        ensure!(began.elapsed() < LIMIT, "the manager cannot reach all hosts: {cluster:?}");
         tokio::time::sleep(LOOK).await;
     }
 
@@ -201,7 +223,10 @@ async fn keep_apart(asker: &mut Asker, fleet: &Fleet, real: (&[&str], &[String])
     let stand_ins: Vec<String> =
         names.iter().flat_map(|host| fleet.vms_of(host)).map(|vm| vm.name).collect();
     let (guests, real_hosts) = real;
-    let on = |name: &str, vms: Value, hosts: Value| json!({ "name": name, "kind": "on", "vms": vms, "hosts": { "names": hosts } });
+    let on = |name: &str, vms: Value, hosts: Value| {
+        let hosts = json!({ "names": hosts });
+        json!({ "name": name, "kind": "on", "vms": vms, "hosts": hosts })
+    };
     for rule in [
         on("simulated", json!(stand_ins), json!(names)),
         on("real", json!(guests), json!(real_hosts)),
@@ -225,7 +250,7 @@ async fn empty(mut asker: Asker, host: &'static str) -> Result<(String, Emptied)
         if of_drain.any(|one| matches!(one.state, MoveState::Running | MoveState::Done)) {
             break;
         }
-        ensure!(began.elapsed() < LIMIT, "no move out of {host} begins");
+        ensure!(began.elapsed() < LIMIT, "no move out of {host} has begun");
         tokio::time::sleep(LOOK).await;
     }
     let first_begun_s = began.elapsed().as_secs_f64();
@@ -245,7 +270,7 @@ async fn until_ended(asker: &mut Asker, id: &str) -> Result<f64> {
                 Duration::from_millis(ended.saturating_sub(drain.asked_unix_ms)).as_secs_f64()
             );
         }
-        ensure!(began.elapsed() < LIMIT, "the drain does not end: {drain:?}");
+        ensure!(began.elapsed() < LIMIT, "the drain did not end in time: {drain:?}");
         tokio::time::sleep(LOOK).await;
     }
 }
@@ -284,7 +309,7 @@ fn promises(drains: &[Emptied], looks: &Looks, most: (u32, u32), twice: u64) -> 
                 "s",
             ),
             Promise::new(
-                format!("its first move ({}) has begun after", drain.host),
+                format!("its first move ({}) begins within", drain.host),
                 2.0,
                 drain.first_begun_s,
                 "s",
@@ -295,8 +320,8 @@ fn promises(drains: &[Emptied], looks: &Looks, most: (u32, u32), twice: u64) -> 
     let of_all = [
         Promise::new("moves out of a host", limit, f64::from(most.0), "at once"),
         Promise::new("moves into a host", limit, f64::from(most.1), "at once"),
-        Promise::new("waits that say nothing of why", 0.0, count(looks.unexplained), "moves"),
-        Promise::new("moves beside one for each VM", 0.0, count(twice), "moves"),
+        Promise::new("waits without a reason", 0.0, count(looks.unexplained), "moves"),
+        Promise::new("moves in addition to one per VM", 0.0, count(twice), "moves"),
     ];
     of_drains.chain(of_all).collect()
 }
@@ -305,7 +330,7 @@ fn promises(drains: &[Emptied], looks: &Looks, most: (u32, u32), twice: u64) -> 
 fn expect_whole(trial: &Trial, guests: &mut [Guest]) -> Result<()> {
     ensure!(trial.ask(trial.agent(REAL).vms())?.is_empty(), "host {REAL} still has VMs");
     for guest in guests {
-        let host = until(&format!("{} is somewhere", guest.name), LIMIT, || {
+        let host = until(&format!("{} runs on a host", guest.name), LIMIT, || {
             for host in trial.hosts() {
                 if trial.ask(trial.agent(&host).vms())?.iter().any(|vm| vm.name == guest.name) {
                     return Ok(Some(host));
@@ -323,11 +348,13 @@ fn print(figures: &Figures) {
     let Figures { drains, looks, most_out_of_one, most_into_one, promises } = figures;
     for Emptied { host, vms, plan_s, first_begun_s, drained_s } in drains {
         println!(
-            "drain of {host} with {vms} VMs: planned in {plan_s:.3} s, its first move begun after {first_begun_s:.3} s, all gone after {drained_s:.1} s"
+            "drain of {host} with {vms} VMs: planned in {plan_s:.3} s, its first move begun after \
+             {first_begun_s:.3} s, all gone after {drained_s:.1} s"
         );
     }
     println!(
-        "at most {most_out_of_one} moves out of a host, {most_into_one} into one; {} looks, {} waits seen, each with its reason but {}: {}\n",
+        "at most {most_out_of_one} moves out of a host, {most_into_one} into a host; {} polls, {} \
+         waits seen, {} without a reason: {}\n",
         looks.looks,
         looks.waiting,
         looks.unexplained,

@@ -25,25 +25,35 @@ pub(crate) struct Settings {
     /// VMs of all hosts
     #[arg(long, value_name = "N", default_value_t = 50_000)]
     vms: usize,
-    /// Things that change each second: loads of hosts, states of VMs
+    /// Changes per second: loads of hosts, states of VMs
     #[arg(long, value_name = "N", default_value_t = 500)]
     changes: u32,
-    /// Who follows all changes meanwhile
+    /// Clients that follow all changes
     #[arg(long, value_name = "N", default_value_t = 4)]
     listeners: usize,
     /// Requests of each kind
-    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     requests: u32,
-    /// Starts of the manager that are timed
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Timed starts of the manager
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     starts: u32,
-    /// The program; default: `godwit` beside this one
+    /// Path of `godwit` [default: beside this program]
     #[arg(long, value_name = "FILE")]
     godwit: Option<PathBuf>,
-    /// Fail where a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
-    /// Where the JSON file goes
+    /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
 }
@@ -65,7 +75,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::look("qemu-system-x86_64".as_ref());
     print!("{machine}");
     println!(
-        "settings  {} simulated hosts (agents' API with a stand-in for QEMU, in this process on the same cores), {} VMs, {} changes/s, {} listeners, {} requests of a kind\n",
+        "settings  {} simulated hosts (agents' API with simulated QEMU, in this process on the \
+         same cores), {} VMs, {} changes/s, {} listeners, {} requests of each kind\n",
         settings.hosts, settings.vms, settings.changes, settings.listeners, settings.requests
     );
     allow_many_files()?;
@@ -213,13 +224,14 @@ async fn ask(settings: &Settings, asker: &mut Asker) -> Result<(Vec<Answers>, Ve
 
 fn print(figures: &Figures) {
     let Figures { added_s, start_s, idle, busy, cpu_share, answers, skipped, promises } = figures;
-    println!("hosts added by the API in {added_s:.1} s");
+    println!("hosts added through the API in {added_s:.1} s");
     println!(
         "start until all are known: median {:.2} s ({:.2} to {:.2}, {} starts)",
         start_s.median, start_s.min, start_s.max, start_s.count
     );
     println!(
-        "memory: {:.0} MiB after the start, {:.0} MiB at the end, {:.0} MiB at most; {:.0} % of a core while it was asked",
+        "memory: {:.0} MiB after the start, {:.0} MiB at the end, {:.0} MiB at most; {:.0} % of a \
+         core during the requests",
         idle.rss_mib,
         busy.rss_mib,
         busy.hwm_mib,

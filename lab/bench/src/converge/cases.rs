@@ -28,13 +28,13 @@ const FETCHING_PAGES_PER_S: f64 = 50_000.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
-    /// A guest that rewrites its memory at so many times what the link carries
+    /// A guest that rewrites its memory at multiples of the link's rate
     Rewriting,
-    /// One of 2 vCPUs that rewrites memory on one and computes on the other; 5 times 1 Gb/s
+    /// A guest with 2 vCPUs that rewrites memory on one and computes on the other; 5 times 1 Gb/s
     Computing,
-    /// One that rewrites at 2 times 800 Mb/s, over 200 Mb/s and over 800 Mb/s
+    /// A guest that rewrites at 2 times 800 Mb/s, over 200 Mb/s and over 800 Mb/s
     Links,
-    /// One whose missing pages are fetched where no link is the limit; by page-in alone
+    /// A guest whose missing pages are fetched where no link is the limit; page-in only
     Fetching,
 }
 
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_nobody_moves_is_left_out() {
+    fn a_case_without_an_engine_is_left_out() {
         assert_eq!(of(&["--engine", "postcopy", "--case", "computing,links,fetching"]).len(), 0);
         let one =
             of(&["--engine", "godwit", "--case", "rewriting", "--link", "1gbit", "--times", "5"]);

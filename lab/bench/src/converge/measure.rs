@@ -152,7 +152,7 @@ pub(crate) fn measure(
     let sampler = subject.guest.sample(ASKED_EVERY)?;
     let mut progress = Vec::new();
     let Some(watched) =
-        subject.move_followed_by(engine, limit, |told| progress.push(told.clone()))?
+        subject.move_followed_by(engine, limit, |update| progress.push(update.clone()))?
     else {
         return Ok(None);
     };
@@ -184,7 +184,7 @@ fn pass(time: Duration) {
 }
 
 /// Returns the line about a move that is printed as soon as it is over.
-pub(crate) fn told(run: Option<&Run>) -> String {
+pub(crate) fn summary(run: Option<&Run>) -> String {
     let Some(run) = run else { return "the guest was lost".to_owned() };
     let writes = format!(
         "{:.0} of {:.0} writes/s, {:.0} lost",

@@ -181,14 +181,14 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
     let slopes = |value: &dyn Fn(&Progress) -> f64| {
         let of = |column: &Column<'_>| {
             // Before that, there is nothing to show.
-            let has_begun = |told: &&Progress| told.phase >= Phase::PreCopy;
+            let has_begun = |update: &&Progress| update.phase >= Phase::PreCopy;
             let points: Vec<&Progress> = column.series.progress.iter().filter(has_begun).collect();
             let each = points.len().div_ceil(MOST_POINTS).max(1);
             Line::Slopes(
                 points
                     .iter()
                     .step_by(each)
-                    .map(|told| (told.elapsed_ms / 1e3, value(told)))
+                    .map(|update| (update.elapsed_ms / 1e3, value(update)))
                     .collect(),
             )
         };
@@ -207,15 +207,15 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
     let undisturbed = |column: &Column<'_>| Some(column.series.undisturbed_writes_per_s / 1e3);
     vec![
         Diagram {
-            name: "memory still to look at or send, MiB",
+            name: "memory still to check or send, MiB",
             colour: COLOURS[0],
-            lines: slopes(&|told| told.remaining_bytes as f64 / f64::from(1 << 20)),
+            lines: slopes(&|update| update.remaining_bytes as f64 / f64::from(1 << 20)),
             levels: none(),
         },
         Diagram {
             name: "what the guest dirties, MB/s; dashed: the link",
             colour: COLOURS[1],
-            lines: slopes(&|told| told.dirty_bytes_per_s / 1e6),
+            lines: slopes(&|update| update.dirty_bytes_per_s / 1e6),
             levels: vec![link_mb_per_s; columns.len()],
         },
         Diagram {
@@ -313,15 +313,15 @@ fn legend(svg: &mut Svg, y: f64, columns: &[Column<'_>]) {
 mod tests {
     use super::*;
     use crate::converge::series::Span;
-    use crate::converge::series::tests::{guest, told};
+    use crate::converge::series::tests::{guest, update};
 
     fn series() -> Series {
         let span = |phase, from_ms, to_ms| Span { phase, from_ms, to_ms };
         Series {
             progress: vec![
-                told(Phase::PreCopy, 0, 100.0),
-                told(Phase::PreCopy, 1, 500.0),
-                told(Phase::Switchover, 1, 900.0),
+                update(Phase::PreCopy, 0, 100.0),
+                update(Phase::PreCopy, 1, 500.0),
+                update(Phase::Switchover, 1, 900.0),
             ],
             guest: guest(&[5.0, 5.0, 1.0, 2.0, 5.0]),
             spans: vec![span(Phase::PreCopy, 100.0, 880.0), span(Phase::Switchover, 880.0, 900.0)],
@@ -336,7 +336,7 @@ mod tests {
         let svg =
             render("5 times", Some(125.0), &[column("godwit: 0.9 s"), column("postcopy: 0.9 s")]);
         for wanted in [
-            "memory still to look at or send, MiB",
+            "memory still to check or send, MiB",
             "what the guest dirties, MB/s; dashed: the link",
             "what the source sends, MB/s; dashed: the link",
             GUEST,

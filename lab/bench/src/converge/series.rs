@@ -65,9 +65,9 @@ impl Series {
 
     /// Returns the time of the last information.
     pub(crate) fn end_ms(&self) -> f64 {
-        let told = self.progress.last().map_or(0.0, |progress| progress.elapsed_ms);
+        let reported = self.progress.last().map_or(0.0, |progress| progress.elapsed_ms);
         let seen = self.guest.last().map_or(0.0, |seen| seen.ms);
-        self.spans.last().map_or(0.0, |span| span.to_ms).max(told).max(seen)
+        self.spans.last().map_or(0.0, |span| span.to_ms).max(reported).max(seen)
     }
 
     /// Returns when each round began, with its number.
@@ -151,8 +151,8 @@ fn unslowed(report: &Report) -> Option<(f64, f64)> {
 /// Returns when the vCPUs were stopped, or `None` if they were not. The report's sums of the phases
 /// before are more exact than progress, which comes ten times per second.
 pub(crate) fn stopped_ms(report: &Report) -> Option<f64> {
-    let place = report.phases.iter().position(|told| told.phase == Phase::Switchover)?;
-    Some(report.phases[..place].iter().map(|told| told.duration_ms).sum())
+    let place = report.phases.iter().position(|one| one.phase == Phase::Switchover)?;
+    Some(report.phases[..place].iter().map(|one| one.duration_ms).sum())
 }
 
 /// Returns the spans of the phases. Pre-copy and convergence alternate, and the report has only
@@ -163,22 +163,22 @@ fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
     let mut spans = follow(0.0, report, is_before);
     let prepared_ms = spans.last().map_or(0.0, |span| span.to_ms);
     let mut turns: Vec<Span> = Vec::new();
-    for told in
-        progress.iter().filter(|told| told.elapsed_ms >= prepared_ms && !is_before(told.phase))
+    for update in
+        progress.iter().filter(|one| one.elapsed_ms >= prepared_ms && !is_before(one.phase))
     {
         if stopped_ms.is_some_and(|stopped_ms| {
-            told.phase >= Phase::Switchover || told.elapsed_ms >= stopped_ms
+            update.phase >= Phase::Switchover || update.elapsed_ms >= stopped_ms
         }) {
             break;
         }
-        let to_ms = told.elapsed_ms;
+        let to_ms = update.elapsed_ms;
         match turns.last_mut() {
             Some(last) => last.to_ms = to_ms,
             // A phase without earlier progress began with the end of the preparation.
-            None => turns.push(Span { phase: told.phase, from_ms: prepared_ms, to_ms }),
+            None => turns.push(Span { phase: update.phase, from_ms: prepared_ms, to_ms }),
         }
-        if turns.last().is_some_and(|last| last.phase != told.phase) {
-            turns.push(Span { phase: told.phase, from_ms: to_ms, to_ms });
+        if turns.last().is_some_and(|last| last.phase != update.phase) {
+            turns.push(Span { phase: update.phase, from_ms: to_ms, to_ms });
         }
     }
     if let (Some(last), Some(stopped_ms)) = (turns.last_mut(), stopped_ms) {
@@ -194,9 +194,9 @@ fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
 /// Returns the report's phases of one kind, one after the other.
 fn follow(mut at_ms: f64, report: &Report, wanted: impl Fn(Phase) -> bool) -> Vec<Span> {
     let mut spans = Vec::new();
-    for told in report.phases.iter().filter(|told| wanted(told.phase)) {
-        spans.push(Span { phase: told.phase, from_ms: at_ms, to_ms: at_ms + told.duration_ms });
-        at_ms += told.duration_ms;
+    for one in report.phases.iter().filter(|one| wanted(one.phase)) {
+        spans.push(Span { phase: one.phase, from_ms: at_ms, to_ms: at_ms + one.duration_ms });
+        at_ms += one.duration_ms;
     }
     spans
 }
@@ -215,7 +215,7 @@ pub(crate) mod tests {
         report
     }
 
-    pub(crate) fn told(phase: Phase, round: u32, elapsed_ms: f64) -> Progress {
+    pub(crate) fn update(phase: Phase, round: u32, elapsed_ms: f64) -> Progress {
         Progress { phase, round, elapsed_ms, ..Progress::begin(1 << 30) }
     }
 
@@ -228,25 +228,25 @@ pub(crate) mod tests {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "a test's own"
+                reason = "test data"
             )]
             let done = Some(Done { writes: writes as u64, rounds: 0 });
-            #[expect(clippy::cast_precision_loss, reason = "a test's own")]
+            #[expect(clippy::cast_precision_loss, reason = "test data")]
             all.push(Seen { ms: (number + 1) as f64 * 200.0, done });
         }
         all
     }
 
     #[test]
-    fn phases_take_turns_as_told_and_the_pause_is_the_reports() {
+    fn phases_follow_progress_and_the_pause_follows_the_report() {
         let progress = [
-            told(Phase::Prepare, 0, 10.0),
-            told(Phase::PreCopy, 0, 110.0),
-            told(Phase::PreCopy, 1, 210.0),
-            told(Phase::Convergence, 1, 310.0),
-            told(Phase::PreCopy, 2, 410.0),
-            told(Phase::Switchover, 2, 510.0),
-            told(Phase::PageIn, 2, 610.0),
+            update(Phase::Prepare, 0, 10.0),
+            update(Phase::PreCopy, 0, 110.0),
+            update(Phase::PreCopy, 1, 210.0),
+            update(Phase::Convergence, 1, 310.0),
+            update(Phase::PreCopy, 2, 410.0),
+            update(Phase::Switchover, 2, 510.0),
+            update(Phase::PageIn, 2, 610.0),
         ];
         let report = report(&[
             (Phase::Prepare, 100.0),
@@ -273,7 +273,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_move_that_did_not_end_has_no_pause() {
-        let progress = [told(Phase::PreCopy, 0, 100.0), told(Phase::PreCopy, 1, 900.0)];
+        let progress = [update(Phase::PreCopy, 0, 100.0), update(Phase::PreCopy, 1, 900.0)];
         let report = report(&[(Phase::Prepare, 100.0), (Phase::PreCopy, 800.0)]);
         assert_eq!(stopped_ms(&report), None);
         let prepare = Span { phase: Phase::Prepare, from_ms: 0.0, to_ms: 100.0 };
@@ -299,7 +299,8 @@ pub(crate) mod tests {
             report(&[(Phase::Prepare, 100.0), (Phase::PreCopy, 900.0), (Phase::Switchover, 20.0)]);
         let round = |number: u32, duration_ms: f64, limit: &str| {
             let text = format!(
-                r#"{{"round":{number},"pages":1,"zero_pages":0,"bytes":1,"duration_ms":{duration_ms},"dirty_pages_per_s":0.0,
+                r#"{{"round":{number},"pages":1,"zero_pages":0,"bytes":1,
+                    "duration_ms":{duration_ms},"dirty_pages_per_s":0.0,
                 "throttled_to_pages_per_s":{limit}}}"#
             );
             serde_json::from_str(&text).unwrap()
@@ -309,7 +310,7 @@ pub(crate) mod tests {
         report.rounds = vec![round(0, 500.0, "null"), round(1, 300.0, "9.0")];
         // From 600 to 1000 ms: 4 rounds in 200 ms.
         assert_eq!(series.rounds_per_s_while_slowed(&report), Some(20.0));
-        assert_eq!(series.rounds_per_s_before_slowed(&report), None, "one answer alone");
+        assert_eq!(series.rounds_per_s_before_slowed(&report), None, "one answer only");
         report.rounds[0] = round(0, 700.0, "null");
         assert_eq!(series.rounds_per_s_while_slowed(&report), None, "too short");
     }

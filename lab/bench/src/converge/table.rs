@@ -178,9 +178,12 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
     let mut text = String::from(
-        "\nmedians (least to most); once: the memory in use on that wire; lost x: writes lost by those of auto-converge;\n\
-         computing: the computing thread's speed over the whole move; unslowed: in the rounds before writers were slowed; slowed: while they were;\n\
-         back: from the vCPUs' stop to 90 % of the undisturbed writes; writes of moves that did not end count until then\n",
+        "\nmedians (least to most); once: the memory in use on that wire; lost x: writes lost by \
+         those of auto-converge;\n\
+         computing: the computing thread's speed over the whole move; unslowed: in the rounds \
+         before writers were slowed; slowed: while they were;\n\
+         back: from the vCPUs' stop to 90 % of the undisturbed writes; writes of moves that did \
+         not end count until then\n",
     );
     for row in &rows {
         let [case, engine, rest @ ..] = row;

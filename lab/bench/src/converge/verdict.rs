@@ -144,8 +144,10 @@ pub(crate) fn render(goals: &[Goal], slower_by_faster: Option<f64>) -> String {
     if let Some(ratio) = slower_by_faster {
         let [slower, faster] = LINKS;
         text += &format!(
-            "\n  the same guest over {faster} moves {ratio:.2} times as fast as over {slower}, a link of a quarter (published for 40 GbE against\n  \
-             10 GbE, a guest of 128 or 256 GB that rewrites its memory, its writers slowed: 5.5 times with Windows, 38 times with Linux)\n"
+            "\n  the same guest over {faster} moves {ratio:.2} times as fast as over {slower}, a \
+             link of a quarter (published for 40 GbE against\n  \
+             10 GbE, a guest of 128 or 256 GB that rewrites its memory, its writers slowed: 5.5 \
+             times with Windows, 38 times with Linux)\n"
         );
     }
     text
@@ -174,9 +176,9 @@ mod tests {
         let ours = row(Engine::Godwit, &[(true, 1400.0, 10.0)]);
         let theirs = row(Engine::AutoConverge, &[(false, 180e3, 15.0)]);
         let goals = goals(&[figures(Kind::Rewriting, vec![ours, theirs])]);
-        let told: Vec<(Option<f64>, bool)> =
+        let found: Vec<(Option<f64>, bool)> =
             goals.iter().map(|goal| (goal.measured, goal.met)).collect();
-        assert_eq!(told, [(Some(1.4), true), (Some(10.0 / 15.0), false), (Some(20.0), true)]);
+        assert_eq!(found, [(Some(1.4), true), (Some(10.0 / 15.0), false), (Some(20.0), true)]);
         let text = render(&goals, Some(4.5));
         assert!(
             text.contains("≤ 1.50         1.40  met") && text.contains("0.67  MISSED"),
@@ -221,15 +223,15 @@ mod tests {
             }
             Row::new(Engine::GodwitPageIn, None, vec![paged])
         };
-        let told = |kind, fetch_ms| {
+        let found = |kind, fetch_ms| {
             let goals = goals(&[figures(kind, vec![paging(fetch_ms)])]);
             goals.iter().map(|goal| (goal.measured, goal.met)).collect::<Vec<_>>()
         };
         // The working set takes 500 ms on that wire.
-        assert_eq!(told(Kind::Rewriting, 0.0), [(Some(20.0), true), (Some(1500.0), true)]);
-        assert_eq!(told(Kind::Fetching, 1.25), [(Some(0.75), true)]);
-        assert_eq!(told(Kind::Fetching, 2.0), [(Some(1.5), false)]);
-        assert_eq!(told(Kind::Links, 2.0), []);
+        assert_eq!(found(Kind::Rewriting, 0.0), [(Some(20.0), true), (Some(1500.0), true)]);
+        assert_eq!(found(Kind::Fetching, 1.25), [(Some(0.75), true)]);
+        assert_eq!(found(Kind::Fetching, 2.0), [(Some(1.5), false)]);
+        assert_eq!(found(Kind::Links, 2.0), []);
     }
 
     #[test]

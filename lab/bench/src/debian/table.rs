@@ -20,7 +20,8 @@ const HEADER: [&str; 9] = [
 /// Renders the table of all engines.
 pub(crate) fn render(figures: &[Figures], goals: &[Goal], idle_cores: f64) -> String {
     let mut text = format!(
-        "\nguest memory by time beside the link's rate, CPU time of agents and QEMUs without the idle guest's ({idle_cores:.3} cores): \
+        "\nguest memory by time beside the link's rate, CPU time of agents and QEMUs without the \
+         idle guest's ({idle_cores:.3} cores): \
          medians (least to most)\n"
     );
     row(&mut text, &HEADER.map(str::to_owned));
@@ -80,7 +81,7 @@ mod tests {
     use crate::subject::Engine;
 
     #[test]
-    fn rows_are_aligned_and_goals_told() {
+    fn rows_are_aligned_and_goals_shown() {
         let figures = [
             figures(Engine::Godwit, 5000.0, 7.0),
             Figures { failed: 2, ..figures(Engine::Qemu, 17_000.0, 3.0) },

@@ -1,4 +1,4 @@
-//! What was found, as people read it.
+//! Tables of the results.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use super::Found;
 pub(crate) const BEGIN: &str = "<!-- faults: written by `make reliability` -->";
 pub(crate) const END: &str = "<!-- faults: end -->";
 
-/// The lines at a run's end.
+/// Renders the summary of a run.
 pub(crate) fn render_summary(found: &Found) -> String {
     let (passed, skipped) = counts(found);
     let failed: Vec<String> = found
@@ -23,7 +23,7 @@ pub(crate) fn render_summary(found: &Found) -> String {
     let all = found.cells.len() + found.lies.len();
     let mut text = format!("\n{passed} of {all} passed, {skipped} skipped\n");
     for name in failed {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "  FAIL  {name}");
     }
     text
@@ -35,13 +35,14 @@ fn counts(found: &Found) -> (usize, usize) {
     (passed + lies, found.cells.iter().filter(|report| report.skipped.is_some()).count())
 }
 
-/// What stands between the markers.
+/// Renders the text between the markers.
 pub(crate) fn render(found: &Found) -> String {
     let Found { qemu, kernel, cpu, cores, seed, cells, lies } = found;
     let (passed, skipped) = counts(found);
     let all = cells.len() + lies.len();
     let mut text = format!(
-        "{passed} of {all} passed, {skipped} skipped. QEMU {qemu}, Linux {kernel}, {cpu} ({cores} cores), seed {seed}.\n\n"
+        "{passed} of {all} passed, {skipped} skipped. QEMU {qemu}, Linux {kernel}, {cpu} ({cores} \
+         cores), seed {seed}.\n\n"
     );
     let heads: Vec<&str> = Fault::MATRIX.iter().map(|fault| fault.title()).collect();
     row(&mut text, &[vec!["phase"], heads].concat());
@@ -53,15 +54,15 @@ pub(crate) fn render(found: &Found) -> String {
         row(&mut text, &cells);
     }
     text.push('\n');
-    row(&mut text, &["fault", "at", "the guest is at", "told"]);
+    row(&mut text, &["fault", "at", "the guest is at", "reported"]);
     row(&mut text, &["---"; 4]);
     for report in cells.iter().filter(|report| !Fault::MATRIX.contains(&report.cell.fault)) {
-        let told = report
+        let reported = report
             .skipped
             .clone()
             .map_or_else(|| report.told.join("; "), |why| format!("skipped: {why}"));
         let at = report.cell.moment.name();
-        row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&told)]);
+        row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&reported)]);
     }
     for lie in lies {
         let found = if lie.error.is_none() { Place::Source.name() } else { "**failed**" };
@@ -87,7 +88,7 @@ fn one_line(text: &str) -> String {
 }
 
 fn row(text: &mut String, cells: &[&str]) {
-    // Writing to a string can't fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "| {} |", cells.join(" | "));
 }
 
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cell_is_a_word_of_the_table() {
+    fn every_cell_has_a_word_in_the_table() {
         let report = |cell: Cell| CellReport {
             cell,
             place: cell.allowed().first().copied(),

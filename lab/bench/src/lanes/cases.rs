@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_base_comes_along_where_it_is_needed() {
+    fn the_base_is_added_if_it_is_needed() {
         let names = |chosen: &[&str]| -> Vec<&str> {
             let chosen: Vec<String> = chosen.iter().map(|name| (*name).to_owned()).collect();
             super::chosen(&chosen).into_iter().map(|case| case.name).collect()
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_cost_what_they_cost() {
+    fn headers_reduce_the_rate() {
         let gbit = |name: &str| figures(name, 0.0, 0.0).case.links.on_paper() / 1e9;
         assert!((gbit(BASE) - 0.9564).abs() < 1e-4 && (gbit("ipv6") - 0.9432).abs() < 1e-4);
         assert!((gbit("two-rates") - 1.1955).abs() < 1e-4);

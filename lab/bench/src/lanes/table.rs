@@ -11,7 +11,9 @@ const HEADER: [&str; 8] =
 
 /// Renders the table of all cases.
 pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
-    let mut text = "\nwire rate of round 0, iperf3 on the same links, what headers leave of them: medians (least to most)\n".to_owned();
+    let mut text = "\nwire rate of round 0, iperf3 on the same links, what headers leave of them: \
+        medians (least to most)\n"
+        .to_owned();
     row(&mut text, &HEADER.map(str::to_owned));
     for case in figures {
         row(
@@ -66,7 +68,7 @@ mod tests {
     use crate::lanes::cases;
 
     #[test]
-    fn rows_are_aligned_and_goals_told() {
+    fn rows_are_aligned_and_goals_shown() {
         let figures: Vec<CaseFigures> = (cases::all().into_iter())
             .map(|case| CaseFigures {
                 case,

@@ -1,4 +1,5 @@
-//! A guest's console as a simulated agent has it: it says where it is, and says again whatever is typed, until the VM has left the host.
+//! Guest console of a simulated agent: prints the host, and echoes input until the VM has left the
+//! host.
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -13,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::{Agent, Refusal, no_host};
 
-/// `GET /v1/vms/{name}/console` with `Upgrade: godwit-console`.
+/// Serves `GET /v1/vms/{name}/console` with `Upgrade: godwit-console`.
 pub(super) async fn open(
     State(agent): State<Agent>,
     Path(name): Path<String>,
@@ -32,7 +33,7 @@ pub(super) async fn open(
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         if let Ok(reader) = upgrade.await {
-            // Either side may go at any time: that is how a console ends.
+            // Either side may close the console at any time.
             let _ = echo(TokioIo::new(reader), &host, &name, events).await;
         }
     });
@@ -63,7 +64,9 @@ async fn echo(
             },
             event = events.recv() => match event {
                 Some(HostEvent::VmGone(gone)) if gone == vm => return Ok(()),
-                Some(HostEvent::Vm(info)) if info.name == vm && !is_open(info.state) => return Ok(()),
+                Some(HostEvent::Vm(info)) if info.name == vm && !is_open(info.state) => {
+                    return Ok(());
+                }
                 None => return Ok(()),
                 Some(_) => {}
             },
@@ -71,7 +74,7 @@ async fn echo(
     }
 }
 
-/// `GET /v1/vms/{name}/log`.
+/// Serves `GET /v1/vms/{name}/log`.
 pub(super) async fn log(
     State(agent): State<Agent>,
     Path(name): Path<String>,

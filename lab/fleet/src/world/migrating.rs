@@ -1,4 +1,4 @@
-//! Migrations: they share their links, and take as long as these carry the memory.
+//! Migrations: they share their links and take as long as the links need for the memory.
 
 use godwit_api::{
     ApiError, ErrorCode, HostEvent, MigrationAccepted, MigrationRequest, MigrationStatus, VmInfo,
@@ -10,16 +10,16 @@ use godwit_types::{
 
 use super::{Counts, InjectedFault, World};
 
-/// Migrations of a host that are remembered, as agents do.
+/// Number of migrations that a host remembers, as agents do.
 const HISTORY: usize = 256;
-/// How often it is told how far one is, milliseconds: as often as agents look.
-const TOLD_INTERVAL_MS: u64 = 250;
-/// Checks and making the shadow VM, milliseconds of the fleet's time.
+/// Interval of progress reports in milliseconds, as long as the agents' poll interval.
+const PROGRESS_INTERVAL_MS: u64 = 250;
+/// Duration of checks and of making the shadow VM, in milliseconds of the fleet's time.
 const PREPARE_MS: f64 = 300.0;
-/// The vCPUs' pause that reports tell, milliseconds.
+/// Pause of the vCPUs in reports, in milliseconds.
 const SWITCHOVER_MS: f64 = 9.0;
 
-/// One that is under way.
+/// Migration in progress.
 #[derive(Debug)]
 pub(crate) struct Running {
     id: String,
@@ -27,15 +27,15 @@ pub(crate) struct Running {
     source: usize,
     target: usize,
     began_ms: u64,
-    told_ms: u64,
-    /// What is left of the preparation, milliseconds of the fleet's time.
+    reported_ms: u64,
+    /// Remaining preparation, in milliseconds of the fleet's time.
     prepare_ms: f64,
     total_bytes: u64,
     sent_bytes: f64,
     bytes_per_s: f64,
     was: VmState,
     cancelled: bool,
-    /// Why it fails, and when so many bytes have been sent.
+    /// Reason of a failure, and the number of sent bytes at which it occurs.
     fails: Option<(Fault, f64)>,
 }
 
@@ -48,7 +48,7 @@ fn failure(code: &str, message: String) -> Fault {
 }
 
 impl World {
-    /// Begins a migration, as an agent does: once by each id.
+    /// Starts a migration, as an agent does: once for each ID.
     pub(crate) fn migrate(
         &mut self,
         at: usize,
@@ -100,7 +100,7 @@ impl World {
             source: at,
             target,
             began_ms: now_ms,
-            told_ms: now_ms,
+            reported_ms: now_ms,
             prepare_ms: PREPARE_MS,
             total_bytes,
             sent_bytes: 0.0,
@@ -115,7 +115,7 @@ impl World {
         Ok(MigrationAccepted { id })
     }
 
-    /// The state in which a VM may leave.
+    /// Checks that a VM's state allows it to leave.
     fn may_leave(
         &mut self,
         at: usize,
@@ -141,7 +141,7 @@ impl World {
             }
             state => {
                 let message =
-                    format!("VM \"{vm}\" is {state}: it can't move to host {}", request.to);
+                    format!("VM \"{vm}\" is {state}: it cannot move to host {}", request.to);
                 refuse(ErrorCode::WrongState, message, "start it")
             }
         }
@@ -207,7 +207,7 @@ impl World {
         info.state = VmState::MigratingOut;
         info.migration = Some(id.to_owned());
         let shadow = info.clone();
-        host.tell_vm(vm);
+        host.report_vm(vm);
         let host = &mut self.hosts[target];
         let shadow = VmInfo {
             host: host.info.name.clone(),
@@ -219,8 +219,8 @@ impl World {
         };
         host.vms.insert(vm.to_owned(), shadow);
         host.recount();
-        host.tell_vm(vm);
-        self.tell_migration(source, id);
+        host.report_vm(vm);
+        self.report_migration(source, id);
     }
 
     fn count(&mut self, source: usize, target: usize, vm: &str) {
@@ -233,7 +233,7 @@ impl World {
         self.counts.most_at_once = self.counts.most_at_once.max(as_u32(self.running.len()));
     }
 
-    /// Asks one to roll back.
+    /// Requests the rollback of a migration.
     pub(crate) fn cancel(&mut self, at: usize, id: &str) -> Result<(), ApiError> {
         let known = self.migration(at, id)?;
         if known.report.is_some() {
@@ -260,7 +260,7 @@ impl World {
         host.migrations.iter().find(|one| one.id == id).cloned().ok_or_else(missing)
     }
 
-    /// Foretells a migration that has the link for itself.
+    /// Predicts a migration that has the link for itself.
     pub(crate) fn dry_run(
         &self,
         at: usize,
@@ -292,7 +292,7 @@ impl World {
             guest_bytes: found.memory_bytes,
             predicted: (!lacks).then_some(predicted),
             blackout_ms: Some(SWITCHOVER_MS),
-            why: Some("it writes little: a stand-in for QEMU".to_owned()),
+            why: Some("it writes little: simulated QEMU".to_owned()),
             guest: None,
             lanes: None,
             error: lacks.then(|| {
@@ -302,7 +302,8 @@ impl World {
         })
     }
 
-    /// A host's agent is killed, and another one starts: it remembers no migration, those from there are over, and nobody has been told.
+    /// Kills and restarts a host's agent: it remembers no migration, and those from this host have
+    /// ended without a report.
     pub(crate) fn restart(&mut self, at: usize) {
         let Some(host) = self.hosts.get_mut(at) else { return };
         host.watchers.clear();
@@ -315,7 +316,7 @@ impl World {
         }
     }
 
-    /// Goes on to this moment.
+    /// Advances to this moment.
     pub(crate) fn step(&mut self, now_ms: u64) {
         let passed_ms = now_ms.saturating_sub(self.stepped_ms);
         self.stepped_ms = now_ms;
@@ -332,11 +333,11 @@ impl World {
         for (one, (outcome, error)) in over {
             self.end(&one, outcome, error.as_ref(), now_ms);
         }
-        self.tell_progress(now_ms);
-        self.tell_hosts(now_ms);
+        self.report_progress(now_ms);
+        self.report_hosts(now_ms);
     }
 
-    /// Moves share links evenly.
+    /// Advances all migrations, which share links evenly.
     fn advance(&mut self, passed_ms: u64) {
         #[expect(clippy::cast_precision_loss, reason = "milliseconds of a test")]
         let passed_ms = passed_ms as f64 * self.plan.speed;
@@ -369,7 +370,7 @@ impl World {
         }
         let host = &mut self.hosts[stays_at];
         host.recount();
-        host.tell_vm(&one.vm);
+        host.report_vm(&one.vm);
         let host = &mut self.hosts[gone_at];
         host.vms.remove(&one.vm);
         host.recount();
@@ -382,29 +383,29 @@ impl World {
             status.progress = one.progress(now_ms, Phase::Report);
             status.report = Some(report);
         }
-        self.tell_migration(one.source, &one.id);
+        self.report_migration(one.source, &one.id);
     }
 
-    fn tell_progress(&mut self, now_ms: u64) {
-        let mut told = Vec::new();
+    fn report_progress(&mut self, now_ms: u64) {
+        let mut reports = Vec::new();
         for one in &mut self.running {
-            if now_ms.saturating_sub(one.told_ms) >= TOLD_INTERVAL_MS {
-                one.told_ms = now_ms;
+            if now_ms.saturating_sub(one.reported_ms) >= PROGRESS_INTERVAL_MS {
+                one.reported_ms = now_ms;
                 let phase = if one.prepare_ms > 0.0 { Phase::Prepare } else { Phase::PreCopy };
-                told.push((one.source, one.id.clone(), one.progress(now_ms, phase)));
+                reports.push((one.source, one.id.clone(), one.progress(now_ms, phase)));
             }
         }
-        for (source, id, progress) in told {
+        for (source, id, progress) in reports {
             if let Some(status) =
                 self.hosts[source].migrations.iter_mut().find(|status| status.id == id)
             {
                 status.progress = progress;
             }
-            self.tell_migration(source, &id);
+            self.report_migration(source, &id);
         }
     }
 
-    fn tell_migration(&mut self, at: usize, id: &str) {
+    fn report_migration(&mut self, at: usize, id: &str) {
         let host = &mut self.hosts[at];
         if let Some(status) = host.migrations.iter().rev().find(|status| status.id == id).cloned() {
             host.tell(&HostEvent::Migration(Box::new(status)));
@@ -413,17 +414,17 @@ impl World {
 }
 
 impl Running {
-    /// What is left in its place while it is taken out.
+    /// Returns a placeholder while the migration is taken out.
     fn gone(&self) -> Running {
         Running { id: String::new(), vm: String::new(), fails: None, ..*self }
     }
 
-    /// How it has ended, if it has.
+    /// Returns the outcome, if it has ended.
     fn outcome(&mut self) -> Option<(Outcome, Option<Fault>)> {
         if self.cancelled {
             let error = Fault {
                 code: "cancelled".to_owned(),
-                message: "somebody cancelled it".to_owned(),
+                message: "cancelled by an operator".to_owned(),
                 remedy: String::new(),
             };
             return Some((Outcome::Cancelled, Some(error)));

@@ -19,7 +19,7 @@ fn to(host: usize, id: &str) -> MigrationRequest {
     MigrationRequest { id: Some(id.into()), ..MigrationRequest::to(format!("host-{host:04}")) }
 }
 
-/// Until nothing moves any more; the milliseconds that it took.
+/// Steps until nothing moves, and returns the milliseconds that it took.
 fn until_still(world: &mut World) -> u64 {
     let mut now_ms = world.stepped_ms;
     while !world.running.is_empty() {
@@ -39,16 +39,17 @@ fn a_vm_moves_in_the_time_that_its_link_needs() {
     assert!(!incarnation.is_unrecorded());
     let shadow = &world.hosts[2].vms["vm-00000"];
     assert_eq!((shadow.state, shadow.epoch), (VmState::MigratingIn, 2));
-    // 256 MiB at 1 Gb/s: 2.1 s, and the preparation.
+    // 256 MiB at 1 Gb/s take 2.1 s, plus the preparation.
     let took_ms = until_still(&mut world);
     assert!((2_400..=2_600).contains(&took_ms), "{took_ms}");
     assert!(!world.hosts[0].vms.contains_key("vm-00000"));
     let vm = &world.hosts[2].vms["vm-00000"];
     assert_eq!((vm.state, vm.epoch, vm.host.as_str()), (VmState::Running, 2, "host-0002"));
-    assert_eq!(vm.incarnation, incarnation, "a move keeps it");
-    let told: Vec<_> = std::iter::from_fn(|| watcher.try_recv().ok()).collect();
+    assert_eq!(vm.incarnation, incarnation, "a move changed the incarnation");
+    let events: Vec<_> = std::iter::from_fn(|| watcher.try_recv().ok()).collect();
     assert!(
-        told.contains(&HostEvent::Known) && told.contains(&HostEvent::VmGone("vm-00000".into()))
+        events.contains(&HostEvent::Known)
+            && events.contains(&HostEvent::VmGone("vm-00000".into()))
     );
     let ended = world.migration(0, "m1").unwrap().report.unwrap();
     assert_eq!((ended.outcome, ended.wire_bytes), (Outcome::Completed, 256 << 20));
@@ -61,7 +62,7 @@ fn links_are_shared_and_the_most_at_once_is_counted() {
         world.migrate(0, vm, &to(2, id), 0, 0).unwrap();
     }
     let took_ms = until_still(&mut world);
-    // 256 MiB + 512 MiB + 1 GiB over one link: no sooner than that takes.
+    // 256 MiB + 512 MiB + 1 GiB over one link take at least this time.
     assert!((15_000..=15_900).contains(&took_ms), "{took_ms}");
     assert_eq!(
         (world.counts.most_out_of_one(), world.counts.most_into_one(), world.counts.completed),
@@ -70,7 +71,7 @@ fn links_are_shared_and_the_most_at_once_is_counted() {
 }
 
 #[test]
-fn a_name_begins_one_migration_and_a_second_one_is_noticed() {
+fn an_id_starts_one_migration_and_a_second_one_is_counted() {
     let mut world = world();
     world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap();
     assert_eq!(world.migrate(0, "vm-00000", &to(2, "m1"), 1, 1).unwrap().id, "m1");
@@ -90,7 +91,7 @@ fn a_name_begins_one_migration_and_a_second_one_is_noticed() {
 }
 
 #[test]
-fn faults_come_as_often_as_they_were_asked_for() {
+fn faults_occur_as_often_as_requested() {
     let mut world = world();
     world.fault("vm-00000", InjectedFault::Refuse(ErrorCode::Preflight), 1);
     assert_eq!(

@@ -16,7 +16,7 @@ pub(crate) fn mount_all(guest: &Guest) {
         // Some kernels mount devtmpfs on their own, so EBUSY is a success.
         match rustix::mount::mount(kind, target, kind, MountFlags::empty(), None) {
             Ok(()) | Err(Errno::BUSY) => {}
-            Err(error) => guest.report(&format!("mounting {kind} on {target}: {error}")),
+            Err(error) => guest.report(&format!("cannot mount {kind} on {target}: {error}")),
         }
     }
 }
@@ -24,7 +24,7 @@ pub(crate) fn mount_all(guest: &Guest) {
 /// Returns the kernel command line.
 pub(crate) fn command_line(guest: &Guest) -> String {
     fs::read_to_string("/proc/cmdline").unwrap_or_else(|error| {
-        guest.report(&format!("reading the kernel command line: {error}"));
+        guest.report(&format!("cannot read the kernel command line: {error}"));
         String::new()
     })
 }
@@ -33,7 +33,7 @@ pub(crate) fn command_line(guest: &Guest) -> String {
 pub(crate) fn available_bytes(guest: &Guest) -> u64 {
     meminfo_kib(&meminfo(), "MemAvailable").map_or_else(
         || {
-            guest.report("/proc/meminfo tells no MemAvailable; taking 64 MiB");
+            guest.report("/proc/meminfo has no MemAvailable; assuming 64 MiB");
             64 << 20
         },
         |kilobytes| kilobytes << 10,

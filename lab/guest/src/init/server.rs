@@ -24,6 +24,7 @@ use rustix::system::RebootCommand;
 use crate::{
     BACKGROUND, PROMPT,
     guest::Guest,
+    network,
     tasks::{panic_text, set_niceness},
 };
 
@@ -109,6 +110,8 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
         Request::Verify {} => return verify(guest),
         Request::Kernels { millis } => return compute(guest, millis),
         Request::Poweroff {} => {
+            // A guest without a NIC powers off, too.
+            network::take_down().ok();
             rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?
         }
     }

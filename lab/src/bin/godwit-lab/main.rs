@@ -1,7 +1,7 @@
-//! `godwit-lab`: brings a lab up and down, shows it, and asks its guests.
+//! `godwit-lab`: starts a lab, takes it down, shows it, and sends requests to its guests.
 //!
-//! A program of its own: it runs the product's programs, which do not know it, and packages do not
-//! carry it.
+//! Separate program: it runs the product's programs, which do not know it, and it is not part of
+//! packages.
 
 mod args;
 mod guest;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the command; false: it found something wrong, and has printed it.
+/// Runs the command. Returns false if it found a problem, which it has printed.
 fn run(cli: Cli) -> Result<bool> {
     let name = cli.place.name();
     match cli.command {

@@ -1,5 +1,5 @@
-//! The two sides of a session as a liar keeps them: handshakes in order, TLS with a certificate of the lab's own authority, and after
-//! that any bytes.
+//! Both sides of a session as a liar plays them: correct handshakes, TLS with a certificate of the
+//! lab's own authority, and then arbitrary bytes.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,14 +18,14 @@ use super::words::anything;
 use crate::fake_http::answer_one;
 use crate::random::Random;
 
-/// How long either end may be silent.
+/// Longest silence of either end.
 const SILENCE: Duration = Duration::from_secs(20);
-/// The most lies of one stream.
+/// Largest number of lies of one stream.
 const LIES: u64 = 40;
 
-/// A connection with TLS, on which any bytes can be said.
+/// TLS connection that can carry arbitrary bytes.
 trait Secured: Read + Write + Send {
-    /// Says that nothing more follows.
+    /// Signals the end of the data.
     fn end(&mut self);
 }
 
@@ -43,7 +43,7 @@ impl Secured for StreamOwned<ServerConnection, TcpStream> {
     }
 }
 
-/// A connection that is gone has ended.
+/// Shuts down the sending side. A lost connection counts as ended.
 fn end(_flushed: std::io::Result<()>, socket: &TcpStream) {
     let _ = socket.shutdown(Shutdown::Write);
 }
@@ -53,7 +53,7 @@ fn limit_silence(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_write_timeout(Some(SILENCE))
 }
 
-/// A stream of a lane.
+/// Stream of a lane.
 pub(super) struct Session(Box<dyn Secured>);
 
 impl Session {
@@ -71,35 +71,35 @@ impl Session {
         Ok(Session(Box::new(StreamOwned::new(connection, socket))))
     }
 
-    fn say(&mut self, message: &Message) -> Result<()> {
+    fn send(&mut self, message: &Message) -> Result<()> {
         let mut frame = Vec::new();
         message.encode(&mut frame);
-        self.say_bytes(&frame)
+        self.send_bytes(&frame)
     }
 
-    fn say_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.0.write_all(bytes)?;
         Ok(self.0.flush()?)
     }
 
-    /// The next message; pages are none that a session begins with.
-    fn hear(&mut self) -> Result<Message> {
+    /// Receives the next message. A session does not begin with pages.
+    fn receive(&mut self) -> Result<Message> {
         let mut header = [0; HEADER_LEN];
         self.0.read_exact(&mut header)?;
         let header = FrameHeader::parse(&header)?;
         ensure!(
             !matches!(header.kind, Kind::Pages | Kind::CompressedPages),
-            "pages before all else"
+            "unexpected pages at the start of a session"
         );
         let mut payload = vec![0; header.length as usize];
         self.0.read_exact(&mut payload)?;
         Ok(Message::decode(header, &payload)?)
     }
 
-    /// Waits for a message of a kind; others, such as pings, may come before it.
-    fn until_heard(&mut self, kind: Kind) -> Result<()> {
+    /// Waits for a message of a kind. Other messages, such as pings, may arrive before it.
+    fn until_received(&mut self, kind: Kind) -> Result<()> {
         loop {
-            match self.hear().with_context(|| format!("before {kind:?}"))? {
+            match self.receive().with_context(|| format!("before {kind:?}"))? {
                 message if message.kind() == kind => return Ok(()),
                 Message::Refused(reason) => bail!("before {kind:?}: refused: {}", reason.detail),
                 _ => {}
@@ -107,23 +107,24 @@ impl Session {
         }
     }
 
-    /// Says as many lies as a seed draws. Whoever hears them may end the connection at any: then the rest is not said. Gives how many
-    /// were.
+    /// Sends a number of lies drawn from a seed and returns how many were sent. The peer may end
+    /// the connection at any lie; the rest is then not sent.
     fn lie(&mut self, random: &mut Random) -> u64 {
         let lies = 1 + random.next() % LIES;
         (0..lies)
-            .take_while(|_| self.say_bytes(&anything(random)).is_ok())
+            .take_while(|_| self.send_bytes(&anything(random)).is_ok())
             .fold(0, |said, _| said + 1)
     }
 
-    /// Ends it so that all that was said is heard, and reads what the other end still says to its end.
+    /// Ends the stream so that the peer receives all lies, then reads the peer's data to its end.
     fn finish(mut self) {
         self.0.end();
-        // However it ends.
+        // Any kind of end will do.
         let _ = std::io::copy(&mut self.0, &mut std::io::sink());
     }
 
-    /// The same on a thread of its own: the other end may keep a stream open as long as there is another one.
+    /// Finishes the stream on its own thread. The peer may keep a stream open for as long as there
+    /// is another one.
     fn finish_later(self) {
         std::thread::spawn(move || self.finish());
     }
@@ -135,32 +136,33 @@ pub(super) struct LyingSource<'a> {
     pub(super) destination: &'a str,
     pub(super) to: SocketAddr,
     pub(super) migration: MigrationId,
-    /// The right one: the destination is ready after it.
+    /// Valid `Begin` message. The destination is ready after it.
     pub(super) begin: &'a Message,
 }
 
 impl LyingSource<'_> {
-    /// Comes to where the destination is ready, and lies from then on. Gives how many lies were said.
+    /// Runs until the destination is ready, and lies from then on. Returns the number of lies sent.
     ///
     /// # Errors
-    /// It does not come that far, or nothing could be said.
+    /// The destination does not become ready, or no lie can be sent.
     pub(super) fn run(&self, seed: u64) -> Result<u64> {
         let mut control = self.open(CONTROL_STREAM).context("the control stream")?;
-        control.say(self.begin)?;
-        control.until_heard(Kind::Ready)?;
+        control.send(self.begin)?;
+        control.until_received(Kind::Ready)?;
         let mut random = Random::new(seed);
         let mut said = 0;
         match random.below(3) {
             0 => {
                 let mut data = self.open(1).context("a data stream")?;
                 said += data.lie(&mut random);
-                // All of it is heard before anything else is said: the destination ends the stream by then.
+                // The peer reads all of it before anything else is sent. By then it has ended the
+                // stream.
                 data.finish();
             }
             1 => {
                 let (mut page_in, mut random) =
                     (self.open(PAGE_IN_STREAM).context("a page-in stream")?, random.clone());
-                // Nobody need hear it: the destination keeps it until there is page-in.
+                // The destination need not read it. It keeps the stream until there is page-in.
                 std::thread::spawn(move || {
                     page_in.lie(&mut random);
                     page_in.finish();
@@ -170,37 +172,37 @@ impl LyingSource<'_> {
         }
         said += control.lie(&mut random);
         control.finish();
-        ensure!(said > 0, "no lie was said");
+        ensure!(said > 0, "no lie was sent");
         Ok(said)
     }
 
     fn open(&self, stream: u16) -> Result<Session> {
         let mut session = Session::connect(self.to, self.identity, self.destination)?;
-        session.say(&Message::Hello { versions: SUPPORTED, migration: self.migration, stream })?;
-        session.until_heard(Kind::Welcome)?;
+        session.send(&Message::Hello { versions: SUPPORTED, migration: self.migration, stream })?;
+        session.until_received(Kind::Welcome)?;
         Ok(session)
     }
 }
 
-/// A host that takes every VM, by its word, and lies to whoever sends one.
+/// Host that claims to accept every VM and lies to each source.
 pub(super) struct LyingDestination {
     pub(super) identity: Identity,
     pub(super) address: IpAddr,
     pub(super) port: u16,
     pub(super) seed: u64,
-    /// Control streams on which a source was told that the shadow is ready, and lied to.
+    /// Number of control streams on which the liar reported a ready shadow and then lied.
     pub(super) lied: AtomicU64,
 }
 
 impl LyingDestination {
-    /// Answers as an agent does. For a thread within the namespace, to the process's end.
+    /// Answers as an agent does, until the process ends. Runs on a thread in the host's namespace.
     ///
     /// # Errors
-    /// It can't listen.
+    /// The port cannot be opened.
     pub(super) fn answer_all(self: Arc<Self>) -> Result<()> {
         let http = TcpListener::bind((self.address, self.port))?;
         for (number, socket) in (0_u64..).zip(http.incoming().flatten()) {
-            // What only looks whether anybody listens shakes no hands.
+            // A probe of the port performs no handshake.
             if let Err(error) = self.answer(socket, self.seed ^ (number << 32)) {
                 eprintln!("  the lying destination: {error:#}");
             }
@@ -218,30 +220,30 @@ impl LyingDestination {
             let id = "0123456789abcdef".repeat(2);
             let body = format!("{{\"id\":\"{id}\",\"addresses\":[\"{}\"]}}", lane.local_addr()?);
             let liar = Arc::clone(self);
-            std::thread::spawn(move || liar.take_streams(&lane, seed));
+            std::thread::spawn(move || liar.serve_streams(&lane, seed));
             Ok(("201 Created", body))
         })?;
         session.finish_later();
         Ok(())
     }
 
-    /// To the process's end: a lane of many is a few descriptors.
-    fn take_streams(self: Arc<Self>, lane: &TcpListener, seed: u64) {
+    /// Accepts streams until the process ends. Many lanes need only a few descriptors.
+    fn serve_streams(self: Arc<Self>, lane: &TcpListener, seed: u64) {
         for socket in lane.incoming().flatten() {
             let liar = Arc::clone(&self);
-            // A stream that its source gives up is no failure.
+            // A stream that its source drops is no failure.
             std::thread::spawn(move || drop(liar.lie(socket, seed)));
         }
     }
 
-    /// One stream: welcomes it, says that the shadow fits, then anything.
+    /// Serves one stream: accepts it, reports that the shadow is ready, then lies.
     fn lie(&self, socket: TcpStream, seed: u64) -> Result<()> {
         let mut session = Session::accept(socket, &self.identity)?;
-        let Message::Hello { stream, .. } = session.hear()? else { bail!("no hello") };
-        session.say(&Message::Welcome { version: SUPPORTED.newest })?;
+        let Message::Hello { stream, .. } = session.receive()? else { bail!("no hello") };
+        session.send(&Message::Welcome { version: SUPPORTED.newest })?;
         if stream == CONTROL_STREAM {
-            session.until_heard(Kind::Begin)?;
-            session.say(&Message::Ready)?;
+            session.until_received(Kind::Begin)?;
+            session.send(&Message::Ready)?;
         }
         let said = session.lie(&mut Random::new(seed ^ u64::from(stream)));
         if stream == CONTROL_STREAM && said > 0 {
@@ -278,7 +280,7 @@ mod tests {
         Message::Begin(Begin { epoch: 2, incarnation: 0, run: true, block_pages: vec![1] })
     }
 
-    /// Reads to the end of what can be read.
+    /// Reads until the stream ends.
     fn hear_all(receiver: &mut godwit_lanes::StreamReceiver) {
         while receiver.receive().is_ok() {}
     }
@@ -338,7 +340,7 @@ mod tests {
         let lane = TcpListener::bind((address, 0)).unwrap();
         let to = lane.local_addr().unwrap();
         let answering = Arc::clone(&liar);
-        std::thread::spawn(move || answering.take_streams(&lane, 1));
+        std::thread::spawn(move || answering.serve_streams(&lane, 1));
         let stream = godwit_lanes::connect(Lane { from: None, to }, SILENCE).unwrap();
         let stream = stream.secure(&host, "liar").unwrap();
         let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
@@ -347,9 +349,9 @@ mod tests {
         sender.send(&begin()).unwrap();
         assert!(matches!(receiver.receive(), Ok(Incoming::Message(Message::Ready))));
         hear_all(&mut receiver);
-        // It counts once it has said all, which is before it ends its side.
+        // The liar counts the stream after its last lie and before it ends its side.
         stream.close();
-        crate::trial::until("it has lied", SILENCE, || {
+        crate::trial::until("the destination has lied", SILENCE, || {
             Ok((liar.lied.load(Ordering::SeqCst) == 1).then_some(()))
         })
         .unwrap();

@@ -1,4 +1,4 @@
-//! What a liar says: frames that are right in themselves, checksums and all, with whatever a seed draws in them.
+//! Content of lies: well-formed frames with correct checksums, filled from a seed.
 
 use godwit_wire::{
     Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind,
@@ -8,13 +8,13 @@ use godwit_wire::{
 
 use crate::random::Random;
 
-/// Kinds of messages that are drawn.
+/// Number of message kinds that are drawn.
 const KINDS: usize = 28;
-/// The most bytes of a frame of random bytes, where its kind takes as few.
+/// Largest frame of random bytes, where its kind allows so few.
 const MOST_FUZZ_BYTES: u32 = 8192;
 
-/// The bytes of a frame: a message of any kind with small numbers and with any, or random bytes as a frame of any kind. Nobody refuses or
-/// aborts: that would be no lie.
+/// Returns the bytes of a frame: a message of any kind with small or arbitrary numbers, or random
+/// bytes as a frame of any kind. `Refused` and `Abort` are left out, because they would be no lie.
 pub(super) fn anything(random: &mut Random) -> Vec<u8> {
     match random.below(KINDS + 8) {
         kind if kind < KINDS => message(kind, random),
@@ -23,7 +23,7 @@ pub(super) fn anything(random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// A message of any kind but those of pages.
+/// Returns a message of any kind except pages.
 fn message(kind: usize, random: &mut Random) -> Vec<u8> {
     let stream = u16::try_from(random.number() % 1100).unwrap_or(0);
     let message = match kind {
@@ -84,7 +84,7 @@ fn runs(random: &mut Random) -> Vec<BlockRun> {
     (0..1 + random.below(5)).map(|_| run(random)).collect()
 }
 
-/// The guest has one.
+/// Returns a block number. The guest has one block.
 fn block(random: &mut Random) -> u16 {
     u16::from(random.below(4) == 0)
 }
@@ -128,9 +128,9 @@ fn paged_in(random: &mut Random) -> PagedIn {
     PagedIn { pages: random.number(), demanded: random.number(), waits, ..PagedIn::default() }
 }
 
-/// A frame of pages, raw or said to be compressed: its checksums are those of the random bytes that it brings.
+/// Returns a frame of pages, raw or marked as compressed. Its checksums match its random bytes.
 fn pages(random: &mut Random) -> Vec<u8> {
-    // As few as a page, as many as a frame may have.
+    // From one page to the limit of a frame.
     let most = if random.below(8) == 0 { MAX_PAGES_PER_FRAME } else { 4 };
     let count = 1 + u32::try_from(random.next() % u64::from(most)).unwrap_or(0);
     let raw_bytes = count * PAGE_SIZE;
@@ -147,7 +147,7 @@ fn pages(random: &mut Random) -> Vec<u8> {
     [&header.to_bytes()[..], &content].concat()
 }
 
-/// Random bytes as a frame's payload, of a length that its kind may have.
+/// Returns random bytes as a frame's payload, of a length that its kind allows.
 fn fuzz(random: &mut Random) -> Vec<u8> {
     let kinds: Vec<Kind> = Kind::ALL
         .iter()
@@ -161,7 +161,7 @@ fn fuzz(random: &mut Random) -> Vec<u8> {
     let mut payload = random.bytes(length as usize);
     let mut summed = payload.len();
     if matches!(kind, Kind::Pages | Kind::CompressedPages) {
-        // What is summed up are the fields, whose last one is the sum of what follows them.
+        // The checksum covers the fields. The last field is the checksum of the content after them.
         summed = PagesHeader::LEN - HEADER_LEN;
         let sum = checksum(&payload[summed..]).to_le_bytes();
         payload[summed - sum.len()..summed].copy_from_slice(&sum);

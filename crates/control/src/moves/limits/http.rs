@@ -1,4 +1,4 @@
-//! The requests about limits of moves.
+//! Requests about limits of moves.
 
 use axum::Json;
 use axum::extract::{FromRef, State};
@@ -17,21 +17,27 @@ where
     OpenApiRouter::new().routes(routes!(show, update))
 }
 
-/// How many moves may run at a time, as it holds now.
+/// Shows how many moves may run at a time.
 #[utoipa::path(get, path = "/api/v1/limits", operation_id = "show_limits", tag = "moves", responses(
     (status = 200, description = "The limits", body = MoveLimits),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show(State(limits): State<LimitsOfMoves>) -> Json<MoveLimits> {
     Json(limits.show())
 }
 
-/// Changes how many moves may run at a time: from now on, also for those that wait. What runs runs on. Hosts' own numbers are set by
-/// `PATCH /api/v1/hosts/{host}`.
-#[utoipa::path(patch, path = "/api/v1/limits", operation_id = "update_limits", tag = "moves", request_body = UpdateLimits, responses(
-    (status = 200, description = "The limits as they are now", body = MoveLimits),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+/// Changes how many moves may run at a time.
+///
+/// The limits apply from now on, also to waiting moves; running moves continue. `PATCH
+/// /api/v1/hosts/{host}` sets the limits of a host.
+#[utoipa::path(patch, path = "/api/v1/limits", operation_id = "update_limits",
+    tag = "moves", request_body = UpdateLimits, responses(
+    (status = 200, description = "The new limits", body = MoveLimits),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn update(
     State(limits): State<LimitsOfMoves>,

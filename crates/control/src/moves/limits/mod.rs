@@ -1,4 +1,5 @@
-//! Limits of moves that are changed while managers run: kept in the store, over what each manager's configuration says.
+//! Limits of moves that operators change at run time. They are stored, and override the
+//! configuration of each manager.
 
 pub(crate) mod http;
 
@@ -20,15 +21,15 @@ use crate::storage::term::Term;
 
 pub(crate) const LIMITS: Table<SavedLimits> = Table::new();
 
-/// There is one record.
+/// ID of the only record.
 const ID: &str = "moves";
-/// The most that a limit is set to.
+/// Largest value of a limit.
 const MOST: u32 = 1_000_000;
-/// The most datastores that have numbers of their own, and the longest of their paths, bytes.
+/// Most datastores with a limit of their own, and the longest of their paths in bytes.
 const MOST_DATASTORES: usize = 1000;
 const LONGEST_PATH: usize = 4096;
 
-/// What was set, as it is saved.
+/// Limits as they are saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedLimits {
@@ -91,7 +92,7 @@ impl LimitsOfMoves {
         self.state.inventory().move_limits()
     }
 
-    /// Changes limits. They hold from now on; what runs runs on.
+    /// Changes limits. They apply from now on; running moves continue.
     pub(crate) async fn update(&self, request: UpdateLimits) -> Result<MoveLimits, Problem> {
         let limits = self.clone();
         self.planning
@@ -107,7 +108,7 @@ impl LimitsOfMoves {
                     .await?;
                 limits.state.change(|inventory| inventory.plan_limits(Some(plan)));
                 if let Ok(moves) = limits.moves.get() {
-                    moves.look();
+                    moves.reschedule();
                 }
                 Ok(limits.show())
             })
@@ -115,7 +116,7 @@ impl LimitsOfMoves {
     }
 }
 
-/// What holds after a change, where it makes sense.
+/// Applies a change to the limits and checks the result.
 fn changed(before: LimitsPlan, request: UpdateLimits) -> Result<LimitsPlan, Problem> {
     let wrong = |detail: String, remedy: &str| {
         Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
@@ -126,14 +127,14 @@ fn changed(before: LimitsPlan, request: UpdateLimits) -> Result<LimitsPlan, Prob
         numbers.chain(datastores.values().copied()).flatten().find(|most| *most > MOST)
     {
         return wrong(
-            format!("a limit of {most} moves is none"),
-            "give 1,000,000 at most, or null",
+            format!("{most} is not a valid limit of moves"),
+            "set at most 1,000,000, or null for no limit",
         );
     }
     let is_path = |path: &&String| Path::new(path).is_absolute() && path.len() <= LONGEST_PATH;
     if let Some(path) = datastores.keys().find(|path| !is_path(path)) {
         let remedy = "name a datastore by its path: `godwit control datastores`";
-        return wrong(format!("\"{path}\" is no datastore"), remedy);
+        return wrong(format!("\"{path}\" is not a datastore path"), remedy);
     }
     let mut plan = LimitsPlan {
         out_of_host: out_of_host.unwrap_or(before.out_of_host),
@@ -149,7 +150,7 @@ fn changed(before: LimitsPlan, request: UpdateLimits) -> Result<LimitsPlan, Prob
         }
     }
     if plan.datastores.len() > MOST_DATASTORES {
-        return wrong("too many datastores have a limit of their own".to_owned(), "1000 at most");
+        return wrong("too many datastores have their own limit".to_owned(), "set at most 1000");
     }
     Ok(plan)
 }
@@ -170,7 +171,7 @@ mod tests {
     const LIMITS: &str = "/api/v1/limits";
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn limits_are_set_told_taken_back_and_outlive_the_manager() {
+    async fn limits_are_set_published_reset_and_outlive_the_manager() {
         let managed = Managed::begin().await;
         let mut news = managed.manager.state.events().listen(None);
         let change =
@@ -180,9 +181,9 @@ mod tests {
             (set.in_all, set.out_of_host, set.into_host, set.per_datastore),
             (Some(3), Some(2), None, 128)
         );
-        let Some(Next::Events(told)) = news.next().await else { panic!("nothing is told") };
-        assert_eq!(told[0].change, Change::Limits(Box::new(set.clone())));
-        // What is absent stays, null goes.
+        let Some(Next::Events(events)) = news.next().await else { panic!("no event") };
+        assert_eq!(events[0].change, Change::Limits(Box::new(set.clone())));
+        // An absent field keeps its value; null removes it.
         let change = json!({ "out_of_host": null, "datastores": { "/mnt": null } });
         let set: MoveLimits = managed.root(Method::PATCH, LIMITS, Some(change)).await.read();
         assert_eq!((set.in_all, set.out_of_host, set.datastores.len()), (Some(3), None, 1));
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_manager_that_does_not_lead_knows_them() {
+    async fn a_follower_knows_the_limits() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let leader = rig::leader(Arc::clone(&store)).await;
         let (follower, _standby) = rig::follower(&store);
@@ -215,9 +216,12 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_host_goes_by_its_link_again() {
+    async fn a_host_without_its_own_limit_uses_its_link_speed_again() {
         let managed = Managed::begin().await;
-        let host = json!({ "name": "a", "address": "http://127.0.0.1:1", "link_bits_per_s": 1_000_000_000, "most_moves": 7 });
+        let host = json!({
+            "name": "a", "address": "http://127.0.0.1:1",
+            "link_bits_per_s": 1_000_000_000, "most_moves": 7
+        });
         assert_eq!(managed.root(Method::POST, "/api/v1/hosts", Some(host)).await.status, 201);
         let shown: MoveLimits = managed.root(Method::GET, LIMITS, None).await.read();
         assert_eq!(shown.hosts["a"].out, Some(7));

@@ -1,6 +1,7 @@
-//! A VM's text console for somebody who reads it by the manager: bytes both ways between them and the agent of the host that runs the VM. Where
-//! the VM moves meanwhile the console follows it: its reader's connection stays, and goes on at the other host. Who may open one is not known
-//! here.
+//! Text console of a VM for a reader at the manager: bytes in both directions between the reader
+//! and the agent of the host that runs the VM. If the VM moves, the console follows it: the
+//! reader's connection stays open and continues on the other host. The rights to open a console are
+//! checked elsewhere.
 
 pub(crate) mod http;
 #[cfg(test)]
@@ -25,28 +26,31 @@ use crate::cluster::state::State;
 use crate::journal::events::Listener;
 use crate::vms::Vms;
 
-/// How long a console that was cut is tried for: a migration's last moments, or an agent that is started anew.
+/// Time limit for reconnecting after a cut, such as by the end of a migration or the restart of an
+/// agent.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// Between two attempts.
+/// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(200);
-/// So often something is said to the reader, so that what is in between keeps the connection.
+/// Interval of pings to the reader, which keep the connection open through intermediate systems.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// A reader of whom nothing is heard for so long, no answer to a ping either, has gone: somebody else may open the console.
+/// Time after which a silent reader, who answers no pings either, counts as gone. Then another
+/// reader may open the console.
 const SILENCE_LIMIT: Duration = Duration::from_secs(50);
-/// How long the last word to a reader may take.
+/// Time limit for the close message to a reader.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
-/// Bytes of the guest that go in one message at most.
+/// Most bytes of guest output in one message.
 const MOST_PIECE_BYTES: usize = 16 << 10;
-/// The longest reason that a close message carries (RFC 6455, section 5.5).
+/// Longest reason in a close message (RFC 6455, section 5.5).
 const MOST_REASON_BYTES: usize = 123;
-/// What a close message says of a console that can't go on; the reason has the words (RFC 6455, section 7.4.2: free for use).
+/// Close code for a console that cannot continue; the reason has the text (RFC 6455, section 7.4.2:
+/// private use).
 const CANNOT_GO_ON: u16 = 4000;
 
-/// Why bytes are not passed on any more.
+/// Reason why bytes are no longer passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     ByReader,
-    /// The host has closed it, or the VM runs elsewhere.
+    /// The host closed the console, or the VM runs elsewhere.
     AtHost,
 }
 
@@ -57,7 +61,7 @@ struct Console {
     news: Listener,
 }
 
-/// What a VM's console can be opened at.
+/// Returns the VM, whose host has the console.
 ///
 /// # Errors
 /// No host has the VM, or it does not run.
@@ -71,7 +75,8 @@ pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
     Ok(Arc::clone(info))
 }
 
-/// Carries a VM's console to a reader until they leave, may not read it any more, or there is none any more.
+/// Connects a reader to a VM's console until the reader leaves, loses the right to read it, or the
+/// console ends.
 pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocket) {
     let news = vms.state.events().listen(None);
     let (state, hosts) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
@@ -80,7 +85,7 @@ pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocke
     let ended = tokio::select! {
         ended = console.run(&mut to_reader, &mut from_reader) => ended,
         () = vms.tokens.is_good_no_more(&caller) => {
-            let detail = "the token that it was opened with is good no more";
+            let detail = "the token that opened the console is no longer valid";
             Err(Problem::new(ProblemCode::Unauthenticated, detail, "log in again"))
         }
     };
@@ -90,7 +95,7 @@ pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocke
             (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
         reason.truncate(end.min(reason.len()));
         let close = CloseFrame { code: CANNOT_GO_ON, reason: reason.into() };
-        // Whoever has gone does not hear it.
+        // A reader that is gone does not receive it.
         let _ = timeout(CLOSE_LIMIT, to_reader.send(Message::Close(Some(close)))).await;
     }
 }
@@ -112,13 +117,13 @@ impl Console {
             if cut == Cut::ByReader {
                 return Ok(());
             }
-            // The host gives it to nobody else before it is closed.
+            // The host allows no other reader before the stream is closed.
             drop((from_guest, to_guest));
             (host, guest) = self.open_again().await?;
         }
     }
 
-    /// Opens it where the VM runs.
+    /// Opens the console on the host that runs the VM.
     async fn open(&self) -> Result<(String, ConsoleStream), Problem> {
         let info = runs_at(&self.state, &self.vm)?;
         let client = self.hosts.client_of(&info.host)?;
@@ -126,7 +131,7 @@ impl Console {
         Ok((info.host.clone(), stream))
     }
 
-    /// The same after a cut: the host where it runs by now may have to be heard first.
+    /// Opens the console again after a cut. The new host of the VM may have to report first.
     async fn open_again(&mut self) -> Result<(String, ConsoleStream), Problem> {
         let until = Instant::now() + RECONNECT_LIMIT;
         loop {
@@ -135,7 +140,7 @@ impl Console {
                 Err(problem) => problem,
             };
             if matches!(problem.code, ProblemCode::NotFound | ProblemCode::WrongState) {
-                // The VM has ended since the host was asked: the inventory knows why.
+                // The VM has ended since the host was asked: the inventory has the reason.
                 runs_at(&self.state, &self.vm)?;
             }
             if Instant::now() >= until {
@@ -143,12 +148,12 @@ impl Console {
             }
             let host =
                 runs_at(&self.state, &self.vm).map(|info| info.host.clone()).unwrap_or_default();
-            // At once where it is told to run elsewhere.
+            // Retries at once if the VM is reported on another host.
             let _ = timeout_at(Instant::now() + RETRY, self.leaves(&host)).await;
         }
     }
 
-    /// Waits until the VM is told to run at another host, or not any more.
+    /// Waits until the VM is reported on another host or as not running.
     async fn leaves(&mut self, host: &str) {
         while runs_at(&self.state, &self.vm).is_ok_and(|info| info.host == host) {
             if self.news.next().await.is_none() {
@@ -158,12 +163,12 @@ impl Console {
     }
 }
 
-/// What the reader types.
+/// Passes the reader's input to the guest.
 async fn pass_in(
     from_reader: &mut SplitStream<WebSocket>,
     to_guest: &mut WriteHalf<ConsoleStream>,
 ) -> Cut {
-    // It answers pings; one that has gone without a word says nothing more.
+    // The reader answers pings; a reader that disappeared sends nothing.
     while let Ok(Some(Ok(message))) = timeout(SILENCE_LIMIT, from_reader.next()).await {
         let typed = match message {
             Message::Binary(bytes) => bytes,
@@ -178,7 +183,7 @@ async fn pass_in(
     Cut::ByReader
 }
 
-/// What the guest writes.
+/// Passes the guest's output to the reader.
 async fn pass_out(
     from_guest: &mut ReadHalf<ConsoleStream>,
     to_reader: &mut SplitSink<WebSocket, Message>,
@@ -200,7 +205,8 @@ async fn pass_out(
 }
 
 impl Vms {
-    /// The end of a VM's log at its host, so many bytes at most, from the beginning of a line on.
+    /// Returns the end of a VM's log on its host: at most this many bytes, from the start of a
+    /// line.
     pub(crate) async fn vm_log(
         &self,
         vm: &str,
@@ -210,7 +216,7 @@ impl Vms {
         let host = self.state.inventory().vm_info(vm).map(|info| info.host.clone());
         let client = self.agents.client_of(&host.ok_or_else(|| no_vm(vm))?)?;
         let away = |error| Refusal::from(error).0;
-        // One more than is wanted: by it what was cut off is known.
+        // One byte more than requested shows whether the log was cut.
         let mut log = client.log_tail(vm, source, tail + 1).await.map_err(away)?;
         let most = usize::try_from(tail).unwrap_or(usize::MAX);
         let (mut kept, mut is_cut) = (Vec::new(), false);
@@ -227,9 +233,5 @@ impl Vms {
 }
 
 fn no_vm(vm: &str) -> Problem {
-    Problem::new(
-        ProblemCode::NotFound,
-        format!("no host has a VM \"{vm}\""),
-        "see `godwit vm list`",
-    )
+    Problem::new(ProblemCode::NotFound, format!("no host has VM \"{vm}\""), "see `godwit vm list`")
 }

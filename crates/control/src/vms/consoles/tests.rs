@@ -16,7 +16,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use crate::http::tests::request;
 use crate::vms::tests::Cluster;
 
-/// The manager of some simulated hosts, where browsers reach it.
+/// A manager with some simulated hosts, on an address for browsers.
 struct Served {
     cluster: Cluster,
     at: SocketAddr,
@@ -44,7 +44,7 @@ impl Served {
         format!("/api/v1/vms/{}/{what}", self.vm)
     }
 
-    /// As a browser opens it from a page of that origin.
+    /// Opens the console like a browser on a page of that origin.
     async fn open(&self, origin: &str, role: Role) -> Result<(Console, Response), StatusCode> {
         let token = BASE64_URL_SAFE_NO_PAD.encode(self.cluster.managed.token(role).await.token);
         let mut request =
@@ -67,12 +67,12 @@ impl Served {
     }
 }
 
-/// What comes until this text does, or the reason for which it is closed.
+/// Returns the output up to this text, or the reason for the close.
 async fn until(console: &mut Console, text: &str) -> String {
-    let mut came = String::new();
-    while !came.contains(text) {
+    let mut output = String::new();
+    while !output.contains(text) {
         match console.next().await.unwrap().unwrap() {
-            Message::Binary(bytes) => came.push_str(std::str::from_utf8(&bytes).unwrap()),
+            Message::Binary(bytes) => output.push_str(std::str::from_utf8(&bytes).unwrap()),
             Message::Close(Some(close)) => {
                 return format!("{}: {}", u16::from(close.code), close.reason);
             }
@@ -80,7 +80,7 @@ async fn until(console: &mut Console, text: &str) -> String {
             other => panic!("{other}"),
         }
     }
-    came
+    output
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +98,7 @@ async fn a_console_follows_its_vm_and_ends_with_it() {
     until(&mut console, &format!("{} at {}", served.vm, hosts[1])).await;
     console.send(Message::binary(&b"hostname\r"[..])).await.unwrap();
     until(&mut console, "hostname").await;
-    // It answers there before the move is over.
+    // The VM runs there before the move is over.
     let path = format!("/api/v1/vms/{}", served.vm);
     loop {
         let now: VmSummary = served.cluster.root(Method::GET, &path, None).await.read();
@@ -115,7 +115,7 @@ async fn a_console_follows_its_vm_and_ends_with_it() {
     assert_eq!(stopped.status, StatusCode::OK, "{}", stopped.body);
     let reason = until(&mut console, "never").await;
     assert!(reason.starts_with("4000: ") && reason.contains("stopped"), "{reason}");
-    // It is written behind the answers.
+    // The audit log is written after the responses.
     let opened = loop {
         let log: Page<AuditEntry> =
             served.cluster.root(Method::GET, "/api/v1/audit", None).await.read();
@@ -128,7 +128,7 @@ async fn a_console_follows_its_vm_and_ends_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_who_works_with_vms_and_only_the_managers_own_pages_open_a_console() {
+async fn only_operators_and_the_managers_own_pages_open_a_console() {
     let served = Served::begin().await;
     let own = format!("http://{}", served.at);
     assert_eq!(served.open(&own, Role::Viewer).await.err(), Some(StatusCode::FORBIDDEN));
@@ -147,7 +147,7 @@ async fn only_who_works_with_vms_and_only_the_managers_own_pages_open_a_console(
     assert_eq!(plain.problem(), ProblemCode::InvalidRequest);
     let missing = served.cluster.root(Method::GET, "/api/v1/vms/nothing/console", None).await;
     assert_eq!(missing.problem(), ProblemCode::NotFound);
-    // One that does not lead passes no such thing on: whoever leads takes its word.
+    // A follower does not pass such a request on, because the leader would trust it.
     let managed = &served.cluster.managed;
     managed.manager.step_down();
     let mut foreign = request(Method::GET, &served.path("console"), Some(&viewer), None);
@@ -157,12 +157,12 @@ async fn only_who_works_with_vms_and_only_the_managers_own_pages_open_a_console(
     let refused = managed.send(managed.app.clone(), foreign).await;
     assert_eq!(
         refused.body["detail"],
-        "a page of \"http://elsewhere.example\" opens a connection to this manager"
+        "a page of \"http://elsewhere.example\" must not open a connection to this manager"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_log_begins_with_a_line() {
+async fn the_end_of_a_log_begins_at_a_line() {
     let served = Served::begin().await;
     let manager = &served.cluster.managed.manager;
     let read = async |tail| {
@@ -183,7 +183,7 @@ async fn the_end_of_a_log_begins_with_a_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_console_ends_with_the_token_that_it_was_opened_with() {
+async fn a_console_ends_with_the_token_that_opened_it() {
     let served = Served::begin().await;
     let mut console = served.open_own().await;
     until(&mut console, &served.vm).await;

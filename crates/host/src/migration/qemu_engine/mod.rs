@@ -1,5 +1,5 @@
-//! QEMU's own migration as an engine: for VMs that the external engine can't take, and as its peer in benchmarks. The same
-//! request, the same report.
+//! QEMU's own migration as an engine: for VMs that the external engine cannot move, and for
+//! comparison in benchmarks. It takes the same request and gives the same report.
 
 mod receiving;
 mod sending;
@@ -24,26 +24,28 @@ pub(super) use receiving::begin_incoming;
 /// QEMU's own default for multifd.
 const DEFAULT_CHANNELS: u32 = 2;
 
-/// Under TCG, QEMU before this version loses writes to guest memory: when it takes its dirty bitmap word by word it clears
-/// the bits, but leaves the vCPUs' TLBs thinking that they are set, and what is written through those is not noted again.
-/// ("physmem: Fix migration dirty bitmap coherency with TCG memory access", QEMU 9.0.)
+/// Version from which QEMU under TCG is sound. Earlier versions lose writes to guest memory: when
+/// QEMU takes its dirty bitmap word by word, it clears the bits but leaves the vCPUs' TLBs assuming
+/// that they are set, and writes through those are not recorded again. ("physmem: Fix migration
+/// dirty bitmap coherency with TCG memory access", QEMU 9.0.)
 const SOUND_UNDER_TCG: (u32, u32, u32) = (9, 0, 0);
-/// One word of QEMU's dirty bitmap: 64 pages. A RAM block that is no multiple of it is taken page by page, which is sound.
+/// Memory for one word of QEMU's dirty bitmap: 64 pages. A RAM block whose size is not a multiple
+/// of it is taken page by page, which is sound.
 const BITMAP_WORD_BYTES: u64 = 64 * 4096;
 
-/// Which side of a migration a QEMU is.
+/// Side of a migration that a QEMU is on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Side {
-    /// With the longest time for which the guest may stand still.
+    /// With the longest time for which the guest may be paused.
     Source {
         downtime_ms: f64,
     },
     Destination,
 }
 
-/// Sets one side's QEMU up.
+/// Configures one side's QEMU.
 async fn set_up(qmp: &Qmp, options: &QemuEngineOptions, side: Side) -> Result<(), QmpError> {
-    // A destination that waits for the word leaves the disks to the source until then.
+    // A destination that waits for the source's decision leaves the disks to the source until then.
     let waits = side == Side::Destination && !options.runs_by_itself();
     qmp.migrate_set_capabilities(&[
         (EVENTS, true),
@@ -62,14 +64,15 @@ async fn set_up(qmp: &Qmp, options: &QemuEngineOptions, side: Side) -> Result<()
         parameters["multifd-compression"] = options.compression.as_deref().unwrap_or("none").into();
     }
     if let Side::Source { downtime_ms } = side {
-        // Whole milliseconds, at least one.
+        // QEMU takes whole milliseconds, at least one.
         let millis = Duration::from_secs_f64(downtime_ms / 1e3).as_millis().max(1);
         parameters["downtime-limit"] = u64::try_from(millis).unwrap_or(u64::MAX).into();
     }
     qmp.migrate_set_parameters(parameters).await
 }
 
-/// QEMU's parameters for a limit; post-copy has one of its own, for which 0 is none.
+/// Returns QEMU's parameters for a bandwidth limit. Post-copy has its own parameter, for which 0
+/// means unlimited.
 fn bandwidth(limit_bytes_per_s: Option<u64>) -> serde_json::Value {
     json!({
         "max-bandwidth": limit_bytes_per_s.unwrap_or(UNLIMITED_BYTES_PER_S),
@@ -77,12 +80,12 @@ fn bandwidth(limit_bytes_per_s: Option<u64>) -> serde_json::Value {
     })
 }
 
-/// What is wrong with the options, before anything is made.
+/// Checks the options before anything is created.
 fn check(options: &QemuEngineOptions) -> Result<(), Fault> {
     options.check_values().and_then(|()| options.check_together()).map_err(Fault::from)
 }
 
-/// Refuses a VM whose memory this QEMU would spoil.
+/// Refuses a VM whose memory this QEMU would corrupt.
 fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), Fault> {
     let sound = spec.accel != Accelerator::Tcg
         || qemu.version >= SOUND_UNDER_TCG
@@ -93,18 +96,19 @@ fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), Fault> {
     Err(Fault {
         code: ErrorCode::Preflight.to_string(),
         message: format!(
-            "QEMU {} loses writes to the guest's memory when it migrates VM \"{}\" under TCG",
-            qemu.version_text(),
-            spec.name
+            "cannot migrate VM \"{}\" with QEMU {} under TCG: it loses writes to the guest's \
+             memory",
+            spec.name,
+            qemu.version_text()
         ),
         remedy:
-            "use Godwit's own engine or QEMU 9.0, or create the VM with 64 KiB more in each memory block \
-            (docs/engines.md)"
+            "use Godwit's own engine or QEMU 9.0, or create the VM with 64 KiB more in each memory \
+             block (docs/engines.md)"
                 .into(),
     })
 }
 
-/// Moves the VM by QEMU's own migration.
+/// Migrates the VM with QEMU's own migration.
 pub(super) async fn run(outgoing: &Outgoing, control: &MigrationControl) -> Report {
     match prepare(outgoing).await {
         Ok(accepted) => {
@@ -121,8 +125,9 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
     if outgoing.agent.identity().is_some() && !outgoing.request.qemu.plaintext {
         return Err(Fault {
             code: ErrorCode::Preflight.to_string(),
-            message: "QEMU's own engine sends the guest's memory unprotected".into(),
-            remedy: "use Godwit's own engine, or add --plaintext where the network between the hosts is theirs alone"
+            message: "QEMU's own engine sends the guest's memory unencrypted".into(),
+            remedy: "use Godwit's own engine, or add --plaintext if no one else uses the network \
+                     between the hosts"
                 .into(),
         });
     }
@@ -136,7 +141,7 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
     outgoing.ask_destination(&qemu).await
 }
 
-/// The events that have come and were not looked at.
+/// Returns the events that have arrived and were not read.
 fn queued(events: &mut broadcast::Receiver<QmpEvent>) -> impl Iterator<Item = QmpEvent> {
     std::iter::from_fn(|| {
         loop {
@@ -176,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_qemu_would_spoil_is_refused() {
+    fn a_vm_whose_memory_qemu_would_corrupt_is_refused() {
         const GIB: u64 = 1 << 30;
         let (debian_12, fixed) = (qemu((7, 2, 22)), qemu((9, 0, 0)));
         let refused = check_tracking(&vm(Accel::Tcg, &[GIB]), &debian_12).unwrap_err();
@@ -185,7 +190,7 @@ mod tests {
             refused.message.contains("7.2.22") && refused.remedy.contains("64 KiB"),
             "{refused:?}"
         );
-        // One block of two is one too many.
+        // A single such block of two is enough for a refusal.
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000, GIB]), &debian_12).is_err());
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000]), &debian_12).is_ok());
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB]), &fixed).is_ok());
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn queued_events_are_all_looked_at_also_when_some_were_lost() {
+    fn queued_events_are_all_read_even_if_some_were_lost() {
         let (sender, mut events) = broadcast::channel(2);
         for name in ["RESUME", "MIGRATION", "STOP"] {
             let (data, at) = (serde_json::Value::Null, Instant::now());

@@ -1,4 +1,5 @@
-//! QEMU's own migration at the destination: QEMU listens for QEMU; a task watches it to its end.
+//! QEMU's own migration at the destination: QEMU listens for the source's QEMU; a task follows it
+//! to its end.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
@@ -17,18 +18,21 @@ use crate::migration::incoming::Entry;
 use crate::migration::state_stream::qemu_failure;
 use crate::vm::Vm;
 
-/// How long the source's QEMU may take to connect.
+/// Time for the source's QEMU to connect.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// How long a loaded guest waits for the source's word: longer than the source goes on asking.
+/// Time for which a loaded guest waits for the source's decision: longer than the source keeps
+/// asking.
 const WORD_LIMIT: Duration = Duration::from_secs(60);
-/// How often a cancel and the limits are looked at.
+/// Poll interval for a cancellation and the time limits.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// What QEMU says where its user has no right to a userfaultfd for the kernel's own faults (7.2 to 10.0).
+/// Part of QEMU's error if its user has no right to a userfaultfd for the kernel's own faults (7.2
+/// to 10.0).
 const NO_POSTCOPY: &str = "Postcopy is not supported";
-const POSTCOPY_MEND: &str = "let QEMU's user have page faults: `sysctl vm.unprivileged_userfaultfd=1` on that host; or take Godwit's own \
-    page-in, which needs no such right (--engine godwit --page-in)";
+const POSTCOPY_REMEDY: &str = "allow page faults to QEMU's user: \
+    `sysctl vm.unprivileged_userfaultfd=1` on that host; or use Godwit's own page-in, which needs \
+    no such right (--engine godwit --page-in)";
 
-/// Has QEMU listen. A task watches it to its end.
+/// Makes QEMU listen. A task follows it to its end.
 pub(in crate::migration) async fn begin_incoming(
     agent: &Arc<Agent>,
     vm: &Arc<Vm>,
@@ -40,32 +44,28 @@ pub(in crate::migration) async fn begin_incoming(
     let failed = |what: &str, error: QmpError| {
         let failure = qemu_failure(&agent.config().name, what, &error);
         let no_postcopy = failure.detail.contains(NO_POSTCOPY);
-        let remedy = if no_postcopy { POSTCOPY_MEND } else { failure.code.remedy() };
+        let remedy = if no_postcopy { POSTCOPY_REMEDY } else { failure.code.remedy() };
         ApiError::new(ErrorCode::HypervisorFailed, failure.detail, remedy)
     };
-    set_up(qmp, options, Side::Destination).await.map_err(|error| failed("prepare", error))?;
+    set_up(qmp, options, Side::Destination).await.map_err(|error| failed("prepare QEMU", error))?;
     let events = qmp.events();
     let Some(&ip) = agent.config().migration_addresses.first() else {
         return Err(ApiError::new(
             ErrorCode::Preflight,
-            "no address for migrations",
+            "cannot receive a VM: this host has no address for migrations",
             "set migration_addresses",
         ));
     };
     let uri = format!("tcp:{}", SocketAddr::new(ip, 0));
-    qmp.migrate_incoming(&uri).await.map_err(|error| failed("listen", error))?;
+    qmp.migrate_incoming(&uri).await.map_err(|error| failed("listen for the source", error))?;
     let info = qmp
         .execute("query-migrate", Value::Null)
         .await
-        .map_err(|error| failed("say where it listens", error))?;
+        .map_err(|error| failed("read the listen address", error))?;
     let port = info["socket-address"][0]["port"].as_str().and_then(|port| port.parse().ok());
     let Some(port) = port else {
-        let message = format!("QEMU on host {} does not say where it listens", agent.config().name);
-        return Err(ApiError::new(
-            ErrorCode::HypervisorFailed,
-            message,
-            "use a QEMU of 7.2 or later",
-        ));
+        let message = format!("cannot read QEMU's listen address on host {}", agent.config().name);
+        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use QEMU 7.2 or later"));
     };
     let accepted = IncomingAccepted {
         id: entry.id().to_string(),
@@ -86,7 +86,7 @@ pub(in crate::migration) async fn begin_incoming(
     Ok(accepted)
 }
 
-/// A guest that arrives.
+/// An arriving guest.
 struct Receiving {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
@@ -95,16 +95,16 @@ struct Receiving {
     /// QEMU runs the guest as soon as it is loaded.
     by_itself: bool,
     connected: bool,
-    /// Since when the guest is complete here.
+    /// Time at which the guest was complete here.
     loaded: Option<Instant>,
-    /// Since when the vCPUs run.
+    /// Time since which the vCPUs run.
     running: Option<Instant>,
 }
 
-/// How it ended at the destination.
+/// Outcome at the destination.
 enum End {
     Runs,
-    /// Post-copy broke off.
+    /// Post-copy failed.
     Broken,
     Not(Failure),
 }
@@ -117,7 +117,8 @@ impl Receiving {
     ) {
         match self.follow(&mut cancel, &mut events).await {
             End::Runs => {
-                // An answer comes after the events before it; a guest that was paused at the source stays so.
+                // QEMU's answer follows its earlier events. A guest that was paused at the source
+                // stays paused.
                 let _ = self.vm.is_running().await;
                 queued(&mut events).for_each(|event| self.note(&event));
                 self.agent.promote(&self.vm).await;
@@ -193,17 +194,17 @@ impl Receiving {
         None
     }
 
-    /// The source has let go.
+    /// Carries out the decision of a source that has released the guest.
     async fn obey(&self, run: bool) -> End {
         if let Err(error) = self.agent.note_take_over(&self.vm).await {
             return End::Not(Failure::new(FailureCode::Internal, error.message));
         }
-        if let Err(error) = self.vm.files.note_told() {
-            let detail = format!("that the guest is told to run can't be noted: {error}");
+        if let Err(error) = self.vm.files.note_run_permitted() {
+            let detail = format!("cannot record that the guest may run: {error}");
             return End::Not(Failure::new(FailureCode::Internal, detail));
         }
         if run && let Err(error) = self.vm.process.qmp.resume().await {
-            return End::Not(qemu_failure(&self.agent.config().name, "let the guest run", &error));
+            return End::Not(qemu_failure(&self.agent.config().name, "resume the guest", &error));
         }
         End::Runs
     }
@@ -220,7 +221,10 @@ impl Receiving {
         }
         let silent = self.loaded.is_some_and(|since| since.elapsed() > WORD_LIMIT);
         silent.then(|| {
-            Failure::new(FailureCode::LaneLost, "the source did not say that the guest may run")
+            Failure::new(
+                FailureCode::LaneLost,
+                "the source did not permit the guest to run in time",
+            )
         })
     }
 }

@@ -1,8 +1,9 @@
 //! QEMU's own migration at the source: followed to its end, and the hand-over by the agents.
 //!
-//! Who may run the guest: unless the destination's QEMU runs it by itself ([`QemuEngineOptions::runs_by_itself`]), it waits
-//! for [`Sending::hand_over`], which is asked only once the source's QEMU has completed and can't resume by itself any
-//! more. Before that the guest is the source's whatever fails.
+//! Ownership: unless the destination's QEMU runs the guest by itself
+//! ([`QemuEngineOptions::runs_by_itself`]), it waits for [`Sending::hand_over`]. That is called
+//! only once the source's QEMU has completed and can no longer resume by itself. Before that, the
+//! guest belongs to the source, whatever fails.
 //!
 //! [`QemuEngineOptions::runs_by_itself`]: godwit_api::QemuEngineOptions::runs_by_itself
 
@@ -23,16 +24,16 @@ use crate::migration::state_stream::qemu_failure;
 use crate::migration::verdict::{self, Answer, HandOver};
 use crate::migrations::MigrationControl;
 
-/// Between two looks at QEMU's figures.
+/// Poll interval for QEMU's figures.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the destination may take to run the guest once QEMU says that its migration is complete.
+/// Time for the destination to run the guest after QEMU reports a completed migration.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(20);
-/// Between two questions whether it does.
+/// Interval between two queries whether it does.
 const ARRIVAL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long QEMU may take to end a migration that nobody can follow any more.
+/// Time for QEMU to end a migration that can no longer be followed.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Moves the guest to the shadow that was accepted.
+/// Migrates the guest to the accepted shadow.
 pub(super) async fn send(
     outgoing: &Outgoing,
     accepted: IncomingAccepted,
@@ -42,7 +43,7 @@ pub(super) async fn send(
     Sending::new(outgoing, accepted, runs).run(control).await
 }
 
-/// A migration under way at the source.
+/// A running migration at the source.
 struct Sending<'a> {
     outgoing: &'a Outgoing,
     accepted: IncomingAccepted,
@@ -54,12 +55,12 @@ struct Sending<'a> {
     round_begun: Instant,
     bytes_before_round: u64,
     postcopy_since: Option<Instant>,
-    /// The limit that QEMU has been told.
+    /// The bandwidth limit that QEMU has.
     limit_bytes_per_s: Option<u64>,
     last: MigrateInfo,
 }
 
-/// How QEMU's migration ended.
+/// Outcome of QEMU's migration.
 enum End {
     Completed,
     Not(Outcome, Fault),
@@ -102,19 +103,22 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Whether the guest had shut itself down when it was stopped for its hand-over: it is not handed over then, as a destination knows
-    /// nothing of that. A destination that asks nobody has it by now.
+    /// Whether the guest had shut itself down when it was stopped for its hand-over. It is then not
+    /// handed over, because the destination would not know. A destination that runs the guest by
+    /// itself has it by now.
     async fn guest_has_shut_down(&self) -> bool {
         if self.outgoing.request.qemu.runs_by_itself() {
             return false;
         }
-        // QEMU's main loop tells of a shutdown at the latest in the turn in which it takes this question.
+        // QEMU's main loop reports a shutdown at the latest in the turn in which it takes this
+        // query.
         let _ = self.outgoing.vm.is_running().await;
         let _ = self.outgoing.vm.is_running().await;
         self.qmp().guest_has_shut_down()
     }
 
-    /// Nobody knows what QEMU is at: its migration is made to end, so that it does not stop the guest later. False: it may go on.
+    /// Ends QEMU's migration when its state is unknown, so that it does not stop the guest later.
+    /// Returns false if it may continue.
     async fn end_migration(&self) -> bool {
         let over = async {
             let mut every = tokio::time::interval(POLL_INTERVAL);
@@ -134,7 +138,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// It came to nothing: the guest goes on here, unless the destination's QEMU may run it.
+    /// Ends a failed migration: the guest continues here, unless the destination's QEMU may run it.
     async fn stay(self, outcome: Outcome, mut failure: Fault) -> Report {
         let there =
             verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
@@ -150,13 +154,12 @@ impl<'a> Sending<'a> {
             return Report { error: Some(failure), ..self.report(Outcome::InDoubt, None) };
         }
         if self.runs && self.outgoing.vm.is_running().await == Some(false) {
-            // QEMU resumes by itself where it can; a second time does no harm.
+            // QEMU resumes by itself if it can; a second resume does no harm.
             if let Err(error) = self.qmp().resume().await {
-                tracing::error!(vm = self.outgoing.vm.name.as_str(), %error, "the guest can't be let run on here");
-                failure.message = format!(
-                    "{}; then the guest could not be resumed here: {error}",
-                    failure.message
-                );
+                let vm = self.outgoing.vm.name.as_str();
+                tracing::error!(vm, %error, "cannot resume the guest on this host");
+                failure.message =
+                    format!("{}; cannot resume the guest on this host: {error}", failure.message);
             }
         }
         Report { error: Some(failure), ..self.report(outcome, None) }
@@ -167,7 +170,7 @@ impl<'a> Sending<'a> {
         let Some(&address) = self.accepted.addresses.first() else {
             return Err(Failure::new(
                 FailureCode::ProtocolBroken,
-                "the destination named no address",
+                "the destination returned no address",
             ));
         };
         if let Some(near) = near_address(address) {
@@ -175,7 +178,7 @@ impl<'a> Sending<'a> {
         }
         self.keep_limit(control)
             .await
-            .map_err(|error| qemu_failure(host, "take a limit", &error))?;
+            .map_err(|error| qemu_failure(host, "set the bandwidth limit", &error))?;
         let agent = &self.outgoing.agent;
         let marked = agent
             .mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs)
@@ -184,7 +187,7 @@ impl<'a> Sending<'a> {
         let mut events = self.qmp().events();
         self.round_begun = Instant::now();
         let begun = self.qmp().migrate(&format!("tcp:{address}")).await;
-        begun.map_err(|error| qemu_failure(host, "begin to migrate", &error))?;
+        begun.map_err(|error| qemu_failure(host, "start the migration", &error))?;
         let mut poll = tokio::time::interval(POLL_INTERVAL);
         let mut cancelled = false;
         loop {
@@ -197,11 +200,12 @@ impl<'a> Sending<'a> {
                     }
                 }
                 _ = poll.tick() => {}
-                // In post-copy the guest runs at the destination: QEMU would take a cancel and lose the guest.
+                // In post-copy the guest runs at the destination: QEMU would accept a cancellation
+                // and lose the guest.
                 () = control.cancelled(), if !cancelled && self.postcopy_since.is_none() => {
                     cancelled = true;
                     let asked = self.qmp().migrate_cancel().await;
-                    asked.map_err(|error| qemu_failure(host, "cancel its migration", &error))?;
+                    asked.map_err(|error| qemu_failure(host, "cancel the migration", &error))?;
                 }
                 why = self.qmp().closed() => {
                     let detail = format!("QEMU on host {host} ended: {why}");
@@ -209,8 +213,9 @@ impl<'a> Sending<'a> {
                 }
             }
             let info = self.qmp().query_migrate().await;
-            let info = info.map_err(|error| qemu_failure(host, "say how it stands", &error))?;
-            // What QEMU told before its answer is in the queue, and belongs before it.
+            let info =
+                info.map_err(|error| qemu_failure(host, "read the migration status", &error))?;
+            // Events that QEMU sent before its answer are queued, and belong before it.
             queued(&mut events).for_each(|event| self.note(&event));
             self.look(info, control);
             if let Some(end) = self.ended(cancelled) {
@@ -218,14 +223,14 @@ impl<'a> Sending<'a> {
             }
             if !cancelled {
                 let limited = self.keep_limit(control).await;
-                limited.map_err(|error| qemu_failure(host, "take a limit", &error))?;
+                limited.map_err(|error| qemu_failure(host, "set the bandwidth limit", &error))?;
                 let begun = self.maybe_postcopy().await;
-                begun.map_err(|error| qemu_failure(host, "begin post-copy", &error))?;
+                begun.map_err(|error| qemu_failure(host, "start post-copy", &error))?;
             }
         }
     }
 
-    /// Tells QEMU the limit that holds now, where it is another one than before.
+    /// Sets the current bandwidth limit in QEMU, if it has changed.
     async fn keep_limit(&mut self, control: &MigrationControl) -> Result<(), QmpError> {
         let limit = control.pace.data_bytes_per_s();
         if limit != self.limit_bytes_per_s {
@@ -272,7 +277,8 @@ impl<'a> Sending<'a> {
         self.last = info;
     }
 
-    /// QEMU tells sums since the begin: a round is what was added since the one before.
+    /// Ends a round. QEMU reports totals since the start; a round is the increase since the
+    /// previous one.
     fn end_round(&mut self, ram: &godwit_qemu::RamInfo) {
         let pages_before: u64 = self.rounds.iter().map(|round| round.pages).sum();
         let zeros_before: u64 = self.rounds.iter().map(|round| round.zero_pages).sum();
@@ -309,8 +315,7 @@ impl<'a> Sending<'a> {
                 ))
             }
             MigrationStatus::Failed => {
-                let why =
-                    self.last.error_desc.clone().unwrap_or_else(|| "it does not say why".into());
+                let why = self.last.error_desc.clone().unwrap_or_else(|| "no reason given".into());
                 let code =
                     if cancelled { FailureCode::Cancelled } else { FailureCode::HypervisorFailed };
                 let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Failed };
@@ -320,7 +325,8 @@ impl<'a> Sending<'a> {
                 ))
             }
             MigrationStatus::PostcopyPaused => {
-                let message = "the link broke during QEMU's post-copy: the guest is paused at the destination";
+                let message = "the link broke during QEMU's post-copy: the guest is paused at the \
+                               destination";
                 Some(End::Not(
                     Outcome::InDoubt,
                     failed(
@@ -334,7 +340,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Post-copy begins when everything has been sent once.
+    /// Starts post-copy once everything has been sent once.
     async fn maybe_postcopy(&mut self) -> Result<(), QmpError> {
         let active = self.last.status == Some(MigrationStatus::Active);
         if self.outgoing.request.qemu.postcopy
@@ -348,7 +354,8 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// QEMU says that it is done: the destination must run the guest before the source lets go.
+    /// Completes the migration: QEMU has finished, and the destination must run the guest before
+    /// the source releases it.
     async fn arrive(self) -> Report {
         let limit = Instant::now() + ARRIVAL_LIMIT;
         let mut every = tokio::time::interval(ARRIVAL_INTERVAL);
@@ -360,12 +367,12 @@ impl<'a> Sending<'a> {
                     let running = status.and_then(|status| clock.to_local(status.running_ns?));
                     if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm, false).await
                     {
-                        tracing::error!(%error, "the moved VM's remains could not be removed");
+                        tracing::error!(%error, "cannot remove what is left of the migrated VM");
                     }
                     return self.report(Outcome::Completed, running);
                 }
                 Answer::Refused(why) => {
-                    // The guest stands still here and does not run there.
+                    // The guest is paused here and does not run there.
                     let resumed = if self.runs { self.qmp().resume().await } else { Ok(()) };
                     let failure = Failure::new(
                         FailureCode::HypervisorFailed,
@@ -382,12 +389,12 @@ impl<'a> Sending<'a> {
         }
         let failure = Failure::new(
             FailureCode::InDoubt,
-            "QEMU says that it is done; the destination does not answer",
+            "QEMU has completed the migration, but the destination does not answer",
         );
         Report { error: Some(failure.to_fault()), ..self.report(Outcome::InDoubt, None) }
     }
 
-    /// Tells the destination that it may run the guest, or asks whether it does where it needs no word.
+    /// Permits the destination to run the guest, or asks whether it does if it needs no permission.
     async fn hand_over(&self, clock: &mut ShortestAnswer) -> Answer {
         let Outgoing { peer, request, vm, .. } = self.outgoing;
         let offered = vm.ownership().offered();
@@ -405,7 +412,7 @@ impl<'a> Sending<'a> {
         }
         let answer = hand_over.answer(status).await;
         if let Answer::Runs(Some(_)) = answer {
-            // Two more answers, so that the clocks are compared by a short one.
+            // Two more answers, so that a short one compares the clocks.
             for _ in 0..2 {
                 let asked = Instant::now();
                 if let Ok(status) = peer.get(&path).await {
@@ -448,7 +455,8 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// The address of this host from which the kernel reaches another: no packet is sent to learn it.
+/// Returns the address of this host from which the kernel reaches another, without sending a
+/// packet.
 fn near_address(to: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr =
         if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -457,7 +465,8 @@ fn near_address(to: SocketAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|near| near.ip())
 }
 
-/// The destination's clock by the answer that came soonest: its time stands for the middle of the exchange.
+/// The destination's clock, from the answer with the shortest round trip. Its time is taken as the
+/// middle of the exchange.
 #[derive(Default)]
 struct ShortestAnswer {
     best: Option<(Duration, Instant, u64)>,

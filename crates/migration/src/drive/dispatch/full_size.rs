@@ -67,7 +67,8 @@ fn what_vanishes(way: Option<String>, mtu: Option<u32>) -> String {
     let size = mtu.map_or_else(|| "a size".to_owned(), |mtu| format!("{mtu} bytes"));
     let way = way.map_or_else(String::new, |way| format!(" on the way {way}"));
     format!(
-        "packets of {size}, as the MTU of this host's interface lets them be, vanish{way} while small ones pass: the lane goes on with \
-         small ones; set the MTU of both hosts' interfaces to what passes (`godwit probe` tells), or let the network between them carry more"
+        "packets of {size}, as the MTU of this host's interface lets them be, vanish{way} while \
+        small ones pass: the lane goes on with small ones; set the MTU of both hosts' interfaces \
+        to what passes (`godwit probe` tells), or let the network between them carry more"
     )
 }

@@ -41,7 +41,7 @@ fn one_of_two_busy(busy: &Stream, idle: &Stream) -> Dispatch {
 }
 
 #[test]
-fn a_stream_that_carries_nothing_is_broken_off() {
+fn a_stalled_stream_is_closed() {
     let ((busy, _far), (idle, _other)) = (ends(), ends());
     let dispatch = one_of_two_busy(&busy, &idle);
     assert_eq!(dispatch.break_stalled(LIMIT), [0; 0], "not before its time");
@@ -51,7 +51,7 @@ fn a_stream_that_carries_nothing_is_broken_off() {
 }
 
 #[test]
-fn any_byte_that_arrives_counts_though_nobody_reads_it() {
+fn any_arriving_byte_counts_even_if_unread() {
     let ((busy, _far), (idle, _other)) = (ends(), ends());
     let dispatch = one_of_two_busy(&busy, &idle);
     for _ in 0..3 {
@@ -65,7 +65,7 @@ fn any_byte_that_arrives_counts_though_nobody_reads_it() {
 }
 
 #[test]
-fn who_waits_for_a_limit_does_not_stand_still() {
+fn waiting_for_a_limit_is_not_a_stall() {
     let ((busy, _far), (idle, _other)) = (ends(), ends());
     // A clock that stands still: the burst passes, and nothing more.
     let pace = Pacing::with_clock(|| Duration::ZERO).migration("1mbit".parse().unwrap());
@@ -98,7 +98,7 @@ fn only_streams_that_are_there_owe_padding() {
 }
 
 #[test]
-fn what_all_were_promised_is_not_given_back_and_its_ends_do_not_pile_up() {
+fn streams_closed_while_sealed_return_nothing_and_are_recorded_once() {
     let (stream, _far) = ends();
     let dispatch = Dispatch::default();
     open(&dispatch, &stream);
@@ -122,7 +122,7 @@ fn only_pings_that_were_sent_are_answered() {
 }
 
 #[test]
-fn work_that_is_given_back_is_known_until_all_of_it_is_sent_again() {
+fn returned_work_is_tracked_until_it_is_sent_again() {
     let ((busy, _far), (idle, _other)) = (ends(), ends());
     let dispatch = one_of_two_busy(&busy, &idle);
     assert!(!dispatch.gave_back());
@@ -137,7 +137,7 @@ fn work_that_is_given_back_is_known_until_all_of_it_is_sent_again() {
 }
 
 #[test]
-fn a_destination_that_answers_no_ping_is_sent_no_more_than_its_answers_have_room_for() {
+fn unanswered_pings_are_bounded_by_the_room_for_answers() {
     let dispatch = Dispatch::default();
     let sent = (0..2 * MOST_UNANSWERED_PINGS).filter(|_| dispatch.asks()).count();
     assert_eq!(sent as u64, MOST_UNANSWERED_PINGS);

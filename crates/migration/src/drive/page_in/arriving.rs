@@ -334,7 +334,7 @@ impl PagingIn {
     fn fail(&self, failure: Failure) {
         let mut state = self.lock();
         if !state.over {
-            tracing::error!(%failure, "page-in can't go on");
+            tracing::error!(%failure, "page-in cannot continue");
             state.failure.get_or_insert(failure);
         }
         state.over = true;

@@ -632,7 +632,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_just_written_goes_first() {
+    fn recently_written_pages_go_first() {
         let dir = tempfile::tempdir().unwrap();
         let region = |name: &str| {
             Arc::new(Region::create(&dir.path().join(name), 64 * PAGE_SIZE, None).unwrap())

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_are_kept_count_all_the_same() {
+    fn samples_beyond_the_kept_ones_still_count() {
         let mut waits = Waits::default();
         for number in 0..2 * KEPT as u64 {
             waits.add(Duration::from_nanos(number));

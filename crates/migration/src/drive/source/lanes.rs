@@ -175,7 +175,10 @@ impl<'a> Lanes<'a> {
     ) -> Result<(), LaneError> {
         let limit = if stopped { STALL_LIMIT_STOPPED } else { STALL_LIMIT };
         for number in self.dispatch.break_stalled(limit) {
-            tracing::warn!(stream = number, "a data stream stands still: the others do its work");
+            tracing::warn!(
+                stream = number,
+                "a data stream has stalled: the others take over its work"
+            );
             control.send(&Message::CloseStream { stream: wire_number(number) })?;
         }
         if stopped {
@@ -231,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_goes_on_as_it_was_seen_to_carry() {
+    fn a_lane_is_paced_by_its_observed_rate() {
         let (mut slow, ms) = (Carried::default(), Duration::from_millis);
         assert_eq!(slow.pace(Duration::ZERO), None);
         // 12.5 MB/s with two streams, with a pause.

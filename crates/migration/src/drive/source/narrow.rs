@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_carries_nothing_is_tried_a_few_times() {
+    fn a_stalled_lane_is_retried_a_few_times() {
         let mut lane = Narrowness::default();
         for tried in 0..MOST_TRIES {
             assert_eq!(lane.look(ms(1400), ROUND_TRIP, &at(0, 3), Beside::Broken), Step::Try);

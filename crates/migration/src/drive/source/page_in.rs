@@ -110,7 +110,8 @@ impl Server<'_> {
                     for stream in streams.iter_mut().flatten() {
                         if let Err(error) = stream.keep_alive() {
                             // Once page-in has begun, a session that has lost a stream is replaced.
-                            tracing::debug!(%error, "a page-in stream has broken before it was needed");
+                            tracing::debug!(%error, "a page-in stream has broken before it was \
+                                needed");
                         }
                     }
                 }

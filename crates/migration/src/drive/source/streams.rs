@@ -60,7 +60,7 @@ impl Shared<'_> {
                 Worker { number, sender, chooser, regions, dispatch, referring, inbox }.run();
             }
             Err(failure) => {
-                tracing::warn!(stream = number, %failure, "a data stream can't be opened");
+                tracing::warn!(stream = number, %failure, "cannot open a data stream");
                 // Nothing was sent on it, so nothing has to be given back.
                 dispatch.broken(number, &failure.detail);
                 let is_last = matches!(
@@ -143,7 +143,7 @@ pub(super) fn read_control(
                     Ok(())
                 } else {
                     let detail = format!(
-                        "the destination sent a {:?} that nobody asked for",
+                        "the destination sent a {:?} that was not requested",
                         message.kind()
                     );
                     Err(Failure::new(FailureCode::ProtocolBroken, detail))

@@ -130,7 +130,7 @@ fn faults_first_and_the_quota_where_they_cannot_follow() {
 }
 
 #[test]
-fn a_quota_is_let_go_at_the_stop_and_at_every_end() {
+fn a_quota_is_released_at_the_stop_and_at_every_end() {
     let fakes = Fakes::default();
     let mut throttled = fakes.throttled(MeansUse::Quota);
     let ends: [fn(&mut Throttled<Fakes, Fakes>); 2] =
@@ -142,12 +142,12 @@ fn a_quota_is_let_go_at_the_stop_and_at_every_end() {
         end(&mut throttled);
         assert_eq!(fakes.said()[0], "free");
         throttled.steer();
-        assert!(fakes.said().is_empty(), "nobody looks any more");
+        assert!(fakes.said().is_empty(), "no check runs any more");
     }
 }
 
 #[test]
-fn what_can_not_be_had_is_replaced_where_it_may_be() {
+fn unavailable_means_are_replaced_where_allowed() {
     let with = |faults_fail, quota_fails| Fakes { faults_fail, quota_fails, ..Fakes::default() };
     let hold = |fakes: &Fakes, means, limit| fakes.throttled(means).throttle(Some(limit));
     // QEMU may handle only its own faults, so the quota is used.
@@ -164,7 +164,7 @@ fn what_can_not_be_had_is_replaced_where_it_may_be() {
 }
 
 #[test]
-fn what_fails_later_lets_the_processors_go() {
+fn a_later_failure_releases_the_vcpus() {
     let fakes = Fakes::default();
     let mut throttled = fakes.throttled(MeansUse::Auto);
     throttled.throttle(Some(90_000.0)).unwrap();

@@ -1,4 +1,5 @@
-//! A job through crashes of the manager, lost answers, failed and cancelled migrations: it is moved once or not at all.
+//! Tests of a job through crashes of the manager, lost responses, failed and cancelled migrations:
+//! the VM is moved once or not at all.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +21,14 @@ enum Op {
     Start,
     /// The manager does its next action.
     Act,
-    /// The same, and the answer is lost.
-    ActUnheard,
-    /// A request to begin that was sent arrives only now, or once more.
+    /// The manager does its next action, but the response is lost.
+    ActUnanswered,
+    /// An earlier request to begin arrives only now, or once more.
     Late,
-    /// The agent's migration ends well, or not.
+    /// The agent's migration ends, successfully or not.
     Complete,
     Fail(bool),
-    /// The agent tells what its migration does.
+    /// The agent reports the state of its migration.
     Tell,
     AgentRestarts,
     ManagerCrashes,
@@ -38,7 +39,7 @@ fn ops() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => Just(Op::Start),
         8 => Just(Op::Act),
-        2 => Just(Op::ActUnheard),
+        2 => Just(Op::ActUnanswered),
         1 => Just(Op::Late),
         2 => Just(Op::Complete),
         2 => any::<bool>().prop_map(Op::Fail),
@@ -58,7 +59,7 @@ enum Known {
     Cancelled,
 }
 
-/// One manager after the other, the store, and the source's agent.
+/// A sequence of managers, the store, and the source's agent.
 struct World {
     state: JobState,
     stored: JobState,
@@ -98,7 +99,7 @@ impl World {
         self.known.values().any(|known| *known == Known::UnderWay)
     }
 
-    /// The agent begins a migration, if it may: one id once, one migration a VM.
+    /// Begins a migration at the agent, if allowed: each ID once, one migration per VM.
     fn begin(&mut self, migration: &str) -> JobEvent {
         let migration = migration.to_owned();
         if self.known.contains_key(&migration) {
@@ -136,7 +137,7 @@ impl World {
             if how == Known::Completed {
                 (self.at_source, self.moves) = (false, self.moves + 1);
             }
-            // Each hand-over that was tried leaves another epoch behind.
+            // Each attempted hand-over changes the epoch.
             self.epoch += 2;
         }
     }
@@ -183,7 +184,7 @@ impl World {
                 }
             }
             Op::Act => self.act(true),
-            Op::ActUnheard => self.act(false),
+            Op::ActUnanswered => self.act(false),
             Op::Late => {
                 if let Some(migration) = self.sent.last().cloned() {
                     self.begin(&migration);
@@ -213,7 +214,7 @@ impl World {
         }
     }
 
-    /// Lets everything come to its end: no more faults.
+    /// Lets everything come to its end, without further faults.
     fn settle(&mut self) -> bool {
         for _ in 0..200 {
             self.take(Op::Act);
@@ -238,14 +239,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn it_is_moved_once_or_not_at_all(ops in prop::collection::vec(ops(), 1..60)) {
+    fn a_vm_is_moved_once_or_not_at_all(ops in prop::collection::vec(ops(), 1..60)) {
         let mut world = World::new();
         for op in ops {
             world.take(op);
             prop_assert!(world.moves <= 1, "moved twice");
-            prop_assert!(world.known.values().filter(|known| **known == Known::UnderWay).count() <= 1);
+            let under_way = world.known.values().filter(|known| **known == Known::UnderWay);
+            prop_assert!(under_way.count() <= 1);
             if let JobState::Done { .. } = world.state {
-                prop_assert!(!world.at_source, "done, and it is not there");
+                prop_assert!(!world.at_source, "done, but the VM is still at its source");
             }
         }
         prop_assert!(world.settle(), "no end: {:?} {:?}", world.state, world.actions);
@@ -257,7 +259,7 @@ proptest! {
 }
 
 #[test]
-fn a_manager_that_takes_over_begins_what_was_not_begun_with_the_id_that_was_noted() {
+fn a_new_manager_begins_an_unbegun_migration_with_the_stored_id() {
     let mut world = World::new();
     world.take(Op::Start);
     world.take(Op::Act);
@@ -270,9 +272,9 @@ fn a_manager_that_takes_over_begins_what_was_not_begun_with_the_id_that_was_note
 }
 
 #[test]
-fn a_cancel_waits_for_what_became_of_the_request_to_begin() {
+fn a_cancel_waits_for_the_result_of_the_request_to_begin() {
     let mut world = World::new();
-    for op in [Op::Start, Op::Act, Op::ActUnheard, Op::Cancel] {
+    for op in [Op::Start, Op::Act, Op::ActUnanswered, Op::Cancel] {
         world.take(op);
     }
     assert!(matches!(&world.state, JobState::Starting(attempt) if attempt.cancel));
@@ -282,9 +284,9 @@ fn a_cancel_waits_for_what_became_of_the_request_to_begin() {
 }
 
 #[test]
-fn what_was_forgotten_after_it_was_tried_is_tried_as_another_migration() {
+fn a_forgotten_attempt_is_retried_as_another_migration() {
     let mut world = World::new();
-    for op in [Op::Start, Op::Act, Op::ActUnheard, Op::AgentRestarts, Op::Act] {
+    for op in [Op::Start, Op::Act, Op::ActUnanswered, Op::AgentRestarts, Op::Act] {
         world.take(op);
     }
     assert!(
@@ -296,7 +298,7 @@ fn what_was_forgotten_after_it_was_tried_is_tried_as_another_migration() {
 }
 
 #[test]
-fn a_doubt_that_is_settled_at_the_target_ends_well() {
+fn a_doubt_resolved_at_the_target_completes_the_job() {
     let policy = RetryPolicy::default();
     let mut state = JobState::submitted();
     let migration = || "m1".to_owned();

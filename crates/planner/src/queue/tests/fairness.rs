@@ -1,10 +1,10 @@
-//! Who is next among many, and that nobody waits for ever.
+//! Tests of the order among many jobs, and that no job waits forever.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A drain of many and one move of somebody else, submitted after it.
+/// A drain of many VMs, and one move of another user, submitted after it.
 fn drain_and_one(limit: u32) -> Given {
     let mut waiting: Vec<_> = (0..50).map(|n| job(&format!("vm{n:02}"))).collect();
     waiting.push(WaitingJob { group: "alice".into(), submitted_ms: NOW + 1000, ..job("single") });
@@ -13,7 +13,7 @@ fn drain_and_one(limit: u32) -> Given {
     given
 }
 
-/// Ends the oldest move, a minute after the last.
+/// Ends the oldest move, a minute after the last one.
 fn end_one(given: &mut Given) {
     given.now_ms += MINUTE;
     if !given.running.is_empty() {
@@ -55,7 +55,7 @@ fn a_drain_of_many_hosts_does_not_use_up_the_limit_in_all() {
 }
 
 #[test]
-fn a_drain_of_many_hosts_into_one_does_not_grow_old_before_everybody_else() {
+fn a_drain_of_many_hosts_into_one_does_not_age_past_other_groups() {
     let mut given = Given::new(Vec::new());
     for n in 0..20 {
         given.hosts.push(host(&format!("h{n}")));
@@ -72,7 +72,7 @@ fn a_drain_of_many_hosts_into_one_does_not_grow_old_before_everybody_else() {
     assert_eq!(started(&given.schedule()), ["alice"]);
     given.waiting.push(single("bob", Priority::Urgent));
     assert_eq!(started(&given.schedule()), ["bob"]);
-    // Without a group that it would take a place from, it goes on.
+    // Without another group that wants a place, the drain continues.
     given.waiting.retain(|job| job.group == "drain a");
     assert_eq!(given.schedule().starts.len(), 1);
 }
@@ -90,7 +90,7 @@ fn an_urgent_move_overtakes() {
 }
 
 #[test]
-fn a_low_move_starts_however_many_high_ones_keep_coming() {
+fn a_low_move_starts_despite_a_stream_of_high_ones() {
     let mut given =
         Given::new(vec![WaitingJob { priority: Priority::Low, group: "bob".into(), ..job("low") }]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
@@ -111,7 +111,7 @@ fn a_low_move_starts_however_many_high_ones_keep_coming() {
 }
 
 #[test]
-fn a_long_move_starts_however_many_short_ones_of_its_group_keep_coming() {
+fn a_long_move_starts_despite_a_stream_of_short_ones_of_its_group() {
     let mut given = Given::new(vec![WaitingJob { estimate_ms: 60 * MINUTE, ..job("long") }]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
     for n in 0.. {
@@ -126,7 +126,7 @@ fn a_long_move_starts_however_many_short_ones_of_its_group_keep_coming() {
 }
 
 #[test]
-fn a_large_vm_is_not_passed_by_small_ones_for_ever() {
+fn a_large_vm_is_not_passed_by_small_ones_forever() {
     let mut given = Given::new(vec![WaitingJob {
         memory_bytes: 16 * GIB,
         group: "bob".into(),
@@ -139,7 +139,7 @@ fn a_large_vm_is_not_passed_by_small_ones_for_ever() {
     let mut kept = false;
     for n in 0.. {
         assert!(n < 24 * 60, "it has waited for a day");
-        // Two small ones come a minute, and one that has arrived is stopped there.
+        // Two small ones come per minute, and one that has arrived is stopped there.
         for small in 0..2 {
             let id = format!("s{n}-{small}");
             given.waiting.push(WaitingJob {
@@ -151,8 +151,11 @@ fn a_large_vm_is_not_passed_by_small_ones_for_ever() {
         if given.start().iter().any(|start| start.job == "large") {
             break;
         }
-        kept |=
-            given.schedule().waits.iter().any(|wait| wait.text.contains("is kept for job large"));
+        kept |= given
+            .schedule()
+            .waits
+            .iter()
+            .any(|wait| wait.text.contains("is reserved for job large"));
         end_one(&mut given);
         given.host("b").memory_promised_bytes = given.running.len() as u64 * 4 * GIB;
     }
@@ -171,8 +174,8 @@ fn a_job_that_lacks_memory_leaves_places_to_others() {
 }
 
 #[test]
-fn what_can_never_come_is_not_kept_for_ever() {
-    // Nobody leaves b: the large one waits in vain, and small ones get their turn all the same.
+fn a_reservation_that_cannot_be_met_is_not_permanent() {
+    // No VM leaves b: the large one waits in vain, and small ones get their turn anyway.
     let large = WaitingJob { memory_bytes: 16 * GIB, group: "bob".into(), ..job("large") };
     let mut given = Given::new(vec![large, WaitingJob { source: "c".into(), ..job("small") }]);
     given.waiting[1].submitted_ms = NOW + 5 * MINUTE;
@@ -181,16 +184,17 @@ fn what_can_never_come_is_not_kept_for_ever() {
     let kept = given.schedule();
     assert_eq!(
         wait_of(&kept, "small").text,
-        "its turn: what is free at target b is kept for job large, which has waited longer"
+        "waits for its turn: free capacity at target b is reserved for job large, which has waited \
+        longer"
     );
     given.now_ms = NOW + 45 * MINUTE;
     assert_eq!(started(&given.schedule()), ["small"]);
 }
 
-/// A job that comes: group, priority, minutes, whether from another source, and on which datastores.
+/// An arriving job: group, priority, minutes, whether from another source, and datastores.
 type Comes = (u8, u8, u64, bool, u8);
 
-/// Jobs that keep coming, two whenever one ends, again and again.
+/// Jobs that arrive repeatedly, two whenever one ends.
 fn stream() -> impl Strategy<Value = Vec<Comes>> {
     prop::collection::vec((0..3u8, 0..4u8, 1..30u64, prop::bool::weighted(0.3), 0..4u8), 1..12)
 }
@@ -229,21 +233,24 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn nobody_waits_for_ever_whatever_keeps_coming(
+    fn no_job_waits_forever_under_any_stream(
         stream in stream(),
         (group, priority, minutes) in (0..3u8, 0..4u8, 1..120u64),
         limits in tight_limits(),
     ) {
         // It needs a place at its source, at its target and on two datastores at once.
-        let mut given = Given::new(vec![comes("victim", (group, priority, minutes, false, 3), NOW)]);
+        let victim = comes("victim", (group, priority, minutes, false, 3), NOW);
+        let mut given = Given::new(vec![victim]);
         given.limits = limits;
-        // Those before it keep it back from the first moment on.
+        // The jobs before it delay it from the first moment on.
         for n in 0..3 {
-            given.running.push(running(&comes(&format!("before{n}"), (2, 3, 5, n == 2, 3), NOW), "b"));
+            let before = comes(&format!("before{n}"), (2, 3, 5, n == 2, 3), NOW);
+            given.running.push(running(&before, "b"));
         }
         let mut stream = stream.iter().cycle().zip(0..);
         let mut waits = true;
-        // Four days, five minutes at a time: a low job can be passed for a day and an hour by urgent ones of its group.
+        // Four days, five minutes at a time: a low job can be passed for a day and an hour by
+        // urgent ones of its group.
         for _ in 0..4 * 24 * 12 {
             for (next, n) in stream.by_ref().take(2) {
                 if given.waiting.len() < 6 {

@@ -1,4 +1,4 @@
-//! The queue's tests, by what they are about.
+//! Tests of the queue, by topic.
 
 mod crashes;
 mod fairness;
@@ -9,7 +9,7 @@ use super::*;
 
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const GBIT: u64 = 1_000_000_000;
-/// Some day.
+/// An arbitrary day.
 pub(crate) const NOW: u64 = 1_800_000_000_000;
 pub(crate) const MINUTE: u64 = 60_000;
 
@@ -23,7 +23,7 @@ pub(crate) fn host(name: &str) -> HostFacts {
     }
 }
 
-/// A move of VM `vm` from host a to host b, of a minute, whose job has the VM's name.
+/// Returns a move of VM `vm` from host a to host b that takes a minute. Its job has the VM's name.
 pub(crate) fn job(vm: &str) -> WaitingJob {
     WaitingJob {
         id: vm.into(),
@@ -43,7 +43,7 @@ pub(crate) fn job(vm: &str) -> WaitingJob {
     }
 }
 
-/// The migration of a job that goes to `target`.
+/// Returns the migration of a job to `target`.
 pub(crate) fn running(job: &WaitingJob, target: &str) -> RunningMove {
     RunningMove {
         migration: format!("m-{}", job.id),
@@ -56,7 +56,7 @@ pub(crate) fn running(job: &WaitingJob, target: &str) -> RunningMove {
     }
 }
 
-/// All that a schedule is made of, to be changed.
+/// Input of a schedule, for tests to change.
 pub(crate) struct Given {
     pub(crate) now_ms: u64,
     pub(crate) waiting: Vec<WaitingJob>,
@@ -82,7 +82,7 @@ impl Given {
         schedule(&Situation { now_ms: *now_ms, waiting, running, hosts, limits, served })
     }
 
-    /// Makes the moves run that start, and tells which.
+    /// Turns the starting moves into running ones, and returns them.
     pub(crate) fn start(&mut self) -> Vec<Start> {
         let starts = self.schedule().starts;
         for start in &starts {
@@ -102,12 +102,12 @@ impl Given {
     }
 }
 
-/// Jobs that start, in their order.
+/// Returns the jobs that start, in their order.
 pub(crate) fn started(schedule: &Schedule) -> Vec<&str> {
     schedule.starts.iter().map(|start| start.job.as_str()).collect()
 }
 
-/// What a job waits for.
+/// Returns what a job waits for.
 pub(crate) fn wait_of<'a>(schedule: &'a Schedule, job: &str) -> &'a Wait {
     schedule.waits.iter().find(|wait| wait.job == job).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Any order of submit, finish, fail, cancel and restart.
+//! Property tests: any order of submit, finish, fail, cancel and restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ enum Op {
     Cancel(u8),
     Presence(u8, bool),
     Pass(u64),
-    /// Another manager takes over, and does not know who was served when.
+    /// Another manager takes over, without the times of service.
     Restart,
 }
 
@@ -45,9 +45,11 @@ fn ops() -> impl Strategy<Value = Op> {
         any::<bool>(),
     );
     prop_oneof![
-        4 => submit.prop_map(|(vm, targets, priority, group, minutes, datastores, clone)| Op::Submit {
-            vm, targets, priority, group, minutes, datastores, clone
-        }),
+        4 => submit.prop_map(
+            |(vm, targets, priority, group, minutes, datastores, clone)| Op::Submit {
+                vm, targets, priority, group, minutes, datastores, clone
+            }
+        ),
         2 => any::<u8>().prop_map(Op::Finish),
         1 => (any::<u8>(), 0..4u8).prop_map(|(index, code)| Op::Fail(index, code)),
         1 => any::<u8>().prop_map(Op::Cancel),
@@ -57,7 +59,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A small cluster: where VMs are, and what the queue is told of it.
+/// A small cluster: the hosts of VMs, and the input of the queue.
 struct World {
     given: Given,
     vms: BTreeMap<String, (String, u64)>,
@@ -122,7 +124,7 @@ impl World {
         }
     }
 
-    /// Ends a move: with a code where it failed.
+    /// Ends a move; with a code if it failed.
     fn end(&mut self, index: u8, code: Option<&str>) {
         if self.given.running.is_empty() {
             return;
@@ -156,7 +158,7 @@ impl World {
         }
     }
 
-    /// Starts what is to start, and checks all that must hold.
+    /// Starts the moves that are due, and checks all invariants.
     fn start(&mut self) -> Result<usize, TestCaseError> {
         let schedule = self.given.schedule();
         self.same_in_any_order(&schedule)?;
@@ -224,7 +226,7 @@ impl World {
         Ok(())
     }
 
-    /// What is told to be full is full, after all that started.
+    /// Checks that a limit that is reported as full is full, after all starts.
     fn reasons_are_true(&self, waits: &[Wait]) -> Result<(), TestCaseError> {
         let host = |name: &str| self.given.hosts.iter().find(|host| host.name == name).unwrap();
         for wait in waits {
@@ -259,7 +261,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets all that runs end, until nothing starts any more.
+    /// Lets all moves end, until nothing starts any more.
     fn settle(&mut self) -> Result<(), TestCaseError> {
         for host in &mut self.given.hosts {
             host.presence = Presence::Heard;
@@ -269,13 +271,13 @@ impl World {
             self.act(Op::Pass(5));
             let started = self.start()?;
             idle = if started == 0 && self.given.running.is_empty() { idle + 1 } else { 0 };
-            // Longer than any retry, and than anything is kept for anybody.
+            // Longer than any retry, and than any reservation.
             if idle > 12 {
                 return Ok(());
             }
             self.act(Op::Finish(0));
         }
-        Err(TestCaseError::fail("it does not come to rest"))
+        Err(TestCaseError::fail("the queue does not settle"))
     }
 }
 
@@ -298,7 +300,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_limit_is_exceeded_and_everybody_gets_a_turn(
+    fn no_limit_is_exceeded_and_every_job_gets_a_turn(
         limits in limits(),
         ops in prop::collection::vec(ops(), 1..80),
     ) {
@@ -308,16 +310,19 @@ proptest! {
             world.start()?;
         }
         world.settle()?;
-        // What still waits can't be helped by anything that ends.
+        // What still waits cannot be helped by any move that ends.
         for wait in world.given.schedule().waits {
             let helpless = match &wait.reason {
                 WaitReason::Target { obstacle } | WaitReason::Targets { best: obstacle, .. } => {
-                    matches!(obstacle, TargetObstacle::Memory { .. } | TargetObstacle::IsSource { .. })
+                    matches!(
+                        obstacle,
+                        TargetObstacle::Memory { .. } | TargetObstacle::IsSource { .. }
+                    )
                 }
                 WaitReason::EarlierJob { .. } => true,
                 _ => false,
             };
-            prop_assert!(helpless, "{} waits for ever: {}", wait.job, wait.text);
+            prop_assert!(helpless, "{} waits forever: {}", wait.job, wait.text);
         }
     }
 }

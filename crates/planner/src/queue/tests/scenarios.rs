@@ -1,9 +1,9 @@
-//! One situation each, with what it comes to and what is told.
+//! Tests of one situation each, with its result and its text.
 
 use super::*;
 
 #[test]
-fn as_many_leave_as_the_link_allows_and_the_others_are_told_who_is_before_them() {
+fn the_link_limits_outgoing_moves_and_the_others_have_a_reason() {
     let given = Given::new((0..10).map(|n| job(&format!("vm{n}"))).collect());
     let schedule = given.schedule();
     assert_eq!(schedule.starts.len(), 8);
@@ -14,12 +14,13 @@ fn as_many_leave_as_the_link_allows_and_the_others_are_told_who_is_before_them()
     assert_eq!(wait_of(&schedule, "vm9").position, Some(2));
     assert_eq!(
         wait_of(&schedule, "vm8").text,
-        "moves out of a: 8 of 8 at once (vm0, vm1, vm2, vm3, vm4, vm5, vm6 and vm7); place 1 in line"
+        "moves out of a: 8 of 8 at once (vm0, vm1, vm2, vm3, vm4, vm5, vm6 and vm7); place 1 in \
+        line"
     );
 }
 
 #[test]
-fn a_job_in_the_way_of_nobody_else_is_passed() {
+fn a_blocked_job_is_passed_by_others() {
     let mut given =
         Given::new(vec![job("first"), WaitingJob { source: "c".into(), ..job("other") }]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(0), into: None });
@@ -33,7 +34,7 @@ fn a_job_in_the_way_of_nobody_else_is_passed() {
 }
 
 #[test]
-fn each_limit_is_named_as_itself() {
+fn each_limit_has_its_own_reason() {
     let mut given = Given::new(vec![job("x")]);
     let by_hand =
         RunningMove { group: None, ..running(&WaitingJob { source: "c".into(), ..job("y") }, "b") };
@@ -57,7 +58,7 @@ fn each_limit_is_named_as_itself() {
 }
 
 #[test]
-fn memory_that_is_promised_is_not_free() {
+fn reserved_memory_is_not_free() {
     let mut given = Given::new(vec![job("x")]);
     (given.host("b").memory_free_bytes, given.host("b").memory_promised_bytes) = (6 * GIB, 3 * GIB);
     let text = given.schedule().waits[0].text.clone();
@@ -70,7 +71,7 @@ fn memory_that_is_promised_is_not_free() {
 }
 
 #[test]
-fn hosts_that_are_not_there_are_named() {
+fn unavailable_hosts_are_named() {
     let reason = |change: fn(&mut Given)| {
         let mut given = Given::new(vec![job("x")]);
         change(&mut given);
@@ -81,11 +82,11 @@ fn hosts_that_are_not_there_are_named() {
     let away = |given: &mut Given| given.host("a").presence = Presence::Away;
     assert_eq!(reason(away), "source a is away: its agent does not answer");
     let unknown = |given: &mut Given| given.host("b").presence = Presence::Unknown;
-    assert_eq!(reason(unknown), "target b has not been heard since this manager began");
+    assert_eq!(reason(unknown), "target b has not reported since this manager started");
     let maintenance = |given: &mut Given| given.host("b").maintenance = true;
     assert_eq!(reason(maintenance), "target b is in maintenance and takes no VMs");
     let nowhere = |given: &mut Given| given.waiting[0].targets.clear();
-    assert_eq!(reason(nowhere), "no target is named: nothing says where it may go");
+    assert_eq!(reason(nowhere), "no target is named");
     let gone = |given: &mut Given| given.waiting[0].source = "z".into();
     assert_eq!(reason(gone), "source z is not in the inventory");
     let there = |given: &mut Given| given.waiting[0].targets = vec!["a".into()];
@@ -93,7 +94,7 @@ fn hosts_that_are_not_there_are_named() {
 }
 
 #[test]
-fn of_several_targets_the_first_that_can_be_had_is_taken() {
+fn the_first_available_target_is_taken() {
     let mut given = Given::new(vec![job("x")]);
     given.waiting[0].targets = ["b", "c", "d"].map(String::from).into();
     given.host("b").maintenance = true;
@@ -103,13 +104,13 @@ fn of_several_targets_the_first_that_can_be_had_is_taken() {
     let schedule = given.schedule();
     assert_eq!(
         schedule.waits[0].text,
-        "none of its targets is to be had (1 without the memory, 1 away, 1 in maintenance); \
-         the best: memory at target c: it needs 4 GiB, 1 GiB are left"
+        "no target is available (1 without enough memory, 1 away, 1 in maintenance); best: memory \
+        at target c: it needs 4 GiB, 1 GiB are left"
     );
 }
 
 #[test]
-fn a_vm_is_moved_by_one_at_a_time_and_in_the_order_of_submission() {
+fn jobs_of_one_vm_run_one_at_a_time_in_the_order_of_submission() {
     let later = WaitingJob {
         id: "x2".into(),
         submitted_ms: NOW + 1,
@@ -135,8 +136,8 @@ fn a_failed_job_waits_for_its_time() {
     }]);
     assert_eq!(
         given.schedule().waits[0].text,
-        "tried again in 1 min 30 s: 2 attempts failed, the last with lane-lost \
-         (the migration network between the two hosts was cut)"
+        "retry in 1 min 30 s: 2 attempts failed, the last with lane-lost (the migration network \
+        between the two hosts was cut)"
     );
     given.now_ms += 90_000;
     assert_eq!(started(&given.schedule()), ["x"]);
@@ -166,13 +167,13 @@ fn short_moves_go_first_and_clones_after_the_first_of_them() {
         WaitingJob { estimate_ms: 3 * MINUTE, ..job("short") },
     ]);
     assert_eq!(started(&given.schedule()), ["clone1", "short", "long", "clone2"]);
-    // Once one of them is there they are as others are, together.
+    // Once one of them is there, the others are treated like any job, together.
     given.host("b").reference_groups.insert("debian".into());
     assert_eq!(started(&given.schedule()), ["clone1", "clone2", "short", "long"]);
 }
 
 #[test]
-fn a_clone_rather_goes_where_one_is() {
+fn a_clone_prefers_a_host_with_another_one() {
     let mut given = Given::new(vec![WaitingJob {
         reference_group: Some("debian".into()),
         targets: ["b", "c"].map(String::from).into(),

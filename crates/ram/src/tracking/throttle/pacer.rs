@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_nobody_waits() {
+    fn without_a_limit_no_waiter_waits() {
         let mut pacer = Pacer::new();
         for page in 0..1000 {
             pacer.add(Duration::ZERO, fault(1, page));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_taken_back_lets_all_go() {
+    fn a_removed_limit_releases_all_waiters() {
         let mut pacer = Pacer::new();
         pacer.set_limit(Duration::ZERO, Some(10.0));
         (0..20).for_each(|thread| pacer.add(Duration::ZERO, fault(thread, 1)));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_seldom_does_not_wait_behind_who_writes_always() {
+    fn a_rare_writer_does_not_wait_behind_a_constant_one() {
         let mut pacer = Pacer::new();
         pacer.set_limit(Duration::ZERO, Some(1000.0));
         let mut pauses = vec![Duration::ZERO; 30];
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_are_gone_are_forgotten() {
+    fn ended_threads_are_forgotten() {
         let mut pacer = Pacer::new();
         for thread in 0..100_000 {
             pacer.add(Duration::ZERO, fault(thread, 1));
@@ -313,7 +313,8 @@ mod tests {
             pauses.resize(pauses.len().max(4), Duration::ZERO);
             let time = Duration::from_millis(500);
             let released = run(&mut pacer, &pauses, time);
-            let pages: u64 = (0..).take(pauses.len()).map(|thread| pages_of(&released, thread)).sum();
+            let pages: u64 =
+                (0..).take(pauses.len()).map(|thread| pages_of(&released, thread)).sum();
             let due = limit * time.as_secs_f64();
             let pages = f64::from(u32::try_from(pages).unwrap());
             let window = f64::from(pacer.window_pages());
@@ -322,7 +323,7 @@ mod tests {
         }
 
         #[test]
-        fn nobody_waits_for_ever(limit in 0.001..20.0f64, threads in 1..200usize) {
+        fn no_waiter_waits_forever(limit in 0.001..20.0f64, threads in 1..200usize) {
             let mut pacer = Pacer::new();
             pacer.set_limit(Duration::ZERO, Some(limit));
             let released = run(&mut pacer, &vec![Duration::ZERO; threads], Duration::from_secs(2));

@@ -30,7 +30,7 @@ impl Faults for Idle {
 }
 
 #[test]
-fn a_source_is_let_go_when_the_guest_runs_and_not_by_its_last_page() {
+fn a_source_is_released_when_the_guest_runs_and_not_by_its_last_page() {
     let dir = tempfile::tempdir().unwrap();
     let note = dir.path().join("web.missing");
     let region = Region::create(&dir.path().join("web.0.ram"), 2 << 20, None).unwrap();
@@ -51,7 +51,7 @@ fn a_source_is_let_go_when_the_guest_runs_and_not_by_its_last_page() {
 }
 
 #[test]
-fn a_held_source_is_told_nothing_of_a_guest_that_is_gone() {
+fn a_held_source_gets_no_notice_of_a_guest_that_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let note = dir.path().join("web.missing");
     drop(MissingPages::create(&note, &[]).unwrap());
@@ -72,7 +72,7 @@ fn welcomed(number: u16) -> (WelcomedStream, Stream) {
 }
 
 #[test]
-fn a_number_is_one_streams_once_a_session() {
+fn a_stream_number_is_used_once_per_session() {
     let dir = tempfile::tempdir().unwrap();
     let note = dir.path().join("web.missing");
     let region = Region::create(&dir.path().join("web.0.ram"), 2 << 20, None).unwrap();

@@ -1,12 +1,14 @@
-//! Habits of the source tree that no lint checks.
+//! Conventions of the source tree that no lint checks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+mod text;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders with code that runs in the product, and beside it in labs.
+/// Folders with code of the product and of the labs.
 const FOLDERS: [&str; 2] = ["crates", "lab"];
-/// Calls that make a channel without a bound, beside `channel()` itself.
+/// Calls, beside `channel()` itself, that make an unbounded channel.
 const UNBOUNDED: [&str; 5] = [
     "unbounded_channel",
     "futures::channel::mpsc::unbounded",
@@ -15,7 +17,7 @@ const UNBOUNDED: [&str; 5] = [
     "async_channel",
 ];
 
-/// Every Rust file below a folder that is no test's, bench's or example's.
+/// Collects every Rust file below a folder that is not part of a test, bench or example.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     const LEFT_OUT: [&str; 5] = ["tests", "benches", "examples", "target", "corpus"];
     for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -30,7 +32,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The lines of a file before its unit tests, with their numbers, without comments.
+/// Returns the numbered lines of a file before its unit tests, without comments.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let begin_of_tests = "#[cfg(test)]\nmod tests {";
     let code = text.split(begin_of_tests).next().unwrap_or_default();
@@ -38,7 +40,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(code.lines()).filter(is_code)
 }
 
-/// Whether a line makes a channel that has no bound. A oneshot channel takes one message.
+/// Returns whether a line makes an unbounded channel. A oneshot channel takes one message.
 fn is_unbounded(line: &str) -> bool {
     if UNBOUNDED.iter().any(|call| line.contains(call)) {
         return true;
@@ -47,7 +49,7 @@ fn is_unbounded(line: &str) -> bool {
         let (before, after) = (&line[..at], &line[at + word.len()..]);
         let is_whole = !before.ends_with(|last: char| last.is_alphanumeric() || last == '_');
         let call = match after.strip_prefix("::<") {
-            // The types of the message, up to the call.
+            // The message types, up to the call.
             Some(types) => types.find(">(").map_or("", |end| &types[end + 1..]),
             None => after,
         };
@@ -56,11 +58,11 @@ fn is_unbounded(line: &str) -> bool {
 }
 
 #[test]
-fn no_channel_is_without_a_bound() {
+fn no_channel_is_unbounded() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     FOLDERS.iter().for_each(|folder| sources(&root.join(folder), &mut files));
-    assert!(files.len() > 100, "the sources are elsewhere");
+    assert!(files.len() > 100, "found too few source files");
     let mut found = Vec::new();
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
@@ -70,15 +72,15 @@ fn no_channel_is_without_a_bound() {
     }
     assert!(
         found.is_empty(),
-        "these channels have no bound, so that who writes to them decides how much memory they take:\n{}\n\
-        use `sync_channel` or tokio's `channel` with a bound, and list it with what happens when it is full \
-        in docs/security.md",
+        "these channels have no bound, so their writers decide how much memory they take:\n{}\n\
+        remedy: use `sync_channel` or tokio's `channel` with a bound, and list the channel and its \
+        behaviour when it is full in docs/security.md",
         found.join("\n")
     );
 }
 
 #[test]
-fn channels_without_a_bound_are_recognised() {
+fn unbounded_channels_are_recognised() {
     for line in [
         "let (a, b) = mpsc::channel();",
         "let (a, b) = std::sync::mpsc::channel::<(Instant, Input)>();",
@@ -100,7 +102,7 @@ fn channels_without_a_bound_are_recognised() {
     }
 }
 
-/// Neither as a dependency nor as a part of a package.
+/// Neither a dependency nor a part of a package may come from the lab.
 #[test]
 fn the_product_does_not_depend_on_the_lab() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");

@@ -1,0 +1,112 @@
+//! Line length and words of sources and documents.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const COLUMNS: usize = 100;
+/// Folders and files with text that people read or write, from the root of the tree.
+const READ: [&str; 12] = [
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "README.md",
+    ".ci",
+    "crates",
+    "docs",
+    "fuzz",
+    "lab",
+    "scripts",
+    "web",
+];
+const EXTENSIONS: [&str; 10] = ["rs", "md", "ts", "tsx", "mjs", "css", "sh", "toml", "service", ""];
+/// What is built, fetched, generated or recorded.
+const LEFT_OUT: [&str; 9] = [
+    "target",
+    "node_modules",
+    "dist",
+    "corpus",
+    "artifacts",
+    "figures",
+    "schema.d.ts",
+    "glossary.md",
+    "tidy",
+];
+/// Files in which a program writes table rows, or in which a line cannot be broken.
+const WIDE: [&str; 3] =
+    ["docs/reliability.md", "web/src/parts/bird.tsx", "web/src/parts/status.tsx"];
+/// Forms that docs/glossary.md replaces, in lower case.
+const BANNED: [&str; 11] = [
+    "foreseen",
+    "to be had",
+    "by tls",
+    "is no end",
+    "mended",
+    "held against",
+    "it is looked",
+    "whoever",
+    "nobody in:",
+    "/// the same",
+    "//! the same",
+];
+
+fn collect(path: &Path, found: &mut Vec<PathBuf>) {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if LEFT_OUT.contains(&name.as_str()) {
+        return;
+    }
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            collect(&entry.unwrap().path(), found);
+        }
+        return;
+    }
+    let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+    if EXTENSIONS.contains(&extension.as_str()) && !name.starts_with('.') {
+        found.push(path.to_owned());
+    }
+}
+
+/// Calls `check` with each line: path from the root, line number from 1, text.
+fn each_line(mut check: impl FnMut(&str, usize, &str)) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    READ.iter().for_each(|part| collect(&root.join(part), &mut files));
+    assert!(files.len() > 500, "found only {} files", files.len());
+    for file in files {
+        let path = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        let text = String::from_utf8(fs::read(&file).unwrap()).unwrap_or_default();
+        for (number, line) in (1..).zip(text.lines()) {
+            check(&path, number, line);
+        }
+    }
+}
+
+#[test]
+fn lines_have_at_most_100_columns() {
+    let mut found = Vec::new();
+    each_line(|path, number, line| {
+        let columns = line.chars().count();
+        if columns > COLUMNS && !WIDE.contains(&path) && !line.contains("https://") {
+            found.push(format!("{path}:{number}: {columns} columns"));
+        }
+    });
+    assert!(found.is_empty(), "{} lines are too long:\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn banned_forms_are_not_used() {
+    let mut found = Vec::new();
+    each_line(|path, number, line| {
+        let lower = line.to_lowercase();
+        for form in BANNED.iter().filter(|form| lower.contains(*form)) {
+            found.push(format!("{path}:{number}: {form:?}"));
+        }
+    });
+    assert!(
+        found.is_empty(),
+        "{} banned forms; docs/glossary.md has the plain ones:\n{}",
+        found.len(),
+        found.join("\n")
+    );
+}

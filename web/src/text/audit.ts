@@ -1,0 +1,59 @@
+/** Requests of the audit log as phrases. */
+
+/** Method, path below `/api/v1` and phrase; `*` is one segment of the path, and `$` its text. */
+const ACTIONS: [string, string, string][] = [
+  ['POST', 'vms', 'Create VM'],
+  ['DELETE', 'vms/*', 'Delete VM $'],
+  ['POST', 'vms/*/binding', 'Bind VM $ to a host'],
+  ['GET', 'vms/*/console', 'Open console of VM $'],
+  ['POST', 'vms/*/moves', 'Move VM $'],
+  ['GET', 'vms/*/preflight', 'Predict move of VM $'],
+  ['POST', 'vms/*/start', 'Start VM $'],
+  ['POST', 'vms/*/stop', 'Stop VM $'],
+  ['POST', 'hosts', 'Add host'],
+  ['PATCH', 'hosts/*', 'Change host $'],
+  ['DELETE', 'hosts/*', 'Remove host $'],
+  ['POST', 'hosts/*/drain', 'Drain host $'],
+  ['DELETE', 'drains/*', 'Cancel drain $'],
+  ['POST', 'drains/*/undo', 'Undo drain $'],
+  ['DELETE', 'moves/*', 'Cancel move $'],
+  ['POST', 'join', 'Join the cluster'],
+  ['POST', 'join-tokens', 'Create join token'],
+  ['DELETE', 'join-tokens/*', 'Revoke join token $'],
+  ['PUT', 'cpu-baseline', 'Set CPU baseline'],
+  ['DELETE', 'cpu-baseline', 'Remove CPU baseline'],
+  ['PATCH', 'limits', 'Change limits'],
+  ['PUT', 'revocations/*', 'Revoke certificate $'],
+  ['POST', 'rules', 'Create rule'],
+  ['DELETE', 'rules/*', 'Delete rule $'],
+  ['POST', 'tokens', 'Create token'],
+  ['DELETE', 'tokens/*', 'Revoke token $'],
+];
+
+/**
+ * `POST /api/v1/vms` that made `vm web on host a` is `Create VM web on host a`. A request without a
+ * phrase stays as it is.
+ */
+export function actionText(what: string, made?: string | null): string {
+  const [method, path = ''] = what.split(' ', 2);
+  const parts = (path.split('?')[0] ?? '').replace('/api/v1/', '').split('/');
+  for (const [wantedMethod, wantedPath, phrase] of ACTIONS) {
+    const wanted = wantedPath.split('/');
+    const isSame =
+      wanted.length === parts.length &&
+      wanted.every((part, at) => part === '*' || part === parts[at]);
+    if (method !== wantedMethod || !isSame) continue;
+    if (phrase.includes('$')) return phrase.replace('$', () => decoded(parts[1] ?? ''));
+    const kind = phrase.replace('Create ', '').toLowerCase();
+    return made?.startsWith(`${kind} `) ? phrase + made.slice(kind.length) : phrase;
+  }
+  return what;
+}
+
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
