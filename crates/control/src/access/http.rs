@@ -47,7 +47,8 @@ struct PageOf {
 /// Who asks, and what they may: a program with a token can hide what it would be refused.
 #[utoipa::path(get, path = "/api/v1/me", tag = "access", responses(
     (status = 200, description = "The caller", body = Me),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
     Json(Me { name: caller.name, role: caller.role })
@@ -56,7 +57,8 @@ async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
 /// Every token, without its secret.
 #[utoipa::path(get, path = "/api/v1/tokens", tag = "access", responses(
     (status = 200, description = "Tokens", body = Vec<TokenInfo>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo>> {
     Json(access.tokens())
@@ -65,8 +67,10 @@ async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo
 /// Makes a token. Its secret is told in the answer and never again.
 #[utoipa::path(post, path = "/api/v1/tokens", tag = "access", request_body = CreateToken, responses(
     (status = 201, description = "The token", body = CreatedToken),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn create_token(
     State(access): State<AccessRequests>,
@@ -84,10 +88,13 @@ async fn create_token(
 }
 
 /// Revokes a token: from now on it is as unknown as one that never was.
-#[utoipa::path(delete, path = "/api/v1/tokens/{id}", tag = "access", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(delete, path = "/api/v1/tokens/{id}", tag = "access",
+    params(("id" = String, Path, description = "ID")), responses(
     (status = 204, description = "It is revoked"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn revoke_token(
     State(access): State<AccessRequests>,
@@ -100,8 +107,10 @@ async fn revoke_token(
 /// Who did what, the newest first.
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", params(PageOf), responses(
     (status = 200, description = "Entries; `total` counts those of this page alone", body = Page<AuditEntry>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list_audit(
     State(access): State<AccessRequests>,

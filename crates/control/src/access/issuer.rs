@@ -1,4 +1,4 @@
-//! The keys of an OpenID Connect issuer, as it tells them: asked for by TLS, kept, and asked for
+//! The published keys of an OpenID Connect issuer: fetched over TLS, kept, and fetched
 //! again when a token names another.
 
 use std::io;

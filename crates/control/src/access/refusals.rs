@@ -1,4 +1,4 @@
-//! Requests that are refused, as the audit log has them. Whoever can reach the manager can send
+//! Requests that are refused, as the audit log has them. Anyone who can reach the manager can send
 //! such requests, and must not push out of the log what
 //! people did: the first ones of a caller, or of a network where the caller is not known, stand
 //! there whole, and others of the next minutes as a

@@ -29,10 +29,13 @@ where
 
 /// The baseline, every host with whether it meets it and what it lacks, what the hosts have in
 /// common, and which names all of them could have.
-#[utoipa::path(get, path = "/api/v1/cpu-baseline", operation_id = "show_cpu_baseline", tag = "cpu-baseline", responses(
+#[utoipa::path(get, path = "/api/v1/cpu-baseline", operation_id = "show_cpu_baseline",
+    tag = "cpu-baseline", responses(
     (status = 200, description = "The baseline, or that there is none", body = CpuBaselineInfo),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show(State(baseline): State<CpuBaselines>) -> Result<Json<CpuBaselineInfo>, Refusal> {
     Ok(Json(baseline.show().await?))
@@ -52,10 +55,13 @@ struct Set {
 /// short. VMs that run keep their CPU; those
 /// that have another one than this are told. Refused where a host in use falls short that is not
 /// named in `without`.
-#[utoipa::path(put, path = "/api/v1/cpu-baseline", operation_id = "set_cpu_baseline", tag = "cpu-baseline", params(Set), request_body = SetCpuBaseline, responses(
+#[utoipa::path(put, path = "/api/v1/cpu-baseline", operation_id = "set_cpu_baseline",
+    tag = "cpu-baseline", params(Set), request_body = SetCpuBaseline, responses(
     (status = 200, description = "What it means", body = CpuBaselineChange),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn set(
     State(baseline): State<CpuBaselines>,
@@ -73,10 +79,13 @@ async fn set(
 
 /// The cluster has no baseline any more: VMs get what their specifications say, and hosts that fell
 /// short take them again.
-#[utoipa::path(delete, path = "/api/v1/cpu-baseline", operation_id = "clear_cpu_baseline", tag = "cpu-baseline", responses(
+#[utoipa::path(delete, path = "/api/v1/cpu-baseline", operation_id = "clear_cpu_baseline",
+    tag = "cpu-baseline", responses(
     (status = 204, description = "There is none any more"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn clear(State(baseline): State<CpuBaselines>) -> Result<StatusCode, Refusal> {
     baseline.clear().await?;
@@ -97,10 +106,13 @@ struct ListVms {
 
 /// VMs that run with another CPU than the baseline's, by name: each has to be started with it to
 /// have it.
-#[utoipa::path(get, path = "/api/v1/cpu-baseline/vms", operation_id = "list_cpu_baseline_vms", tag = "cpu-baseline", params(ListVms), responses(
+#[utoipa::path(get, path = "/api/v1/cpu-baseline/vms", operation_id = "list_cpu_baseline_vms",
+    tag = "cpu-baseline", params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<BaselineVm>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list_vms(
     State(baseline): State<CpuBaselines>,

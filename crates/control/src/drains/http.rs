@@ -54,11 +54,14 @@ struct ListDrains {
 /// Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and
 /// a move. VMs that can't are named with the
 /// reason. Asked again while a drain of the host runs, that one is told.
-#[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", operation_id = "create_drain", tag = "drains", params(("host" = String, Path, description = "The host")),
+#[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", operation_id = "create_drain",
+    tag = "drains", params(("host" = String, Path, description = "The host")),
     request_body = CreateDrain, responses(
     (status = 202, description = "The drain, with a plan for every VM", body = Drain),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn create(
     State(drains): State<DrainRequests>,
@@ -76,10 +79,13 @@ async fn create(
 }
 
 /// Drains, the oldest first.
-#[utoipa::path(get, path = "/api/v1/drains", operation_id = "list_drains", tag = "drains", params(ListDrains), responses(
+#[utoipa::path(get, path = "/api/v1/drains", operation_id = "list_drains", tag = "drains",
+    params(ListDrains), responses(
     (status = 200, description = "A page of drains", body = Page<Drain>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(drains): State<DrainRequests>,
@@ -102,10 +108,13 @@ async fn list(
 }
 
 /// One drain: what has become of each VM, and when it will be over.
-#[utoipa::path(get, path = "/api/v1/drains/{id}", operation_id = "show_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(get, path = "/api/v1/drains/{id}", operation_id = "show_drain", tag = "drains",
+    params(("id" = String, Path, description = "ID")), responses(
     (status = 200, description = "The drain", body = Drain),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show(
     State(drains): State<DrainRequests>,
@@ -120,10 +129,13 @@ async fn show(
 
 /// Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay
 /// where they are.
-#[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains",
+    params(("id" = String, Path, description = "ID")), responses(
     (status = 202, description = "It is called off", body = Drain),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn cancel(
     State(drains): State<DrainRequests>,
@@ -133,10 +145,13 @@ async fn cancel(
 }
 
 /// Undoes a drain: the host takes VMs again, and those that had gone come back.
-#[utoipa::path(post, path = "/api/v1/drains/{id}/undo", operation_id = "undo_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(post, path = "/api/v1/drains/{id}/undo", operation_id = "undo_drain", tag = "drains",
+    params(("id" = String, Path, description = "ID")), responses(
     (status = 202, description = "They come back", body = Drain),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn undo(
     State(drains): State<DrainRequests>,

@@ -42,7 +42,7 @@ use crate::cluster::state::State;
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
 use crate::storage::keeper::{Keeper, Writes};
 
-/// How often it is looked what is to be done next.
+/// Interval at which a drain checks for its next steps.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Drains that are over and remembered; the oldest are forgotten first.
 const MOST_OVER: usize = 1_000;

@@ -54,7 +54,7 @@ pub(super) enum Next {
 pub(super) struct Leaving {
     pub(super) id: String,
     pub(super) vm: String,
-    /// The target that is not to be had, where another is to be found.
+    /// The unavailable target, if another one is needed.
     pub(super) passed_over: Option<String>,
 }
 
@@ -137,7 +137,7 @@ fn unasked_out(drain: &HostDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec<
     drain.plan.moves.iter().filter(is_unasked).cloned().collect()
 }
 
-/// The same of the way back, where each VM gets one move.
+/// Moves of the way back that are not requested yet: each VM gets one move.
 fn unasked_back(back: &Way, legs: &Legs<'_>, inventory: &Inventory) -> Vec<PlannedMove> {
     let could_go = |planned: &PlannedMove| {
         inventory.planned_move(&planned.vm).is_none()
@@ -215,7 +215,7 @@ fn last_end_ms(legs: &Legs<'_>) -> u64 {
     legs.out.values().flatten().filter_map(|one| one.ended_unix_ms).max().unwrap_or(0)
 }
 
-/// Waiting moves whose target is not to be had.
+/// Waiting moves whose target is no longer available.
 fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
     let is_lost = |one: &&&Move| {
         let Some(waits) = one.waits.as_ref().filter(|_| one.state == MoveState::Waiting) else {

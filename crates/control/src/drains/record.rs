@@ -29,7 +29,7 @@ pub(super) struct HostDrain {
     pub(super) placed_unix_ms: u64,
     /// The way back, where it is undone.
     pub(super) back: Option<Way>,
-    /// Targets that a VM's move was called off for, because they were not to be had.
+    /// Unavailable targets, by the VM whose move was cancelled for it.
     pub(super) passed_over: BTreeMap<String, BTreeSet<String>>,
     pub(super) ended_unix_ms: Option<u64>,
     /// What became of its VMs, once it was over: moves are forgotten earlier than drains.
@@ -224,7 +224,7 @@ fn progress(leg: &BTreeMap<&str, Vec<&Move>>) -> BTreeMap<String, Progress> {
     leg.iter().filter_map(|(vm, all)| Some(((*vm).to_owned(), of(all.last()?)))).collect()
 }
 
-/// The share of a migration that is done, 0 to 1: by its time where that is foreseen, else by its
+/// The share of a migration that is done, 0 to 1: by its time where that is predicted, else by its
 /// bytes.
 fn done(one: &Move) -> f64 {
     let Some(progress) = &one.progress else { return 0.0 };

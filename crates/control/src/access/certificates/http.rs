@@ -19,10 +19,13 @@ where
 
 /// Hosts' certificates that the manager has issued or seen, and all that are revoked, by serial
 /// number.
-#[utoipa::path(get, path = "/api/v1/certificates", operation_id = "list_certificates", tag = "access", responses(
+#[utoipa::path(get, path = "/api/v1/certificates", operation_id = "list_certificates",
+    tag = "access", responses(
     (status = 200, description = "Certificates", body = Vec<CertificateInfo>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(certificates): State<Certificates>,
@@ -31,9 +34,11 @@ async fn list(
 }
 
 /// The list of revoked certificates, as every agent gets it.
-#[utoipa::path(get, path = "/api/v1/revocations", operation_id = "show_revocations", tag = "access", responses(
+#[utoipa::path(get, path = "/api/v1/revocations", operation_id = "show_revocations", tag = "access",
+    responses(
     (status = 200, description = "The list", body = RevokedCertificates),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn show_revoked(
     State(certificates): State<Certificates>,
@@ -43,11 +48,14 @@ async fn show_revoked(
 
 /// Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next
 /// connection on. It is never good again.
-#[utoipa::path(put, path = "/api/v1/revocations/{serial}", operation_id = "revoke_certificate", tag = "access",
+#[utoipa::path(put, path = "/api/v1/revocations/{serial}", operation_id = "revoke_certificate",
+    tag = "access",
     params(("serial" = String, Path, description = "Its serial number, hexadecimal digits", pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
     (status = 200, description = "The list as it is now", body = RevokedCertificates),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn revoke(
     State(certificates): State<Certificates>,
