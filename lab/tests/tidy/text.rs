@@ -41,7 +41,7 @@ const BANNED: [&str; 9] = [
     "to be had",
     "by tls",
     "is no end",
-    "mended",
+    " mended",
     "held against",
     "it is looked",
     "whoever",

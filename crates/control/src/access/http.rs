@@ -106,7 +106,8 @@ async fn revoke_token(
 
 /// Who did what, the newest first.
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", params(PageOf), responses(
-    (status = 200, description = "Entries; `total` counts those of this page alone", body = Page<AuditEntry>),
+    (status = 200, description = "Entries; `total` counts this page only",
+        body = Page<AuditEntry>),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,

@@ -126,7 +126,8 @@ impl Tokens {
             |detail: &str, remedy: &str| Problem::new(ProblemCode::Unauthenticated, detail, remedy);
         let unknown = || {
             let remedy = "it is mistyped, revoked or of another manager: an admin makes another \
-                with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
+                with `godwit control token create`; commands take \
+                it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
             refused("the token is not known here", remedy)
         };
         let secret = Secret::parse(shown).ok_or_else(unknown)?;

@@ -201,8 +201,8 @@ pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
             for about {fit}"
     );
     let remedy = format!(
-        "empty it in parts: set it into maintenance (`godwit control host maintenance {host} on`), move some of its VMs with \
-         `godwit control move create VM`, then drain the rest"
+        "empty it in parts: set it into maintenance (`godwit control host maintenance {host} on`), \
+         move some of its VMs with `godwit control move create VM`, then drain the rest"
     );
     Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
 }
@@ -303,7 +303,9 @@ mod tests {
         plan.insert("host".into(), "a".into());
         plan.insert("takes_ms".into(), serde_json::Value::Null);
         plan.insert("text".into(), "1 move".into());
-        let stay = serde_json::json!({ "vm": "s", "reason": { "kind": "with-others", "vms": [] }, "text": "it stays" });
+        let stay = serde_json::json!({
+            "vm": "s", "reason": { "kind": "with-others", "vms": [] }, "text": "it stays"
+        });
         plan.insert("stays".into(), serde_json::json!([stay]));
         let read: SavedDrain = serde_json::from_value(old).unwrap();
         assert_eq!(HostDrain::from(read).plan.stays["s"], "it stays");

@@ -91,8 +91,10 @@ fn cluster() -> Arc<State> {
 
 fn host(name: &str) -> HostInfo {
     serde_json::from_value(serde_json::json!({
-        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 640 * GIB, "logical_cores": 8,
-        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
+        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 640 * GIB,
+        "logical_cores": 8,
+        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": ["10.0.0.1"],
+        "networks": {}, "peers": {}, "vms": 0,
     }))
     .unwrap()
 }

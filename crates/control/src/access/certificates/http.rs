@@ -50,7 +50,8 @@ async fn show_revoked(
 /// connection on. It is never good again.
 #[utoipa::path(put, path = "/api/v1/revocations/{serial}", operation_id = "revoke_certificate",
     tag = "access",
-    params(("serial" = String, Path, description = "Its serial number, hexadecimal digits", pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
+    params(("serial" = String, Path, description = "Serial number, hexadecimal digits",
+        pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
     (status = 200, description = "The list as it is now", body = RevokedCertificates),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
