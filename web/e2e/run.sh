@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 . e2e/lab.sh
 find_chromium
 if [ -z "${GODWIT_CONSOLE_URL:-}" ]; then
-  start_lab 8 200 1
+  start_lab 8 80 1
   export GODWIT_CONSOLE_URL="$url" GODWIT_CONSOLE_TOKEN="$token"
   export GODWIT_CONSOLE_VIEWER_TOKEN="$viewer"
 fi

@@ -1,7 +1,7 @@
-//! The client of an agent: HTTP/1.1 over a unix socket, TLS or TCP, one connection a request.
+//! Client of an agent: HTTP/1.1 over a Unix socket, TLS or TCP, one connection per request.
 //!
-//! An agent that can't be reached and an agent that says no are different errors: the first says nothing about what
-//! the host does, the second is the host's own word.
+//! An unreachable agent and an agent that refuses a request are different errors. The first says
+//! nothing about the state of the host; the second is the host's own answer.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,27 +34,27 @@ use crate::{
     VmInfo,
 };
 
-/// How long a connection may take: agents are near each other.
+/// Connection timeout. Agents are close to each other.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long an answer may take: starting a VM with much memory is the slowest request there is.
+/// Response timeout. The slowest request is to start a VM with much memory.
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
-/// The longest answer that is read whole, unless less is asked for: the reports of 256 migrations.
+/// Default limit for a response that is read whole: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// The longest refusal that is read, and the longest of its texts that is kept.
+/// Longest error response that is read; the next constant limits each of its texts.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 const MAX_REFUSAL_TEXT_BYTES: usize = 4 << 10;
 
-/// The longest event of a host: what it has itself, with the addresses of some thousand others.
+/// Longest event of a host: its own state, with the addresses of several thousand peers.
 const MAX_HOST_EVENT_BYTES: usize = 2 << 20;
 
-/// Where an agent listens.
+/// Address on which an agent listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// A unix socket: `unix:/run/godwit/agent.sock`.
+    /// Unix socket: `unix:/run/godwit/agent.sock`.
     Unix(PathBuf),
-    /// An address and a port, without protection: `http://10.77.0.11:7700`.
+    /// Address and port, without TLS: `http://10.77.0.11:7700`.
     Tcp(String),
-    /// An address and a port, by TLS with certificates on both sides: `https://10.77.0.11:7700`.
+    /// Address and port, over mutual TLS: `https://10.77.0.11:7700`.
     Tls(String),
 }
 
@@ -65,7 +65,7 @@ impl FromStr for Endpoint {
         let wrong = |why: &str| {
             ApiError::new(
                 ErrorCode::InvalidRequest,
-                format!("\"{text}\" is no agent address: {why}"),
+                format!("\"{text}\" is not an agent address: {why}"),
                 "write unix:/path/to/agent.sock or https://address:port",
             )
         };
@@ -74,7 +74,8 @@ impl FromStr for Endpoint {
             let Some(below_root) = path.strip_prefix('/') else {
                 return Err(wrong("the path is not absolute"));
             };
-            // More slashes in front mean the same, and would be read as another path once written behind `unix:`.
+            // Extra leading slashes mean the same path, but would be read as another one after
+            // `unix:`.
             return Ok(Endpoint::Unix(format!("/{}", below_root.trim_start_matches('/')).into()));
         }
         let uri: Uri = text.parse().map_err(|error| wrong(&format!("{error}")))?;
@@ -86,7 +87,7 @@ impl FromStr for Endpoint {
                 Ok(Endpoint::Tls(authority.to_string()))
             }
             (Some("http" | "https"), Some(_)) => Err(wrong("the port is missing")),
-            _ => Err(wrong("it has none of unix:, https:// and http:// in front")),
+            _ => Err(wrong("it starts with none of unix:, https:// and http://")),
         }
     }
 }
@@ -101,36 +102,36 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Why a request has no answer that can be used.
+/// Reason why a request has no usable response.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers there.
+    /// The agent is unreachable.
     #[error("{} ({})", self.detail(), self.remedy())]
     Unreachable {
-        /// Where it should be.
+        /// Address of the agent.
         endpoint: Endpoint,
-        /// What the connection said.
+        /// Error of the connection.
         why: String,
     },
-    /// The agent says no.
+    /// The agent refused the request.
     #[error(transparent)]
     Refused(#[from] ApiError),
-    /// What came back is no answer of an agent.
+    /// The response does not come from an agent.
     #[error("{} ({})", self.detail(), self.remedy())]
     Protocol {
-        /// Who answered.
+        /// Address of the responder.
         endpoint: Endpoint,
-        /// What was wrong with it.
+        /// What is wrong with the response.
         why: String,
     },
 }
 
-/// A connection by which nothing has been asked yet.
+/// An open connection without a request yet.
 #[derive(Debug)]
 pub struct Connection(SendRequest<Full<Bytes>>);
 
 impl ClientError {
-    /// The agent's error code, where it was the agent that said no.
+    /// Returns the agent's error code if the agent refused the request.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
@@ -139,12 +140,12 @@ impl ClientError {
         }
     }
 
-    /// What failed and why, one line.
+    /// Returns what failed and why, in one line.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
             ClientError::Unreachable { endpoint, why } => {
-                format!("the agent at {endpoint} can't be reached: {why}")
+                format!("cannot reach the agent at {endpoint}: {why}")
             }
             ClientError::Refused(error) => error.message.clone(),
             ClientError::Protocol { endpoint, why } => {
@@ -153,20 +154,18 @@ impl ClientError {
         }
     }
 
-    /// What to do about it.
+    /// Returns how to fix it.
     #[must_use]
     pub fn remedy(&self) -> &str {
         match self {
             ClientError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
-                "is it running, and are you root? start it with `godwit host run --config FILE`"
+                "start it with `godwit host run --config FILE`, and run this command as root"
             }
             ClientError::Unreachable { .. } => {
-                "is it running and the network up? start it with `godwit host run --config FILE`"
+                "check the network, or start it with `godwit host run --config FILE`"
             }
             ClientError::Refused(error) => &error.remedy,
-            ClientError::Protocol { .. } => {
-                "is another program listening there, or another version?"
-            }
+            ClientError::Protocol { .. } => "check the address and the version of the agent there",
         }
     }
 }
@@ -177,11 +176,11 @@ async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A client of one agent. Cheap to clone; keeps no connection.
+/// Client of one agent. Cheap to clone; keeps no connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,
-    /// What it shows and trusts by TLS, and the name whose certificate it expects.
+    /// TLS configuration, and the host name expected in the agent's certificate.
     secure: Option<(Arc<ClientConfig>, String)>,
     most_answer_bytes: usize,
 }
@@ -190,13 +189,13 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Client {
-    /// A client of the agent at `endpoint`.
+    /// Creates a client of the agent at `endpoint`.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Self {
         Client { endpoint, secure: None, most_answer_bytes: MAX_ANSWER_BYTES }
     }
 
-    /// The same, which shows `identity` by TLS and speaks to the agent of `host` alone.
+    /// Creates a client that presents `identity` over TLS and talks only to the agent of `host`.
     #[must_use]
     pub fn secure(endpoint: Endpoint, identity: &Identity, host: impl Into<String>) -> Self {
         Client {
@@ -205,36 +204,38 @@ impl Client {
         }
     }
 
-    /// A client that shows `identity` and speaks only to the manager of this name: no host's certificate passes for it.
+    /// Creates a client that presents `identity` and talks only to the manager with this name. Host
+    /// certificates are not accepted.
     #[must_use]
     pub fn to_manager(endpoint: Endpoint, identity: &Identity, manager: impl Into<String>) -> Self {
         let secure = Some((Arc::clone(identity.client_of_managers()), manager.into()));
         Client { secure, ..Client::new(endpoint) }
     }
 
-    /// The same, which shows no certificate, for who lets people in by something else.
+    /// Creates a client that presents no certificate, for servers with another authentication
+    /// method.
     pub(crate) fn trusting(endpoint: Endpoint, trust: &Trust, name: impl Into<String>) -> Self {
         Client { secure: Some((Arc::clone(trust.client()), name.into())), ..Client::new(endpoint) }
     }
 
-    /// The same, which reads no longer answers: for an agent that asks another.
+    /// Limits the length of responses, for an agent that queries another.
     #[must_use]
     pub fn with_answers_of_at_most(self, bytes: usize) -> Self {
         Client { most_answer_bytes: bytes, ..self }
     }
 
-    /// Where its agent is.
+    /// Returns the address of the agent.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// What the host is and has.
+    /// Returns the properties and resources of the host.
     pub async fn host(&self) -> Result<HostInfo, ClientError> {
         self.get("/v1/host").await
     }
 
-    /// Every VM of the host.
+    /// Lists every VM of the host.
     pub async fn vms(&self) -> Result<Vec<VmInfo>, ClientError> {
         self.get("/v1/vms").await
     }
@@ -248,32 +249,33 @@ impl Client {
         self.post("/v1/vms", request).await
     }
 
-    /// Starts a stopped VM, or lets a paused one go on.
+    /// Starts a stopped VM or resumes a paused one.
     pub async fn start_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/start", segment(name)), &()).await
     }
 
-    /// Stops a VM; the answer comes when it is stopped.
+    /// Stops a VM; the response arrives when the VM is stopped.
     pub async fn stop_vm(&self, name: &str, request: StopVm) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/stop", segment(name)), &request).await
     }
 
-    /// Deletes a stopped VM's definition and everything kept for it.
+    /// Deletes the definition of a stopped VM and everything stored for it.
     pub async fn delete_vm(&self, name: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/vms/{}", segment(name))).await
     }
 
-    /// The same of a VM in doubt too: what is here of its guest is given up, which may be all that there is of it.
+    /// Deletes a VM even if it is in doubt. This discards the guest state on this host, which may
+    /// be the only copy.
     pub async fn give_up_vm(&self, name: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/vms/{}?force=true", segment(name))).await
     }
 
-    /// Says which host the guest of a VM in doubt runs on.
+    /// Declares which host runs the guest of a VM in doubt.
     pub async fn resolve(&self, name: &str, word: &Resolve) -> Result<Resolved, ClientError> {
         self.post(&format!("/v1/vms/{}/resolve", segment(name)), word).await
     }
 
-    /// A VM's log from its beginning; with `follow` it goes on as the log grows.
+    /// Streams a VM's log from its beginning; with `follow` the stream continues as the log grows.
     pub async fn log(
         &self,
         name: &str,
@@ -288,7 +290,8 @@ impl Client {
         .await
     }
 
-    /// So many bytes of a VM's log from its end; an agent of an older version tells all of it.
+    /// Streams the last `bytes` bytes of a VM's log. An agent of an older version sends the whole
+    /// log.
     pub async fn log_tail(
         &self,
         name: &str,
@@ -308,7 +311,7 @@ impl Client {
         Ok(LogStream { endpoint: self.endpoint.clone(), body: response.into_body() })
     }
 
-    /// The guest's serial console, both ways, until either side closes it.
+    /// Opens the guest's serial console, in both directions, until either side closes it.
     pub async fn console(&self, name: &str) -> Result<ConsoleStream, ClientError> {
         let request = Request::builder()
             .method(Method::GET)
@@ -325,7 +328,7 @@ impl Client {
         hyper::upgrade::on(response).await.map(TokioIo::new).map_err(|error| self.protocol(error))
     }
 
-    /// Begins a migration; the VM must run on this client's host.
+    /// Starts a migration; the VM must run on this client's host.
     pub async fn migrate(
         &self,
         vm: &str,
@@ -334,7 +337,7 @@ impl Client {
         self.post(&format!("/v1/vms/{}/migrations", segment(vm)), request).await
     }
 
-    /// Foretells a migration without moving anything; takes some seconds.
+    /// Predicts a migration without moving anything; takes several seconds.
     pub async fn dry_run(
         &self,
         vm: &str,
@@ -343,7 +346,7 @@ impl Client {
         self.post(&format!("/v1/vms/{}/migrations/dry-run", segment(vm)), request).await
     }
 
-    /// Migrations that run or ran from this host, the newest first.
+    /// Lists current and past migrations from this host, newest first.
     pub async fn migrations(&self) -> Result<Vec<MigrationStatus>, ClientError> {
         self.get("/v1/migrations").await
     }
@@ -352,12 +355,13 @@ impl Client {
         self.get(&format!("/v1/migrations/{}", segment(id))).await
     }
 
-    /// Asks a migration to roll back. Its report says whether it did: past the commit it completes.
+    /// Requests the rollback of a migration. The report shows the outcome: past the commit point
+    /// the migration completes.
     pub async fn cancel_migration(&self, id: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/migrations/{}", segment(id))).await
     }
 
-    /// Sets the limit of a migration that runs; it holds from then on.
+    /// Sets the bandwidth limit of a running migration, effective immediately.
     pub async fn limit_migration(
         &self,
         id: &str,
@@ -370,7 +374,7 @@ impl Client {
         self.get("/v1/limits").await
     }
 
-    /// Sets one of the host's limits until the agent ends; returns all of them.
+    /// Sets one of the host's limits until the agent exits; returns all of them.
     pub async fn set_limit(&self, of: LimitOf, limit: RateLimit) -> Result<Limits, ClientError> {
         let path = match of {
             LimitOf::Host => "/v1/limits/host".to_owned(),
@@ -380,26 +384,27 @@ impl Client {
         self.put(&path, &SetLimit { limit }).await
     }
 
-    /// Follows a migration to its report; begins with where it is now.
+    /// Follows a migration to its report, starting with its current progress.
     pub async fn migration_events(&self, id: &str) -> Result<MigrationEvents, ClientError> {
         let path = format!("/v1/migrations/{}/events", segment(id));
         let response = self.send(Method::GET, &path, Bytes::new()).await?;
         Ok(MigrationEvents::new(self.endpoint.clone(), response.into_body()))
     }
 
-    /// Follows everything the host has; begins with all of it.
+    /// Follows the state of the host, starting with all of it.
     pub async fn watch(&self) -> Result<HostEvents, ClientError> {
         let response = self.send(Method::GET, "/v1/watch", Bytes::new()).await?;
         let events = HostEvents::new(self.endpoint.clone(), response.into_body());
         Ok(events.with_events_of_at_most(MAX_HOST_EVENT_BYTES))
     }
 
-    /// Names the hosts that VMs can be moved to, beside those of the host's configuration; in the place of those named before.
+    /// Sets the migration targets in addition to those of the host's configuration. The list
+    /// replaces the previous one.
     pub async fn set_peers(&self, peers: &SetPeers) -> Result<SetPeers, ClientError> {
         self.put("/v1/peers", peers).await
     }
 
-    /// Names the certificates that are revoked, by a list that the authority has signed.
+    /// Sets the revoked certificates: a list signed by the certificate authority.
     pub async fn set_revocations(
         &self,
         list: &SetRevocations,
@@ -407,20 +412,21 @@ impl Client {
         self.put("/v1/revocations", list).await
     }
 
-    /// Probes the lanes from this client's host to another; ends with the last event, or with its reader.
+    /// Probes the lanes from this client's host to another. The probe ends with the last event, or
+    /// when the returned stream is dropped.
     pub async fn probe(&self, request: &ProbeRequest) -> Result<ProbeEvents, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| self.protocol(error))?;
         let response = self.send(Method::POST, "/v1/probes", body.into()).await?;
         Ok(ProbeEvents::new(self.endpoint.clone(), response.into_body()))
     }
 
-    /// `GET path`, the answer as JSON.
+    /// Sends `GET path` and reads the JSON response.
     pub async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         self.json(response).await
     }
 
-    /// `POST path` with a JSON body, the answer as JSON.
+    /// Sends `POST path` with a JSON body and reads the JSON response.
     pub async fn post<R: Serialize + Sync, A: DeserializeOwned>(
         &self,
         path: &str,
@@ -429,7 +435,7 @@ impl Client {
         self.ask(Method::POST, path, request).await
     }
 
-    /// `PUT path` with a JSON body, the answer as JSON.
+    /// Sends `PUT path` with a JSON body and reads the JSON response.
     pub async fn put<R: Serialize + Sync, A: DeserializeOwned>(
         &self,
         path: &str,
@@ -449,7 +455,7 @@ impl Client {
         self.json(response).await
     }
 
-    /// `DELETE path`.
+    /// Sends `DELETE path`.
     pub async fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
@@ -475,7 +481,7 @@ impl Client {
         }
     }
 
-    /// Connects. Where that fails nothing was asked.
+    /// Connects. If this fails, no request was sent.
     ///
     /// # Errors
     /// [`ClientError::Unreachable`].
@@ -483,7 +489,8 @@ impl Client {
         Ok(Connection(self.open().await?))
     }
 
-    /// Passes on what another client has asked, with its headers and whatever the answer is; for a manager that asks another.
+    /// Forwards a request of another client with its headers, and returns any response. For a
+    /// manager that forwards to another.
     pub async fn pass_on(
         &self,
         Connection(mut sender): Connection,
@@ -506,7 +513,7 @@ impl Client {
         self.exchange_on(&mut sender, request).await
     }
 
-    /// A connection by which nothing has been asked yet.
+    /// Opens a connection on which no request has been sent yet.
     pub(crate) async fn open(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
         let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect())
             .await
@@ -517,12 +524,14 @@ impl Client {
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.unreachable(error))?;
-        // Ends by itself when the answer's body is read or dropped, or when the upgraded stream closes.
+        // The task ends when the response body is read or dropped, or when the upgraded stream
+        // closes.
         tokio::spawn(connection.with_upgrades());
         Ok(sender)
     }
 
-    /// Asks by a connection: whether a request whose answer does not come was carried out is not known.
+    /// Sends a request on a connection. Without a response, it is unknown whether the request was
+    /// carried out.
     pub(crate) async fn exchange_on(
         &self,
         sender: &mut SendRequest<Full<Bytes>>,
@@ -543,7 +552,7 @@ impl Client {
             Endpoint::Tls(authority) => {
                 let Some((config, host)) = &self.secure else {
                     return Err(std::io::Error::other(
-                        "there is no certificate to show: set [tls]",
+                        "no client certificate is configured: set [tls]",
                     ));
                 };
                 let name = Identity::server_name(host).map_err(std::io::Error::other)?;
@@ -568,7 +577,7 @@ impl Client {
     async fn read(&self, body: Incoming, most_bytes: usize) -> Result<Bytes, ClientError> {
         let body = Limited::new(body, most_bytes).collect();
         let body = tokio::time::timeout(ANSWER_LIMIT, body).await.map_err(|_| {
-            self.unreachable(format!("the answer stopped for {} s", ANSWER_LIMIT.as_secs()))
+            self.unreachable(format!("the response stalled for {} s", ANSWER_LIMIT.as_secs()))
         })?;
         Ok(body.map_err(|error| self.protocol(error))?.to_bytes())
     }
@@ -585,7 +594,7 @@ impl Client {
                 remedy: cut(error.remedy),
                 ..error
             }),
-            Err(_) => self.protocol(format!("HTTP status {status} without an error of ours")),
+            Err(_) => self.protocol(format!("HTTP status {status} without a godwit error")),
         }
     }
 
@@ -605,7 +614,7 @@ impl Client {
     }
 }
 
-/// As much of a text as is kept of it.
+/// Shortens a text to [`MAX_REFUSAL_TEXT_BYTES`].
 fn cut(mut text: String) -> String {
     if text.len() > MAX_REFUSAL_TEXT_BYTES {
         let end = (0..=MAX_REFUSAL_TEXT_BYTES).rev().find(|at| text.is_char_boundary(*at));
@@ -615,7 +624,8 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// A name as one path segment: everything that could end the segment or the path is percent-encoded.
+/// Returns a name as one path segment. Percent-encodes every byte that could end the segment or the
+/// path.
 pub(crate) fn segment(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {
@@ -628,10 +638,10 @@ pub(crate) fn segment(name: &str) -> String {
     out
 }
 
-/// The guest's serial console.
+/// Byte stream of the guest's serial console.
 pub type ConsoleStream = TokioIo<Upgraded>;
 
-/// A log as it comes.
+/// Byte stream of a log.
 #[derive(Debug)]
 pub struct LogStream {
     endpoint: Endpoint,
@@ -639,7 +649,7 @@ pub struct LogStream {
 }
 
 impl LogStream {
-    /// The next bytes; none at the end.
+    /// Returns the next bytes, or `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         next_bytes(&self.endpoint, &mut self.body).await
     }
@@ -652,7 +662,7 @@ pub(crate) async fn next_bytes(
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| ClientError::Unreachable {
             endpoint: endpoint.clone(),
-            why: format!("the connection broke: {error}"),
+            why: format!("the connection was lost: {error}"),
         })?;
         if let Ok(bytes) = frame.into_data() {
             return Ok(Some(bytes));
@@ -666,7 +676,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_read_and_written() {
+    fn endpoints_round_trip_and_invalid_ones_are_refused() {
         for text in
             ["unix:/run/godwit/agent.sock", "https://10.77.0.11:7700", "http://[fd77::11]:7700"]
         {
@@ -694,7 +704,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_and_no_agent_there_are_different_errors() {
+    async fn an_unreachable_agent_and_a_foreign_server_are_different_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         let client = Client::new(Endpoint::Unix(path.clone()));

@@ -1,4 +1,4 @@
-//! What `GET /v1/host` tells of the CPU that guests can have.
+//! CPU available to guests, as `GET /v1/host` reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,49 +8,51 @@ use godwit_qemu::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The CPU that guests can have on a host. Features and models by QEMU's names, sorted.
+/// CPU available to guests on a host. Features and models have QEMU's names and are sorted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostCpuInfo {
-    /// The processor's vendor as CPUID tells it: `GenuineIntel`, `AuthenticAMD`.
+    /// Vendor of the processor as CPUID reports it: `GenuineIntel`, `AuthenticAMD`.
     pub vendor: String,
-    /// The processor's name.
+    /// Model name of the processor.
     pub name: String,
-    /// What runs guests that ask for nothing else.
+    /// Default accelerator for guests.
     pub accel: Accelerator,
-    /// The highest level of the x86-64 psABI that guests can have: `x86-64-v3`; none: not even the first.
+    /// Highest x86-64 psABI level available to guests, for example `x86-64-v3`; absent if not even
+    /// the first level is available.
     #[serde(default)]
     pub level: Option<String>,
-    /// What guests can have and keep while they move.
+    /// CPU features that guests can have and keep across migrations.
     #[schema(value_type = Vec<String>)]
     pub features: CpuFeatures,
-    /// The CPU models, aliases among them, that run here whole.
+    /// CPU models, aliases included, that run here with all their features.
     pub models: Vec<String>,
-    /// Those that a later QEMU will not have.
+    /// Models that a later QEMU will drop.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub deprecated: BTreeSet<String>,
-    /// Of each generation the model that runs here best, by its versioned name; and those that levels and defaults are made of.
+    /// For each CPU generation the model that runs best here, by its versioned name; and the models
+    /// that levels and defaults are built from.
     #[serde(default)]
     pub generations: BTreeMap<String, GenerationInfo>,
 }
 
-/// A model of a generation.
+/// CPU model of a generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GenerationInfo {
-    /// What it holds.
+    /// Features of the model.
     #[schema(value_type = Vec<String>)]
     pub features: CpuFeatures,
-    /// What this host lacks of it: nothing, or what no baseline keeps.
+    /// Features that this host lacks: none, or those that no baseline keeps.
     #[serde(default, skip_serializing_if = "CpuFeatures::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub missing: CpuFeatures,
-    /// Other names for it.
+    /// Aliases of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
 }
 
 impl HostCpuInfo {
-    /// The short form of what a host's QEMU says.
+    /// Summarizes what a host's QEMU reports.
     #[must_use]
     pub fn of(cpu: &HostCpu) -> HostCpuInfo {
         let others = LEVEL_MODELS.into_iter().chain([DEFAULT_CPU_MODEL]);
@@ -76,11 +78,12 @@ impl HostCpuInfo {
         }
     }
 
-    /// Whether a guest with that model, running on `from`, can go on running here: as [`HostCpu::takes_over`] says it of what
-    /// [`HostCpuInfo::to_host_cpu`] makes of this, without making it. For questions about very many hosts.
+    /// Checks whether a guest with `model` that runs on `from` can go on running here. The result
+    /// is that of [`HostCpu::takes_over`] on [`HostCpuInfo::to_host_cpu`], without building the
+    /// latter, for queries over very many hosts.
     ///
     /// # Errors
-    /// What it would miss, or what it would find changed.
+    /// Features that the guest would lose, or differences that it would notice.
     pub fn takes_over(&self, model: &CpuModel, from: &HostCpuInfo) -> Result<(), Unfit> {
         if self.accel != from.accel {
             return Err(Unfit::OtherAccelerator { from: from.accel, to: self.accel });
@@ -95,7 +98,7 @@ impl HostCpuInfo {
             missing = CpuFeatures::new();
         }
         if missing.is_empty() && (model.is_hosts_own() || model.takes_what_there_is()) {
-            // What it has is what there was.
+            // The guest has every feature that `from` offered.
             let has = from.features.difference(&self.features);
             missing = has.filter(|name| !model.without.contains(*name)).cloned().collect();
         }
@@ -106,7 +109,8 @@ impl HostCpuInfo {
         }
     }
 
-    /// What this host lacks of a model; none: it does not run here whole, and more is not told of it.
+    /// Returns the features of a model that this host lacks; `None` if the model does not run here
+    /// in full and nothing more is known about it.
     fn missing_of(&self, model: &CpuModel) -> Option<CpuFeatures> {
         let is_whole = self.models.contains(&model.name);
         let of_model = match self.generation(&model.name) {
@@ -126,14 +130,16 @@ impl HostCpuInfo {
         self.generations.get(name).or_else(by_alias)
     }
 
-    /// What this host lacks of a cluster's baseline; empty: it satisfies it. As [`HostCpu::lacks_of`].
+    /// Returns the features of a cluster's baseline that this host lacks; empty if it satisfies the
+    /// baseline. Corresponds to [`HostCpu::lacks_of`].
     #[must_use]
     pub fn lacks_of(&self, baseline: &Baseline) -> CpuFeatures {
         baseline.lacking(&self.features, |model| self.missing_of(model))
     }
 
-    /// What can be worked with: baselines, and whether VMs fit. It knows less than the host itself: a model that does not run there whole
-    /// is unknown to it, and what a model holds it knows of `generations` alone.
+    /// Converts to the type that computes baselines and checks whether VMs fit. It knows less than
+    /// the host itself: it has no model that does not run there in full, and the features of a
+    /// model only for those in `generations`.
     #[must_use]
     pub fn to_host_cpu(&self) -> HostCpu {
         let whole = self.models.iter().map(|name| (name.clone(), CpuFeatures::new()));
@@ -170,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_enough_for_a_baseline() {
+    fn the_summary_is_enough_for_a_baseline() {
         let holds = [
             ("Nehalem-v1", set(&["lm", "pni"])),
             ("Haswell-v1", set(&["lm", "pni", "avx2", "rtm"])),
@@ -196,13 +202,13 @@ mod tests {
         assert_eq!(info.generations.keys().collect::<Vec<_>>(), ["Haswell-v1", "Nehalem-v1"]);
         assert_eq!(info.generations["Haswell-v1"].missing, set(&["rtm"]));
         let text = serde_json::to_string(&info).unwrap();
-        let told: HostCpuInfo = serde_json::from_str(&text).unwrap();
-        assert_eq!(told, info);
-        let (whole, told) = (common_baseline(&[("a", &cpu)]), told.to_host_cpu());
+        let parsed: HostCpuInfo = serde_json::from_str(&text).unwrap();
+        assert_eq!(parsed, info);
+        let (whole, parsed) = (common_baseline(&[("a", &cpu)]), parsed.to_host_cpu());
         assert_eq!(whole.as_ref().unwrap().baseline.cpu_model, "Haswell-v1,-rtm,+aes");
-        assert_eq!(common_baseline(&[("a", &told)]), whole);
+        assert_eq!(common_baseline(&[("a", &parsed)]), whole);
     }
-    /// Two hosts, of which the second lacks much.
+    /// Returns two hosts, of which the second lacks many features.
     fn two() -> [HostCpuInfo; 2] {
         let holds = [
             ("Nehalem-v1", set(&["lm", "pni"])),
@@ -229,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_decides_as_the_whole_does() {
+    fn the_summary_decides_as_the_full_description_does() {
         let [more, less] = two();
         let amd = HostCpuInfo { vendor: "AuthenticAMD".to_owned(), ..less.clone() };
         let tcg = HostCpuInfo { accel: Accelerator::Tcg, ..more.clone() };

@@ -1,5 +1,4 @@
-//! What an agent answers when it does not do what it was asked: a code for programs, a message and the remedy for
-//! people.
+//! Errors of an agent: a code for programs, a message and a remedy for people.
 
 use std::fmt;
 
@@ -7,47 +6,47 @@ use godwit_types::Fault;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-/// Why a request was not carried out. Stable: programs may match on the kebab-case names.
+/// Reason why a request failed. Stable: programs may match on the kebab-case names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorCode {
-    /// The request itself makes no sense (a field, a value, a combination).
+    /// The request is invalid: a field, a value or a combination of them.
     InvalidRequest,
-    /// No VM, migration, network or file of that name.
+    /// No VM, migration, network or file has that name.
     NotFound,
-    /// Something of that name exists already.
+    /// An object with that name already exists.
     AlreadyExists,
-    /// The VM is in a state that does not allow it.
+    /// The state of the VM does not allow the operation.
     WrongState,
-    /// Another operation on the same VM is under way.
+    /// Another operation on the same VM is in progress.
     Busy,
-    /// The sender's certificate does not allow it.
+    /// The client's certificate does not allow the operation.
     Forbidden,
-    /// The host has not enough memory left.
+    /// The host does not have enough free memory.
     InsufficientMemory,
-    /// A check before the migration says that this VM can't move there, or not by this engine.
+    /// A preflight check failed: the VM cannot move to that host, or not with this engine.
     Preflight,
-    /// The hypervisor did not start, or stopped by itself.
+    /// The hypervisor failed to start or exited unexpectedly.
     HypervisorFailed,
-    /// Another host does not answer.
+    /// Another host is unreachable.
     PeerUnreachable,
-    /// Another host speaks another version of the protocol.
+    /// Another host uses a different protocol version.
     PeerVersion,
     /// A migration ended without moving the VM.
     MigrationFailed,
     /// A migration was cancelled.
     Cancelled,
-    /// It is not known on which host the guest may run.
+    /// It is unknown which host may run the guest.
     InDoubt,
-    /// The host itself fails (disk, kernel, permission).
+    /// The host itself failed (disk, kernel, permission).
     HostFailed,
-    /// A code of a later version than this client's.
+    /// A code that a later version added.
     #[serde(other)]
     Unknown,
 }
 
 impl ErrorCode {
-    /// The HTTP status that carries this code.
+    /// Returns the HTTP status that carries this code.
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
@@ -69,7 +68,8 @@ impl ErrorCode {
         }
     }
 
-    /// The code of a name as it stands in reports; [`ErrorCode::Unknown`] for names that are none.
+    /// Returns the code with the name used in reports, or [`ErrorCode::Unknown`] for any other
+    /// name.
     #[must_use]
     pub fn from_name(name: &str) -> ErrorCode {
         serde_json::from_value(serde_json::Value::from(name)).unwrap_or(ErrorCode::Unknown)
@@ -82,20 +82,20 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// The body of every answer that is not a success.
+/// Body of every unsuccessful response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiError {
     /// Stable code for programs.
     pub code: ErrorCode,
-    /// What failed and why, one line.
+    /// What failed and why, in one line.
     pub message: String,
-    /// What to do about it; empty where the message says it all.
+    /// How to fix it; empty if the message already says it.
     #[serde(default, alias = "mend")]
     pub remedy: String,
 }
 
 impl ApiError {
-    /// An error of the given code.
+    /// Creates an error with the given code.
     pub fn new(code: ErrorCode, message: impl Into<String>, remedy: impl Into<String>) -> Self {
         ApiError { code, message: message.into(), remedy: remedy.into() }
     }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_is_kebab_case_and_a_later_one_is_read_as_unknown() {
+    fn a_code_is_kebab_case_and_an_unknown_one_reads_as_unknown() {
         assert_eq!(serde_json::to_value(ErrorCode::PeerUnreachable).unwrap(), "peer-unreachable");
         assert_eq!(ErrorCode::PeerUnreachable.to_string(), "peer-unreachable");
         assert_eq!(ErrorCode::from_name("in-doubt"), ErrorCode::InDoubt);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mend_follows_the_message() {
+    fn the_remedy_follows_the_message() {
         let error =
             ApiError::new(ErrorCode::NotFound, "no VM \"web\" on host a", "see `godwit vm list`");
         assert_eq!(error.to_string(), "no VM \"web\" on host a (see `godwit vm list`)");

@@ -1,4 +1,4 @@
-//! What an agent tells as it happens: server-sent events, each of a kind that the stream's type knows.
+//! Streams of an agent: server-sent events whose names the type of the stream knows.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::client::next_bytes;
 use crate::sse::EventParser;
 use crate::{ClientError, Endpoint, HostEvent, MigrationEvent, ProbeEvent};
 
-/// An event as its name and its data tell it.
-pub trait Told: Sized {
-    /// None: an event of a later version.
+/// Event that can be decoded from its name and its data.
+pub trait StreamEvent: Sized {
+    /// Decodes an event; returns `None` for an event of a later version.
     ///
     /// # Errors
-    /// The data is not what an event of that name has.
+    /// The data does not match the name of the event.
     fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error>;
 }
 
-impl Told for MigrationEvent {
+impl StreamEvent for MigrationEvent {
     fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error> {
         Ok(Some(match name {
             "progress" => MigrationEvent::Progress(serde_json::from_str(data)?),
@@ -29,7 +29,7 @@ impl Told for MigrationEvent {
     }
 }
 
-impl Told for ProbeEvent {
+impl StreamEvent for ProbeEvent {
     fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error> {
         Ok(Some(match name {
             "progress" => ProbeEvent::Progress(serde_json::from_str(data)?),
@@ -40,7 +40,7 @@ impl Told for ProbeEvent {
     }
 }
 
-impl Told for HostEvent {
+impl StreamEvent for HostEvent {
     fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error> {
         Ok(Some(match name {
             "host" => HostEvent::Host(serde_json::from_str(data)?),
@@ -53,59 +53,60 @@ impl Told for HostEvent {
     }
 }
 
-/// What a host has and how it changes, until the agent goes away.
+/// State of a host and its changes, until the agent disconnects.
 pub type HostEvents = Events<HostEvent>;
-/// A migration's events as they come. The agent closes the stream after the report; before it, the agent went away and the
-/// migration's fate is to be asked for again.
+/// Events of a migration. The agent closes the stream after the report. If it closes earlier, the
+/// agent has gone away and the caller has to query the outcome again.
 pub type MigrationEvents = Events<MigrationEvent>;
-/// A probe's events as they come; the last is a report or a failure. Dropping them ends the probe.
+/// Events of a probe; the last one is a report or a failure. Dropping the stream ends the probe.
 pub type ProbeEvents = Events<ProbeEvent>;
 
-/// Events as they come.
+/// Stream of events.
 #[derive(Debug)]
 pub struct Events<E> {
     endpoint: Endpoint,
     body: Incoming,
     parser: EventParser,
-    /// Events, and what was wrong with those that are none: what follows one is read all the same.
+    /// Decoded events, and errors of those that could not be decoded: later events are still read.
     ready: VecDeque<Result<E, String>>,
 }
 
-impl<E: Told> Events<E> {
+impl<E: StreamEvent> Events<E> {
     pub(crate) fn new(endpoint: Endpoint, body: Incoming) -> Self {
         Events { endpoint, body, parser: EventParser::default(), ready: VecDeque::new() }
     }
 
-    /// The same stream, which refuses longer events.
+    /// Limits the length of an event.
     pub(crate) fn with_events_of_at_most(self, bytes: usize) -> Self {
         Events { parser: EventParser::with_events_of_at_most(bytes), ..self }
     }
 
-    /// The next event; none when the agent closed the stream.
+    /// Returns the next event, or `None` when the agent has closed the stream.
     ///
     /// # Errors
-    /// [`ClientError`]: the agent is gone, or sends what is no event.
+    /// [`ClientError`]: the agent is gone, or sends an invalid event.
     pub async fn next(&mut self) -> Result<Option<E>, ClientError> {
         while self.ready.is_empty() {
-            if !self.hear().await? {
+            if !self.receive().await? {
                 return Ok(None);
             }
         }
         self.pop()
     }
 
-    /// The next event of an agent that says something at least this often, if only that it lives; none when it closed the stream.
+    /// Returns the next event, or `None` when the agent has closed the stream. The agent must send
+    /// something within each `limit`, at least a keep-alive.
     ///
     /// # Errors
-    /// As [`next`](Self::next), and where the agent has been silent for longer.
+    /// Those of [`next`](Self::next), and where the agent has been silent for longer than `limit`.
     pub async fn next_unless_silent(&mut self, limit: Duration) -> Result<Option<E>, ClientError> {
         while self.ready.is_empty() {
-            let heard =
-                timeout(limit, self.hear()).await.map_err(|_| ClientError::Unreachable {
+            let received =
+                timeout(limit, self.receive()).await.map_err(|_| ClientError::Unreachable {
                     endpoint: self.endpoint.clone(),
-                    why: format!("it has said nothing for {} s", limit.as_secs_f64()),
+                    why: format!("it has been silent for {} s", limit.as_secs_f64()),
                 })?;
-            if !heard? {
+            if !received? {
                 return Ok(None);
             }
         }
@@ -117,8 +118,9 @@ impl<E: Told> Events<E> {
         self.ready.pop_front().transpose().map_err(protocol)
     }
 
-    /// Takes in what comes next, which may be a part of an event, or that the agent lives; false: the agent closed the stream.
-    async fn hear(&mut self) -> Result<bool, ClientError> {
+    /// Reads the next bytes: a part of an event, or a keep-alive. Returns false when the agent has
+    /// closed the stream.
+    async fn receive(&mut self) -> Result<bool, ClientError> {
         let Some(bytes) = next_bytes(&self.endpoint, &mut self.body).await? else {
             return Ok(false);
         };
@@ -141,7 +143,7 @@ mod tests {
     use crate::{ApiError, ErrorCode};
 
     #[test]
-    fn events_of_a_later_version_are_passed_over_and_broken_ones_are_not() {
+    fn later_events_are_ignored_and_invalid_ones_refused() {
         assert_eq!(MigrationEvent::read("failed", "").unwrap(), None);
         assert_eq!(ProbeEvent::read("hint", "later").unwrap(), None);
         assert!(MigrationEvent::read("report", "{}").is_err());
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!(ProbeEvent::read("failed", &data).unwrap(), Some(ProbeEvent::Failed(error)));
     }
 
-    /// An agent that has no news for longer than the limit, but lives; then it hangs.
+    /// An agent sends only keep-alives for longer than the limit; then it hangs.
     #[tokio::test]
     async fn an_agent_without_news_is_not_silent() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What two agents say to each other before and beside a lane: `/v1/incoming` at the destination.
+//! Requests between two agents before and beside a lane: `/v1/incoming` at the destination.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,48 +9,50 @@ use utoipa::ToSchema;
 
 use crate::QemuEngineOptions;
 
-/// `POST /v1/incoming`: a source asks for a shadow VM.
+/// Request of `POST /v1/incoming`: a source requests a shadow VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IncomingRequest {
-    /// The VM, nothing left to defaults.
+    /// Specification of the VM, with all defaults filled in.
     pub spec: ResolvedSpec,
-    /// The life of the VM. Left out where it is not recorded, as releases without incarnations do.
+    /// Incarnation of the VM. Omitted if it is not recorded, as in releases without incarnations.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     pub incarnation: Incarnation,
-    /// The generation of ownership that the destination gets.
+    /// Ownership generation that the destination receives.
     pub epoch: u64,
-    /// The source host's name.
+    /// Name of the source host.
     pub from: String,
-    /// The version of the source's QEMU, `MAJOR.MINOR.MICRO`.
+    /// Version of the source's QEMU, `MAJOR.MINOR.MICRO`.
     pub qemu_version: String,
-    /// Who moves the memory.
+    /// Engine that transfers the memory.
     pub engine: EngineKind,
-    /// Settings of QEMU's own migration: both sides must have the same.
+    /// Settings of QEMU's built-in migration; both sides must use the same.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
-    /// What pages may be told by; left out where it is nothing, as releases without references do.
+    /// Memory that pages may refer to. Omitted if there is none, as in releases without references.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub references: Option<ReferenceUse>,
-    /// For how long the shadow VM is kept after a cut of the link, in milliseconds; 0: not at all.
+    /// How long the shadow VM is kept after the link is interrupted, in milliseconds; 0: it is
+    /// removed.
     #[serde(default)]
     pub cut_limit_ms: u64,
 }
 
-/// `POST /v1/incoming/{id}/resume`: the source's lane was cut, and it asks for another one. Answered with [`IncomingAccepted`], whose id is
-/// for the new lane's hello alone.
+/// Request of `POST /v1/incoming/{id}/resume`: the source's lane was interrupted, and it requests
+/// another one. The response is an [`IncomingAccepted`] whose ID is only for the hello of the new
+/// lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IncomingResume {
-    /// The life of the VM.
+    /// Incarnation of the VM.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     pub incarnation: Incarnation,
-    /// The generation of ownership that the destination gets.
+    /// Ownership generation that the destination receives.
     pub epoch: u64,
 }
 
 impl IncomingRequest {
-    /// Returns the ownership that the destination gets.
+    /// Returns the ownership that the destination receives.
     #[must_use]
     pub fn offered(&self) -> Ownership {
         Ownership { incarnation: self.incarnation, epoch: self.epoch }
@@ -58,7 +60,7 @@ impl IncomingRequest {
 }
 
 impl IncomingResume {
-    /// Returns the ownership that the destination gets.
+    /// Returns the ownership that the destination receives.
     #[must_use]
     pub fn offered(&self) -> Ownership {
         Ownership { incarnation: self.incarnation, epoch: self.epoch }
@@ -66,107 +68,111 @@ impl IncomingResume {
 }
 
 impl PageInRequest {
-    /// Returns the asked host's ownership.
+    /// Returns the ownership of the addressed host.
     #[must_use]
     pub fn ownership(&self) -> Ownership {
         Ownership { incarnation: self.incarnation, epoch: self.epoch }
     }
 }
 
-/// The shadow VM is there.
+/// Response to an [`IncomingRequest`]: the shadow VM exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncomingAccepted {
-    /// Names the migration at the destination; the lane's hello carries it.
+    /// Migration ID at the destination; the lane's hello carries it.
     pub id: String,
-    /// Where the lane, or QEMU's own connection, is expected. Any of them will do.
+    /// Addresses that accept the lane, or QEMU's own connection. Each of them works.
     pub addresses: Vec<SocketAddr>,
-    /// What pages may be told by, no more than was asked for; none by a release without references.
+    /// Memory that pages may refer to, at most what was requested; absent from releases without
+    /// references.
     #[serde(default)]
     pub references: Option<ReferenceUse>,
 }
 
-/// `POST /v1/incoming/checks` with an [`IncomingRequest`]: the VM could arrive, and nothing was made of it.
+/// Response of `POST /v1/incoming/checks` with an [`IncomingRequest`]: the VM could arrive. Nothing
+/// was created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncomingChecked {
-    /// Where lanes would be expected.
+    /// Addresses that would accept lanes.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Where a migration is, by the destination's word.
+/// State of a migration, as the destination reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IncomingState {
-    /// Waiting for the source, or receiving.
+    /// The destination waits for the source or receives.
     Receiving,
     /// The guest runs here.
     Runs,
-    /// It does not and will not run here.
+    /// The guest does not run here and never will.
     Refused,
-    /// QEMU's post-copy broke off: the guest has begun to run here, and part of its memory is still at the source.
+    /// QEMU's post-copy was interrupted: the guest has started here, and part of its memory is
+    /// still at the source.
     Broken,
 }
 
-/// `POST /v1/incoming/{id}/run`: the source's word, by QEMU's own engine, that it has let go of the guest. Answered with
-/// an [`IncomingStatus`] when it is done.
+/// Request of `POST /v1/incoming/{id}/run`, for QEMU's built-in engine: the source has released the
+/// guest. The response is an [`IncomingStatus`], sent when the request is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IncomingRun {
-    /// False: it was paused at the source and stays so.
+    /// False: the guest was paused at the source and stays paused.
     pub run: bool,
 }
 
-/// `GET /v1/incoming/{id}`.
+/// Response of `GET /v1/incoming/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IncomingStatus {
-    /// Its name.
+    /// Migration ID.
     pub id: String,
     pub vm: String,
-    /// Its life: a state of another one is no answer.
+    /// Incarnation of the VM. The caller must ignore the state of another incarnation.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     pub incarnation: Incarnation,
-    /// Where it is.
+    /// State of the migration.
     pub state: IncomingState,
-    /// Why it was refused.
+    /// Reason why the migration was refused.
     pub failure: Option<Fault>,
-    /// When the vCPUs ran here, ns of the destination's clock `now_ns`; QEMU's own engine only.
+    /// Time at which the vCPUs started here, in ns of the destination's clock `now_ns`; QEMU's
+    /// built-in engine only.
     pub running_ns: Option<u64>,
-    /// The destination's clock at the time of the answer, ns from a point of its own.
+    /// The destination's clock at the time of the response, in ns from an arbitrary origin.
     pub now_ns: u64,
 }
 
-/// `POST /v1/page-ins/{name}`, asked by a source whose guest runs at the asked host while pages of it are still at the source: for
-/// streams to bring them by, instead of those that were cut.
+/// Request of `POST /v1/page-ins/{name}`. The guest runs at the addressed host while the source
+/// still has pages of it. The source requests new streams to replace the interrupted ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageInRequest {
-    /// The life of the VM.
+    /// Incarnation of the VM.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     pub incarnation: Incarnation,
-    /// The generation of the asked host's ownership.
+    /// Ownership generation of the addressed host.
     pub epoch: u64,
-    /// The source host's name.
+    /// Name of the source host.
     pub from: String,
 }
 
-/// The answer to a [`PageInRequest`].
+/// Response to a [`PageInRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageInAnswer {
-    /// Nothing is missing: the source may forget the guest.
+    /// No page is missing: the source may discard the guest.
     pub complete: bool,
-    /// What the streams' hello carries.
+    /// ID that the streams' hello carries.
     #[serde(default)]
     pub id: Option<String>,
-    /// Where they are expected.
+    /// Addresses that accept the streams.
     #[serde(default)]
     pub addresses: Vec<SocketAddr>,
 }
 
-/// What a VM that runs already lacks of its memory.
+/// Memory that a running VM still has to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PageInState {
     /// Pages that are still at the source.
     pub missing_pages: u64,
-    /// Whether they come at the moment: not while the link to the source is cut.
+    /// Whether pages arrive now; false while the link to the source is interrupted.
     pub connected: bool,
 }
 
@@ -176,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_incarnation_that_is_not_recorded_is_not_sent() {
-        // As releases without incarnations send it, and as they take it: they refuse fields that they do not know.
+        // Releases without incarnations send and accept this form: they refuse unknown fields.
         let older = r#"{"epoch":2,"from":"a"}"#;
         let request: PageInRequest = serde_json::from_str(older).unwrap();
         assert!(request.incarnation.is_unrecorded());

@@ -1,7 +1,8 @@
-//! The types of the agent's HTTP API and the client that the CLI, the agents among themselves and, later, the
-//! manager share.
+//! Types of the agent's and the manager's HTTP APIs, and their clients, shared by the CLI, the
+//! agents and the manager.
 //!
-//! What crosses the API is defined here and nowhere else; how an agent carries it out is not known here.
+//! This crate defines everything that crosses the APIs. How an agent carries out a request is not
+//! known here.
 
 mod client;
 pub mod control;
@@ -16,7 +17,7 @@ mod types;
 pub use client::{Client, ClientError, Connection, ConsoleStream, Endpoint, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use error::{ApiError, ErrorCode};
-pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, Told};
+pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun, IncomingState,
     IncomingStatus, PageInAnswer, PageInRequest, PageInState,
@@ -33,8 +34,8 @@ pub use types::{
     SetPeers, SetRevocations, StopVm, VmInfo, VmState,
 };
 
-/// Where an agent listens for the local command line when nothing else is configured.
+/// Socket on which an agent listens for the local command line if nothing else is configured.
 pub const DEFAULT_SOCKET: &str = "/run/godwit/agent.sock";
 
-/// The budget for the vCPUs' pause when a request names none, in milliseconds.
+/// Budget for the vCPU pause if a request sets none, in milliseconds.
 pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;

@@ -1,4 +1,5 @@
-//! Probes of the lanes between two hosts: what a client asks of the source, and what the source asks of the destination.
+//! Probes of the lanes between two hosts: requests of a client to the source, and of the source to
+//! the destination.
 
 use std::net::SocketAddr;
 
@@ -7,23 +8,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApiError;
 
-/// The memory of the VM that an estimate is for when a request names none: 16 GiB.
+/// Default VM memory for an estimate: 16 GiB.
 pub const DEFAULT_PROBE_GUEST_BYTES: u64 = 16 << 30;
-/// How long each throughput is measured when a request does not say.
+/// Default duration of each throughput measurement, in seconds.
 pub const DEFAULT_PROBE_SECONDS: f64 = 1.0;
-/// The shortest and the longest that each throughput may be measured.
+/// Allowed duration of each throughput measurement, in seconds.
 pub const PROBE_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=30.0;
 
-/// `POST /v1/probes` at the source. The answer is a stream of server-sent events, and the probe lives as long as it is read.
+/// Request of `POST /v1/probes` at the source. The response is a stream of server-sent events. The
+/// probe ends when the client stops reading.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeRequest {
-    /// The destination, one of the source's peers.
+    /// Destination host, one of the source's peers.
     pub to: String,
-    /// The memory of the VM that is to be moved.
+    /// Memory of the VM to be moved.
     #[serde(default = "default_guest_bytes")]
     pub guest_bytes: u64,
-    /// How long each throughput is measured, within [`PROBE_SECONDS`].
+    /// Duration of each throughput measurement in seconds, within [`PROBE_SECONDS`].
     #[serde(default = "default_seconds")]
     pub seconds: f64,
 }
@@ -37,7 +39,7 @@ fn default_seconds() -> f64 {
 }
 
 impl ProbeRequest {
-    /// A probe with the defaults.
+    /// Creates a request with the default settings.
     pub fn to(host: impl Into<String>) -> Self {
         ProbeRequest {
             to: host.into(),
@@ -47,40 +49,40 @@ impl ProbeRequest {
     }
 }
 
-/// What the answer to a [`ProbeRequest`] sends: progress, then one report or one failure.
+/// Event in the response to a [`ProbeRequest`]: progress, then one report or one failure.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeEvent {
-    /// What is measured now.
+    /// Measurement in progress.
     Progress(ProbeProgress),
-    /// What was found; the last event.
+    /// Result; the last event.
     Report(Box<ProbeReport>),
-    /// Why nothing was found; the last event.
+    /// Reason of the failure; the last event.
     Failed(ApiError),
 }
 
-/// `POST /v1/incoming-probes`: a source asks to be let in with the streams of a probe.
+/// Request of `POST /v1/incoming-probes`: a source announces the streams of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IncomingProbeRequest {
-    /// The source host's name; its certificate's counts where there is one.
+    /// Name of the source host. If there is a certificate, its name is used instead.
     pub from: String,
-    /// How long it may take in all.
+    /// Longest total duration of the probe.
     pub limit_ms: u64,
 }
 
-/// The destination expects the probe's streams.
+/// Response to an [`IncomingProbeRequest`]: the destination expects the streams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncomingProbeAccepted {
-    /// Names the probe; the streams' hello carries it.
+    /// ID of the probe; the streams' hello carries it.
     pub id: String,
-    /// Where the streams are expected, an address a lane.
+    /// Addresses that accept the streams, one per lane.
     pub addresses: Vec<SocketAddr>,
 }
 
-/// `GET /v1/incoming-probes/{id}?since_ns=…`.
+/// Response of `GET /v1/incoming-probes/{id}?since_ns=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncomingProbeStatus {
-    /// How busy the destination was, several times a second, the oldest first.
+    /// CPU load of the destination, several readings per second, oldest first.
     pub readings: Vec<CpuReading>,
 }
 
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_destination_is_enough_for_a_request() {
+    fn a_request_needs_only_a_destination() {
         let request: ProbeRequest = serde_json::from_str(r#"{"to":"b"}"#).unwrap();
         assert_eq!(request, ProbeRequest::to("b"));
         assert!(PROBE_SECONDS.contains(&request.seconds));

@@ -1,6 +1,7 @@
-//! Reads server-sent events: bytes in, events out, no I/O. Format: the WHATWG HTML standard, section 9.2.
+//! Parser of server-sent events: bytes in, events out, no I/O.
+//! Format: the WHATWG HTML standard, section 9.2.
 
-/// An event may not grow past this; a longer one comes from something that is no agent.
+/// Limit of an event. A longer one does not come from an agent.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +12,7 @@ pub struct Event {
     pub data: String,
 }
 
-/// Puts events together from pieces of any size.
+/// Assembles events from chunks of any size.
 #[derive(Debug)]
 pub struct EventParser {
     most_bytes: usize,
@@ -28,7 +29,7 @@ impl Default for EventParser {
 }
 
 impl EventParser {
-    /// Refuses events that are longer, [`MAX_EVENT_BYTES`] at most.
+    /// Refuses events longer than `bytes`; the limit is at most [`MAX_EVENT_BYTES`].
     #[must_use]
     pub fn with_events_of_at_most(bytes: usize) -> EventParser {
         EventParser {
@@ -40,7 +41,7 @@ impl EventParser {
         }
     }
 
-    /// Takes the next bytes and returns the events they complete; `Err` when one has no end.
+    /// Adds the next bytes and returns the events they complete; `Err` if an event is too long.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, EventTooLong> {
         let mut events = Vec::new();
         for &byte in bytes {
@@ -80,14 +81,14 @@ impl EventParser {
                 self.has_data = true;
                 self.data.push_str(value);
             }
-            // Comments (an empty field), ids and retry times mean nothing here.
+            // Comments (an empty field), IDs and retry times have no meaning here.
             _ => {}
         }
         None
     }
 }
 
-/// The stream sent an event past the bound.
+/// The stream sent an event that exceeds the limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event of the stream is longer than {most_bytes} bytes")]
 pub struct EventTooLong {
@@ -99,8 +100,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_out_whole_whatever_the_pieces() {
-        let stream = ": hello\n\nevent: progress\ndata: {\"a\":1}\n\nevent: report\r\ndata: x\r\ndata: y\r\n\r\n";
+    fn events_are_assembled_from_chunks_of_any_size() {
+        let stream = concat!(
+            ": hello\n\nevent: progress\ndata: {\"a\":1}\n\n",
+            "event: report\r\ndata: x\r\ndata: y\r\n\r\n",
+        );
         let expected = vec![
             Event { name: "progress".into(), data: "{\"a\":1}".into() },
             Event { name: "report".into(), data: "x\ny".into() },
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_data_is_none() {
+    fn an_event_without_data_is_ignored() {
         let mut parser = EventParser::default();
         assert_eq!(parser.push(b"event: progress\n\ndata\n\n").unwrap().len(), 1);
     }

@@ -1,4 +1,4 @@
-//! Requests and answers. Times in milliseconds, sizes in bytes, as the field names say.
+//! Requests and responses. Times are in milliseconds and sizes in bytes, as the field names say.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,30 +15,30 @@ use utoipa::ToSchema;
 
 use crate::{ApiError, DEFAULT_SWITCHOVER_BUDGET_MS, ErrorCode, HostCpuInfo, PageInState};
 
-/// What a VM does on this host.
+/// State of a VM on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
-    /// Defined, no process.
+    /// The VM is defined and has no process.
     Stopped,
-    /// Its resources and its hypervisor are being made.
+    /// The host is preparing the VM's resources and its hypervisor.
     Starting,
-    /// The guest runs here.
+    /// The guest runs on this host.
     Running,
-    /// The hypervisor is here, the vCPUs stand still.
+    /// The hypervisor runs on this host and the vCPUs are paused.
     Paused,
-    /// It is being shut down.
+    /// The VM is shutting down.
     Stopping,
-    /// The guest runs here and its memory is on the way to another host.
+    /// The guest runs on this host while its memory is sent to another host.
     MigratingOut,
-    /// A shadow: memory arrives from another host, where the guest runs.
+    /// Shadow VM: receives memory from another host, where the guest runs.
     MigratingIn,
-    /// The hypervisor is gone and nobody asked for that; `reason` says what is known.
+    /// The hypervisor exited unexpectedly; `reason` gives the known cause.
     Failed,
 }
 
 impl VmState {
-    /// The name that logs and the API use.
+    /// Returns the name that logs and the API use.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,205 +60,216 @@ impl fmt::Display for VmState {
     }
 }
 
-/// `GET /v1/host`.
+/// Response of `GET /v1/host`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostInfo {
-    /// The host's name, as in its configuration.
+    /// Name of the host, as configured.
     pub name: String,
-    /// The agent's version.
+    /// Version of the agent.
     pub version: String,
-    /// The running kernel.
+    /// Version of the running kernel.
     pub kernel: String,
-    /// The QEMU that VMs get that name none; none where it can't be used (`qemu_problem` says why).
+    /// QEMU binary for VMs that name none; absent if it is unusable (see `qemu_problem`).
     #[schema(value_type = Option<String>)]
     pub qemu: Option<PathBuf>,
-    /// Its version.
+    /// Version of that QEMU.
     pub qemu_version: Option<String>,
-    /// Why it can't be used.
+    /// Reason why QEMU is unusable.
     pub qemu_problem: Option<String>,
-    /// The machine types that it has, by their versioned names; empty: it can't be used, or the agent is of an older version.
+    /// Versioned machine types of that QEMU; empty if QEMU is unusable or the agent has an older
+    /// version.
     #[serde(default)]
     pub machines: Vec<String>,
-    /// Whether a 64-bit guest really runs under KVM here; none while nobody has asked QEMU yet.
+    /// Whether a 64-bit guest really runs under KVM on this host; absent until QEMU has been
+    /// probed.
     pub kvm: Option<bool>,
-    /// Why not, or how that is known.
+    /// Reason why KVM is unusable, or how the value of `kvm` was determined.
     pub kvm_reason: Option<String>,
-    /// Why the external engine can't track memory here; none where it can.
+    /// Reason why the external engine cannot track memory on this host; absent if it can.
     pub tracking_problem: Option<String>,
-    /// The CPU that guests can have; none while nobody has asked QEMU yet, or where it did not say.
+    /// CPU available to guests; absent until QEMU has been probed or if it did not report it.
     #[serde(default)]
     pub cpu: Option<HostCpuInfo>,
-    /// Why QEMU did not say what CPU guests can have.
+    /// Reason why QEMU did not report the CPU available to guests.
     #[serde(default)]
     pub cpu_problem: Option<String>,
-    /// Processors that run, each thread of a core counted; 0: the agent is of an older version.
+    /// Online logical processors, counting each hardware thread; 0 if the agent has an older
+    /// version.
     #[serde(default)]
     pub logical_cores: u32,
-    /// Tasks that ran or wanted to, on average over the last minute.
+    /// Load average over the last minute: runnable tasks.
     #[serde(default)]
     pub load_average_1min: f64,
-    /// Guest memory that there would be without any VM; 0: the agent is of an older version.
+    /// Guest memory that would be available without any VM; 0 if the agent has an older version.
     #[serde(default)]
     pub memory_total_bytes: u64,
-    /// Guest memory that a new VM can get.
+    /// Guest memory available for a new VM.
     pub memory_available_bytes: u64,
-    /// Guest memory promised to the VMs that are active here.
+    /// Guest memory committed to the active VMs.
     pub memory_committed_bytes: u64,
-    /// What arriving guests' pages may be told by.
+    /// Memory that pages of arriving guests may be sent by reference to.
     #[serde(default)]
     pub references: ReferencesInfo,
     /// Whether the kernel backs guest memory with huge pages.
     pub huge_pages: bool,
-    /// Addresses at which migrations arrive.
+    /// Addresses on which the host accepts migrations.
     #[schema(value_type = Vec<String>)]
     pub migration_addresses: Vec<IpAddr>,
-    /// The networks that a NIC can join.
+    /// Networks that a NIC can join.
     pub networks: BTreeMap<String, NetworkInfo>,
-    /// Directories below which disks of arriving guests have to be; empty: the agent is of an older version.
+    /// Directories that must contain the disks of arriving guests; empty if the agent has an older
+    /// version.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,
-    /// Room in these and in directories of VMs' disks, of those that are there; empty: none has been asked yet, or the agent is of an older version.
+    /// Capacity of these directories and of directories with VM disks, for those that exist; empty
+    /// until the first one was queried or if the agent has an older version.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, DatastoreInfo>)]
     pub datastores: BTreeMap<PathBuf, DatastoreInfo>,
-    /// The hosts that VMs can be moved to.
+    /// Hosts to which VMs can migrate: agent addresses, by name.
     pub peers: BTreeMap<String, String>,
-    /// VMs defined here, shadows included.
+    /// VMs defined on this host, shadow VMs included.
     pub vms: usize,
 }
 
-/// Memory of a host that arriving guests' pages may be told by.
+/// Memory of a host that pages of arriving guests may be sent by reference to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReferencesInfo {
-    /// VMs that left and whose memory is kept for their way back.
+    /// VMs that have left and whose memory is retained for their return.
     pub bases: usize,
-    /// Memory that this takes; it counts as available.
+    /// Bytes of retained memory; they count as available.
     pub base_bytes: u64,
-    /// Pages of these and of VMs that arrived and run here.
+    /// Pages of retained memory and of VMs that have arrived and run here.
     pub pages: u64,
-    /// Pages of them whose digests are worked out: what is not is worked out when a migration asks for it, which takes time.
+    /// Pages whose digests are computed. The other digests are computed when a migration needs
+    /// them, which takes time.
     pub digested_pages: u64,
 }
 
-/// The file system that a directory of a host is on.
+/// Capacity of the file system that contains a directory of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
-    /// What it holds, bytes.
+    /// Total size in bytes.
     pub total_bytes: u64,
-    /// What of that users may still fill, bytes.
+    /// Bytes still available to unprivileged users.
     pub free_bytes: u64,
 }
 
 /// A network of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkInfo {
-    /// The bridge that taps join.
+    /// Bridge that the tap devices join.
     pub bridge: String,
 }
 
-/// A VM as one host sees it.
+/// A VM as one host reports it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
-    /// Its name, unique on a host.
+    /// Name of the VM, unique on a host.
     pub name: String,
-    /// The host's name.
+    /// Name of the host.
     pub host: String,
-    /// What it does.
+    /// State of the VM on this host.
     pub state: VmState,
-    /// What is known about how it came into that state (why it failed, what it waits for).
+    /// Known cause of the state: why the VM failed, or what it waits for.
     pub reason: Option<String>,
-    /// Whether it is not known if this host or another may run it.
+    /// Whether it is unknown which host may run the VM, this one or another.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_doubt: bool,
-    /// Which life of the VM this is: another one after it was deleted and created again.
+    /// Identifies this instance of the VM: a VM that is deleted and created again gets a new
+    /// incarnation.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     #[schema(value_type = String)]
     pub incarnation: Incarnation,
-    /// The generation of its ownership: grows with each move.
+    /// Ownership generation; it increases with each migration.
     pub epoch: u64,
-    /// The hypervisor's process, where there is one.
+    /// Process ID of the hypervisor, if there is one.
     pub pid: Option<i32>,
-    /// All memory blocks together.
+    /// Memory of the VM in bytes, all memory blocks together.
     pub memory_bytes: u64,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub vcpus: u32,
     /// `kvm` or `tcg`.
     pub accel: String,
-    /// The versioned machine type.
+    /// Versioned machine type.
     pub machine: String,
-    /// The migration that holds it.
+    /// Migration in progress for this VM.
     pub migration: Option<String>,
-    /// What it still lacks of its memory; none: nothing.
+    /// Memory that the VM still has to receive; absent if none is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_in: Option<PageInState>,
-    /// Addresses of its NICs, as the specification names them.
+    /// IP addresses of its NICs, as the specification lists them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
-    /// The specification it was made from, with everything filled in.
+    /// Specification of the VM, with all defaults filled in.
     pub spec: VmSpec,
 }
 
-/// `POST /v1/vms`.
+/// Request of `POST /v1/vms`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVm {
-    /// What to make.
+    /// Specification of the VM.
     pub spec: VmSpec,
-    /// Start it at once; if that fails, nothing is left, not even the definition.
+    /// Start the VM immediately. If the start fails, nothing remains, not even the definition.
     #[serde(default)]
     pub start: bool,
-    /// Refuse files that are not below the host's `vm_dirs`, links followed, backing files of disks
-    /// included. The manager sets it for operators below the role admin.
+    /// Refuse files outside the host's `vm_dirs`. Links are followed and backing files of disks are
+    /// included. The manager sets this for operators below the role admin.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vm_dirs_only: bool,
 }
 
-/// `POST /v1/vms/{name}/resolve`: an operator's word on a VM in doubt, who has made sure of it.
+/// Request of `POST /v1/vms/{name}/resolve`: an operator's verified decision about a VM in doubt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resolve {
-    /// The host whose guest it is: the asked one, where the other one of the hand-over does not run it and never will, or that other
-    /// one; then what is left of it at the asked host goes.
+    /// The host that owns the guest. Name the addressed host if the other host of the hand-over
+    /// does not run the guest and never will. Name the other host if it owns the guest; the
+    /// addressed host then removes what is left of the VM.
     pub runs_on: String,
-    /// Where it is the source's: its guest goes on as it was when it was handed over, instead of being ended, to be started anew from its
-    /// disks. For where the destination never ran it: of what it wrote to disks there, this memory knows nothing.
+    /// Resume the guest at the source with the memory that it had at the hand-over. By default the
+    /// guest ends, to be started again from its disks. Set this only if the destination never ran
+    /// the guest: the retained memory does not reflect anything that the destination wrote to the
+    /// disks.
     #[serde(default)]
     pub keep_memory: bool,
 }
 
-/// The answer to a [`Resolve`].
+/// Response to a [`Resolve`] request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resolved {
-    /// The VM at the asked host; none: nothing is left of it there.
+    /// The VM on the addressed host; absent if nothing is left of it there.
     pub vm: Option<VmInfo>,
 }
 
-/// `POST /v1/vms/{name}/stop`.
+/// Request of `POST /v1/vms/{name}/stop`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StopVm {
-    /// Do not ask the guest, end the hypervisor at once.
+    /// Terminate the hypervisor immediately, without a shutdown of the guest.
     #[serde(default)]
     pub force: bool,
-    /// How long the guest may take after the power button, in milliseconds; none: the agent's default.
+    /// Time the guest may take to shut down after the ACPI power button, in milliseconds; absent:
+    /// the agent's default.
     #[serde(default)]
     pub grace_ms: Option<u64>,
 }
 
-/// Which log of a VM.
+/// Selects a log of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogSource {
-    /// What the guest wrote to its serial console.
+    /// Output of the guest on its serial console.
     #[default]
     Console,
-    /// What the hypervisor wrote.
+    /// Output of the hypervisor.
     Qemu,
 }
 
 impl LogSource {
-    /// The value of the `source` query parameter.
+    /// Returns the value of the `source` query parameter.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -268,46 +279,47 @@ impl LogSource {
     }
 }
 
-/// Settings of QEMU's own migration, for `engine: qemu`.
+/// Settings of QEMU's built-in migration, for `engine: qemu`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QemuEngineOptions {
-    /// Parallel channels; none: one plain stream.
+    /// Number of multifd channels; absent: a single stream without multifd.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 255)]
     pub multifd_channels: Option<u32>,
-    /// `zstd`, `zlib` or `none`, with multifd: QEMU's `multifd-compression`.
+    /// QEMU's `multifd-compression`: `zstd`, `zlib` or `none`. Requires multifd.
     #[serde(default)]
     #[schema(pattern = "^(none|zlib|zstd)$")]
     pub compression: Option<String>,
-    /// Throttle the vCPUs where the migration does not converge.
+    /// Throttle the vCPUs if the migration does not converge (QEMU's auto-converge).
     #[serde(default)]
     pub auto_converge: bool,
-    /// Switch to post-copy when the first round is over.
+    /// Switch to post-copy after the first round.
     #[serde(default)]
     pub postcopy: bool,
-    /// Between hosts that protect what they say: QEMU's own engine may send the guest's memory unprotected all the same.
+    /// Allow QEMU to send guest memory without TLS between hosts that otherwise use TLS.
     #[serde(default)]
     pub plaintext: bool,
-    /// The destination's QEMU runs the guest as soon as it has loaded it, without the source agent's word: half a round
-    /// trip sooner, and a link that breaks at the very end can leave two that run. Post-copy is always so.
+    /// Let the destination's QEMU run the guest as soon as it has loaded it, without waiting for
+    /// the source agent. This saves half a round trip. If the link breaks at the very end, two
+    /// copies of the guest can run. Post-copy always works this way.
     #[serde(default)]
     pub autostart: bool,
 }
 
 impl QemuEngineOptions {
-    /// What is wrong with a value.
+    /// Checks each value on its own.
     ///
     /// # Errors
-    /// [`ErrorCode::InvalidRequest`]: QEMU has no such value.
+    /// [`ErrorCode::InvalidRequest`]: QEMU does not support the value.
     pub fn check_values(&self) -> Result<(), ApiError> {
         let refuse =
             |message, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         match self.multifd_channels {
             Some(channels) if !(1..=255).contains(&channels) => {
                 return refuse(
-                    format!("{channels} multifd channels are not possible"),
-                    "give 1 to 255",
+                    format!("invalid number of multifd channels: {channels}"),
+                    "use 1 to 255",
                 );
             }
             _ => {}
@@ -320,10 +332,10 @@ impl QemuEngineOptions {
         }
     }
 
-    /// What is wrong with what is asked together.
+    /// Checks the combination of values.
     ///
     /// # Errors
-    /// [`ErrorCode::InvalidRequest`]: QEMU can't do both.
+    /// [`ErrorCode::InvalidRequest`]: QEMU does not support the combination.
     pub fn check_together(&self) -> Result<(), ApiError> {
         let refuse =
             |message: &str, remedy| Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
@@ -338,62 +350,69 @@ impl QemuEngineOptions {
         }
     }
 
-    /// Whether the destination's QEMU runs the guest by itself.
+    /// Returns whether the destination's QEMU runs the guest without waiting for the agents.
     #[must_use]
     pub fn runs_by_itself(&self) -> bool {
         self.autostart || self.postcopy
     }
 }
 
-/// `POST /v1/vms/{name}/migrations`.
+/// Request of `POST /v1/vms/{name}/migrations`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigrationRequest {
-    /// The destination, one of the source's peers.
+    /// Destination host, one of the source's peers.
     pub to: String,
-    /// Its name, chosen by who asks: asked for again by the same name, it is not begun again. None: the agent's choice.
+    /// Migration ID chosen by the client. A repeated request with the same ID does not start a
+    /// second migration. Absent: the agent chooses an ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Who moves the memory.
+    /// Engine that transfers the memory.
     #[serde(default)]
     pub engine: EngineKind,
-    /// How long the vCPUs may stand still.
+    /// Longest allowed pause of the vCPUs, in milliseconds.
     #[serde(default = "default_budget_ms")]
     pub switchover_budget_ms: f64,
-    /// What matters most, for `engine: godwit`: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s`.
+    /// Goal of the migration, for `engine: godwit`: `auto`, `minimal-pause`, `minimal-impact`,
+    /// `fast-evacuation`, `deadline=90s`.
     #[serde(default)]
     pub policy: Intent,
-    /// Whether the guest may run at the destination while pages of it are still at the source, for `engine: godwit`: `never`,
-    /// `allowed` (where the policy finds nothing better), `now` (when each page has been sent once). A VM whose specification
-    /// refuses it is never.
+    /// Whether the guest may run at the destination while some of its pages are still at the
+    /// source, for `engine: godwit`: `never`, `allowed` (if the policy finds no better plan) or
+    /// `now` (after each page has been sent once). If the VM's specification forbids it, it never
+    /// happens.
     #[serde(default)]
     pub page_in: PageInUse,
     /// Settings for `engine: qemu`.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
-    /// TCP streams of each lane; none: as many as measurement finds to pay.
+    /// TCP streams of each lane; absent: the number that measurement shows to be useful.
     #[serde(default)]
     pub streams: Option<u32>,
-    /// How fast its pages may leave, beside the limits of lanes and host; none: the host's default for migrations.
+    /// Bandwidth limit of this migration, in addition to the limits of lanes and host; absent: the
+    /// host's default for migrations.
     #[serde(default)]
     pub bandwidth_limit: Option<RateLimit>,
-    /// What compresses the pages, for `engine: godwit`; QEMU's has its own ([`QemuEngineOptions::compression`]).
+    /// Compression of pages, for `engine: godwit`. QEMU's engine has its own setting
+    /// ([`QemuEngineOptions::compression`]).
     #[serde(default)]
     pub compression: Compression,
-    /// How long a cut of the link may last before the switchover, in milliseconds, for `engine: godwit`: both hosts keep what they have, and
-    /// it goes on where it was. 0: a cut is the end.
+    /// Longest interruption of the link before the switchover, in milliseconds, for `engine:
+    /// godwit`. Both hosts keep their state and the migration resumes where it was. 0: an
+    /// interruption ends the migration.
     #[serde(default = "default_cut_limit_ms")]
     pub cut_limit_ms: u64,
-    /// What pages may be told by instead of being sent, for `engine: godwit`; both hosts' configurations may allow less. `all`
-    /// also lets the source keep the memory for the way back.
+    /// Memory that pages may refer to instead of being sent, for `engine: godwit`. The
+    /// configuration of either host may restrict it. `all` also lets the source retain the memory
+    /// for the VM's return.
     #[serde(default)]
     pub references: ReferenceUse,
 }
 
-/// The most that a request may ask for.
+/// Maximum of [`MigrationRequest::streams`].
 pub const MAX_STREAMS_A_LANE: u32 = 64;
 
-/// How long a cut of the link may last, unless a request says otherwise: 5 minutes.
+/// Default of [`MigrationRequest::cut_limit_ms`]: 5 minutes.
 pub const DEFAULT_CUT_LIMIT_MS: u64 = 300_000;
 
 fn default_cut_limit_ms() -> u64 {
@@ -405,7 +424,7 @@ fn default_budget_ms() -> f64 {
 }
 
 impl MigrationRequest {
-    /// A migration with the defaults.
+    /// Creates a request with the default settings.
     pub fn to(host: impl Into<String>) -> Self {
         MigrationRequest {
             to: host.into(),
@@ -424,33 +443,34 @@ impl MigrationRequest {
     }
 }
 
-/// The answer to a [`MigrationRequest`]: it has begun.
+/// Response to a [`MigrationRequest`]: the migration has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationAccepted {
-    /// Names it from here on.
+    /// ID of the migration.
     pub id: String,
 }
 
-/// `GET /v1/migrations/{id}`.
+/// Response of `GET /v1/migrations/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MigrationStatus {
-    /// Its name.
+    /// ID of the migration.
     pub id: String,
     pub vm: String,
-    /// The source host.
+    /// Source host.
     pub from: String,
-    /// The destination host.
+    /// Destination host.
     pub to: String,
-    /// Who moves the memory.
+    /// Engine that transfers the memory.
     pub engine: EngineKind,
-    /// When it began, milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// Its own limit; what holds it, with those of lanes and host, stands in `progress`.
+    /// Bandwidth limit of this migration; `progress` has the effective limit, which includes those
+    /// of lanes and host.
     #[serde(default)]
     pub bandwidth_limit: RateLimit,
-    /// Where it is.
+    /// Current phase and progress.
     pub progress: Progress,
-    /// How it ended; none while it runs.
+    /// Result; absent while the migration runs.
     pub report: Option<Report>,
 }
 
@@ -477,80 +497,84 @@ impl MigrationStatus {
     }
 }
 
-/// `GET /v1/limits`: how fast the pages of guests may leave the host. A limit is a rate in bits per second of what is handed to
-/// TCP, as text: `2gbit`, `500mbit`, at least `1mbit`; or `none`.
+/// Response of `GET /v1/limits`: bandwidth limits for guest pages that leave the host. A limit is a
+/// rate in bits per second, measured on the data handed to TCP, as text: `2gbit`, `500mbit`, at
+/// least `1mbit`; or `none`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// All migrations together.
+    /// Limit for all migrations together.
     pub host: RateLimit,
-    /// Each migration whose request names none.
+    /// Default limit of a migration whose request sets none.
     pub migration: RateLimit,
-    /// Lanes, by this host's address; those that are not named have no limit.
+    /// Limits of lanes, by this host's address; lanes that are not listed have no limit.
     pub lanes: BTreeMap<IpAddr, RateLimit>,
 }
 
-/// `PUT /v1/limits/host`, `/v1/limits/migration`, `/v1/limits/lanes/{address}` and `/v1/migrations/{id}/limit`.
+/// Request of `PUT /v1/limits/host`, `/v1/limits/migration`, `/v1/limits/lanes/{address}` and
+/// `/v1/migrations/{id}/limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetLimit {
-    /// The limit from now on.
+    /// New limit, effective immediately.
     pub limit: RateLimit,
 }
 
-/// One of a host's limits.
+/// Selects one of a host's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOf {
     /// All migrations of the host together.
     Host,
-    /// Each migration that begins from then on and whose request names none.
+    /// Each migration that starts from then on and whose request sets no limit.
     Migration,
-    /// The lanes that leave from this address of the host.
+    /// Lanes that leave from this address of the host.
     Lane(IpAddr),
 }
 
-/// `PUT /v1/peers`: hosts that VMs can be moved to beside those of the configuration, which come first.
+/// Request of `PUT /v1/peers`: migration targets in addition to those of the configuration, which
+/// take precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetPeers {
-    /// Their agents' addresses, by name.
+    /// Agent addresses, by host name.
     pub peers: BTreeMap<String, String>,
 }
 
-/// `PUT /v1/revocations`: the certificates that are revoked, in the place of the list before.
+/// Request of `PUT /v1/revocations`: the revoked certificates. The list replaces the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetRevocations {
-    /// An X.509 revocation list that the cluster's authority has signed, PEM.
+    /// X.509 certificate revocation list signed by the cluster's certificate authority, PEM.
     pub list: String,
 }
 
-/// The answer to [`SetRevocations`]: the list counts from now on.
+/// Response to [`SetRevocations`]: the list is in effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RevocationsTaken {
     pub number: u64,
     pub certificates: usize,
 }
 
-/// What `GET /v1/watch` sends: everything that the host has, `known`, and then each change.
+/// Event of `GET /v1/watch`: first the whole state of the host, then `known`, then each change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostEvent {
-    /// What the host is and has.
+    /// Properties and resources of the host.
     Host(Box<HostInfo>),
     /// A VM that is new or has changed.
     Vm(Box<VmInfo>),
-    /// A VM that the host has no more, by its name.
+    /// Name of a VM that no longer exists on the host.
     VmGone(String),
-    /// A migration from this host that runs, or has ended since; of those that had ended before, nothing is told.
+    /// A migration from this host that runs or has ended since the stream began. Migrations that
+    /// had ended before are not reported.
     Migration(Box<MigrationStatus>),
-    /// Everything that was there at the beginning has been told.
+    /// The initial state is complete.
     Known,
 }
 
-/// What `GET /v1/migrations/{id}/events` sends: progress, then one report.
+/// Event of `GET /v1/migrations/{id}/events`: progress, then one report.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MigrationEvent {
-    /// Where it is.
+    /// Current progress.
     Progress(Progress),
-    /// How it ended; the last event.
+    /// Result; the last event.
     Report(Box<Report>),
 }

@@ -1,4 +1,5 @@
-//! The command line. Every command has an example; `--help` and docs/cli.md say the same.
+//! Command line definition. Every command has an example. `--help` and docs/cli.md describe the
+//! same commands and options.
 
 mod baseline;
 mod control;
@@ -32,20 +33,21 @@ pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 
-/// What clap knows `--host` by: [`NoHost`] takes its place. No other argument has that name.
+/// ID of `--host` for clap: [`NoHost`] overrides it. No other argument uses this ID.
 const ONE_HOST: &str = "one_host";
 
-/// Godwit moves running virtual machines between hosts without stopping them.
+/// Live migration of running virtual machines between hosts
 #[derive(Debug, Parser)]
 #[command(name = "godwit", version, about, after_help = EXIT_CODES, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// Write results as JSON, and failures as one JSON line on standard error
+    /// Write results as JSON, and errors as one JSON line on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// The file that names the hosts [default: /etc/godwit/hosts.toml, else the lab's, else this machine's agent]
+    /// File that lists the hosts [default: /etc/godwit/hosts.toml, else the lab's hosts, else the
+    /// agent of this machine]
     #[arg(long, value_name = "FILE", env = "GODWIT_HOSTS", hide_env_values = true)]
     hosts: Option<PathBuf>,
-    /// Ask this host only
+    /// Query only this host
     #[arg(id = ONE_HOST, long = "host", global = true, value_name = "NAME")]
     pub(crate) host: Option<String>,
     #[command(subcommand)]
@@ -53,8 +55,8 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// A host that is named before a command which asks none by itself.
-    pub(crate) fn unheard_host(&self) -> Option<Failure> {
+    /// Returns the error for `--host` before a command that queries no host by itself.
+    pub(crate) fn refused_host(&self) -> Option<Failure> {
         let no_host = match &self.command {
             Command::Control { no_host, .. }
             | Command::Pki { no_host, .. }
@@ -81,7 +83,7 @@ impl Cli {
         named.map(|named| Failure::usage(format!("--host {named}: {NO_HOST}"), "see --help"))
     }
 
-    /// The hosts file named, before or behind the command.
+    /// Returns the hosts file given before or after the command.
     pub(crate) fn hosts_file(&self) -> Option<PathBuf> {
         let behind = match &self.command {
             Command::Host { hosts, .. }
@@ -100,22 +102,30 @@ impl Cli {
     }
 }
 
-/// `--hosts` behind a command that asks hosts.
+/// `--hosts` after a command that queries hosts.
 #[derive(Debug, Args)]
 pub(crate) struct HostsFile {
-    /// The file that names the hosts [env: GODWIT_HOSTS]
+    /// File that lists the hosts [env: GODWIT_HOSTS]
     #[arg(id = "hosts_file", long = "hosts", global = true, value_name = "FILE")]
     file: Option<PathBuf>,
 }
 
-/// In a command that asks no host by itself: `--host` is not shown there, and refused instead of going unheard.
+/// For commands that query no host by themselves: `--host` is hidden there, and refused instead of
+/// ignored.
 #[derive(Debug, Args)]
 pub(crate) struct NoHost {
-    #[arg(id = ONE_HOST, long = "host", global = true, hide = true, value_name = "NAME", value_parser = refuse_host)]
+    #[arg(
+        id = ONE_HOST,
+        long = "host",
+        global = true,
+        hide = true,
+        value_name = "NAME",
+        value_parser = refuse_host
+    )]
     named: Option<String>,
 }
 
-const NO_HOST: &str = "this command asks no host by itself: leave --host out";
+const NO_HOST: &str = "this command asks no host by itself: omit --host";
 
 fn refuse_host(_: &str) -> Result<String, String> {
     Err(NO_HOST.to_owned())
@@ -123,14 +133,14 @@ fn refuse_host(_: &str) -> Result<String, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// The hosts: run an agent, ask what a host has
+    /// Manage hosts and run a host's agent
     Host {
         #[command(flatten)]
         hosts: HostsFile,
         #[command(subcommand)]
         command: HostCommand,
     },
-    /// Virtual machines
+    /// Manage virtual machines
     Vm {
         #[command(flatten)]
         hosts: HostsFile,
@@ -139,7 +149,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: VmCommand,
     },
-    /// Move a running VM to another host
+    /// Migrate a running VM to another host
     #[command(after_help = "Examples:
   godwit migrate web --to b
   godwit migrate web --to b --dry-run
@@ -151,19 +161,20 @@ pub(crate) enum Command {
   godwit migrate web --to b --detach
   godwit migrate web --to b --bandwidth-limit 2gbit
 
-Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C leaves it to itself.")]
+Ctrl-C cancels the migration and waits until the guest continues at the source. A second Ctrl-C \
+exits immediately and leaves the migration to the agents.")]
     Migrate(MigrateArgs),
-    /// Measure the lanes between two hosts: what a migration would find there
+    /// Measure the network between two hosts as a migration would use it
     #[command(after_help = "Examples:
   godwit probe b
   godwit probe b --from a --size 64GiB
   godwit probe b --seconds 5 --json >probe.json
 
-Lane by lane: connection set-up, round trip, the packets that pass, throughput with 1, 2, 4 and 8 \
-streams, and what limits it; then how long a VM of that size will take. It sends as much as goes \
-for some seconds. Ctrl-C ends it.")]
+For each lane, the probe reports the connection time, the round trip, the usable packet size, \
+the throughput with 1, 2, 4 and 8 streams, and the bottleneck. It then estimates the migration \
+time of a VM of the given size. It saturates the network for several seconds. Ctrl-C ends it.")]
     Probe(ProbeArgs),
-    /// Migrations that run or ran
+    /// Manage current and past migrations
     #[command(after_help = "Examples:
   godwit migration list
   godwit migration follow m69204f1e-0
@@ -174,7 +185,7 @@ for some seconds. Ctrl-C ends it.")]
         #[command(subcommand)]
         command: MigrationCommand,
     },
-    /// The manager of all hosts: run it, ask it
+    /// Run the manager of the cluster and send requests to it
     #[command(after_help = "Examples:
   godwit control run --config /etc/godwit/control.toml
   godwit control status
@@ -188,7 +199,7 @@ for some seconds. Ctrl-C ends it.")]
         #[command(subcommand)]
         command: ControlCommand,
     },
-    /// The authority and the certificates of hosts and operators
+    /// Manage the certificate authority and the certificates of hosts and operators
     #[command(after_help = "Examples:
   godwit pki init --dir /etc/godwit/pki
   godwit pki issue a --address 10.77.0.11 --dir /etc/godwit/pki
@@ -196,73 +207,78 @@ for some seconds. Ctrl-C ends it.")]
   godwit pki renew a --dir /etc/godwit/pki
   godwit pki show /etc/godwit/pki/a.pem
 
-A host needs ca.pem, NAME.pem and NAME.key; ca.key stays where it was made. An agent takes a renewed certificate without a \
-restart.")]
+A host needs ca.pem, NAME.pem and NAME.key. Keep ca.key where it was created. An agent loads a \
+renewed certificate without a restart.")]
     Pki {
         #[command(flatten)]
         no_host: NoHost,
         #[command(subcommand)]
         command: PkiCommand,
     },
-    /// Probe a guest a thousand times a second and tell each gap in its answers
+    /// Probe a guest a thousand times per second and report each gap in its replies
     #[command(after_help = "Examples:
   godwit watch 10.88.0.21
   godwit watch 10.88.0.21 --min-gap 5ms --for 1min --json")]
     Watch(WatchArgs),
-    /// Print a shell's completions
+    /// Print a shell completion script
     #[command(after_help = "Example:
   godwit completions bash >/usr/share/bash-completion/completions/godwit")]
     Completions {
         #[command(flatten)]
         no_host: NoHost,
-        /// The shell
+        /// Shell
         shell: Shell,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum HostCommand {
-    /// Run this host's agent until SIGTERM; its VMs run on without it
+    /// Run the agent of this host until SIGTERM; its VMs keep running without it
     #[command(after_help = "Example:
   godwit host run --config /etc/godwit/host.toml")]
     Run {
-        /// The agent's configuration; where the default is missing, the host is alone
+        /// Agent configuration; if the default file is missing, the host runs standalone
         #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
         config: PathBuf,
         #[command(flatten)]
         no_host: NoHost,
     },
-    /// Join a cluster: make this host's key, have the manager sign for it, write the agent's configuration
+    /// Join a cluster: create a key, get a certificate from the manager and write the agent
+    /// configuration
     #[command(after_help = "Examples:
   godwit host join --manager https://m1:7800 --token-file c.token --address https://10.77.0.13:7700
   godwit host join --manager https://m1:7800 --token-file c.token --authority ca.pem
 
-An admin makes the token: godwit control join-token create HOST. It is good once, and tells this host by which authority it \
-knows the manager. The key never leaves this host. It can be repeated: a host that has joined is left as it is.")]
+An admin creates the token with `godwit control join-token create HOST`. It can be used once \
+and contains the fingerprint of the authority with which this host verifies the manager. The \
+private key never leaves this host. The command can be repeated: it does not change a host that \
+has joined.")]
     Join(JoinArgs),
-    /// Show what a host is and has
+    /// Show the properties and resources of a host
     #[command(after_help = "Example:
   godwit host show a")]
     Show {
-        /// The host [default: all]
+        /// Host name [default: all]
         name: Option<String>,
     },
-    /// List the hosts and whether they answer
+    /// List the hosts and their connection state
     #[command(after_help = "Examples:
   godwit host list
   godwit host list --host a --json")]
     List,
-    /// Empty a host by the manager: every VM that can go gets a target, the others are named with the reason
+    /// Drain a host: move every VM that can move to another host, and list the others with the
+    /// reason
     #[command(after_help = "Examples:
   godwit host drain a --plan
   godwit host drain a
   godwit host drain a --detach --priority high
   godwit host drain a --undo
 
-The host is in maintenance from then on and takes no VMs, until it is undone or `godwit control host maintenance a off`. \
-Ctrl-C ends the looking alone (exit code 130): the drain goes on. A manager that is away for some seconds is asked again.")]
+The host enters maintenance mode and accepts no VMs until the drain is undone or `godwit \
+control host maintenance a off` is run. Ctrl-C stops only this command (exit code 130); the \
+drain continues. If the manager is unreachable for several seconds, the command retries.")]
     Drain(DrainArgs),
-    /// List the manager's drains
+    /// List the drains of the cluster
     #[command(after_help = "Examples:
   godwit host drains
   godwit host drains --json")]
@@ -272,7 +288,8 @@ Ctrl-C ends the looking alone (exit code 130): the drain goes on. A manager that
         #[command(flatten)]
         no_host: NoHost,
     },
-    /// Show how fast guests' pages may leave a host, or set that until its agent ends
+    /// Show or set the bandwidth limits for guest memory that leaves a host; set limits last until
+    /// its agent exits
     #[command(after_help = "Examples:
   godwit host limit
   godwit host limit 5gbit --host a
@@ -280,16 +297,17 @@ Ctrl-C ends the looking alone (exit code 130): the drain goes on. A manager that
   godwit host limit 2gbit --each-migration --host a
   godwit host limit none --host a
 
-All migrations of a host share its limit fairly, and those on a lane the lane's. A limit of [limits] in the agent's \
-configuration holds again when the agent has been restarted.")]
+All migrations of a host share its limit fairly, and all migrations on a lane share the limit \
+of the lane. After a restart of the agent, the limits in [limits] of its configuration apply \
+again.")]
     Limit {
-        /// A rate of at least 1mbit, or none [default: show the limits]
+        /// Rate of at least 1mbit, or none [default: show the limits]
         #[arg(value_name = "RATE|none")]
         limit: Option<RateLimit>,
-        /// The limit of the lanes that leave from this address of the host
+        /// Set the limit of the lanes that leave from this address of the host
         #[arg(long, value_name = "ADDRESS", requires = "limit")]
         lane: Option<IpAddr>,
-        /// The limit of each migration that begins from then on and names none
+        /// Set the default limit of each migration that starts from then on
         #[arg(long, requires = "limit", conflicts_with = "lane")]
         each_migration: bool,
     },
@@ -297,28 +315,29 @@ configuration holds again when the agent has been restarted.")]
 
 #[derive(Debug, Args)]
 pub(crate) struct JoinArgs {
-    /// The manager's address
+    /// Address of the manager
     #[arg(long, value_name = "URL")]
     pub(crate) manager: Endpoint,
-    /// The file with the join token
+    /// File with the join token
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: PathBuf,
-    /// The authority's certificate, if the token is not to be believed
+    /// Certificate of the authority, instead of the fingerprint in the token
     #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
     pub(crate) authority: Option<PathBuf>,
-    /// The same by its fingerprint, SHA256:…
+    /// Fingerprint of the authority's certificate, SHA256:…, instead of the one in the token
     #[arg(long, value_name = "SHA256:HEX")]
     pub(crate) fingerprint: Option<Fingerprint>,
-    /// Where the manager reaches this host's agent [default: what the token was made with]
+    /// Address at which the manager reaches the agent of this host [default: the address in the
+    /// token]
     #[arg(long, value_name = "URL")]
     pub(crate) address: Option<Endpoint>,
-    /// An address of this host at which migrations arrive (repeatable)
+    /// Address of this host that accepts migrations (repeatable)
     #[arg(long = "migration-address", value_name = "IP")]
     pub(crate) migration_addresses: Vec<IpAddr>,
-    /// Where key and certificates go
+    /// Directory for the key and the certificates
     #[arg(long, value_name = "DIR", default_value = "/etc/godwit/pki")]
     pub(crate) dir: PathBuf,
-    /// The agent's configuration, written if there is none
+    /// Agent configuration, written if the file does not exist
     #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
     pub(crate) config: PathBuf,
     #[command(flatten)]
@@ -327,90 +346,93 @@ pub(crate) struct JoinArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
-    /// Define a VM on a host: the one named, or where a manager is known the one that it chooses
+    /// Define a VM on the given host, or on a host that the manager chooses
     #[command(after_help = "Examples:
-  godwit vm create web --memory 1GiB --disk path=/srv/web.qcow2,format=qcow2 --label app=shop --start
+  godwit vm create web --memory 1GiB --disk path=/srv/web.qcow2,format=qcow2 --label app=web --start
   godwit vm create web --host a --memory 1GiB --vcpus 2 --kernel vmlinuz --initrd initrd.img \\
       --append 'console=ttyS0' --nic network=lan,address=10.88.0.21 --start
   godwit vm create db --host a --memory 4GiB --disk path=/srv/db.qcow2,format=qcow2
   godwit vm create -f web.toml --host a --start")]
     Create(Box<CreateArgs>),
-    /// List VMs of all hosts
+    /// List the VMs of all hosts
     #[command(after_help = "Examples:
   godwit vm list
   godwit vm list --host a --json")]
     List,
-    /// Tell what stands in the way of a VM's move, or without a target where it can go, best first (by the manager)
+    /// Check whether a VM can move to a host; without a target, rank all hosts (through the
+    /// manager)
     #[command(after_help = "Examples:
   godwit vm preflight web --to b
   godwit vm preflight web --to b --predict
   godwit vm preflight web
 
-It ends with exit code 5 where the VM can't move.")]
+The exit code is 5 if the VM cannot move.")]
     Preflight(PreflightArgs),
     /// Show a VM
     #[command(after_help = "Examples:
   godwit vm show web
   godwit vm show web --json")]
     Show {
-        /// Its name
+        /// Name of the VM
         name: String,
     },
-    /// Start a stopped VM, or let a paused one go on
+    /// Start a stopped VM or resume a paused VM
     #[command(after_help = "Examples:
   godwit vm start web
   godwit vm start web --skip-preflight")]
     Start {
-        /// Its name
+        /// Name of the VM
         name: String,
-        /// By the manager: start it although its CPU model is more than the cluster's baseline
+        /// Start the VM even if its CPU model exceeds the cluster's baseline (through the manager)
         #[arg(long)]
         skip_preflight: bool,
     },
-    /// Stop a VM: press its power button, and end it if it has not gone within the grace
+    /// Shut down a VM with its ACPI power button; terminate it if it has not stopped within the
+    /// grace period
     #[command(after_help = "Examples:
   godwit vm stop web
   godwit vm stop web --grace 2min
   godwit vm stop web --force")]
     Stop {
-        /// Its name
+        /// Name of the VM
         name: String,
-        /// End it at once
+        /// Terminate the VM immediately, without a shutdown of the guest
         #[arg(long)]
         force: bool,
-        /// How long the guest may take
+        /// Grace period for the shutdown of the guest
         #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
         grace: Duration,
     },
-    /// Delete a stopped VM; disks are left alone
+    /// Delete a stopped VM; its disks are kept
     #[command(after_help = "Examples:
   godwit vm delete web
   godwit vm delete web --force")]
     Delete {
-        /// Its name
+        /// Name of the VM
         name: String,
-        /// Stop it first, at once; of a VM in doubt, give up what is here, which may be all that there is of its guest
+        /// Terminate a running VM first. For a VM in doubt, discard its state on this host, which
+        /// may be the only copy
         #[arg(long)]
         force: bool,
     },
-    /// Open a VM's serial console; Ctrl-] leaves it
+    /// Open the serial console of a VM; Ctrl-] closes it
     #[command(after_help = "Example:
   godwit vm console web")]
     Console {
-        /// Its name
+        /// Name of the VM
         name: String,
     },
-    /// Print what a VM wrote to its console
+    /// Print the console output of a VM
     #[command(after_help = "Examples:
   godwit vm logs web -f
   godwit vm logs web --qemu")]
     Logs {
-        /// Its name
+        /// Name of the VM
         name: String,
-        /// Go on as it grows
+        /// Continue to print output as it appears
         #[arg(short, long)]
         follow: bool,
-        /// What QEMU wrote instead
+        /// Print the output of QEMU instead
         #[arg(long)]
         qemu: bool,
     },
@@ -418,80 +440,84 @@ It ends with exit code 5 where the VM can't move.")]
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// Its name
+    /// Name of the VM
     #[arg(required_unless_present = "file")]
     pub(crate) name: Option<String>,
-    /// Read the specification from a TOML or JSON file, the form that `vm show --json` prints as `spec`
+    /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
     #[arg(short, long, value_name = "FILE", conflicts_with_all = [
-        "memory", "vcpus", "cpu", "machine", "accel", "kernel", "initrd", "append", "disk", "nic", "qemu",
-        "private_memory", "device", "no_page_in",
+        "memory", "vcpus", "cpu", "machine", "accel", "kernel", "initrd", "append", "disk", "nic",
+        "qemu", "private_memory", "device", "no_page_in",
     ])]
     pub(crate) file: Option<PathBuf>,
-    /// Memory; repeated, each becomes a block and NUMA node of its own [default: 1GiB]
+    /// Memory size; if repeated, each value is a separate memory block and NUMA node [default:
+    /// 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Vec<ByteSize>,
-    /// Virtual CPUs
+    /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) vcpus: u32,
-    /// CPU model, as QEMU names it [default: the cluster's baseline, else one that every host has]
+    /// CPU model, by its QEMU name [default: the cluster's baseline, else a model that every host
+    /// has]
     #[arg(long, value_name = "MODEL")]
     pub(crate) cpu: Option<String>,
-    /// Machine type, as QEMU names it [default: q35 of this QEMU's version]
+    /// Machine type, by its QEMU name [default: q35 of the QEMU version on the host]
     #[arg(long, value_name = "TYPE")]
     pub(crate) machine: Option<String>,
-    /// What runs the guest's code
+    /// Accelerator
     #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
     pub(crate) accel: AccelArg,
-    /// A kernel to boot directly
+    /// Kernel image for direct boot
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
-    /// Its initial RAM disk
+    /// Initial RAM disk for direct boot
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
-    /// Its command line
+    /// Kernel command line for direct boot
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
-    /// A disk: path=FILE,format=raw|qcow2[,readonly]
+    /// Disk: path=FILE,format=raw|qcow2[,readonly] (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
-    /// A network interface: network=NAME[,mac=MAC][,address=IP]; the address is for those who watch it
+    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
+    /// informational
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
-    /// Another QEMU than the host's own
+    /// QEMU binary to use instead of the host's default
     #[arg(long, value_name = "PATH")]
     pub(crate) qemu: Option<PathBuf>,
-    /// Memory that QEMU alone sees: only its own engine can move it
+    /// Use guest memory that only QEMU can access; only QEMU's built-in engine can migrate it
     #[arg(long)]
     pub(crate) private_memory: bool,
-    /// A further -device argument for QEMU
+    /// Additional -device argument for QEMU (repeatable)
     #[arg(long, value_name = "ARG")]
     pub(crate) device: Vec<String>,
-    /// Never run it while pages of its memory are at another host, whatever a migration asks for
+    /// Never run the VM while some of its memory is on another host, regardless of migration
+    /// options
     #[arg(long)]
     pub(crate) no_page_in: bool,
-    /// A label, by which VMs are listed, where the manager makes it (repeatable)
+    /// Label for filtering lists of VMs, if the manager creates the VM (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
-    /// Start it at once; if that fails, nothing is left of it
+    /// Start the VM immediately; if the start fails, the VM is removed
     #[arg(long)]
     pub(crate) start: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum AccelArg {
-    /// KVM where a 64-bit guest really runs on it, else TCG
+    /// KVM if a 64-bit guest really runs under it, otherwise TCG
     Auto,
-    /// The kernel's hypervisor
+    /// KVM, the hypervisor of the kernel
     Kvm,
-    /// QEMU's own translator
+    /// TCG, the software emulation of QEMU
     Tcg,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum EngineArg {
-    /// This project's, beside QEMU
+    /// The engine of this project, which runs beside QEMU
     Godwit,
-    /// QEMU's own
+    /// The built-in migration of QEMU
     Qemu,
 }
 
@@ -506,13 +532,13 @@ impl From<EngineArg> for EngineKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CompressionArg {
-    /// Whatever pays on the link, with the CPU that is free
+    /// Compress if it is useful on the link with the available CPU
     Auto,
-    /// None
+    /// No compression
     None,
-    /// Fast, less small
+    /// Fast, lower compression ratio
     Lz4,
-    /// Smaller, less fast
+    /// Slower, higher compression ratio
     Zstd,
 }
 
@@ -529,11 +555,11 @@ impl From<CompressionArg> for Compression {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ReferencesArg {
-    /// Whatever the destination has: an earlier stay, other guests, this guest's own pages
+    /// All memory at the destination: an earlier stay, other guests, the guest's own pages
     All,
-    /// The guest's own pages
+    /// The guest's own pages only
     Own,
-    /// Nothing: every page is sent, and no memory is kept for the way back
+    /// No references: every page is sent, and no memory is retained for the VM's return
     None,
 }
 
@@ -549,11 +575,11 @@ impl From<ReferencesArg> for ReferenceUse {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MultifdCompressionArg {
-    /// Slow, small
+    /// Slow, high compression ratio
     Zlib,
-    /// Fast, small
+    /// Fast, high compression ratio
     Zstd,
-    /// None
+    /// No compression
     None,
 }
 
@@ -571,64 +597,78 @@ impl MultifdCompressionArg {
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
     hosts: HostsFile,
-    /// The VM
+    /// Name of the VM
     pub(crate) vm: String,
-    /// The destination
+    /// Destination host
     #[arg(long, value_name = "HOST")]
     pub(crate) to: String,
-    /// Who moves the memory
+    /// Engine that transfers the memory
     #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
     pub(crate) engine: EngineArg,
-    /// How long the vCPUs may stand still
+    /// Longest allowed pause of the vCPUs
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
-    /// What matters most: minimal-pause (the budget is kept, whatever writers lose), minimal-impact (they are slowed as little as will
-    /// do), fast-evacuation (the host is empty soonest), deadline=TIME (they are slowed as far as that takes), or auto [default: auto]
+    /// Goal of the migration: minimal-pause (keep the budget, however much vCPUs that write are
+    /// throttled), minimal-impact (throttle as little as possible), fast-evacuation (empty the
+    /// source as soon as possible), deadline=TIME (throttle as far as the deadline requires), or
+    /// auto [default: auto]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<Intent>,
-    /// Let it run at the destination as soon as each page has been sent once, and fetch what it has written since
+    /// Run the guest at the destination after each page has been sent once, and fetch the pages
+    /// changed since then
     #[arg(long, conflicts_with = "no_page_in")]
     pub(crate) page_in: bool,
-    /// Never let it run there before all of its memory is there [default: where nothing else helps]
+    /// Never run the guest at the destination before all of its memory is there [default: allowed
+    /// if nothing else helps]
     #[arg(long)]
     pub(crate) no_page_in: bool,
-    /// TCP streams of each lane, all lanes together at most 256 [default: as many as are found to pay]
+    /// TCP streams of each lane, at most 256 in all lanes together [default: the number that
+    /// measurement shows to be useful]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,
-    /// How fast guest memory may leave: at least 1mbit, or none [default: the source host's for each migration]
+    /// Bandwidth limit for the guest memory: at least 1mbit, or none [default: the source host's
+    /// limit for each migration]
     #[arg(long, value_name = "RATE|none")]
     pub(crate) bandwidth_limit: Option<RateLimit>,
-    /// How long a cut of the link may last before the switchover; the migration goes on where it was. 0s: a cut is the end
+    /// Longest interruption of the link before the switchover; the migration then resumes where it
+    /// was. With 0s, an interruption ends the migration
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5min")]
     pub(crate) cut_limit: Duration,
-    /// What compresses the guest's pages [default: auto]
+    /// Compression of guest pages [default: auto]
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionArg>,
-    /// What pages may be told by instead of being sent [default: all]
+    /// Memory that pages may refer to instead of being sent [default: all]
     #[arg(long, value_enum)]
     pub(crate) references: Option<ReferencesArg>,
-    /// QEMU's engine: channels in parallel
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255), help_heading = "With --engine qemu")]
+    /// Number of parallel multifd channels
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=255),
+        help_heading = "With --engine qemu"
+    )]
     pub(crate) multifd_channels: Option<u32>,
-    /// Compression of its channels
+    /// Compression of the multifd channels
     #[arg(long, value_enum, requires = "multifd_channels", help_heading = "With --engine qemu")]
     pub(crate) multifd_compression: Option<MultifdCompressionArg>,
-    /// Throttle the vCPUs until it converges
+    /// Throttle the vCPUs until the migration converges
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) auto_converge: bool,
-    /// Switch over after the first round and let pages follow
+    /// Switch to post-copy after the first round
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) postcopy: bool,
-    /// Send the guest's memory unprotected, between hosts that protect what they say
+    /// Send guest memory without TLS between hosts that otherwise use TLS
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) plaintext: bool,
-    /// Let the destination's QEMU run the guest by itself: sooner, and unsafe if the link breaks at the end
+    /// Let the destination's QEMU start the guest by itself: faster, but unsafe if the link breaks
+    /// at the end
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) autostart: bool,
-    /// Begin, print the migration's name and return
+    /// Start the migration, print its ID and exit
     #[arg(long)]
     pub(crate) detach: bool,
-    /// Move nothing: run the checks, look at the guest for 3 s and at the lanes, and tell what the migration will be
+    /// Move nothing: run the checks, measure the guest for 3 s and the lanes, and predict the
+    /// migration
     #[arg(long, conflicts_with = "detach")]
     pub(crate) dry_run: bool,
 }
@@ -637,81 +677,88 @@ pub(crate) struct MigrateArgs {
 pub(crate) struct ProbeArgs {
     #[command(flatten)]
     hosts: HostsFile,
-    /// The destination
+    /// Destination host
     #[arg(value_name = "HOST")]
     pub(crate) to: String,
-    /// The source [default: the only other host, or the one whose agent runs on this machine]
+    /// Source host [default: the only other host, or the one whose agent runs on this machine]
     #[arg(long, value_name = "HOST")]
     pub(crate) from: Option<String>,
-    /// Memory of the VM that is to be moved
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::from_bytes(DEFAULT_PROBE_GUEST_BYTES))]
+    /// Memory size of the VM for the estimate
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value_t = ByteSize::from_bytes(DEFAULT_PROBE_GUEST_BYTES)
+    )]
     pub(crate) size: ByteSize,
-    /// How long each throughput is measured, 0.1 to 30
+    /// Duration of each throughput measurement in seconds, 0.1 to 30
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PROBE_SECONDS)]
     pub(crate) seconds: f64,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
-    /// List migrations of all hosts
+    /// List the migrations of all hosts
     #[command(after_help = "Examples:
   godwit migration list
   godwit migration list --host a --json")]
     List,
-    /// Show a migration; its report, when it is over
+    /// Show a migration, with its report if it has ended
     #[command(after_help = "Example:
   godwit migration show m69204f1e-0")]
     Show {
-        /// The migration's name
+        /// ID of the migration
         id: String,
     },
-    /// Follow a migration to its report
+    /// Show the progress of a migration until it ends
     #[command(after_help = "Example:
   godwit migration follow m69204f1e-0")]
     Follow {
-        /// The migration's name
+        /// ID of the migration
         id: String,
     },
-    /// Set how fast the guest memory of a running migration may leave
+    /// Set the bandwidth limit of a running migration
     #[command(after_help = "Examples:
   godwit migration limit m69204f1e-0 500mbit
   godwit migration limit m69204f1e-0 none
 
-The limits of its lanes and its host hold as well. The last pages, sent while the guest stands still, are not held by the \
-migration's own.")]
+The limits of its lanes and its host apply as well. The limit of the migration does not apply \
+to the last pages, which are sent while the guest is paused.")]
     Limit {
-        /// The migration's name
+        /// ID of the migration
         id: String,
-        /// A rate of at least 1mbit, or none
+        /// Rate of at least 1mbit, or none
         #[arg(value_name = "RATE|none")]
         limit: RateLimit,
     },
-    /// Cancel a migration; the guest runs on at the source
+    /// Cancel a migration; the guest continues at the source
     #[command(after_help = "Example:
   godwit migration cancel m69204f1e-0")]
     Cancel {
-        /// The migration's name
+        /// ID of the migration
         id: String,
     },
-    /// Decide which host has a VM that is in doubt, after its other host was fenced
+    /// Decide which host owns a VM in doubt, after the other host was fenced
     #[command(after_help = "Examples:
   godwit migration resolve web --runs-on a
   godwit migration resolve web --runs-on a --keep-memory
   godwit migration resolve web --runs-on b --host b
 
-A VM is in doubt when the link or a host was lost at the very moment of its hand-over. Both hosts settle it by themselves as soon as \
-they can speak to each other. Decide yourself only where one of them is gone for good, and make sure first that it does not run the \
-guest: power it off. A guest that runs on two hosts destroys its disks.
+A VM is in doubt if the link or a host was lost at the moment of its hand-over. The two hosts \
+resolve this automatically when they can communicate again. Decide manually only if one of them \
+is lost permanently. Make sure first that it does not run the guest: power it off. A guest that \
+runs on two hosts destroys its disks.
 
-The source's guest is ended, and `godwit vm start` boots it from its disks: the other host may have run it and written to them. Where it \
-certainly never did, --keep-memory lets the guest go on as it was.")]
+By default the guest at the source ends, and `godwit vm start` boots it from its disks, because \
+the other host may have run it and written to them. If the other host certainly never ran it, \
+--keep-memory resumes the guest with its memory.")]
     Resolve {
-        /// The VM's name
+        /// Name of the VM
         vm: String,
-        /// The host that has the guest from now on
+        /// Host that owns the guest from now on
         #[arg(long, value_name = "HOST")]
         runs_on: String,
-        /// Let it go on as it was at the hand-over, instead of ending it: only if the other host never ran it
+        /// Resume the guest with its memory at the hand-over, instead of ending it: only if the
+        /// other host never ran it
         #[arg(long)]
         keep_memory: bool,
     },
@@ -719,18 +766,18 @@ certainly never did, --keep-memory lets the guest go on as it was.")]
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// The guest's address
+    /// Address of the guest
     pub(crate) address: IpAddr,
-    /// Tell gaps from this length on
+    /// Shortest gap to report
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10ms")]
     pub(crate) min_gap: Duration,
-    /// How long to watch [default: until Ctrl-C]
+    /// Duration of the measurement [default: until Ctrl-C]
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub(crate) duration: Option<Duration>,
-    /// The echo port
+    /// Echo port of the guest
     #[arg(long, default_value_t = 7)]
     pub(crate) port: u16,
-    /// The network namespace to watch from [default: the hosts file's]
+    /// Network namespace to probe from [default: as set in the hosts file]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `godwit control cpu-baseline`.
+//! Implements `godwit control cpu-baseline`.
 
 use std::collections::BTreeSet;
 

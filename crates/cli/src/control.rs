@@ -1,4 +1,4 @@
-//! `godwit control`: runs the manager, and asks it.
+//! Implements `godwit control`: runs the manager and sends requests to it.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ use crate::rules;
 use crate::shares;
 use crate::units::byte_count;
 
-/// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets how much.
+/// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets the log level.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -48,7 +48,7 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     }
 }
 
-/// Copies a manager's store into a new file.
+/// Copies a manager's store to a new file.
 pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, Failure> {
     let config = Config::load(config)
         .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
@@ -60,7 +60,7 @@ pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, 
     Ok(Exit::Ok)
 }
 
-/// The document of the manager's API, by no manager.
+/// Prints the OpenAPI document of the manager's API; needs no running manager.
 pub(crate) fn openapi(output: Output) -> Result<Exit, Failure> {
     let document = godwit_control::openapi();
     output.result(&document, || serde_json::to_string_pretty(&document).unwrap_or_default())?;
@@ -104,13 +104,14 @@ pub(crate) async fn ask(
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::Certificate { command } => certificates(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
-        // Do not ask: main has run them.
+        // These send no requests: main has handled them.
         ControlCommand::Run { .. } | ControlCommand::Backup { .. } | ControlCommand::Openapi => {}
     }
     Ok(Exit::Ok)
 }
 
-/// By the socket, unless another place is named, on the command line or in the hosts file; there a token is shown, where there is one.
+/// Connects to the manager's socket by default, or to the address named on the command line or in
+/// the hosts file. There, the client sends a token if there is one.
 pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<ManagerClient, Failure> {
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
     let named = place.manager()?;
@@ -134,7 +135,7 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
     Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
 }
 
-/// Lists names that other hosts than their own claim.
+/// Lists VM names that several hosts claim.
 async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failure> {
     let all = manager.name_conflicts().await?;
     let row = |vm: &str, holds: &str, claim: &NameClaim| {
@@ -250,7 +251,7 @@ fn host_fields(host: &ManagedHost) -> String {
     fields(&rows)
 }
 
-/// What it lacks of the cluster's CPU baseline, as far as it has told.
+/// Formats the features of the cluster's CPU baseline that the host is known to lack.
 fn lacks(host: &HostSummary) -> String {
     let features: Vec<&str> = host.lacks_of_baseline.iter().map(String::as_str).collect();
     features.join(" ")
@@ -294,8 +295,10 @@ async fn certificates(
             let of_file = file.map(|file| describe(&file).map(|said| said.serial)).transpose()?;
             let serial = serial.or(of_file).unwrap_or_default().to_string();
             let list = manager.revoke_certificate(&serial).await?;
-            let told = json!({ "revoked": serial, "number": list.number, "certificates": list.certificates });
-            output.result(&told, || {
+            let revoked = json!({
+                "revoked": serial, "number": list.number, "certificates": list.certificates
+            });
+            output.result(&revoked, || {
                 format!("certificate {serial} is revoked: every agent gets list {}", list.number)
             })
         }
@@ -313,7 +316,7 @@ fn certificate_row(certificate: &CertificateInfo) -> Vec<String> {
     vec![serial.clone(), holder, time(*ends_unix_ms), time(*revoked_unix_ms)]
 }
 
-/// The hosts that claim a VM's name besides its own.
+/// Formats the other hosts that claim a VM's name.
 pub(crate) fn claimed(vm: &VmSummary) -> String {
     format!("ALSO CLAIMED BY {}", vm.conflicts.join(", "))
 }
@@ -326,7 +329,8 @@ async fn token(
     match command {
         TokenCommand::Create { name, role, days } => {
             let made = manager.create_token(&CreateToken { name, role: role.into(), days }).await?;
-            // Alone on standard output: `GODWIT_TOKEN=$(godwit control token create …)`.
+            // Only the token is on standard output: `GODWIT_TOKEN=$(godwit control token create
+            // …)`.
             output.result(&made, || made.token.clone())
         }
         TokenCommand::List => {

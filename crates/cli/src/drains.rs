@@ -1,4 +1,4 @@
-//! Drains by the manager: `godwit host drain`, `godwit host drains`.
+//! Drains through the manager: `godwit host drain`, `godwit host drains`.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub(crate) async fn run(
     Ok(drain_exit(&over, wanted, &failed))
 }
 
-/// What is asked of the manager first.
+/// Sends the first request to the manager.
 async fn begin(args: &DrainArgs, manager: &ManagerClient) -> Result<Drain, Failure> {
     let host = &args.of;
     if args.cancel {
@@ -56,7 +56,7 @@ async fn begin(args: &DrainArgs, manager: &ManagerClient) -> Result<Drain, Failu
     if args.undo {
         let drains = manager.drains().await?;
         let drain = to_undo(&drains, host)?;
-        // Asked again, that is only looked at.
+        // A repeated undo only follows the drain.
         let is_asked = drain.state == DrainState::Undoing;
         return Ok(if is_asked { drain.clone() } else { manager.undo_drain(&drain.id).await? });
     }
@@ -69,12 +69,12 @@ async fn begin(args: &DrainArgs, manager: &ManagerClient) -> Result<Drain, Failu
     Ok(manager.create_drain(host, &request).await?)
 }
 
-/// The drain of a host that is under way; there is one at most.
+/// Returns the running drain of a host; there is at most one.
 fn open<'a>(drains: &'a [Drain], host: &str) -> Option<&'a Drain> {
     drains.iter().find(|drain| drain.host == host && !is_over(drain))
 }
 
-/// The one that began last.
+/// Returns the most recent drain of a host.
 fn last<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
     let of_host = drains.iter().filter(|drain| drain.host == host);
     of_host.max_by_key(|drain| drain.asked_unix_ms).ok_or_else(|| {
@@ -100,13 +100,14 @@ fn to_undo<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
     if let Some(drain) = open(drains, host) {
         return Ok(drain);
     }
-    // One that had nothing to move, after another, has nothing to bring back.
+    // A later drain that moved nothing has nothing to return.
     let moved = |drain: &&Drain| drain.host == host && count(drain, DrainVmState::Gone) > 0;
     let newest = drains.iter().filter(moved).max_by_key(|drain| drain.asked_unix_ms);
     newest.map_or_else(|| last(drains, host), Ok)
 }
 
-/// Until it is over, or until Ctrl-C: then it goes on by itself, and the second value is true.
+/// Follows a drain until it ends or until Ctrl-C. In the latter case the drain continues, and the
+/// second value is true.
 async fn follow(
     manager: &ManagerClient,
     begun: Drain,
@@ -131,7 +132,7 @@ async fn follow(
     Ok((now, false))
 }
 
-/// The moves of those VMs that are not where the drain was to bring them, as far as they can be had.
+/// Returns the available moves of the VMs that are not where the drain was to move them.
 async fn failed_moves(manager: &ManagerClient, drain: &Drain, waiting: &mut Waiting) -> Vec<Move> {
     let mut found = Vec::new();
     let is_there = |state| matches!(state, DrainVmState::Gone | DrainVmState::Back);
@@ -140,14 +141,14 @@ async fn failed_moves(manager: &ManagerClient, drain: &Drain, waiting: &mut Wait
         match waiting.ask(manager.find_move(id)).await {
             Ok(Heard::Answer(one)) => found.push(one),
             Ok(Heard::Interrupted) => break,
-            // Moves are forgotten earlier than drains.
+            // The manager deletes moves earlier than drains.
             Err(_) => {}
         }
     }
     found
 }
 
-/// 0 where every VM is where it was to be.
+/// Returns 0 if every VM has reached its target.
 fn drain_exit(over: &Drain, wanted: DrainState, failed: &[Move]) -> Exit {
     if failed.iter().any(|one| move_exit(one) == Exit::InDoubt) {
         return Exit::InDoubt;
@@ -156,7 +157,7 @@ fn drain_exit(over: &Drain, wanted: DrainState, failed: &[Move]) -> Exit {
         return Exit::Cancelled;
     }
     let is_there = |state| match wanted {
-        // Those that never left are at home as well.
+        // VMs that never left are at their target as well.
         DrainState::Undone => matches!(state, DrainVmState::Back | DrainVmState::Stays),
         _ => state == DrainVmState::Gone,
     };
@@ -205,7 +206,7 @@ pub(crate) fn drain_state(of: DrainState) -> &'static str {
     }
 }
 
-/// The state of a drain; of one that is over and has left VMs on its host, that.
+/// Formats the state of a drain, and whether a finished drain has left VMs on its host.
 fn outcome(drain: &Drain) -> &'static str {
     let is_left = drain.state == DrainState::Done && count(drain, DrainVmState::Stays) > 0;
     if is_left { "not empty" } else { drain_state(drain.state) }
@@ -220,12 +221,12 @@ fn vm_state(of: DrainVmState) -> &'static str {
     }
 }
 
-/// The same where nothing but a plan was asked for.
+/// Formats the state of a drain that was only planned.
 fn planned_state(of: DrainVmState) -> &'static str {
     if of == DrainVmState::Going { "would go" } else { vm_state(of) }
 }
 
-/// How far it is, and when it will be over.
+/// Formats the progress and the predicted end.
 fn headline(drain: &Drain) -> String {
     let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
     let stays = count(drain, DrainVmState::Stays);
@@ -266,7 +267,7 @@ fn drain_text(drain: &Drain) -> String {
     format!("{}\n{}", headline(drain), table(&["vm", "state", "host", "after", "because"], &rows))
 }
 
-/// Where a VM goes, or is by now.
+/// Formats the target of a VM, or its current host.
 fn at<'a>(vm: &'a DrainVm, drained: &'a str) -> Option<&'a str> {
     match vm.state {
         DrainVmState::Going | DrainVmState::Gone => vm.to.as_deref(),
@@ -274,7 +275,7 @@ fn at<'a>(vm: &'a DrainVm, drained: &'a str) -> Option<&'a str> {
     }
 }
 
-/// How long after the drain was asked for, or is foreseen to be.
+/// Formats the actual or predicted time since the request of the drain.
 fn seconds_after(asked_unix_ms: u64, gone_unix_ms: u64) -> String {
     format!("{} s", gone_unix_ms.saturating_sub(asked_unix_ms).div_ceil(1000))
 }
@@ -289,14 +290,15 @@ mod tests {
         let vms: Vec<_> =
             vms.iter().map(|state| json!({ "vm": "web", "state": state, "reason": "" })).collect();
         let drain = json!({
-            "id": id, "host": "a", "state": state, "asked_by": "root", "asked_unix_ms": asked_unix_ms, "vms": vms
+            "id": id, "host": "a", "state": state, "asked_by": "root",
+            "asked_unix_ms": asked_unix_ms, "vms": vms
         });
         from_value(drain).unwrap()
     }
 
     #[test]
     fn the_drain_under_way_is_meant_and_else_the_last() {
-        // Of one second: the order of ids says nothing.
+        // Within one second, the order of IDs has no meaning.
         let drains = [drain("d1-0", "running", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
         assert_eq!(to_cancel(&drains, "a").unwrap().id, "d1-0");
         assert_eq!(to_undo(&drains, "a").unwrap().id, "d1-0");
@@ -339,7 +341,8 @@ mod tests {
             );
         }
         let in_doubt = json!({
-            "id": "v", "vm": "web", "from": "a", "state": "failed", "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
+            "id": "v", "vm": "web", "from": "a", "state": "failed", "priority": "normal",
+            "asked_by": "root", "asked_unix_ms": 1,
             "attempts": 1, "failure": { "code": "in-doubt", "message": "", "remedy": "" }
         });
         let over = drain("d", "done", 1, &["stays"]);

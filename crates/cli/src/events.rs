@@ -1,4 +1,4 @@
-//! `godwit control events`: what changes in the cluster, a line each.
+//! Implements `godwit control events`: changes of the cluster, one per line.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -16,10 +16,11 @@ use crate::moves::{because, move_state};
 use crate::output::Output;
 use crate::units::byte_count;
 
-/// Before a manager is asked again that was heard before.
+/// Delay before the command reconnects.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Follows them until Ctrl-C, or until nobody reads any more. A manager that was heard and falls silent is asked again.
+/// Prints events until Ctrl-C, or until nobody reads the output. Reconnects if the manager becomes
+/// silent.
 pub(crate) async fn follow(
     manager: &ManagerClient,
     behind: Option<u64>,
@@ -57,7 +58,8 @@ enum Cut {
     Failed(Failure),
 }
 
-/// One connection until it ends; true: nobody reads any more.
+/// Prints the events of one connection until it ends. Returns true if nobody reads the output any
+/// more.
 async fn hear(
     manager: &ManagerClient,
     behind: &mut Option<u64>,
@@ -72,7 +74,7 @@ async fn hear(
                 *behind = Some(change.number);
                 tell(&**change, output, || line(change))
             }
-            // What comes next has numbers of its own.
+            // The following events have new numbers.
             ManagerEvent::Missed => {
                 *behind = None;
                 let missed = json!({ "kind": "missed", "data": null });
@@ -88,7 +90,7 @@ async fn hear(
     Ok(false)
 }
 
-/// Writes a line; false: nobody reads any more.
+/// Writes a line. Returns false if nobody reads the output any more.
 fn tell(
     event: &impl Serialize,
     output: Output,
@@ -126,7 +128,7 @@ fn line(event: &ClusterEvent) -> String {
     format!("{} {what}", time_of_day(event.unix_ms))
 }
 
-/// Hours, minutes, seconds and milliseconds, UTC.
+/// Formats hours, minutes, seconds and milliseconds, UTC.
 fn time_of_day(unix_ms: u64) -> String {
     let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
     format!("{:02}:{:02}:{:02}.{ms:03}Z", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
@@ -139,7 +141,8 @@ fn host_text(host: &HostSummary) -> String {
     let why = host.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     let left = byte_count(*memory_available_bytes);
     format!(
-        "host {name}: {}{why}{fault}{maintenance}, {vms} VMs, {left} left, {moves_out} moves out, {moves_in} in",
+        "host {name}: {}{why}{fault}{maintenance}, {vms} VMs, {left} left, {moves_out} moves out, \
+         {moves_in} in",
         state.name()
     )
 }
@@ -184,7 +187,10 @@ mod tests {
     fn each_change_is_a_line() {
         let vm = json!({
             "number": 3, "unix_ms": 1_795_444_970_253_u64, "kind": "vm",
-            "data": { "name": "web", "host": "a", "state": "running", "memory_bytes": 1, "vcpus": 1, "is_current": true, "move": "v1" }
+            "data": {
+                "name": "web", "host": "a", "state": "running", "memory_bytes": 1, "vcpus": 1,
+                "is_current": true, "move": "v1"
+            }
         });
         let event: ClusterEvent = serde_json::from_value(vm).unwrap();
         assert_eq!(line(&event), "14:42:50.253Z vm web on a: running, move v1");

@@ -1,4 +1,4 @@
-//! Exit codes, and failures that carry theirs. docs/cli.md and `godwit --help` list them.
+//! Exit codes, and errors that carry them. docs/cli.md and `godwit --help` list the codes.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use godwit_api::{ApiError, ClientError, ErrorCode};
 use godwit_types::{DryRun, Fault, Means, Outcome, Report};
 use serde::Serialize;
 
-/// How the command ended. Stable.
+/// Exit code of the command. Stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -24,19 +24,19 @@ pub(crate) enum Exit {
     Interrupted = 130,
 }
 
-/// What each code means, for the help.
+/// Meaning of each code, for the help.
 pub(crate) const EXIT_CODES: &str = "Exit codes:
   0    done
   1    failure of the host, of QEMU or of this command
-  2    wrong usage, or a request that makes no sense
+  2    invalid command line or request
   3    no such VM, host, migration or file
-  4    conflict: it exists already, is in the wrong state, or something else is under way
-  5    refused by a check before anything was changed (preflight, memory, certificate, dry run)
-  6    an agent, the manager, or a lane that is probed, can't be reached
-  7    the migration failed; the guest runs on at the source
-  8    the migration was cancelled; the guest runs on at the source
-  9    in doubt: it is not known on which host the guest may run
-  130  interrupted; what was begun goes on, but a probe ends";
+  4    conflict: already exists, wrong state, or another operation is in progress
+  5    refused by a check before any change (preflight, memory, certificate, dry run)
+  6    an agent, the manager or a probed lane is unreachable
+  7    the migration failed; the guest continues at the source
+  8    the migration was cancelled; the guest continues at the source
+  9    in doubt: it is unknown which host may run the guest
+  130  interrupted; started operations continue, except a probe";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
@@ -76,7 +76,7 @@ impl Exit {
         }
     }
 
-    /// What would be refused ends as if it had been; so does what would not converge.
+    /// Returns the code of the predicted result: a refusal, or a migration that would not converge.
     pub(crate) fn of_dry_run(dry_run: &DryRun) -> Exit {
         match (&dry_run.error, &dry_run.predicted) {
             (Some(error), _) => Exit::of_failure(&error.code, false),
@@ -85,7 +85,7 @@ impl Exit {
         }
     }
 
-    /// By the code of why it failed, and whether anything had been begun.
+    /// Selects the code by the error code and by whether the migration had started.
     pub(crate) fn of_failure(code: &str, began: bool) -> Exit {
         match ErrorCode::from_name(code) {
             ErrorCode::Preflight => Exit::Preflight,
@@ -100,14 +100,15 @@ impl Exit {
             {
                 Exit::Preflight
             }
-            // The hypervisor's own obstacles have codes of their own; the engine's failures are not obstacles.
+            // Obstacles at the hypervisor have codes of their own; failures of the engine are not
+            // obstacles.
             ErrorCode::Unknown if !began && !ENGINE_FAILURES.contains(&code) => Exit::Preflight,
             _ => Exit::MigrationFailed,
         }
     }
 }
 
-/// Codes of the engine for what may happen before its first phase is over (`FailureCode`).
+/// Codes of engine failures that can occur before its first phase ends (`FailureCode`).
 const ENGINE_FAILURES: [&str; 7] = [
     "lane-lost",
     "internal",
@@ -118,7 +119,7 @@ const ENGINE_FAILURES: [&str; 7] = [
     "guest-shut-down",
 ];
 
-/// Why the command did not do what it was asked.
+/// Error of a command.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Failure {
@@ -148,10 +149,11 @@ impl Failure {
         Failure { exit, fault: Fault::new(code, message, remedy) }
     }
 
-    /// What the command line's parser says, for programs: the usage is left out, its tips are the remedy.
+    /// Converts an error of the command line parser: omits the usage, and uses its tips as the
+    /// remedy.
     pub(crate) fn of_usage(error: &clap::Error) -> Failure {
         if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-            return Failure::usage("no command is named, or not all of it", "see --help");
+            return Failure::usage("the command is missing or incomplete", "see --help");
         }
         let text = error.to_string();
         let said = text.lines().take_while(|line| !line.starts_with("Usage:"));
@@ -208,7 +210,7 @@ impl From<anyhow::Error> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
-        Failure::new(Exit::Failure, format!("reading or writing failed: {error}"), "")
+        Failure::new(Exit::Failure, format!("cannot read or write: {error}"), "")
     }
 }
 
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_before_anything_moved_is_told_from_a_failure() {
+    fn a_refusal_before_the_transfer_differs_from_a_failure() {
         let moving = vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1.0 }];
         for (code, phases, exit) in [
             ("preflight", vec![], Exit::Preflight),
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_command_line_is_told_to_programs_without_its_usage() {
+    fn an_invalid_command_line_is_reported_to_programs_without_its_usage() {
         use clap::Parser;
         for (line, message) in [
             ("godwit migrate web --to b --strams 4", "unexpected argument '--strams' found"),
@@ -254,7 +256,7 @@ mod tests {
                 "the following required arguments were not provided: --to <HOST>",
             ),
             ("godwit --json", "'godwit' requires a subcommand but one was not provided"),
-            ("godwit migration", "no command is named, or not all of it"),
+            ("godwit migration", "the command is missing or incomplete"),
         ] {
             let error = crate::args::Cli::try_parse_from(line.split_whitespace()).unwrap_err();
             let failure = Failure::of_usage(&error);

@@ -1,4 +1,4 @@
-//! `godwit host`: runs the agent, asks hosts what they have.
+//! Implements `godwit host`: runs the agent and shows the properties of hosts.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::hosts::Hosts;
 use crate::output::{Output, Tone, fields, table};
 use crate::units::byte_count;
 
-/// Runs the agent in the foreground. It logs to standard error; RUST_LOG sets how much.
+/// Runs the agent in the foreground. It logs to standard error; RUST_LOG sets the log level.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -63,7 +63,7 @@ pub(crate) async fn ask(
             };
             set_limit(hosts, only, (of, limit), output).await
         }
-        // Does not ask: main has run it.
+        // This sends no request: main has handled it.
         HostCommand::Run { .. }
         | HostCommand::Join(_)
         | HostCommand::Drain(_)
@@ -107,13 +107,13 @@ fn row(line: &HostLine, output: Output) -> Vec<String> {
         Some(_) => "up".to_owned(),
         None => "no answer".to_owned(),
     };
-    // Painted text would count its colour codes as width: this is the only coloured column, padded here.
+    // Colour codes would count as width. This is the only coloured column, so it is padded here.
     let tone = if state == "up" { Tone::Good } else { Tone::Bad };
     let state = output.paint(tone, &format!("{state:<9}"));
     vec![line.name.clone(), state, vms, memory, line.api.clone()]
 }
 
-/// A host with its limits.
+/// Prints the limits of a host.
 #[derive(Debug, Serialize)]
 struct LimitedHost {
     host: String,
@@ -214,7 +214,7 @@ fn describe(info: &HostInfo) -> String {
     ])
 }
 
-/// What the host has to compute with, and how much of it is wanted at the moment.
+/// Formats the processor of the host and its load.
 fn processor(info: &HostInfo) -> String {
     let name = match &info.cpu {
         Some(cpu) if !cpu.name.is_empty() => format!("{} ({}), ", cpu.name, cpu.vendor),
@@ -224,13 +224,14 @@ fn processor(info: &HostInfo) -> String {
     format!("{name}{} logical {cores}, load {:.2}", info.logical_cores, info.load_average_1min)
 }
 
-/// What programs in a guest can count on.
+/// Formats the CPU that guests can rely on.
 fn guests_cpu(cpu: &HostCpuInfo) -> String {
     let level = cpu.level.as_deref().unwrap_or("less than x86-64-v1");
     format!("{level} by {}, {} features", cpu.accel, cpu.features.len())
 }
 
-/// The models that run here best, one of each generation; what must be taken from them stands behind.
+/// Lists the best model of each CPU generation, followed by the features that must be removed from
+/// it.
 fn best_models(cpu: &HostCpuInfo) -> Vec<String> {
     let without =
         |missing: &CpuFeatures| missing.iter().map(|name| format!(",-{name}")).collect::<String>();
@@ -245,7 +246,7 @@ fn memory_left(info: &HostInfo) -> String {
     }
 }
 
-/// The memory of VMs that left, which their way back needs not bring again.
+/// Formats the retained memory of VMs that have left, which need not be sent when they return.
 fn kept(references: &ReferencesInfo) -> String {
     match references.bases {
         0 => "none".to_owned(),

@@ -1,4 +1,4 @@
-//! Which hosts there are, and where a VM is.
+//! Known hosts, and the location of a VM.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-/// Looked for in this order where neither --hosts nor GODWIT_HOSTS names one.
+/// Default hosts files, in this order, if neither --hosts nor GODWIT_HOSTS names one.
 const HOSTS_FILES: [&str; 2] = ["/etc/godwit/hosts.toml", "/run/godwit-lab/hosts.toml"];
 
 #[derive(Debug, Deserialize)]
@@ -20,9 +20,9 @@ struct HostsFile {
     #[serde(default)]
     hosts: BTreeMap<String, HostEntry>,
     watch: Option<WatchEntry>,
-    /// The manager that is asked where none is named.
+    /// Default manager.
     manager: Option<HostEntry>,
-    /// What hosts with https:// are shown: an operator's certificate.
+    /// Operator certificate to present to hosts with https:// addresses.
     tls: Option<TlsEntry>,
 }
 
@@ -45,21 +45,21 @@ struct HostEntry {
 pub(crate) struct WatchEntry {
     /// Socket of the prober that measures blackouts.
     pub(crate) socket: PathBuf,
-    /// Network namespace that `godwit watch` probes from; none: the command's own.
+    /// Network namespace that `godwit watch` probes from; `None` for the command's own.
     pub(crate) namespace: Option<String>,
 }
 
-/// The hosts that this command knows.
+/// Hosts known to this command.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     clients: BTreeMap<String, Client>,
-    /// Where guests are probed from, if the hosts file says it.
+    /// Where guests are probed from, if the hosts file says so.
     pub(crate) watch: Option<WatchEntry>,
-    /// None: the agent of this machine, without a hosts file.
+    /// Path of the hosts file; `None` for the agent of this machine without a hosts file.
     file: Option<PathBuf>,
 }
 
-/// A VM and the host that it is on.
+/// A VM and its host.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {
     pub(crate) host: &'a str,
@@ -67,13 +67,13 @@ pub(crate) struct Found<'a> {
     pub(crate) vm: VmInfo,
 }
 
-/// The hosts file that is `named`, or the first of the defaults that is there.
+/// Returns the `named` hosts file, or the first default one that exists.
 fn hosts_file(named: Option<&Path>) -> Option<PathBuf> {
     let default = || HOSTS_FILES.iter().map(PathBuf::from).find(|path| path.exists());
     named.map(Path::to_owned).or_else(default)
 }
 
-/// The hosts file, `named` or a default one, and where it is; none: there is no such file.
+/// Reads the `named` hosts file or a default one and returns its path; `None` if it does not exist.
 fn read(named: Option<&Path>) -> Result<Option<(HostsFile, PathBuf)>, Failure> {
     let Some(path) = hosts_file(named) else { return Ok(None) };
     let text = std::fs::read_to_string(&path).map_err(|error| wrong(&path, &error.to_string()))?;
@@ -85,7 +85,7 @@ fn wrong(path: &Path, why: &str) -> Failure {
     Failure::usage(format!("{}: {why}", path.display()), "see docs/cli.md")
 }
 
-/// The manager that the hosts file names, `named` or a default one; none: it names none, or there is no such file.
+/// Returns the manager in the hosts file (`named` or default); `None` if there is none.
 pub(crate) fn manager_of(named: Option<&Path>) -> Result<Option<Endpoint>, Failure> {
     let Some((HostsFile { manager: Some(manager), .. }, path)) = read(named)? else {
         return Ok(None);
@@ -93,13 +93,14 @@ pub(crate) fn manager_of(named: Option<&Path>) -> Result<Option<Endpoint>, Failu
     manager.api.parse().map(Some).map_err(|error| wrong(&path, &format!("manager.api: {error}")))
 }
 
-/// The authority that the hosts file names; none: it names none, or there is no such file.
+/// Returns the authority in the hosts file; `None` if there is none.
 pub(crate) fn authority_of(named: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     Ok(read(named)?.and_then(|(file, _)| Some(file.tls?.authority)))
 }
 
 impl Hosts {
-    /// Reads the hosts file that `named` or the defaults give; without one there is this machine's agent alone.
+    /// Reads the hosts file (`named` or default). Without one, only the agent of this machine is
+    /// known.
     pub(crate) fn load(named: Option<&Path>) -> Result<Hosts, Failure> {
         let Some(path) = hosts_file(named) else {
             let client = Client::new(Endpoint::Unix(DEFAULT_SOCKET.into()));
@@ -113,7 +114,7 @@ impl Hosts {
             let remedy = "name an existing file with --hosts or GODWIT_HOSTS";
             Failure::new(
                 Exit::NotFound,
-                format!("the hosts file {} can't be read: {error}", path.display()),
+                format!("cannot read the hosts file {}: {error}", path.display()),
                 remedy,
             )
         })?;
@@ -122,7 +123,8 @@ impl Hosts {
 
     fn parse(text: &str, path: PathBuf) -> Result<Hosts, Failure> {
         let wrong = |why: String| {
-            let remedy = "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", see docs/cli.md";
+            let remedy = "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", \
+                          see docs/cli.md";
             Failure::usage(format!("{}: {why}", path.display()), remedy)
         };
         let file: HostsFile = toml::from_str(text).map_err(|error| {
@@ -156,7 +158,7 @@ impl Hosts {
         Ok(Hosts { clients, watch: file.watch, file: Some(path) })
     }
 
-    /// The hosts to ask: all, or the one named.
+    /// Returns the hosts to query: all, or the named one.
     pub(crate) fn chosen(&self, only: Option<&str>) -> Result<Vec<(&str, &Client)>, Failure> {
         match only {
             None => Ok(self.clients.iter().map(|(name, client)| (name.as_str(), client)).collect()),
@@ -168,7 +170,7 @@ impl Hosts {
         }
     }
 
-    /// The one host meant: the one named, or the only one there is.
+    /// Returns the named host, or the only one.
     pub(crate) fn one(&self, only: Option<&str>) -> Result<(&str, &Client), Failure> {
         let chosen = self.chosen(only)?;
         match chosen[..] {
@@ -180,7 +182,8 @@ impl Hosts {
         }
     }
 
-    /// The host to leave for `to`: the one named, else the only other one there is, else the one of this machine.
+    /// Returns the source for a migration to `to`: the named host, else the only other one, else
+    /// the one of this machine.
     pub(crate) fn other(&self, to: &str, named: Option<&str>) -> Result<(&str, &Client), Failure> {
         if named.is_some() {
             return self.one(named);
@@ -203,9 +206,9 @@ impl Hosts {
         }
     }
 
-    /// An error where no such host is known.
+    /// Returns an error if the host is unknown.
     pub(crate) fn check(&self, name: &str) -> Result<(), Failure> {
-        // Without a hosts file the agent alone knows its peers.
+        // Without a hosts file, only the agent knows its peers.
         if self.file.is_none() || self.clients.contains_key(name) {
             Ok(())
         } else {
@@ -229,7 +232,8 @@ impl Hosts {
         self.clients.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// Asks hosts at the same time. Those that do not answer are told as notes; an error only if none answers.
+    /// Queries hosts concurrently. Unreachable hosts are reported as notes; the result is an error
+    /// only if no host answers.
     pub(crate) async fn ask_all<'a, T, F>(
         &'a self,
         only: Option<&str>,
@@ -260,7 +264,7 @@ impl Hosts {
         Ok((answered, silent))
     }
 
-    /// Where a VM is. One that comes or goes counts only where nothing else is found.
+    /// Finds the host of a VM. An arriving or leaving VM counts only if nothing else is found.
     pub(crate) async fn find<'a>(
         &'a self,
         vm: &str,
@@ -280,12 +284,13 @@ impl Hosts {
         let (answers, silent) = self.ask_all(only, output, ask).await?;
         let mut found: Vec<(&str, VmInfo)> =
             answers.into_iter().filter_map(|(host, vm)| vm.map(|vm| (host, vm))).collect();
-        // While a VM moves it is on two hosts for a moment: a shadow comes or goes, or the source lets go.
+        // During a migration, a VM is briefly on two hosts: as a shadow VM, or while the source
+        // releases it.
         let passing = |vm: &VmInfo| matches!(vm.state, VmState::MigratingIn | VmState::Stopping);
         if found.iter().any(|(_, vm)| !passing(vm)) {
             found.retain(|(_, vm)| !passing(vm));
         }
-        // Handed over already: its source serves the pages that it still lacks there.
+        // The VM was handed over: its source only serves the pages that are still missing there.
         let runs = |vm: &VmInfo| vm.state == VmState::Running && !vm.in_doubt;
         let only_one_runs = found.iter().filter(|(_, vm)| runs(vm)).count() == 1;
         if only_one_runs
@@ -329,7 +334,8 @@ mod tests {
     #[test]
     fn a_hosts_file_is_read() {
         let hosts = parse(
-            "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n[watch]\nsocket = \"/run/c.sock\"\nnamespace = \"c\"",
+            "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n\
+             [watch]\nsocket = \"/run/c.sock\"\nnamespace = \"c\"",
         )
         .unwrap();
         assert_eq!(hosts.chosen(None).unwrap().len(), 2);

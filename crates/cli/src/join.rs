@@ -1,4 +1,5 @@
-//! `godwit control join-token` on the manager's side, `godwit host join` on the host's.
+//! Implements `godwit control join-token` on the manager's side and `godwit host join` on the
+//! host's side.
 
 use std::fs;
 
@@ -19,11 +20,11 @@ pub(crate) async fn token(
 ) -> Result<(), Failure> {
     match command {
         JoinTokenCommand::Create { host, address, valid } => {
-            // Begun minutes count: no token is good for none.
+            // Started minutes are rounded up: a token cannot have a validity of zero.
             let minutes = u32::try_from(valid.as_secs().div_ceil(60)).unwrap_or(u32::MAX);
             let address = address.map(|address| address.to_string());
             let made = manager.create_join_token(&JoinGrant { host, address, minutes }).await?;
-            // Alone on standard output: `godwit control join-token create c >c.token`.
+            // Only the token is on standard output: `godwit control join-token create c >c.token`.
             output.result(&made, || made.token.clone())
         }
         JoinTokenCommand::List => {
@@ -54,7 +55,7 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     let file = &options.token_file;
     let text = fs::read_to_string(file).map_err(|error| {
         Failure::usage(
-            format!("{} can't be read: {error}", file.display()),
+            format!("cannot read {}: {error}", file.display()),
             "name the file that has the join token: --token-file FILE",
         )
     })?;
@@ -67,8 +68,9 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     if machine != token.host {
         let host = &token.host;
         output.note(&format!(
-            "this machine is called {machine}, and the token is host {host}'s: it is host {host} to the cluster from now on (if that is another machine, \
-            `godwit control host forget {host}`, and have a token made for this one)"
+            "this machine is called {machine}, but the token is for host {host}: the cluster will \
+             know this machine as host {host} (if the token is for another machine, run \
+             `godwit control host forget {host}` and create a token for this one)"
         ));
     }
     let config = options.config.clone();
@@ -83,7 +85,8 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     .await?;
     let JoinedHost { name, had_joined, authority, certificate, key, to_configure } = &joined;
     let told = json!({
-        "host": name, "had_joined": had_joined, "authority": authority, "certificate": certificate, "key": key,
+        "host": name, "had_joined": had_joined, "authority": authority,
+        "certificate": certificate, "key": key,
         "config": config, "to_configure": to_configure,
     });
     output.result(&told, || {
@@ -102,7 +105,7 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     Ok(Exit::Ok)
 }
 
-/// What somebody says of the authority besides the token has to be what the token says.
+/// Checks that the authority given on the command line matches the token.
 fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Failure> {
     let said = match &options.authority {
         Some(file) => Some(Fingerprint::of_certificate(file)?),

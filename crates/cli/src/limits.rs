@@ -1,4 +1,4 @@
-//! `godwit control limits`, and `godwit control host set`.
+//! Implements `godwit control limits` and `godwit control host set`.
 
 use godwit_api::control::{
     HostMoves, LinkMoves, ManagerClient, MoveLimits, UpdateHost, UpdateLimits,

@@ -1,4 +1,4 @@
-//! The `godwit` command: the agent, the manager and their clients behind one name.
+//! The `godwit` command: the agent, the manager and their clients in one binary.
 
 mod args;
 mod baseline;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             }
             return Exit::Usage.into();
         }
-        // Help and version are no errors.
+        // Help and version are not errors.
         Err(asked) => {
             let _ = asked.print();
             return Exit::Ok.into();
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
-    if let Some(failure) = cli.unheard_host() {
+    if let Some(failure) = cli.refused_host() {
         return Err(failure);
     }
     if let Command::Completions { shell, .. } = cli.command {
@@ -80,7 +80,7 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
         Failure::new(Exit::Failure, format!("no threads can be had: {error}"), "")
     })?;
     let outcome = runtime.block_on(dispatch(cli, hosts_file.as_deref(), output));
-    // A console may leave a thread behind that waits for the keyboard.
+    // The console may leave a thread that waits for the keyboard.
     runtime.shutdown_background();
     outcome
 }

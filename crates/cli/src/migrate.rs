@@ -1,4 +1,4 @@
-//! `godwit migrate` and `godwit migration`: begins migrations, follows them, cancels them.
+//! Implements `godwit migrate` and `godwit migration`: starts, follows and cancels migrations.
 
 mod blackout;
 pub(crate) mod dry_run;
@@ -49,14 +49,15 @@ pub(crate) async fn run(
         output.result(&accepted, || accepted.id.clone())?;
         return Ok(Exit::Ok);
     }
-    // Caught before the migration begins: from then on an interrupt has a meaning.
+    // Installed before the migration starts: from then on an interrupt cancels it.
     let interrupts = interrupts()?;
     let watch = begin_watch(hosts, &found.vm, output).await;
     let accepted = found.client.migrate(&options.vm, &request).await?;
     let Some(mut report) = follow(found.client, &accepted.id, interrupts, output).await? else {
         return Ok(detached(&accepted.id, output));
     };
-    // Refused before anything was begun: what the guest's client saw says nothing of it.
+    // The migration was refused before its start, so the client's observations say nothing about
+    // it.
     if let Some(watch) = watch.filter(|_| report.has_begun()) {
         report.blackout_ms = watch.end(output).await;
     }
@@ -78,7 +79,8 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     };
     if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
-            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext and --autostart belong to QEMU's own engine",
+            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext and \
+             --autostart belong to QEMU's own engine",
             "add --engine qemu, or leave them out",
         ));
     }
@@ -153,7 +155,7 @@ fn detached(id: &str, output: Output) -> Exit {
     Exit::Interrupted
 }
 
-/// Shows a migration until its report. None: interrupted twice.
+/// Shows a migration until its report. `None` after the second interrupt.
 async fn follow(
     client: &Client,
     id: &str,
@@ -182,12 +184,18 @@ async fn follow(
                     return Ok(None);
                 }
                 cancelled = true;
-                line.remark("cancelling: waiting until the guest runs on at the source (Ctrl-C again leaves it to itself)");
+                line.remark(
+                    "cancelling: waiting until the guest runs on at the source (Ctrl-C again exits \
+                     without waiting)",
+                );
                 match client.cancel_migration(id).await {
-                    // Over in the same moment: the report follows.
+                    // The migration ended at the same moment: the report follows.
                     Err(error) if error.code() == Some(ErrorCode::WrongState) => {}
-                    // It runs at the destination, and lacks pages: the report comes when it has them.
-                    Err(error) if error.code() == Some(ErrorCode::Busy) => line.remark(&error.to_string()),
+                    // The guest runs at the destination and lacks pages: the report follows when it
+                    // has them.
+                    Err(error) if error.code() == Some(ErrorCode::Busy) => {
+                        line.remark(&error.to_string());
+                    }
                     other => other?,
                 }
             }
@@ -195,10 +203,12 @@ async fn follow(
     }
 }
 
-/// The stream ended without a report: the agent knows how it went, if it can still be asked.
+/// Queries the report after a stream that ended without one.
 async fn broken_off(client: &Client, id: &str) -> Result<Report, Failure> {
     let lost = |why: String| {
-        let remedy = "what became of it is not known here: start that agent again, then see `godwit vm list` and `vm show` (running, or in doubt); its report has gone with the agent if that ended";
+        let remedy = "the outcome is unknown here: start that agent again, then see \
+                      `godwit vm list` and `vm show` (running, or in doubt); if the agent ended, \
+                      its report is lost";
         Failure::new(
             Exit::Unreachable,
             format!("the agent was lost during migration {id}: {why}"),
@@ -267,7 +277,7 @@ pub(crate) async fn manage(
     }
 }
 
-/// Tells every host that answers and is in doubt about a VM which host has it.
+/// Declares the owner of a VM to every reachable host that has it in doubt.
 async fn resolve(
     vm: &str,
     word: &Resolve,
@@ -281,7 +291,7 @@ async fn resolve(
     let runner = answers.iter().find(|(_, vms)| vms.iter().any(runs)).map(|(host, _)| *host);
     if let Some(runner) = runner.filter(|runner| *runner != word.runs_on) {
         let message =
-            format!("host {runner} answers and runs VM {vm}: it can't be host {}'s", word.runs_on);
+            format!("host {runner} answers and runs VM {vm}: host {} cannot own it", word.runs_on);
         let remedy = format!("remedy the link between the two hosts, or say `--runs-on {runner}`");
         return Err(Failure::new(Exit::Conflict, message, remedy));
     }
@@ -290,7 +300,8 @@ async fn resolve(
     let mut asked: Vec<&str> =
         answers.into_iter().filter_map(|(host, vms)| in_doubt(vms).then_some(host)).collect();
     if asked.is_empty() {
-        // One that keeps pages for a host that is gone is in no doubt, and may be taken back all the same.
+        // A host that keeps pages for a lost host is not in doubt, but may take the guest back as
+        // well.
         asked.push(hosts.find(vm, only, output).await?.host);
     }
     let mut answers = Vec::new();
@@ -299,7 +310,8 @@ async fn resolve(
         let text = match &resolved.vm {
             Some(info) if info.state == VmState::Failed => {
                 format!(
-                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` boots it from its disks"
+                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` boots \
+                     it from its disks"
                 )
             }
             Some(info) => format!("VM {vm} is host {host}'s now, and {}", info.state),
@@ -410,7 +422,8 @@ mod tests {
     #[test]
     fn the_request_says_what_the_flags_say() {
         let request = parse(
-            "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd --postcopy",
+            "godwit migrate web --to b --engine qemu --multifd-channels 4 \
+             --multifd-compression zstd --postcopy",
         )
         .unwrap();
         assert_eq!(request.engine, EngineKind::Qemu);

@@ -1,4 +1,4 @@
-//! Moves by the manager: `godwit control move`; and who did what: `godwit control audit`.
+//! Implements `godwit control move` and `godwit control audit`.
 
 use std::time::Duration;
 
@@ -63,7 +63,8 @@ async fn create(
         Heard::Answer(asked) => asked,
         Heard::Interrupted => {
             output.note(
-                "it is not known whether the manager has taken the move in (see `godwit control move list`)",
+                "it is unknown whether the manager has accepted the move (see `godwit control move \
+                 list`)",
             );
             return Ok(Exit::Interrupted);
         }
@@ -96,7 +97,7 @@ pub(crate) fn move_state(of: MoveState) -> &'static str {
     }
 }
 
-/// What it waits for, how far it is, or why it failed.
+/// Formats the reason for waiting, the progress, or the reason for the failure.
 pub(crate) fn because(one: &Move) -> String {
     if let Some(waits) = &one.waits {
         return waits.text.clone();
@@ -122,7 +123,7 @@ fn move_row(one: &Move) -> Vec<String> {
     ]
 }
 
-/// How long its last attempt took; none: it is not over, or never began.
+/// Returns the duration of the last attempt; `None` if it has not ended or never started.
 fn took(one: &Move) -> Option<String> {
     let ms = one.ended_unix_ms?.saturating_sub(one.started_unix_ms?);
     Some(millis(Duration::from_millis(ms).as_secs_f64() * 1000.0))
@@ -149,7 +150,8 @@ fn move_fields(one: &Move) -> String {
     fields(&rows)
 }
 
-/// Until it is over, or until Ctrl-C: then it goes on by itself, and the second value is true.
+/// Follows a move until it ends or until Ctrl-C. In the latter case the move continues, and the
+/// second value is true.
 async fn follow(
     manager: &ManagerClient,
     asked: Move,
@@ -172,7 +174,7 @@ async fn follow(
     Ok((now, false))
 }
 
-/// How a move that is over ended.
+/// Returns the exit code of a finished move.
 pub(crate) fn move_exit(over: &Move) -> Exit {
     match over.state {
         MoveState::Cancelled => Exit::Cancelled,
@@ -188,7 +190,7 @@ pub(crate) fn move_exit(over: &Move) -> Exit {
     }
 }
 
-/// Who did what, the newest first.
+/// Prints the audit log, newest first.
 pub(crate) async fn audit(
     manager: &ManagerClient,
     lines: usize,
@@ -208,7 +210,7 @@ pub(crate) async fn audit(
     Ok(Exit::Ok)
 }
 
-/// A time as people read it, UTC, to the second.
+/// Formats a time, UTC, to the second.
 pub(crate) fn utc(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
     time::OffsetDateTime::from_unix_timestamp(seconds).map_or_else(
@@ -235,7 +237,8 @@ mod tests {
         ] {
             let failure = code.map(|code| json!({ "code": code, "message": "", "remedy": "" }));
             let over = json!({
-                "id": "v", "vm": "web", "from": "a", "state": state, "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
+                "id": "v", "vm": "web", "from": "a", "state": state, "priority": "normal",
+                "asked_by": "root", "asked_unix_ms": 1,
                 "attempts": attempts, "failure": failure
             });
             assert_eq!(move_exit(&from_value(over).unwrap()), exit, "{state} {code:?}");

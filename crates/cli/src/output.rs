@@ -1,5 +1,6 @@
-//! Where results, progress and failures go: results to standard output, everything else to standard error; colours
-//! and moving lines on terminals only, and never where NO_COLOR is set (no-color.org).
+//! Output of results, progress and errors: results go to standard output, everything else to
+//! standard error. Colours and live lines appear only on terminals, and never if NO_COLOR is set
+//! (no-color.org).
 
 use std::io::{self, IsTerminal, Write};
 
@@ -8,14 +9,14 @@ use serde::Serialize;
 
 use crate::exit::Failure;
 
-/// How results are written.
+/// Format of results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
     colours: bool,
 }
 
-/// A colour by what it means.
+/// A colour, named by its meaning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tone {
     Good,
@@ -29,12 +30,12 @@ impl Output {
         Output { json, colours: !json && !forbidden && io::stdout().is_terminal() }
     }
 
-    /// Whether results are for programs.
+    /// Returns whether results are written as JSON.
     pub(crate) fn is_json(self) -> bool {
         self.json
     }
 
-    /// Writes a result: as JSON, or as `text` makes it for people.
+    /// Writes a result as JSON, or as the text of `text`.
     pub(crate) fn result(
         self,
         result: &impl Serialize,
@@ -49,13 +50,13 @@ impl Output {
             out.push('\n');
         }
         match io::stdout().lock().write_all(out.as_bytes()) {
-            // A reader that has seen enough (`| head`) is no failure.
+            // A reader that closes the pipe early (`| head`) is not an error.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             other => Ok(other?),
         }
     }
 
-    /// A remark beside the result.
+    /// Writes a remark to standard error.
     pub(crate) fn note(self, text: &str) {
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
@@ -69,7 +70,7 @@ impl Output {
         self.note(&text);
     }
 
-    /// Text in a colour, where there are colours.
+    /// Colours a text, if colours are enabled.
     pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Good => 32,
@@ -80,7 +81,7 @@ impl Output {
     }
 }
 
-/// A moving line for what is under way; none where nobody watches a terminal.
+/// Creates a live line for an operation in progress; `None` without a terminal.
 pub(crate) fn spinner() -> Option<ProgressBar> {
     io::stderr().is_terminal().then(|| {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -92,7 +93,7 @@ pub(crate) fn spinner() -> Option<ProgressBar> {
     })
 }
 
-/// A table of aligned columns, the heads in capitals, without lines.
+/// Formats a table of aligned columns, with heads in capitals and without lines.
 pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count()).collect();
     for row in rows {
@@ -115,7 +116,7 @@ pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// `key: value` lines, the values aligned.
+/// Formats `key: value` lines with aligned values.
 pub(crate) fn fields(fields: &[(&str, String)]) -> String {
     let width = fields.iter().map(|(key, _)| key.len()).max().unwrap_or(0) + 1;
     fields.iter().map(|(key, value)| format!("{:<width$} {value}\n", format!("{key}:"))).collect()

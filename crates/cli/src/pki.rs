@@ -1,4 +1,4 @@
-//! `godwit pki`: the authority and what it issues.
+//! Implements `godwit pki`: the certificate authority and its certificates.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `godwit vm preflight`: what stands in the way of a VM's move, and where it can go.
+//! Implements `godwit vm preflight`: preflight checks and the ranking of hosts.
 
 use std::path::Path;
 

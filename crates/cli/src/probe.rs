@@ -1,4 +1,4 @@
-//! `godwit probe`: what a migration would find between two hosts.
+//! Implements `godwit probe`: the network between two hosts as a migration would use it.
 
 use godwit_api::{PROBE_SECONDS, ProbeEvent, ProbeRequest};
 use godwit_types::{
@@ -30,7 +30,7 @@ pub(crate) async fn run(
     hosts.check(&options.to)?;
     let (from, client) = hosts.other(&options.to, options.from.as_deref().or(only))?;
     if from == options.to {
-        let message = format!("host {from} can't be probed from itself");
+        let message = format!("cannot probe host {from} from itself");
         return Err(Failure::usage(message, "name another host with --from"));
     }
     let request = ProbeRequest {
@@ -38,7 +38,7 @@ pub(crate) async fn run(
         guest_bytes: options.size.bytes(),
         seconds: options.seconds,
     };
-    // Caught before anything begins: dropping the events ends the probe on both hosts.
+    // Installed before the probe starts: dropping the events ends the probe on both hosts.
     let mut interrupts = signal(SignalKind::interrupt())?;
     let asked = async {
         let mut events = client.probe(&request).await?;
@@ -79,7 +79,7 @@ pub(crate) async fn run(
     Ok(if all_measured && !report.lanes.is_empty() { Exit::Ok } else { Exit::Unreachable })
 }
 
-/// What is measured now: a moving line on a terminal, elsewhere a plain one each.
+/// Shows the current measurement: a live line on a terminal, otherwise a plain one for each.
 struct StageLine {
     output: Output,
     bar: Option<ProgressBar>,
@@ -109,7 +109,7 @@ impl StageLine {
     }
 }
 
-/// `lane 1 of 2, 10.0.0.1 → 10.0.0.2:7  throughput, 4 streams`
+/// Formats `lane 1 of 2, 10.0.0.1 → 10.0.0.2:7  throughput, 4 streams`.
 fn stage(progress: &ProbeProgress) -> String {
     let lane = match &progress.lane {
         Some(lane) => format!("lane {} of {}, {lane}  ", progress.number, progress.lanes),
@@ -193,7 +193,7 @@ fn row(lane: &LaneProbe) -> Vec<String> {
     row
 }
 
-/// A rate for each number of streams that lanes are measured with.
+/// Returns a rate for each number of streams that lanes are measured with.
 fn rates(runs: &[ThroughputRun]) -> impl Iterator<Item = String> {
     STREAM_COUNTS.iter().map(|streams| {
         let run = runs.iter().find(|run| run.streams == *streams);
@@ -201,7 +201,7 @@ fn rates(runs: &[ThroughputRun]) -> impl Iterator<Item = String> {
     })
 }
 
-/// What a lane's row has no room for.
+/// Formats details that do not fit in the row of a lane.
 fn remarks(lane: &LaneProbe) -> Vec<String> {
     let name = lane_name(lane);
     let mut lines = Vec::new();
@@ -217,8 +217,10 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
         let passes = mtu.passes.map_or_else(|| "less".to_owned(), |passes| passes.to_string());
         if mtu.black_hole {
             lines.push(format!(
-                "{name}: MTU of the interface {interface}, but only {passes} passes, and what is larger vanishes without a word: \
-                 a migration would stand still for seconds, and go on with small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or let the network between them carry {interface}\n"
+                "{name}: the interface has an MTU of {interface}, but only {passes} passes, and larger \
+                 packets are dropped silently: a migration would stall for seconds and continue with \
+                 small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or \
+                 configure the network between them for {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
             lines.push(format!(
@@ -247,7 +249,7 @@ fn conclusion(report: &ProbeReport, output: Output) -> String {
         bytes(estimate.bytes_per_s),
     );
     lines.push(("migration time", usual));
-    // Less is no reason to change anything.
+    // A smaller gain is no reason for a change.
     if estimate.best_streams > estimate.streams
         && estimate.best_migration_time_ms * 1.1 < estimate.migration_time_ms
     {
@@ -256,7 +258,8 @@ fn conclusion(report: &ProbeReport, output: Output) -> String {
     }
     lines.push((
         "assumed",
-        "an idle VM, none of its pages zero; one that writes memory takes longer, empty memory shortens it"
+        "an idle VM without zero pages; one that writes memory takes longer, and zero pages \
+         shorten it"
             .to_owned(),
     ));
     fields(&lines)

@@ -1,4 +1,4 @@
-//! A migration's report for people. The JSON form is the type itself.
+//! Report of a migration as text. The JSON form is the type itself.
 
 use godwit_types::{
     EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport,
@@ -8,7 +8,7 @@ use godwit_types::{
 use crate::output::{Output, Tone, fields, table};
 use crate::units::{byte_count, bytes, millis};
 
-/// The whole report as text.
+/// Formats the whole report.
 pub(crate) fn render(report: &Report, output: Output) -> String {
     let mut text = headline(report, output);
     if let Some(error) = &report.error {
@@ -18,7 +18,7 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
         }
     }
     if !report.has_begun() && report.error.is_some() {
-        // Refused before anything moved: there are no figures.
+        // Refused before the transfer: there are no figures.
         return text;
     }
     text.push('\n');
@@ -39,8 +39,8 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
     text
 }
 
-/// The phase of the switchover is longer than the pause: it begins when QEMU is asked to stop the guest, and ends with the word from
-/// the destination that the guest runs.
+/// The switchover phase is longer than the pause: it begins when QEMU is asked to stop the guest,
+/// and ends when the destination reports that the guest runs.
 fn phase_text(phase: Phase) -> String {
     match phase {
         Phase::Switchover => format!("{phase} (as the source sees it)"),
@@ -120,14 +120,14 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     if let Some(limit) = report.bandwidth_limit {
         lines.push(("limit", limit.to_string()));
     }
-    // One lane that was whole says nothing beyond the bytes above.
+    // A single lane without interruptions adds nothing to the bytes above.
     if report.lanes.len() > 1 || report.lanes.iter().any(|lane| !lane.broken.is_empty()) {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
     }
     lines
 }
 
-/// What the writers were held to, and by what.
+/// Formats how vCPUs were throttled, and by what.
 fn throttle_text(report: &Report, throttle: &ThrottleReport) -> String {
     let ThrottleReport { faults, held_ms, least_cpu_percent, .. } = throttle;
     let limits = report.rounds.iter().filter_map(|round| round.throttled_to_pages_per_s);
@@ -144,7 +144,7 @@ fn throttle_text(report: &Report, throttle: &ThrottleReport) -> String {
     text
 }
 
-/// How the pages came that the guest lacked, and what it felt of that.
+/// Formats how the missing pages arrived, and the effect on the guest.
 fn page_in_lines(page_in: &PageInReport) -> Vec<(&'static str, String)> {
     let PageInReport { pages, demanded_pages, cuts, duration_ms, fetch_ms, .. } = page_in;
     let cut = match cuts {
@@ -156,14 +156,15 @@ fn page_in_lines(page_in: &PageInReport) -> Vec<(&'static str, String)> {
     if *demanded_pages > 0 {
         let FetchTimes { median, p90, p99, max } = fetch_ms;
         let text = format!(
-            "for {demanded_pages} of them: {median:.2} ms in the median, p90 {p90:.2}, p99 {p99:.2}, at most {max:.1}"
+            "for {demanded_pages} of them: {median:.2} ms in the median, p90 {p90:.2}, \
+             p99 {p99:.2}, at most {max:.1}"
         );
         lines.push(("guest waited", text));
     }
     lines
 }
 
-/// By how much a deadline was, or will be, missed.
+/// Formats by how much a deadline was or will be missed.
 pub(crate) fn beyond_deadline(policy: Intent, migration_time_ms: f64) -> Option<String> {
     let Intent::Deadline(deadline) = policy else { return None };
     let deadline_ms = deadline.as_secs_f64() * 1e3;
@@ -172,7 +173,7 @@ pub(crate) fn beyond_deadline(policy: Intent, migration_time_ms: f64) -> Option<
         .then(|| format!("by {}: it was to be over after {}", millis(over_ms), millis(deadline_ms)))
 }
 
-/// What was foreseen, to be compared with what is measured.
+/// Formats the prediction, for comparison with the measurement.
 fn predicted_text(predicted: &Predicted) -> String {
     let Predicted {
         migration_time_ms,
@@ -192,7 +193,7 @@ fn predicted_text(predicted: &Predicted) -> String {
     )
 }
 
-/// What the pages were sent as, in a line.
+/// Formats the encodings of pages in one line.
 fn encodings(encodings: &[EncodingReport]) -> String {
     let one = |encoding: &EncodingReport| {
         let EncodingReport { name, pages, raw_bytes, wire_bytes } = encoding;
@@ -214,7 +215,8 @@ fn encodings(encodings: &[EncodingReport]) -> String {
 fn breakdown(pieces: &SwitchoverReport) -> String {
     let SwitchoverReport { last_pages_ms, device_state_ms, flight_ms, load_ms, resume_ms } = pieces;
     format!(
-        "last pages {last_pages_ms:.1}, device state {device_state_ms:.1}, flight {flight_ms:.1}, load {load_ms:.1}, resume {resume_ms:.1}"
+        "last pages {last_pages_ms:.1}, device state {device_state_ms:.1}, flight {flight_ms:.1}, \
+         load {load_ms:.1}, resume {resume_ms:.1}"
     )
 }
 

@@ -1,4 +1,4 @@
-//! `godwit control rule`.
+//! Implements `godwit control rule`.
 
 use std::collections::BTreeSet;
 

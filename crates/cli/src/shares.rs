@@ -1,4 +1,5 @@
-//! `godwit control networks` and `godwit control datastores`: what hosts share.
+//! Implements `godwit control networks` and `godwit control datastores`: resources that hosts
+//! share.
 
 use godwit_api::control::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, ManagerClient};
 

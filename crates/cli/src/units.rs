@@ -1,8 +1,8 @@
-//! Times and sizes as people read and write them.
+//! Times and sizes in the form that people read and write.
 
 use std::time::Duration;
 
-/// Reads `20ms`, `1.5s`, `500us`, `2min`.
+/// Parses `20ms`, `1.5s`, `500us`, `2min`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("\"{text}\" is no time: write a number and a unit, such as 20ms, 1.5s or 2min");
@@ -19,7 +19,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * unit_s).map_err(|_| wrong())
 }
 
-/// `1.2 GiB`, `512 MiB`, `17 B`.
+/// Formats `1.2 GiB`, `512 MiB`, `17 B`.
 pub(crate) fn bytes(bytes: f64) -> String {
     const UNITS: [(&str, f64); 4] = [
         ("TiB", 1_099_511_627_776.0),
@@ -34,13 +34,14 @@ pub(crate) fn bytes(bytes: f64) -> String {
     }
 }
 
-/// A count of bytes.
+/// Formats a number of bytes.
 #[expect(clippy::cast_precision_loss, reason = "for people: three digits are shown")]
 pub(crate) fn byte_count(count: u64) -> String {
     bytes(count as f64)
 }
 
-/// `12.3 ms`, `4.56 s`, `2 min 05 s`, `3 h 10 min`, `2 d 4 h`: rounded to the smallest unit that is shown.
+/// Formats `12.3 ms`, `4.56 s`, `2 min 05 s`, `3 h 10 min`, `2 d 4 h`, rounded to the smallest unit
+/// shown.
 pub(crate) fn millis(ms: f64) -> String {
     const SECOND_MS: f64 = 1e3;
     const MINUTE_MS: f64 = 60.0 * SECOND_MS;

@@ -1,4 +1,4 @@
-//! `godwit vm`.
+//! Implements `godwit vm`.
 
 mod console;
 mod create;
@@ -26,7 +26,8 @@ pub(crate) async fn run(
         VmCommand::Create(options) => {
             let start = options.start;
             if !options.labels.is_empty() {
-                let remedy = "name a manager (--manager, or [manager] in the hosts file), or leave --label out";
+                let remedy =
+                    "name a manager (--manager, or [manager] in the hosts file), or omit --label";
                 return Err(Failure::usage(
                     "labels are kept by a manager, and none makes this VM",
                     remedy,
@@ -37,7 +38,7 @@ pub(crate) async fn run(
             let (_, client) = hosts.one(only)?;
             told(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
         }
-        // Asks the manager: main has run it.
+        // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),
         VmCommand::List => list(hosts, only, output).await,
         VmCommand::Show { name } => {
@@ -45,7 +46,7 @@ pub(crate) async fn run(
             output.result(&found.vm, || describe(&found.vm))?;
             Ok(Exit::Ok)
         }
-        // Of baselines a host alone knows nothing.
+        // A single host knows nothing of baselines.
         VmCommand::Start { name, skip_preflight: _ } => {
             let found = hosts.find(&name, only, output).await?;
             told(&found.client.start_vm(&name).await?, output)
@@ -68,7 +69,8 @@ pub(crate) async fn run(
     }
 }
 
-/// A VM's name is unique among all hosts, which each host alone can't see to. Hosts that do not answer can't be asked.
+/// Checks that a VM's name is unique among all hosts, which a single host cannot do. Unreachable
+/// hosts are not checked.
 async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), Failure> {
     match hosts.find(name, None, output).await {
         Ok(found) => Err(Failure {
@@ -118,7 +120,7 @@ fn row(vm: &VmInfo) -> Vec<String> {
     ]
 }
 
-/// What it does; of one in doubt, that comes first.
+/// Formats the state of a VM; "in doubt" takes precedence.
 fn state(vm: &VmInfo) -> String {
     if vm.in_doubt { format!("in doubt ({})", vm.state) } else { vm.state.to_string() }
 }
@@ -134,7 +136,9 @@ fn describe(vm: &VmInfo) -> String {
     }
     if vm.in_doubt {
         let remedy = format!(
-            "start the other host's agent, or repair the link: it settles within seconds. Gone for good: power it off, then `godwit migration resolve {} --runs-on {}`",
+            "start the other host's agent or repair the link: the hosts then resolve it within \
+             seconds. If the other host is lost permanently, power it off, then run \
+             `godwit migration resolve {} --runs-on {}`",
             vm.name, vm.host
         );
         lines.push(("what to do", remedy));

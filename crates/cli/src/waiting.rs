@@ -1,5 +1,6 @@
-//! What a command goes through that waits for the end of something that the manager does: Ctrl-C, at any moment and also while a request is
-//! under way, and a manager that is away for a moment, as when it is started again or another one takes over.
+//! Waits for the end of an operation of the manager. Handles Ctrl-C at any time, even during a
+//! request, and a manager that is briefly unavailable because it restarts or another one takes
+//! over.
 
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ use tokio::time::{Instant, sleep};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-/// How often the manager is asked how far something is.
+/// Poll interval for the progress of an operation.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a manager may be away: three times what another one needs to take over (docs/manager.md).
+/// Longest time a manager may be unavailable: three times what a failover needs (docs/manager.md).
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
-/// What came first.
+/// First of two events: an answer or an interrupt.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard<T> {
     Answer(T),
@@ -26,7 +27,7 @@ pub(crate) enum Heard<T> {
 
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// One for the whole command: what comes between two requests is not lost.
+    /// One listener for the whole command, so that an interrupt between two requests is not lost.
     interrupts: Signal,
     output: Output,
     look_interval: Duration,
@@ -34,13 +35,14 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// From here on Ctrl-C is told by [`Heard`], and does not end the process: to be called before anything is begun.
+    /// From here on, Ctrl-C is reported as [`Reply::Interrupted`] and does not end the process.
+    /// Call this before an operation starts.
     pub(crate) fn begin(output: Output) -> Result<Waiting, Failure> {
         let interrupts = signal(SignalKind::interrupt())?;
         Ok(Waiting { interrupts, output, look_interval: LOOK_INTERVAL, longest_away: LONGEST_AWAY })
     }
 
-    /// One request.
+    /// Sends a request, and waits for its answer or an interrupt.
     pub(crate) async fn ask<T, E>(
         &mut self,
         request: impl Future<Output = Result<T, E>>,
@@ -51,8 +53,8 @@ impl Waiting {
         }
     }
 
-    /// Looks how far something is, some time from now; `what` goes on meanwhile and is looked at again by `command` when nobody answers.
-    /// A manager that is away is asked again, and is given up after some seconds.
+    /// Polls an operation after an interval. If the manager is unavailable, retries for several
+    /// seconds. The final error says that `what` continues and that `command` shows its result.
     pub(crate) async fn look<T, F: Future<Output = Result<T, ManagerError>>>(
         &mut self,
         request: impl Fn() -> F,
@@ -86,7 +88,7 @@ impl Waiting {
     }
 }
 
-/// Whether the manager, or the one that takes over, may answer in a moment.
+/// Returns whether the manager, or its successor, may answer soon.
 fn is_away(error: &ManagerError) -> bool {
     use ProblemCode as P;
     match error {
@@ -94,7 +96,8 @@ fn is_away(error: &ManagerError) -> bool {
         ManagerError::Refused(problem) => {
             matches!(problem.code, P::NoLeader | P::StoreAway | P::IssuerAway | P::TooManyRequests)
         }
-        // The connection may have broken in the midst of an answer; what is no manager at all is none the next time either.
+        // The connection may have been lost in the middle of an answer. A server that is not a
+        // manager fails again the next time.
         ManagerError::Protocol { .. } => true,
     }
 }

@@ -1,4 +1,4 @@
-//! `godwit watch`: what a client of a guest sees.
+//! Implements `godwit watch`: what a client of a guest observes.
 
 use std::io::Write;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn tell(event: WatchEvent, output: Output) {
             WatchEvent::Gap { length_ns, .. } => format!("gap of {}", nanos(length_ns)),
         }
     };
-    // A reader that has gone is no reason to stop measuring.
+    // A closed output is no reason to stop the measurement.
     let _ = writeln!(std::io::stdout().lock(), "{text}");
 }
 

@@ -1,4 +1,5 @@
-//! A host joins over the network: the program as manager, as admin and as host, with TLS between them.
+//! A host joins over the network: the program acts as manager, admin and host, with TLS between
+//! them.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use godwit_pki::{Authority, Grant, Identity, RevocationList, Role, Serial, describe};
 
-/// How long the manager may take until it answers.
+/// Longest time until the manager answers.
 const LONGEST_START: Duration = Duration::from_secs(60);
 
 struct Manager {
@@ -35,7 +36,7 @@ fn godwit(line: &str) -> Command {
     command
 }
 
-/// A manager with a certificate of this role, whose authority signs.
+/// Starts a manager with a certificate of this role and a signing authority.
 fn manager(dir: &Path, role: Role) -> Manager {
     let pki = dir.join("authority");
     let authority = Authority::create(&pki, "test", 30).unwrap();
@@ -46,8 +47,10 @@ fn manager(dir: &Path, role: Role) -> Manager {
     drop(free);
     let (dir, pki) = (dir.display(), pki.display());
     let text = format!(
-        "name = \"m1\"\nlisten = [\"{listen}\"]\nsocket = \"{dir}/control.sock\"\nstate_dir = \"{dir}/state\"\n\
-        [tls]\nauthority = \"{pki}/ca.pem\"\ncertificate = \"{pki}/m1.pem\"\nkey = \"{pki}/m1.key\"\n\
+        "name = \"m1\"\nlisten = [\"{listen}\"]\nsocket = \"{dir}/control.sock\"\n\
+        state_dir = \"{dir}/state\"\n\
+        [tls]\nauthority = \"{pki}/ca.pem\"\ncertificate = \"{pki}/m1.pem\"\n\
+        key = \"{pki}/m1.key\"\n\
         [authority]\ncertificate = \"{pki}/ca.pem\"\nkey = \"{pki}/ca.key\"\n"
     );
     let config = format!("{dir}/control.toml");
@@ -69,7 +72,7 @@ fn authority_of(dir: &Path) -> PathBuf {
 }
 
 impl Manager {
-    /// The revoked certificates, and when each was.
+    /// Returns the revoked certificates with their times.
     fn list(&self, authority: &Path) -> BTreeMap<Serial, i64> {
         let printed = self.ask("certificate crl");
         RevocationList::read(&printed, authority).unwrap().revoked().clone()
@@ -114,17 +117,17 @@ fn a_host_joins_by_its_token() {
     assert_eq!(fs::read_dir(host.join("pki")).unwrap().count(), 3, "nothing is left behind");
     assert!(fs::read_to_string(host.join("agent.toml")).unwrap().contains("name = \"c\""));
     assert!(manager.ask("host list").contains("https://127.0.0.1:1"));
-    // By its serial number it can be revoked, and is when its host is forgotten.
+    // The certificate can be revoked by its serial number, and is revoked when its host is removed.
     let shown = describe(&file("c.pem")).unwrap().serial.to_string();
     assert!(manager.ask("certificate list").contains(&shown));
     manager.ask("certificate revoke 4100");
     assert!(!manager.list(&authority_of(dir.path())).contains_key(&shown.parse().unwrap()));
-    // Once more is no harm, and asks nobody.
+    // A repeated join succeeds without a request.
     let before = fs::read(file("c.pem")).unwrap();
     let again = manager.join(&host, &token);
     assert!(again.status.success() && said(&again).contains("had joined"), "{}", said(&again));
     assert_eq!(fs::read(file("c.pem")).unwrap(), before);
-    // Who has read the token comes too late, and has nothing of it.
+    // A token that leaked afterwards is useless.
     let thief = dir.path().join("thief");
     fs::create_dir(&thief).unwrap();
     let refused = manager.join(&thief, &token);
@@ -147,7 +150,7 @@ fn who_passes_for_the_manager_learns_no_token() {
     let strange = manager(other.path(), Role::Operator);
     let refused = strange.join(other.path(), &token);
     assert!(said(&refused).contains("no authority with the fingerprint"), "{}", said(&refused));
-    // A host's certificate, though of the right authority, is none of a manager.
+    // A host certificate of the right authority does not authenticate a manager.
     let other = tempfile::tempdir().unwrap();
     let host = manager(other.path(), Role::Host);
     let token = host.ask("join-token create c");

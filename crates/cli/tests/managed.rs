@@ -1,4 +1,5 @@
-//! The manager from the command line, over simulated agents: the program as manager and as the one who asks it.
+//! The manager from the command line, with simulated agents: the program is both the manager and
+//! its client.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
@@ -12,14 +13,14 @@ use godwit_fleet::{Fleet, FleetPlan};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// However slow the machine is, nothing takes so long.
+/// Limit that no step reaches, even on a slow machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A manager that knows simulated hosts, and a hosts file that names it.
+/// A manager with simulated hosts, and a hosts file that names it.
 struct Managed {
     process: Child,
     hosts: PathBuf,
-    /// The agents end with it.
+    /// Runs the agents; they end with it.
     _runtime: tokio::runtime::Runtime,
     _fleet: Fleet,
     _dir: tempfile::TempDir,
@@ -49,7 +50,7 @@ fn godwit(hosts: &Path, line: &[&str]) -> Command {
     command
 }
 
-/// The manager of the hosts file's directory.
+/// Starts the manager in the directory of the hosts file.
 fn manager(hosts: &Path) -> Child {
     let config = hosts.with_file_name("control.toml");
     let run = ["control", "run", "--config", config.to_str().unwrap()];
@@ -60,7 +61,7 @@ fn signal(to: &Child, which: Signal) {
     kill_process(Pid::from_child(to), which).unwrap();
 }
 
-/// Whether a process has said what it does at SIGINT.
+/// Returns whether a process has installed its SIGINT handler.
 fn catches_interrupts(process: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
@@ -68,7 +69,7 @@ fn catches_interrupts(process: &Child) -> bool {
     u64::from_str_radix(caught, 16).unwrap() >> bit & 1 == 1
 }
 
-/// A command's exit code.
+/// Returns the exit code of a command.
 fn ended(mut command: Child) -> Option<i32> {
     command.wait().unwrap().code()
 }
@@ -80,7 +81,7 @@ impl Managed {
         until("the manager leads", || self.ask("control status")["leader"].is_object());
     }
 
-    /// Kills the manager, and starts it again.
+    /// Kills the manager and starts it again.
     fn start_again(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -88,13 +89,13 @@ impl Managed {
         self.await_leading();
     }
 
-    /// A command that goes on while others are carried out.
+    /// Starts a command that runs beside others.
     fn leave(&self, line: &str) -> Child {
         let words: Vec<&str> = line.split_whitespace().collect();
         godwit(&self.hosts, &words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    /// The host of a VM that runs, and another one.
+    /// Returns the host of a running VM, and another host.
     fn with_vm(&self, name: &str) -> (&'static str, &'static str) {
         let made = self.ask(&format!("vm create {name} --kernel /k --start"));
         if made["host"] == "host-0000" {
@@ -109,11 +110,16 @@ impl Managed {
         let place = dir.path().display();
         let config = dir.path().join("control.toml");
         let text = format!(
-            "name = \"m1\"\ninsecure = true\nsocket = \"{place}/control.sock\"\nstate_dir = \"{place}/state\"\n"
+            "name = \"m1\"\ninsecure = true\nsocket = \"{place}/control.sock\"\n\
+             state_dir = \"{place}/state\"\n"
         );
         std::fs::write(&config, text).unwrap();
         let file = dir.path().join("hosts.toml");
-        std::fs::write(&file, format!("[hosts.none]\napi = \"unix:{place}/none.sock\"\n[manager]\napi = \"unix:{place}/control.sock\"\n")).unwrap();
+        let text = format!(
+            "[hosts.none]\napi = \"unix:{place}/none.sock\"\n\
+             [manager]\napi = \"unix:{place}/control.sock\"\n"
+        );
+        std::fs::write(&file, text).unwrap();
         let process = manager(&file);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let plan = FleetPlan { hosts, vms: 0, hosts_with_vms: 1, ..FleetPlan::default() };
@@ -140,7 +146,7 @@ impl Managed {
         result
     }
 
-    /// What is told people.
+    /// Returns the text output for people.
     fn text(&self, line: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
         let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
@@ -172,7 +178,7 @@ fn a_vm_lives_its_life_by_the_manager() {
         (listed[0]["name"].as_str(), listed[0]["labels"]["app"].as_str()),
         (Some("web"), Some("shop"))
     );
-    // As a host tells it, its specification with it.
+    // As the host reports it, with its specification.
     assert_eq!(managed.ask("vm show web")["spec"]["kernel"], "/k");
     assert_eq!(managed.refused("vm delete web").0, 4);
     assert_eq!(managed.ask("vm stop web --grace 1s")["state"], "stopped");
@@ -304,7 +310,7 @@ fn limits_hold_at_once_and_are_taken_back() {
 #[test]
 fn events_are_told_a_line_each() {
     let managed = Managed::begin(1);
-    // Numbers begin by the clock: what came before the manager's life is not to be had.
+    // Event numbers start from the clock: events before the manager's start are unavailable.
     let mut follows = godwit(&managed.hosts, &["control", "events", "--behind", "0"]);
     let mut follows = follows.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(follows.stdout.take().unwrap()).lines();
@@ -333,7 +339,7 @@ fn an_interrupt_ends_the_looking_alone_whatever_is_under_way() {
     signal(&looks, Signal::INT);
     assert_eq!(ended(looks), Some(130));
     assert_eq!(managed.ask("control move list")[0]["state"], "waiting");
-    // The request itself: a manager that stands still takes connections and answers nothing.
+    // A stopped manager accepts connections and never answers.
     signal(&managed.process, Signal::STOP);
     for line in ["control move create web".to_owned(), format!("host drain {from}")] {
         let asks = managed.leave(&line);
@@ -354,7 +360,7 @@ fn a_command_that_waits_ends_as_what_it_waits_for() {
     let id = managed.ask("control move list")[0]["id"].as_str().unwrap().to_owned();
     managed.ask(&format!("control move cancel {id}"));
     assert_eq!(ended(looks), Some(8));
-    // Those of one second too: it is the one under way that is meant.
+    // Also within the same second, the running drain is selected.
     for _ in 0..4 {
         managed.ask(&format!("host drain {from} --detach"));
         assert_eq!(managed.ask(&format!("host drain {from} --cancel"))["state"], "cancelled");
@@ -371,7 +377,7 @@ fn a_command_that_waits_ends_as_what_it_waits_for() {
     assert_eq!(ended(looks), Some(8));
     managed.ask("control limits set --in-all default");
     managed.ask(&format!("host drain {from}"));
-    // It is moved on by hand, and is not back when the drain is undone.
+    // The VM is moved again by hand, so it does not return when the drain is undone.
     let there = managed.ask("vm show web")["host"].as_str().unwrap().to_owned();
     let third = ["host-0000", "host-0001", "host-0002"];
     let third = third.into_iter().find(|host| *host != from && *host != there).unwrap();

@@ -1,4 +1,6 @@
-//! Answers, and what the manager reads: every error is a problem document, also those of the framework.
+//! Extractors for requests, and types of responses. Every error is a problem document, including
+//! the
+//! framework's own errors.
 
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
@@ -15,7 +17,7 @@ use serde_json::Value;
 
 use crate::cluster::inventory::Cursor;
 
-/// The media type of problem documents (RFC 9457, section 3).
+/// Media type of problem documents (RFC 9457, section 3).
 const PROBLEM_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// A [`Problem`] as an HTTP response.
@@ -50,47 +52,45 @@ impl IntoResponse for Refusal {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if status == StatusCode::TOO_MANY_REQUESTS {
-            // RFC 6585, section 4: the buckets fill by the second.
+            // RFC 6585, section 4. The buckets refill every second.
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        // For the audit log, which stands around everything.
+        // For the audit log, whose layer wraps all others.
         response.extensions_mut().insert(self.0);
         response
     }
 }
 
-/// What a request has made, for the audit log: among the extensions of the answer.
+/// Name of the object that a request created, for the audit log. Response extension.
 #[derive(Clone, Debug)]
 pub(crate) struct Made(pub(crate) String);
 
-/// The host that an answer lets join: it shows no token of a caller's.
+/// Host that a response admits, for the audit log: such a request has no caller's token. Response
+/// extension.
 #[derive(Clone, Debug)]
 pub(crate) struct Joining(pub(crate) String);
 
-/// Among the extensions of an answer to a request that could have changed something and has only been looked at what it would.
+/// Mark of a dry run: the request reported its changes and made none. Response extension.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OnlyLooked;
 
-/// The answer to a request that makes something.
+/// Response to a request that creates an object.
 pub(crate) type Making<T> = (StatusCode, Extension<Made>, Json<T>);
 
-/// It is made, or with [`StatusCode::ACCEPTED`] begun. `named` is what the audit log calls it.
+/// Builds the response to a request that created an object, or with [`StatusCode::ACCEPTED`] began
+/// to. `named` is the object's name in the audit log.
 pub(crate) fn made<T>(status: StatusCode, named: String, answer: T) -> Making<T> {
     (status, Extension(Made(named)), Json(answer))
 }
 
-/// What a request asks that nobody answers.
+/// Answers requests to unknown paths.
 pub(crate) async fn no_such_path() -> Refusal {
-    Refusal(Problem::new(
-        ProblemCode::NotFound,
-        "the manager knows no such request",
-        "see /api/openapi.json",
-    ))
+    Refusal(Problem::new(ProblemCode::NotFound, "no such path in the API", "see /api/openapi.json"))
 }
 
-/// A path that is there, by a method that it does not take.
+/// Answers requests whose path exists but does not accept their method.
 pub(crate) async fn no_such_method() -> Refusal {
-    let detail = "that path does not take that method";
+    let detail = "the path does not accept this method";
     Refusal(Problem::new(ProblemCode::MethodNotAllowed, detail, "see /api/openapi.json"))
 }
 
@@ -98,7 +98,7 @@ fn wrong(detail: impl Into<String>) -> Refusal {
     Refusal(Problem::new(ProblemCode::InvalidRequest, detail, "see /api/openapi.json"))
 }
 
-/// A request's JSON body.
+/// JSON body of a request.
 pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -106,33 +106,34 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
         let body = Json::<Value>::from_request(request, state).await.map_err(unread)?;
-        // Whatever is asked has named fields; serde would take a list of their values as well.
+        // All requests are objects; serde would also accept an array of the fields' values.
         if !body.is_object() {
-            return Err(wrong("the request's body is refused: it is no JSON object"));
+            return Err(wrong("cannot read the request body: it is not a JSON object"));
         }
         let body = serde_json::to_vec(&whole(body.0)).map_err(|error| wrong(error.to_string()))?;
         Json::<T>::from_bytes(&body).map(|body| Body(body.0)).map_err(unread)
     }
 }
 
-/// Why a body is not read.
+/// Converts the framework's rejection of a body into a problem document.
 fn unread(rejection: JsonRejection) -> Refusal {
     match rejection {
         JsonRejection::MissingJsonContentType(_) => {
-            let detail = "the request's body is not JSON by its content-type";
+            let detail = "cannot read the request body: its content-type is not JSON";
             Refusal(Problem::new(ProblemCode::UnsupportedType, detail, "send application/json"))
         }
         rejection if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail = "the request's body is longer than the manager reads";
+            let detail = "the request body is longer than the manager reads";
             Refusal(Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json"))
         }
-        rejection => wrong(format!("the request's body is refused: {}", rejection.body_text())),
+        rejection => wrong(format!("cannot read the request body: {}", rejection.body_text())),
     }
 }
 
-/// The same with whole numbers as such: JSON does not tell 90.0 from 90, and serde does.
+/// Converts floats without a fraction to integers: JSON does not distinguish 90.0 from 90, serde
+/// does.
 fn whole(value: Value) -> Value {
-    /// Above, a float is not known to the last unit.
+    /// Limit below which a float represents every integer exactly: 2^53.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
         Value::Number(number) => {
@@ -150,7 +151,7 @@ fn whole(value: Value) -> Value {
     }
 }
 
-/// The same where a request may have none: everything is left to its default then.
+/// Optional JSON body of a request. Without a body, every field has its default.
 pub(crate) struct MaybeBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for MaybeBody<T> {
@@ -164,7 +165,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for MaybeBody
     }
 }
 
-/// The names in a request's path.
+/// Parameters in a request's path.
 pub(crate) struct Path<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -177,7 +178,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// The values behind a request's `?`.
+/// Parameters in a request's query string.
 pub(crate) struct Query<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -191,18 +192,19 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// Where a page begins, from what a request says of it.
+/// Returns the cursor for a request's `cursor` and `limit`.
 pub(crate) fn cursor(behind: Option<String>, limit: Option<u32>) -> Result<Cursor, Refusal> {
     let limit = limit.unwrap_or(DEFAULT_PAGE_ITEMS);
     if !(1..=MAX_PAGE_ITEMS).contains(&limit) {
-        return Err(wrong(format!("limit={limit} is not possible: 1 to {MAX_PAGE_ITEMS}")));
+        return Err(wrong(format!("invalid limit={limit}: give 1 to {MAX_PAGE_ITEMS}")));
     }
     Ok(Cursor { behind, limit: limit as usize })
 }
 
-/// A label that a filter asks for: `key=value`.
+/// Parses the label of a filter, `key=value`.
 pub(crate) fn label(text: Option<&str>) -> Result<Option<(String, String)>, Refusal> {
     let Some(text) = text else { return Ok(None) };
-    let (key, value) = text.split_once('=').ok_or_else(|| wrong("label is written key=value"))?;
+    let (key, value) =
+        text.split_once('=').ok_or_else(|| wrong("invalid label: write it as key=value"))?;
     Ok(Some((key.to_owned(), value.to_owned())))
 }

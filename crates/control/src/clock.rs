@@ -1,8 +1,8 @@
-//! The time, as the manager writes it down.
+//! Time stamps of the manager's records.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since 1970.
+/// Returns the current time, milliseconds since 1970.
 #[must_use]
 pub fn now_unix_ms() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,21 +1,26 @@
-//! The manager: what an operator of many hosts works with. It knows which hosts and VMs there are, decides who moves where and when, and
-//! asks the agents to do it. It never touches a page of a guest: migrations go on when no manager is there.
+//! The manager of a cluster of hosts. It keeps an inventory of hosts and VMs, decides which VM
+//! moves
+//! where and when, and asks the hosts' agents to carry that out. It never handles guest memory:
+//! migrations continue while no manager runs.
 //!
-//! What decides is pure and stands apart from what asks and stores: moves, placement and drains are decided in [`godwit_planner`].
+//! Decisions are pure functions, separate from I/O: [`godwit_planner`] decides moves, placement and
+//! drains.
 //!
-//! | folder | what it is for |
+//! | folder | purpose |
 //! |---|---|
-//! | [`cluster`] | what is known and planned of hosts and VMs, and what the planner gets of it |
-//! | `storage` | records in [`godwit_store`]: written under the leadership, timed |
-//! | [`journal`] | events, the audit log |
-//! | [`access`] | who asks, what they may, how often; tokens, issuers, certificates |
-//! | `agents` | how hosts' agents are reached and followed, and what they are given of each other |
-//! | [`preflight`] | what is in the way of a move, check by check |
-//! | `moves`, `drains`, `vms`, `hosts`, `rules`, `baseline` | a resource each: its requests, its work, its record |
-//! | `idempotency` | requests that are repeated |
-//! | `leadership` | one manager of several leads; what the others do |
-//! | `http`, `answers` | the API, its document and the console's files; what its handlers share |
-//! | `manager`, `run`, `config`, `metrics`, `clock` | the services, wired; the process, its configuration, its figures, the time |
+//! | [`cluster`] | inventory and plans of hosts and VMs; input of the planner |
+//! | `storage` | records in [`godwit_store`]: written by the leader alone, timed |
+//! | [`journal`] | events, audit log |
+//! | [`access`] | callers, roles, rate limits; tokens, issuers, certificates |
+//! | `agents` | connections to agents; peers and revocation lists that agents get |
+//! | [`preflight`] | checks before a move |
+//! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
+//! | `hosts`, `rules`, `baseline` | likewise |
+//! | `idempotency` | repeated requests |
+//! | `leadership` | election of one leader among the managers; work of the others |
+//! | `http`, `answers` | API, its document and the console's files; code that handlers share |
+//! | `manager` | wiring of the services |
+//! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |
 //! | `rig` | managers and clusters for tests |
 
 pub mod access;
@@ -53,14 +58,15 @@ pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};
 pub use run::{RunError, back_up, run};
 
-/// What fuzzing tries of what agents answer to the manager.
+/// Entry points for fuzzing the manager's handling of agents' answers.
 pub mod fuzzing {
     use godwit_api::MigrationStatus;
 
-    /// Most bytes of a text that is kept of an agent's answer.
+    /// Maximum length in bytes of a text that the manager keeps from an agent's answer.
     pub const MOST_TEXT_BYTES: usize = crate::cluster::bounds::MOST_REASON_BYTES + '…'.len_utf8();
 
-    /// Returns what is kept of an agent's answer about a migration: the texts that say why it failed, and its report as JSON.
+    /// Returns what the manager keeps of an agent's answer about a migration: the texts about its
+    /// failure, and its report as JSON.
     #[must_use]
     pub fn kept_of_migration(status: &MigrationStatus) -> (Vec<String>, Option<Vec<u8>>) {
         let (failure, report) = crate::moves::kept_of_answer(status);

@@ -1,5 +1,6 @@
-//! What the manager measures of itself and of its cluster, for Prometheus (OpenMetrics text). docs/metrics.md lists all of it. No label has a
-//! VM's or a host's name: what grows with the cluster is asked of the API.
+//! Metrics of the manager and its cluster for Prometheus (OpenMetrics text). docs/metrics.md lists
+//! them all. No label contains the name of a VM or host, so the number of series does not grow with
+//! the cluster; the API has the values of single VMs and hosts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,10 +25,10 @@ use crate::cluster::state::State;
 type Labels = Vec<(&'static str, String)>;
 type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// This process's, which has one manager.
+/// Metrics of this process, which has one manager.
 pub(crate) static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
-/// Everything that is measured.
+/// All metrics of the manager.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -49,17 +50,17 @@ pub(crate) struct Metrics {
     store: Histograms,
 }
 
-/// 1 ms to 33 s.
+/// Buckets for durations of requests: 1 ms to 33 s.
 fn answers() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
 
-/// 0.1 s to 7 h.
+/// Buckets for durations of moves: 0.1 s to 7 h.
 fn moves() -> Histogram {
     Histogram::new(exponential_buckets(0.1, 2.0, 19))
 }
 
-/// 1 ms to 33 s.
+/// Buckets for pauses of guests: 1 ms to 33 s.
 fn pauses() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
@@ -91,51 +92,51 @@ impl Metrics {
 
     fn register(&mut self) {
         let registry = &mut self.registry;
-        registry.register("hosts", "Hosts that are known, by state", self.hosts.clone());
+        registry.register("hosts", "Hosts, by state", self.hosts.clone());
         let maintenance = self.hosts_in_maintenance.clone();
-        registry.register("hosts_in_maintenance", "Hosts that take no VMs", maintenance);
-        registry.register("vms", "VMs that hosts tell of, by state", self.vms.clone());
+        registry.register("hosts_in_maintenance", "Hosts that accept no VMs", maintenance);
+        registry.register("vms", "VMs that hosts report, by state", self.vms.clone());
         let in_doubt = self.vms_in_doubt.clone();
         registry.register(
             "vms_in_doubt",
-            "VMs of which it is not known which host may run them",
+            "VMs for which it is unknown which host may run them",
             in_doubt,
         );
         let conflicts = self.name_conflicts.clone();
         registry.register(
             "name_conflicts",
-            "Names of VMs that hosts claim without a move that explains it",
+            "Names of VMs that several hosts claim and no move explains",
             conflicts,
         );
         let faulty = self.hosts_faulty.clone();
-        registry.register("hosts_faulty", "Hosts that report what no agent reports", faulty);
-        registry.register("moves", "Moves that are not over, by state", self.moves.clone());
+        registry.register("hosts_faulty", "Hosts that report invalid data", faulty);
+        registry.register("moves", "Unfinished moves, by state", self.moves.clone());
         let waiting = self.moves_waiting.clone();
-        registry.register("moves_waiting", "Moves that wait, by what they wait for", waiting);
-        registry.register("is_leader", "1 where this manager leads", self.is_leader.clone());
+        registry.register("moves_waiting", "Waiting moves, by the reason for the wait", waiting);
+        registry.register("is_leader", "1 if this manager leads", self.is_leader.clone());
         let listeners = self.event_listeners.clone();
-        registry.register("event_listeners", "Who follows the events", listeners);
+        registry.register("event_listeners", "Clients that follow the events", listeners);
         let ended = self.moves_ended.clone();
         registry.register(
             "moves_ended",
-            "Moves that are over, by outcome and the code of the failure",
+            "Finished moves, by outcome and code of the failure",
             ended,
         );
         let durations = self.move_durations.clone();
-        let help = "From a move's last start to its end, by outcome";
+        let help = "Time from a move's last start to its end, by outcome";
         registry.register_with_unit("move_duration", help, Unit::Seconds, durations);
         let switchovers = self.switchovers.clone();
         registry.register_with_unit(
             "switchover",
-            "The vCPUs' pause of moves",
+            "Time for which moves paused the vCPUs",
             Unit::Seconds,
             switchovers,
         );
-        let help = "The longest silence that a client outside saw of moves";
+        let help = "Longest interruption that an outside client saw during moves";
         registry.register_with_unit("blackout", help, Unit::Seconds, self.blackouts.clone());
-        let help = "Requests, by method, route and status";
+        let help = "Time until the answer to a request begins, by method, route and status";
         registry.register_with_unit("request_duration", help, Unit::Seconds, self.requests.clone());
-        let help = "What the store was asked, by operation and outcome";
+        let help = "Time that the store took, by operation and outcome";
         registry.register_with_unit("store_duration", help, Unit::Seconds, self.store.clone());
     }
 
@@ -165,7 +166,9 @@ impl Metrics {
         }
     }
 
-    /// Counts what is counted when somebody asks; `moves` are those of the manager that leads.
+    /// Updates the gauges, which are counted on each query. `moves` are the leader's; a manager
+    /// that
+    /// does not lead has none.
     pub(crate) fn look(&self, state: &State, moves: Option<&BTreeMap<String, Move>>) {
         let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, name_conflicts } =
             state.inventory().tally();
@@ -201,7 +204,7 @@ impl Metrics {
         self.event_listeners.set(i64::try_from(state.events().listeners()).unwrap_or(i64::MAX));
     }
 
-    /// All of it, as Prometheus reads it.
+    /// Returns all metrics in the text format of Prometheus.
     pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
@@ -213,7 +216,7 @@ fn set(gauge: &Gauge, count: u64) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
 }
 
-/// Sets these, and forgets the others.
+/// Sets the gauges of a family to `counts` and removes all others.
 fn refill(
     family: &Family<Labels, Gauge>,
     label: &'static str,
@@ -225,16 +228,16 @@ fn refill(
     }
 }
 
-/// The name that the API uses.
+/// Returns the API's name of a state.
 fn name(state: &MoveState) -> String {
     let value = serde_json::to_value(state).unwrap_or_default();
     value.as_str().unwrap_or("unknown").to_owned()
 }
 
-/// Times a request by the route that answers it. Of one that is followed: until its answer begins.
+/// Measures a request until its answer begins, by the route that answers it.
 pub(crate) async fn time(route: Option<MatchedPath>, request: Request, next: Next) -> Response {
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
-    // Methods that nobody knows are the caller's to invent.
+    // A caller can send any method: unknown ones share a label, so that the series stay few.
     let method = match request.method().as_str() {
         known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => {
             known.to_owned()
@@ -255,16 +258,16 @@ mod tests {
 
     use super::*;
 
-    /// Each metric that a text names.
+    /// Returns each metric that a text names.
     fn named(text: &str) -> BTreeSet<String> {
         let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
         words.filter(|word| word.starts_with("godwit_manager_")).map(str::to_owned).collect()
     }
 
-    /// Each metric that there is, as a query names it.
+    /// Returns each registered metric, as a query names it.
     fn registered() -> BTreeSet<String> {
         let metrics = Metrics::new();
-        // What has no value yet is not told.
+        // The text omits families without a value.
         let Metrics { hosts, vms, moves, moves_waiting, moves_ended, .. } = &metrics;
         for family in [hosts, vms, moves, moves_waiting] {
             drop(family.get_or_create(&Labels::new()));
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_and_the_dashboard_name_what_there_is() {
+    fn manual_and_dashboard_name_every_metric() {
         let listed = named(include_str!("../../../docs/metrics.md"));
         assert_eq!(listed, registered());
         let dashboard = include_str!("../../../packaging/grafana/godwit.json");

@@ -1,4 +1,4 @@
-//! Managers and clusters for tests: no agent is asked, and what agents would tell is put in.
+//! Managers and clusters for tests. There are no agents: tests put the agents' reports in.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) async fn leader(store: Arc<dyn Store>) -> Arc<Manager> {
     lead(store, None).await
 }
 
-/// A manager that leads and has a certificate.
+/// Returns a manager that leads and has a certificate.
 pub(crate) async fn secure_leader(store: Arc<dyn Store>, identity: Identity) -> Arc<Manager> {
     lead(store, Some(identity)).await
 }
@@ -40,14 +40,15 @@ async fn lead(store: Arc<dyn Store>, identity: Option<Identity>) -> Arc<Manager>
     Manager::open(keeper, Arc::<State>::default(), identity).await.unwrap()
 }
 
-/// A manager that does not lead, and follows the store as long as what comes with it is kept.
+/// Returns a manager that does not lead. It follows the store until the `Standby` is dropped.
 pub(crate) fn follower(store: &Arc<dyn Store>) -> (Arc<Manager>, Standby) {
     let manager = Manager::new(candidate("m2"), Arc::clone(store), Arc::<State>::default(), None);
     let standby = Standby::begin(&manager, store);
     (manager, standby)
 }
 
-/// A manager that leads over a file, for as long as `lives`: its end is that of all of its tasks, and the next one opens the file anew.
+/// Runs `lives` with a manager that leads and whose store is a file. All of the manager's tasks end
+/// with `lives`, so that a later manager can open the file.
 pub(crate) fn over_file(path: &Path, lives: impl AsyncFnOnce(Arc<Manager>)) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -57,7 +58,7 @@ pub(crate) fn over_file(path: &Path, lives: impl AsyncFnOnce(Arc<Manager>)) {
     });
 }
 
-/// A store that answers a change later than it makes it, as those do that are asked over a network.
+/// Store that answers a commit some time after it has made it, as a store across a network does.
 #[derive(Default)]
 pub(crate) struct LateStore(MemoryStore);
 
@@ -99,7 +100,7 @@ impl Store for LateStore {
     }
 }
 
-/// Asks for a change, and goes away as soon as it is in the store.
+/// Polls a request for a change, and drops it once the change is in the store.
 pub(crate) async fn ask_and_go<T>(store: &dyn Store, asked: impl Future<Output = T>) {
     let mut asked = std::pin::pin!(asked);
     let before = store.read("").await.unwrap().revision;
@@ -110,7 +111,7 @@ pub(crate) async fn ask_and_go<T>(store: &dyn Store, asked: impl Future<Output =
     }
 }
 
-/// Waits until a manager knows something: each of its events is a reason to look again.
+/// Waits until a manager's inventory meets a condition, which is checked at each event.
 pub(crate) async fn until(manager: &Manager, is_so: impl Fn(&Inventory) -> bool) {
     let mut events = manager.state.events().listen(None);
     while !is_so(&manager.state.inventory()) {
@@ -118,25 +119,30 @@ pub(crate) async fn until(manager: &Manager, is_so: impl Fn(&Inventory) -> bool)
     }
 }
 
-/// What the agent of a host tells of itself, with the CPU that it gives to guests; none: it does not say.
+/// Returns an agent's report of its host, with the CPU that guests can have; none: the agent does
+/// not
+/// report it.
 pub(crate) fn host(name: &str, cpu: Option<&Value>) -> HostInfo {
     serde_json::from_value(json!({
-        "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu, "memory_available_bytes": 64_u64 << 30,
-        "memory_committed_bytes": 0, "huge_pages": true, "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
+        "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu,
+        "memory_available_bytes": 64_u64 << 30, "memory_committed_bytes": 0, "huge_pages": true,
+        "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
     }))
     .unwrap()
 }
 
-/// What the agent of a host tells of a VM that runs there.
+/// Returns an agent's report of a VM that runs on its host.
 pub(crate) fn vm(name: &str, host: &str, cpu_model: Option<&str>) -> VmInfo {
     serde_json::from_value(json!({
-        "name": name, "host": host, "state": "running", "epoch": 3, "memory_bytes": 1_u64 << 30, "vcpus": 1, "accel": "kvm",
-        "machine": "pc-q35-10.0", "addresses": [], "spec": { "name": name, "kernel": "/k", "cpu_model": cpu_model },
+        "name": name, "host": host, "state": "running", "epoch": 3,
+        "memory_bytes": 1_u64 << 30, "vcpus": 1, "accel": "kvm",
+        "machine": "pc-q35-10.0", "addresses": [],
+        "spec": { "name": name, "kernel": "/k", "cpu_model": cpu_model },
     }))
     .unwrap()
 }
 
-/// Puts a host in that is heard, with these VMs and labels.
+/// Adds a reachable host with these VMs and labels.
 pub(crate) fn put_host(
     inventory: &mut Inventory,
     info: HostInfo,
@@ -156,7 +162,9 @@ pub(crate) fn put_host(
     inventory.heard(&name, HostEvent::Known, 1);
 }
 
-/// What guests can have beside `lm` and `pni`, as the agent of a host with a QEMU of two generations tells it.
+/// Returns the report of a CPU with the features `lm`, `pni` and `more`, from a host whose QEMU
+/// knows
+/// two generations of CPU models.
 pub(crate) fn cpu(more: &[&str]) -> Value {
     let has: BTreeSet<&str> = ["lm", "pni"].into_iter().chain(more.iter().copied()).collect();
     let of = |holds: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {
@@ -167,15 +175,18 @@ pub(crate) fn cpu(more: &[&str]) -> Value {
     let mut models = vec!["Nehalem-v1", "max"];
     models.extend(lacks_h.is_empty().then_some("Haswell-v4"));
     json!({
-        "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": has, "models": models,
+        "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm",
+        "features": has, "models": models,
         "generations": {
             "Nehalem-v1": { "features": nehalem, "missing": lacks_n },
-            "Haswell-v4": { "features": haswell, "missing": lacks_h, "aliases": ["Haswell"] },
+            "Haswell-v4": {
+                "features": haswell, "missing": lacks_h, "aliases": ["Haswell"],
+            },
         },
     })
 }
 
-/// A baseline with these features beside `lm` and `pni`, as somebody set it.
+/// Returns a baseline with the features `lm`, `pni` and `more`, as an operator sets it.
 pub(crate) fn baseline(cpu_model: &str, more: &[&str]) -> BaselinePlan {
     let features = ["lm", "pni"].iter().chain(more).map(|name| (*name).to_owned()).collect();
     BaselinePlan {

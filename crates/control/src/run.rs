@@ -1,4 +1,5 @@
-//! The manager's life: opens its store, follows the agents, leads where nobody else does, serves until a signal.
+//! The manager's process: opens the store, campaigns for the leadership, serves requests until a
+//! signal.
 
 use std::fs;
 use std::io;
@@ -31,71 +32,64 @@ use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
 use crate::storage::measured::MeasuredStore;
 
-/// How long requests that are being answered may take when the manager ends.
+/// Time for open requests to complete when the manager ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// How often those are forgotten who have not asked lately.
+/// Interval at which the rate limits of idle callers are dropped.
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Why the manager does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Its store can't be used.
+    /// The store is unusable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What the store keeps can't be read.
-    #[error("what is kept can't be read: {}", .0.detail)]
+    /// The store's records are unreadable.
+    #[error("cannot read the store's records: {0}")]
     State(Problem),
-    /// Its certificate can't be used.
+    /// The manager's certificate is unusable.
     #[error("{0}")]
     Certificate(#[from] PkiError),
-    /// The certificate for browsers can't be used.
+    /// The certificate for browsers is unusable.
     #[error("{0}")]
     Web(PkiError),
-    /// An authority or an issuer of the configuration can't be used.
+    /// A configured authority or issuer is unusable.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// A directory can't be made.
-    #[error("{path} can't be made: {source}")]
-    Directory {
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// An address is taken or is not this host's.
-    #[error("the manager can't listen on {address}: {source}")]
-    Listen {
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
+    /// A directory or the socket cannot be created.
+    #[error("cannot create {path}: {source}")]
+    Directory { path: PathBuf, source: io::Error },
+    /// An address is in use or is not this host's.
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: SocketAddr, source: io::Error },
     /// Another manager answers on the socket.
     #[error("another manager listens on {path} already")]
-    SocketInUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// Signals can't be caught.
-    #[error("signals can't be caught: {0}")]
+    SocketInUse { path: PathBuf },
+    /// Signal handlers cannot be installed.
+    #[error("cannot catch signals: {0}")]
     Signals(io::Error),
-    /// Its name is not its certificate's.
+    /// The manager's name differs from that in its certificate.
     #[error(
-        "this manager is called {name}, and its certificate is {certificate}'s: other managers would not know it"
+        "this manager is called {name}, but its certificate names {certificate}: other managers \
+            would refuse it"
     )]
     Name {
-        /// As configured.
+        /// Name in the configuration.
         name: String,
-        /// As the certificate has it.
+        /// Name in the certificate.
         certificate: String,
     },
-    /// A copy is to be made of what etcd has.
-    #[error("this manager's store is etcd, which makes copies itself")]
+    /// A backup was requested of a store in etcd.
+    #[error("cannot back up the store: it is etcd, which makes its own backups")]
     EtcdBacksUp,
-    /// This program can't speak to etcd.
+    /// This program was built without support for etcd.
     #[cfg(not(feature = "etcd"))]
-    #[error("[etcd] is configured, and this program was built without it")]
+    #[error(
+        "cannot use etcd: [etcd] is configured, but this program was built without support \
+        for it"
+    )]
     NoEtcd,
-    /// It does not lead any more.
-    #[error("this manager leads no more: {0}")]
+    /// The manager has lost its leadership.
+    #[error("this manager has lost its leadership: {0}")]
     Lost(Loss),
 }
 
@@ -138,10 +132,10 @@ impl From<CampaignError> for RunError {
     }
 }
 
-/// Runs the manager until SIGTERM or SIGINT. Migrations go on without it.
+/// Runs the manager until SIGTERM or SIGINT. Migrations continue without it.
 ///
 /// # Errors
-/// It can't begin, or has lost its leadership.
+/// The manager cannot start, or has lost its leadership.
 pub async fn run(config: Config) -> Result<(), RunError> {
     allow_many_files();
     let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
@@ -204,9 +198,14 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     servers.spawn(api::metrics::follow(Arc::clone(&manager)));
     servers.spawn(prune_hourly(Arc::clone(&manager)));
     if config.insecure {
-        tracing::warn!("insecure: tokens and what agents are told go unprotected");
+        tracing::warn!("insecure: tokens and requests to agents travel unencrypted");
     }
-    tracing::info!(name = config.name, socket = %config.socket.display(), listen = ?config.listen, "manager ready");
+    tracing::info!(
+        name = config.name,
+        socket = %config.socket.display(),
+        listen = ?config.listen,
+        "manager ready"
+    );
     let ended = tokio::select! {
         _ = terminate.recv() => None,
         _ = interrupt.recv() => None,
@@ -218,7 +217,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     ended.map_or(Ok(()), Err)
 }
 
-/// etcd for several managers, a file for one.
+/// Opens the store: etcd for several managers, a file for one.
 fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
     match &config.etcd {
         #[cfg(feature = "etcd")]
@@ -226,7 +225,8 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
             if let Some(left) = config.store_left_behind() {
                 tracing::warn!(
                     file = %left.display(),
-                    "the store is etcd now, and nothing of the file that was the store is carried over: see docs/store.md"
+                    "the store is etcd now; the file that was the store before is not imported: \
+                    see docs/store.md"
                 );
             }
             Ok(Arc::new(godwit_store::EtcdStore::new(&etcd.settings()?)?))
@@ -240,10 +240,11 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
     }
 }
 
-/// Writes a copy of the store into a new file, while the manager runs or not. Blocks.
+/// Writes a copy of the store to a new file. The manager may run meanwhile. Blocks.
 ///
 /// # Errors
-/// It is etcd, which makes copies of its own, or can't be read, or the copy can't be written.
+/// The store is etcd, which makes its own backups; the store is unreadable; or the copy cannot be
+/// written.
 pub fn back_up(config: &Config, to: &Path) -> Result<(), RunError> {
     match config.etcd {
         Some(_) => Err(RunError::EtcdBacksUp),
@@ -251,7 +252,8 @@ pub fn back_up(config: &Config, to: &Path) -> Result<(), RunError> {
     }
 }
 
-/// Whoever asks by an address that is not in the certificate is refused by their own side, and sees nothing of it here.
+/// Warns of addresses that the certificate lacks. Clients that connect to one refuse the
+/// certificate, and the manager sees nothing of it.
 fn warn_of_strange_addresses(certificate: &Description, config: &Config) {
     let stands_for =
         |address: IpAddr| address.is_unspecified() || certificate.addresses.contains(&address);
@@ -261,12 +263,15 @@ fn warn_of_strange_addresses(certificate: &Description, config: &Config) {
     for address in listened.into_iter().chain(public).filter(|address| !stands_for(*address)) {
         tracing::warn!(
             %address,
-            "this manager is to be asked at an address that its certificate does not name: make one with `godwit pki issue` and --address"
+            "clients cannot connect at an address that the manager's certificate does not name: \
+            issue one with `godwit pki issue` and --address"
         );
     }
 }
 
-/// The others know this manager by its certificate and look for the name that it leads by.
+/// Checks that the certificate has the name by which this manager leads: other managers identify
+/// the
+/// leader by it.
 fn check_name(identity: &Identity, name: &str) -> Result<(), RunError> {
     if identity.name() == name {
         return Ok(());
@@ -274,19 +279,24 @@ fn check_name(identity: &Identity, name: &str) -> Result<(), RunError> {
     Err(RunError::Name { name: name.to_owned(), certificate: identity.name().to_owned() })
 }
 
-/// A connection for each host, and one for each who asks: more than the 1,024 that a process usually begins with.
+/// Raises the limit of open files. Each host and each client has a connection, and processes
+/// usually
+/// start with a limit of 1,024 files.
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, most) {
-        tracing::warn!(%error, "the manager may run out of files with many hosts");
+        tracing::warn!(
+            %error,
+            "cannot raise the limit of open files: the manager may reach it with many hosts"
+        );
     }
 }
 
-/// A listener, and what it shows; none: nothing protects it.
+/// Listener and its TLS configuration; none: unencrypted.
 type Listening = (TcpListener, Option<Arc<ServerConfig>>);
 
-/// The addresses for hosts and commands, and those for browsers.
+/// Listens on the addresses for hosts and commands, and on those for browsers.
 fn listen_all(config: &Config, identity: Option<&Identity>) -> Result<Vec<Listening>, RunError> {
     let users = identity.map(|identity| Arc::clone(identity.server_for_users()));
     let mut all: Vec<Listening> =
@@ -316,7 +326,8 @@ fn make_private(path: &Path) -> Result<(), RunError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)
 }
 
-/// Binds the socket. Under a name of its own first: nobody may connect before its mode is set.
+/// Binds the socket under a temporary name and renames it once its mode is set, so that no client
+/// connects before.
 fn bind(path: &Path) -> Result<UnixListener, RunError> {
     if let Some(parent) = path.parent() {
         make_private(parent)?;
@@ -369,7 +380,7 @@ mod tests {
 
     use super::*;
 
-    /// What a browser trusts that has imported an authority.
+    /// Returns the TLS configuration of a browser that has imported an authority.
     fn importing(authority: &Path) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
@@ -379,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn browsers_are_shown_a_certificate_of_an_authority_that_signs_no_host() {
+    async fn browsers_get_a_certificate_of_an_authority_that_signs_no_host() {
         let dir = tempfile::tempdir().unwrap();
         let (cluster_dir, web_dir) = (dir.path().join("cluster"), dir.path().join("web"));
         let cluster = Authority::create(&cluster_dir, "test", 30).unwrap();
@@ -393,13 +404,15 @@ mod tests {
             let (ca, own_certificate, own_key) =
                 (cluster_dir.join("ca.pem"), own.certificate.display(), own.key.display());
             let text = format!(
-                "name = \"m1\"\nlisten = [\"127.0.0.1:0\"]\n[tls]\nauthority = {ca:?}\ncertificate = \"{own_certificate}\"\n\
-                key = \"{own_key}\"\n[web]\nlisten = [\"127.0.0.1:0\"]\ncertificate = {certificate:?}\nkey = {key:?}\n"
+                "name = \"m1\"\nlisten = [\"127.0.0.1:0\"]\n\
+                [tls]\nauthority = {ca:?}\ncertificate = \"{own_certificate}\"\n\
+                key = \"{own_key}\"\n\
+                [web]\nlisten = [\"127.0.0.1:0\"]\ncertificate = {certificate:?}\nkey = {key:?}\n"
             );
             Config::parse(&text, Path::new("control.toml")).unwrap()
         };
         let identity = Identity::load(&cluster.certificate(), &own.certificate, &own.key).unwrap();
-        // The manager's own certificate, which hosts check, is none for browsers.
+        // The manager's own certificate, which hosts check, is not accepted for browsers.
         let refused = listen_all(&config(&own.certificate, &own.key), Some(&identity)).unwrap_err();
         assert!(matches!(refused, RunError::Web(PkiError::ClusterAuthority { .. })), "{refused}");
         let all = listen_all(&config(&shown.certificate, &shown.key), Some(&identity)).unwrap();

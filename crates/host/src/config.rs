@@ -291,15 +291,10 @@ fn default_vm_dirs() -> Vec<PathBuf> {
 /// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file can't be read.
-    #[error("the configuration {path} can't be read: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file is no configuration.
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file does not parse.
     #[error("{path}:{line}: {why}")]
     Syntax {
         path: PathBuf,
@@ -307,17 +302,9 @@ pub enum ConfigError {
         line: usize,
         why: String,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{path}: {key}: {why}")]
-    Value {
-        /// The file.
-        path: PathBuf,
-        key: String,
-        /// What is wrong with its value.
-        why: String,
-        /// What to write instead.
-        remedy: String,
-    },
+    Value { path: PathBuf, key: String, why: String, remedy: String },
 }
 
 impl ConfigError {

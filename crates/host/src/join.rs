@@ -86,8 +86,8 @@ impl JoinError {
     pub fn remedy(&self) -> String {
         match self {
             JoinError::Unprotected { .. } => "name an https:// address".to_owned(),
-            JoinError::OtherAuthority { .. } => "name another --dir, or remove it".to_owned(),
-            JoinError::Answer(_) => "nothing was changed; look after the manager".to_owned(),
+            JoinError::OtherAuthority { .. } => "name another --dir, or remove the file".to_owned(),
+            JoinError::Answer(_) => "nothing was changed; check the manager".to_owned(),
             JoinError::Manager(error) => error.remedy().to_owned(),
             JoinError::Pki(error) => error.remedy(),
             JoinError::File { .. } => String::new(),

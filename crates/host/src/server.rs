@@ -36,32 +36,20 @@ pub use routes::router;
 /// Error that keeps the agent from running.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Its state can't be used.
+    /// The agent's state is unusable.
     #[error("{}", .0.message)]
     State(#[from] ApiError),
-    /// An address is taken or is not this host's.
-    #[error("the agent can't listen on {address}: {source}")]
-    Listen {
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// The socket can't be made.
-    #[error("the agent's socket {path} can't be made: {source}")]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Another agent answers on the socket.
-    #[error("another agent listens on {path} already")]
-    SocketInUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// Signals can't be caught.
-    #[error("signals can't be caught: {0}")]
+    /// The address is in use or does not belong to this host.
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: SocketAddr, source: io::Error },
+    /// The socket cannot be created.
+    #[error("cannot create the agent's socket {path}: {source}")]
+    Socket { path: PathBuf, source: io::Error },
+    /// Another agent listens on the socket.
+    #[error("another agent already listens on {path}")]
+    SocketInUse { path: PathBuf },
+    /// Signal handlers cannot be installed.
+    #[error("cannot handle signals: {0}")]
     Signals(io::Error),
 }
 
@@ -73,12 +61,12 @@ impl RunError {
             RunError::State(error) => error.remedy.clone(),
             RunError::Listen { source, .. } => listen_remedy(source).to_owned(),
             RunError::Socket { .. } => {
-                "is its directory writable? socket of the configuration names it".to_owned()
+                "make its directory writable, or change socket in the configuration".to_owned()
             }
             RunError::SocketInUse { .. } => {
-                "stop it, or give this one its own socket, state_dir and run_dir".to_owned()
+                "stop it, or give this agent its own socket, state_dir and run_dir".to_owned()
             }
-            RunError::Signals(_) => "is a limit of the system reached?".to_owned(),
+            RunError::Signals(_) => "check the system's resource limits".to_owned(),
         }
     }
 }

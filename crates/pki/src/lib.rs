@@ -53,11 +53,7 @@ pub enum PkiError {
     },
     /// Users other than the owner may read the key, or its owner is neither this program's user nor
     /// root.
-    #[error(
-        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its \
-        user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one \
-        with `godwit pki renew` if others had it"
-    )]
+    #[error("the key {path} can be read by others (mode {mode:04o}, owner {uid})")]
     OpenKey {
         /// The key.
         path: PathBuf,
@@ -106,8 +102,7 @@ pub enum PkiError {
     /// The cluster's authority has issued a certificate for browsers.
     #[error(
         "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that \
-        trust that authority trust every host (make an authority for browsers with `godwit pki \
-        init --web` and issue the certificate there)"
+        trust that authority trust every host"
     )]
     ClusterAuthority {
         /// The certificate.
@@ -147,22 +142,40 @@ impl PkiError {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            PkiError::Exists { .. } => "remove it if its hosts are to be cut off, or take another --dir".to_owned(),
+            PkiError::Exists { .. } => "remove it if its hosts are to be cut off, or take \
+                another --dir"
+                .to_owned(),
             PkiError::NoAuthority { dir } => {
- format!("make one with `godwit pki init --dir {}`", dir.display())
-},
+                format!("make one with `godwit pki init --dir {}`", dir.display())
+            }
             PkiError::OpenKey { path, expected, .. } => {
                 let path = path.display();
-                format!("make it its user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit pki renew` if others had it")
+                format!(
+                    "make it its user's alone with `chown {expected} {path} && chmod 600 \
+                    {path}`, and take a new one with `godwit pki renew` if others had it"
+                )
             }
             PkiError::BadName { .. } => "use letters, digits, dots and hyphens".to_owned(),
-            PkiError::OutOfDate { .. } => "make a new one with `godwit pki renew` where the authority is; a host that joined a manager joins again with a new token".to_owned(),
-            PkiError::Mismatch { .. } => "certificate, key and authority must belong together".to_owned(),
-            PkiError::BadRequest { .. } => "send PKCS #10 as PEM, signed by the key that it is for".to_owned(),
-            PkiError::ClusterAuthority { .. } => "make an authority for browsers with `godwit pki init --web` and issue the certificate there".to_owned(),
+            PkiError::OutOfDate { .. } => "make a new one with `godwit pki renew` where the \
+                authority is; a host that joined a manager joins again with a new token"
+                .to_owned(),
+            PkiError::Mismatch { .. } => {
+                "certificate, key and authority must belong together".to_owned()
+            }
+            PkiError::BadRequest { .. } => {
+                "send PKCS #10 as PEM, signed by the key that it is for".to_owned()
+            }
+            PkiError::ClusterAuthority { .. } => "make an authority for browsers with `godwit \
+                pki init --web` and issue the certificate there"
+                .to_owned(),
             PkiError::OtherAuthority { .. } => "name another --dir".to_owned(),
-            PkiError::BadList { .. } => "take it anew from the manager, or from `godwit pki crl`".to_owned(),
-            PkiError::File { .. } | PkiError::Unreadable { .. } | PkiError::OldList { .. } | PkiError::Make(_) => String::new(),
+            PkiError::BadList { .. } => {
+                "take it anew from the manager, or from `godwit pki crl`".to_owned()
+            }
+            PkiError::File { .. }
+            | PkiError::Unreadable { .. }
+            | PkiError::OldList { .. }
+            | PkiError::Make(_) => String::new(),
         }
     }
 

@@ -3,9 +3,12 @@
 //!
 //! ```text
 //! {"cmd":"watch","target":"10.88.0.21"}                                → {"ok":true}
-//! {"cmd":"gaps","target":"10.88.0.21","since_ns":N,"until_ns":M}       → {"sent":…,"received":…,"lost":…,…}
-//! {"cmd":"wait","target":"10.88.0.21","since_ns":N,"timeout_ms":T}     → {"answered_ns":N} or null in it
-//! {"cmd":"targets"}                                                    → {"targets":["10.88.0.21"]}
+//! {"cmd":"gaps","target":"10.88.0.21","since_ns":N,"until_ns":M}       →
+//! {"sent":…,"received":…,"lost":…,…}
+//! {"cmd":"wait","target":"10.88.0.21","since_ns":N,"timeout_ms":T}     → {"answered_ns":N} or null
+//! in it
+//! {"cmd":"targets"}                                                    →
+//! {"targets":["10.88.0.21"]}
 //! {"cmd":"unwatch","target":"10.88.0.21"}                              → {"ok":true}
 //! ```
 //!

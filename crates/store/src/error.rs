@@ -142,21 +142,30 @@ impl StoreError {
     /// Returns what to do about it; empty if the message says it all.
     #[must_use]
     pub fn remedy(&self) -> String {
-        match self {
-            StoreError::Conflict { .. } => "read it again and decide anew".to_owned(),
-            StoreError::LeadershipLost { .. } => "requests go to the manager that leads".to_owned(),
-            StoreError::Unavailable { .. } => "ask again in a moment; if it stays so, see whether the store runs, and docs/store.md".to_owned(),
-            StoreError::Refused { remedy, .. } => (*remedy).to_owned(),
-            StoreError::HistoryGone { .. } => "read everything again and watch from there".to_owned(),
-            StoreError::TooBig { .. } => "ask for less at a time: fewer names, labels or VMs".to_owned(),
-            StoreError::WrittenTwice { .. } => "write the last value only".to_owned(),
-            StoreError::InUse { .. } => "stop it, give this one its own file, or use etcd for several managers".to_owned(),
-            StoreError::Damaged { .. } => "stop the manager, keep the file aside, and restore the last backup: docs/store.md".to_owned(),
-            StoreError::Foreign { .. } => "give the manager a file of its own".to_owned(),
-            StoreError::Later { .. } => "start the later version again, or restore the backup from before the upgrade".to_owned(),
-            StoreError::File { .. } => "is the disk full or not writable?".to_owned(),
-            StoreError::BadKey { .. } | StoreError::Settings { .. } => String::new(),
-        }
+        let remedy = match self {
+            StoreError::Conflict { .. } => "read it again and decide again",
+            StoreError::LeadershipLost { .. } => "send requests to the leader",
+            StoreError::Unavailable { .. } => {
+                "try again in a moment; if the problem persists, check the store (docs/store.md)"
+            }
+            StoreError::Refused { remedy, .. } => remedy,
+            StoreError::HistoryGone { .. } => "read everything again and watch from there",
+            StoreError::TooBig { .. } => "request less at a time: fewer names, labels or VMs",
+            StoreError::WrittenTwice { .. } => "write the last value only",
+            StoreError::InUse { .. } => {
+                "stop it, give this manager its own file, or use etcd for several managers"
+            }
+            StoreError::Damaged { .. } => {
+                "stop the manager, keep the file aside, and restore the last backup: docs/store.md"
+            }
+            StoreError::Foreign { .. } => "give the manager its own file",
+            StoreError::Later { .. } => {
+                "start the later version again, or restore the backup from before the upgrade"
+            }
+            StoreError::File { .. } => "check that the disk is writable and not full",
+            StoreError::BadKey { .. } | StoreError::Settings { .. } => "",
+        };
+        remedy.to_owned()
     }
 }
 

@@ -90,7 +90,7 @@ impl RecordError {
                     .to_owned()
             }
             RecordError::Earlier { .. } => {
-                "start a manager between the two first: it brings records forward".to_owned()
+                "start a manager of a version in between first: it converts records".to_owned()
             }
             RecordError::Unreadable { .. } => {
                 "restore it from a backup, or remove the key".to_owned()

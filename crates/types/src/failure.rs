@@ -33,11 +33,13 @@ codes! {
     /// The peers speak no common version.
     VersionMismatch = 1, "version-mismatch", "upgrade the older of the two agents";
     /// The destination expects no such migration.
-    UnknownMigration = 2, "unknown-migration", "the destination's agent restarted or gave up waiting, or the address is another host's (see migration_addresses): migrate again";
+    UnknownMigration = 2, "unknown-migration", "the destination's agent restarted or gave up \
+        waiting, or the address is another host's (see migration_addresses): migrate again";
     /// The shadow VM has other RAM blocks than the source.
     MemoryMismatch = 3, "memory-mismatch", "both agents must run the same release; migrate again";
     /// The peer violated the protocol.
-    ProtocolBroken = 4, "protocol-broken", "check that both agents run compatible releases and that nothing alters the connection";
+    ProtocolBroken = 4, "protocol-broken", "check that both agents run compatible releases and \
+        that nothing alters the connection";
     /// Guest memory could not be read, written or tracked.
     MemoryFailed = 5, "memory-failed", "see the agent's log on the host that is named";
     /// The hypervisor failed.
@@ -45,17 +47,22 @@ codes! {
     /// An operator cancelled the migration.
     Cancelled = 7, "cancelled", "migrate again when it suits";
     /// The guest dirties memory faster than the wire carries it.
-    NotConverging = 8, "not-converging", "move it when it is less busy, over a faster link, with a larger --switchover-budget, or with --engine qemu --auto-converge";
+    NotConverging = 8, "not-converging", "move it when it is less busy, over a faster link, \
+        with a larger --switchover-budget, or with --engine qemu --auto-converge";
     /// The peer knows a newer owner.
-    StaleEpoch = 9, "stale-epoch", "this host's record of the VM is old: see where the VM runs before anything else";
+    StaleEpoch = 9, "stale-epoch", "this host's record of the VM is old: see where the VM runs \
+        before anything else";
     /// Another failure.
     Internal = 10, "internal", "see the logs of both agents";
     /// The connection to the peer broke.
-    LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
+    LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit \
+        probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
     /// More streams were requested than a migration may have.
-    TooManyStreams = 13, "too-many-streams", "ask for fewer with --streams, or leave that to measurement";
+    TooManyStreams = 13, "too-many-streams", "ask for fewer with --streams, or leave that to \
+        measurement";
     /// The guest powered itself off before it was handed over.
     GuestShutDown = 14, "guest-shut-down", "start the VM again where it is to run";
     /// The destination did not answer after the commit.
-    InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source only if the destination does not and can't";
+    InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source \
+        only if the destination does not and can't";
 }

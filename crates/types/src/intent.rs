@@ -25,7 +25,8 @@ pub enum Intent {
     Deadline(Duration),
 }
 
-/// Whether the guest may run at the destination while pages of its memory are still at the source. It then needs both hosts, and the
+/// Whether the guest may run at the destination while pages of its memory are still at the source.
+/// It then needs both hosts, and the
 /// link between them, until the last page has been fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -43,7 +44,8 @@ pub enum PageInUse {
 /// Error for a text that names no goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is no policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or deadline= with a time such as 90s or 5min"
+    "\"{0}\" is not a policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or \
+        deadline= with a time such as 90s or 5min"
 )]
 pub struct IntentError(String);
 

@@ -79,7 +79,8 @@ pub struct DryRun {
     pub guest_bytes: u64,
     /// What the migration will be; none where it would be refused.
     pub predicted: Option<Predicted>,
-    /// The longest silence that clients of the guest will see: the pause, and what the lab's client saw beside it.
+    /// The longest silence that clients of the guest will see: the pause, and what the lab's client
+    /// saw beside it.
     pub blackout_ms: Option<f64>,
     /// Why by these means, one line for people.
     pub why: Option<String>,

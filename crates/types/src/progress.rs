@@ -28,7 +28,8 @@ pub struct Progress {
     /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
-    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
+    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those
+    /// say that it will be later.
     pub eta_ms: Option<f64>,
     /// Time since the request.
     pub elapsed_ms: f64,
@@ -38,7 +39,8 @@ pub struct Progress {
     /// What the guest's writers are held to; none: they are not slowed.
     #[serde(default)]
     pub throttled_to_pages_per_s: Option<f64>,
-    /// The longest that the guest took to answer lately, as seen at the source's host: it grows while an answer is missing. None where
+    /// The longest that the guest took to answer lately, as seen at the source's host: it grows
+    /// while an answer is missing. None where
     /// the specification names no IPv4 address of the guest, or it has not answered yet.
     #[serde(default)]
     pub guest_round_trip_ms: Option<f64>,

@@ -26,7 +26,8 @@ pub enum Outcome {
     Failed,
     /// Somebody cancelled; the guest runs on at the source.
     Cancelled,
-    /// The link broke after the commit and the destination did not answer since: the guest is kept paused at
+    /// The link broke after the commit and the destination did not answer since: the guest is kept
+    /// paused at
     /// the source until it is known whether the destination runs it.
     InDoubt,
 }
@@ -43,7 +44,8 @@ pub struct RoundReport {
     pub zero_pages: u64,
     /// Bytes on the wire.
     pub bytes: u64,
-    /// From the first page looked at to the destination's word that all is applied; to the last page handed to the wire where
+    /// From the first page looked at to the destination's word that all is applied; to the last
+    /// page handed to the wire where
     /// the next round followed at once.
     pub duration_ms: f64,
     /// Pages that the guest dirtied meanwhile, a second.
@@ -78,7 +80,8 @@ pub struct ThrottleReport {
     pub pages: u64,
     /// How long the vCPUs waited, all together.
     pub held_ms: f64,
-    /// The least CPU time that a quota left the vCPUs, in percent of what they could take; none without a quota.
+    /// The least CPU time that a quota left the vCPUs, in percent of what they could take; none
+    /// without a quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_cpu_percent: Option<f64>,
 }
@@ -120,7 +123,8 @@ pub struct FetchTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct WaitClass {
-    /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no end.
+    /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no
+    /// end.
     pub below_ms: Option<f64>,
     /// How many.
     pub waits: u64,
@@ -142,7 +146,8 @@ pub struct LaneReport {
     pub bytes: u64,
     /// Why streams of it broke or could not be opened. Their work was done by the others.
     pub broken: Vec<String>,
-    /// The MTU of its interface, bytes, where packets of that size were found to vanish while small ones passed; its streams went on
+    /// The MTU of its interface, bytes, where packets of that size were found to vanish while small
+    /// ones passed; its streams went on
     /// with small ones.
     #[serde(default)]
     pub vanishing_mtu: Option<u32>,
@@ -181,7 +186,8 @@ pub struct CutReport {
     pub at_ms: f64,
     /// How long nothing was sent after that.
     pub lasted_ms: f64,
-    /// Pages that the destination lacked when it went on, beside what the guest had written meanwhile.
+    /// Pages that the destination lacked when it went on, beside what the guest had written
+    /// meanwhile.
     pub unsent_pages: u64,
     /// How it was noticed.
     pub why: String,
@@ -191,7 +197,8 @@ pub struct CutReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SwitchoverReport {
-    /// Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+    /// Guest stopped → last dirty pages handed to the wire (the device state is written
+    /// meanwhile).
     pub last_pages_ms: f64,
     /// → the device state's last byte and the commit handed to the wire.
     pub device_state_ms: f64,
@@ -238,7 +245,8 @@ pub struct Report {
     pub wire_bytes: u64,
     /// The guest's RAM.
     pub guest_bytes: u64,
-    /// The limit that held the migration's pages at its end: the least of its own, its lanes' and its host's.
+    /// The limit that held the migration's pages at its end: the least of its own, its lanes' and
+    /// its host's.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
     /// The shortest round trip that the lane's pings saw.
@@ -252,7 +260,8 @@ pub struct Report {
     /// Pages that were told by their content, were not there any more, and were sent after all.
     #[serde(default)]
     pub missing_pages: u64,
-    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report; empty where nothing was
+    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the
+    /// report; empty where nothing was
     /// sent, and in the log's line.
     #[serde(default)]
     pub bandwidth: Vec<BandwidthPoint>,
@@ -268,7 +277,8 @@ pub struct Report {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub policy: Option<Intent>,
-    /// By what it came to its switchover, or that it did not converge; none where it ended by something else, and by QEMU's engine.
+    /// By what it came to its switchover, or that it did not converge; none where it ended by
+    /// something else, and by QEMU's engine.
     #[serde(default)]
     pub means: Option<Means>,
     /// What was foreseen before round 0; none where too little was known.

@@ -45,7 +45,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The cluster as a whole. */
+        /** Shows the cluster as a whole. */
         get: operations["show_cluster"];
         put?: never;
         post?: never;
@@ -101,7 +101,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Datastores by path, with the hosts that have them, their room there, and how many VMs have disks in each. */
+        /**
+         * Lists datastores by path.
+         * @description Each has the hosts that have it, its free space there, and the number of VMs with disks in it.
+         */
         get: operations["list_datastores"];
         put?: never;
         post?: never;
@@ -171,9 +174,11 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Changes as they come: each event's name is its kind, its data a ClusterEvent, its id the number to go on behind (`Last-Event-ID`). An
-         *     event `missed` says that changes were missed that are kept no more: ask for everything anew. It ends when the caller's token is revoked or
-         *     has expired.
+         * Streams changes of the cluster as server-sent events.
+         * @description Each event has its kind as its name and a ClusterEvent as its data. Its id is the number to
+         *     continue from (`Last-Event-ID`). An event `missed` means that changes were missed that are no
+         *     longer retained: read all state again. The stream ends when the caller's token is revoked or
+         *     expires.
          */
         get: operations["follow_events"];
         put?: never;
@@ -306,7 +311,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** How many moves may run at a time, as it holds now. */
+        /** Shows how many moves may run at a time. */
         get: operations["show_limits"];
         put?: never;
         post?: never;
@@ -314,8 +319,9 @@ export interface paths {
         options?: never;
         head?: never;
         /**
-         * Changes how many moves may run at a time: from now on, also for those that wait. What runs runs on. Hosts' own numbers are set by
-         *     `PATCH /api/v1/hosts/{host}`.
+         * Changes how many moves may run at a time.
+         * @description The limits apply from now on, also to waiting moves; running moves continue. `PATCH
+         *     /api/v1/hosts/{host}` sets the limits of a host.
          */
         patch: operations["update_limits"];
         trace?: never;
@@ -344,7 +350,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Moves, without their reports. The last 10,000 that are over are remembered. */
+        /**
+         * Lists moves, without their reports.
+         * @description The last 10,000 finished moves are retained.
+         */
         get: operations["list_moves"];
         put?: never;
         post?: never;
@@ -361,11 +370,14 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** One move, with the report of its migration, where a manager has heard how it ended. */
+        /** Shows one move, with the report of its migration if a manager saw its end. */
         get: operations["show_move"];
         put?: never;
         post?: never;
-        /** Calls a move off. Its state says whether it is cancelled, or came through all the same. */
+        /**
+         * Cancels a move.
+         * @description Its state shows whether it is cancelled or completes anyway.
+         */
         delete: operations["cancel_move"];
         options?: never;
         head?: never;
@@ -379,7 +391,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The report of a move's migration as a file, where a manager has heard how it ended. */
+        /** Returns the report of a move's migration as a file, if a manager saw its end. */
         get: operations["show_move_report"];
         put?: never;
         post?: never;
@@ -397,8 +409,9 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How far a move was at times of its migration: for a picture of one that runs, to who comes in the middle, and of one that is over. Kept in memory,
-         *     of the last 300 moves.
+         * Shows progress samples of a move's migration.
+         * @description They serve to draw the course of a running or finished migration. The manager keeps them in
+         *     memory, for the last 300 moves.
          */
         get: operations["show_move_samples"];
         put?: never;
@@ -417,8 +430,9 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Names of VMs that other hosts than their own claim, without a move that explains it, by name. Such a claim changes
-         *     nothing: operations on the VM go to the host that holds its name.
+         * Lists names of VMs that hosts other than their own claim.
+         * @description The list is by name and omits claims that a move explains. A claim changes nothing: operations
+         *     on the VM go to the host that holds its name.
          */
         get: operations["list_name_conflicts"];
         put?: never;
@@ -436,7 +450,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Networks by name, with the hosts that have them and how many VMs are in each. */
+        /** Lists networks by name, with the hosts that have them and the number of VMs in each. */
         get: operations["list_networks"];
         put?: never;
         post?: never;
@@ -487,10 +501,17 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Rules by name, each with whether it is kept at present and the first of the VMs by which it is broken. */
+        /**
+         * Lists rules by name.
+         * @description Each has its present state and the first of the VMs that break it.
+         */
         get: operations["list_rules"];
         put?: never;
-        /** Makes a rule. VMs and hosts that it names may come later. No VM is moved by it: it holds for what is moved from now on. */
+        /**
+         * Creates a rule.
+         * @description VMs and hosts that it names may be created later. The rule moves no VM: it applies to placements
+         *     and moves from now on.
+         */
         post: operations["create_rule"];
         delete?: never;
         options?: never;
@@ -505,11 +526,14 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** One rule, with every VM by which it is broken. */
+        /** Shows one rule, with every VM that breaks it. */
         get: operations["show_rule"];
         put?: never;
         post?: never;
-        /** Removes a rule. No VM is moved by that. */
+        /**
+         * Deletes a rule.
+         * @description This moves no VM.
+         */
         delete: operations["delete_rule"];
         options?: never;
         head?: never;
@@ -558,12 +582,14 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** VMs by name. */
+        /** Lists VMs by name. */
         get: operations["list_vms"];
         put?: never;
         /**
-         * Makes a VM on the host that is named, or on one of the manager's choice, which the answer gives the reason of. Where that fails nothing
-         *     remains of it. A VM that names no CPU model gets the cluster's baseline; one whose model is more than that is refused.
+         * Creates a VM.
+         * @description The VM is created on the named host, or on a host that the manager chooses; the answer has the
+         *     reason for the choice. If the creation fails, nothing of the VM remains. A VM without a CPU
+         *     model gets the cluster's baseline; one whose model exceeds the baseline is refused.
          */
         post: operations["create_vm"];
         delete?: never;
@@ -579,11 +605,14 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** One VM: what is planned, and what its host tells. */
+        /** Shows one VM: its plan and its host's report. */
         get: operations["show_vm"];
         put?: never;
         post?: never;
-        /** Deletes a stopped VM and what its host keeps of it; disks are left alone. A VM with a move is not deleted. */
+        /**
+         * Deletes a stopped VM and its host's records of it.
+         * @description Disks are kept. A VM with a move is not deleted.
+         */
         delete: operations["delete_vm"];
         options?: never;
         head?: never;
@@ -600,8 +629,9 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Gives a VM's name to the VM that this host reports. For a name whose host is gone for good, or that the wrong one of
-         *     two VMs has: what other hosts have of that name stays as it is.
+         * Binds a VM's name to the VM that this host reports.
+         * @description Use this for a name whose host is gone for good, or that the wrong one of two VMs has. VMs with
+         *     that name on other hosts stay as they are.
          */
         post: operations["bind_vm"];
         delete?: never;
@@ -618,10 +648,12 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * The VM's text console as a WebSocket: binary messages both ways, as the guest's serial line. It follows a VM that moves. A browser offers the
-         *     protocols `godwit.console.v1` and `godwit.bearer.` with its token behind it, in base64url without padding; whoever else shows it as
-         *     everywhere. It ends when the caller's token is revoked
-         *     or has expired. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
+         * Opens a VM's text console as a WebSocket.
+         * @description Binary messages in both directions carry the guest's serial line. The console follows a VM that
+         *     moves. A browser offers the protocols `godwit.console.v1` and `godwit.bearer.` followed by its
+         *     token, in base64url without padding; other clients send the token as in other requests. The
+         *     console ends when the caller's token is revoked or expires. It has one reader at a time. If it
+         *     cannot be opened or cannot continue, the close message has code 4000 and the reason.
          */
         get: operations["open_vm_console"];
         put?: never;
@@ -639,7 +671,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The end of a VM's log at the host that runs it: where a VM has moved, what was written before is left at the other host. */
+        /**
+         * Returns the end of a VM's log on the host that runs it.
+         * @description After a move, earlier output remains on the other host.
+         */
         get: operations["show_vm_log"];
         put?: never;
         post?: never;
@@ -658,7 +693,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Asks for a VM's move. It waits for its turn, and is carried out also when nobody looks. */
+        /**
+         * Requests a move of a VM.
+         * @description The move waits for its turn. It is carried out even if the caller disconnects.
+         */
         post: operations["create_move"];
         delete?: never;
         options?: never;
@@ -673,7 +711,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** What stands in the way of a VM's move: to a target check by check, or a ranking of all hosts. Nothing is moved and nothing is made. */
+        /**
+         * Checks whether a VM can move.
+         * @description The answer is a report on one target, check by check, or a ranking of all hosts. The request
+         *     moves and creates nothing.
+         */
         get: operations["show_preflight"];
         put?: never;
         post?: never;
@@ -692,7 +734,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Starts a stopped VM, or lets a paused one go on. */
+        /** Starts a stopped VM, or resumes a paused one. */
         post: operations["start_vm"];
         delete?: never;
         options?: never;
@@ -710,8 +752,9 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Stops a VM: by its power button and, after the grace, by ending its hypervisor. The answer comes when it is stopped. A VM under way is not
-         *     stopped; one in doubt only with `force`.
+         * Stops a VM.
+         * @description The VM's power button is pressed, and its hypervisor is ended after the grace period. The answer
+         *     arrives when the VM is stopped. A moving VM is not stopped; one in doubt only with `force`.
          */
         post: operations["stop_vm"];
         delete?: never;
@@ -725,12 +768,12 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
-         * @description What a user asks to run the guest's code with.
+         * @description Accelerator that a user requests.
          * @enum {string}
          */
         Accel: "auto" | "kvm" | "tcg";
         /**
-         * @description What runs the guest's code, decided.
+         * @description Accelerator after resolution.
          * @enum {string}
          */
         Accelerator: "kvm" | "tcg";
@@ -785,10 +828,7 @@ export interface components {
             /** @description Why it was refused. */
             reason?: string | null;
             role?: components["schemas"]["Role"] | null;
-            /**
-             * Format: int32
-             * @description The HTTP status.
-             */
+            /** Format: int32 */
             status: number;
             /** @description The id of its token: names may be those of several. */
             token?: string | null;
@@ -808,7 +848,7 @@ export interface components {
          */
         AuditOutcome: "done" | "refused";
         /**
-         * @description Where the pages of a memory block live.
+         * @description Where the pages of a memory block are stored.
          * @enum {string}
          */
         Backing: "shared" | "private";
@@ -869,7 +909,6 @@ export interface components {
             host: string;
             /** @description What it would get. */
             lacks?: string[];
-            /** @description The VM. */
             vm: string;
             /** @description The same in one line, or that nobody says what its model holds. */
             why: string;
@@ -884,7 +923,7 @@ export interface components {
             /** @description The host whose VM has the name from now on. */
             host: string;
         };
-        /** @description A number of bytes, or text such as `4GiB`; told as text. */
+        /** @description A number of bytes, or text such as `4GiB`. Responses contain text. */
         ByteSize: string | number;
         /**
          * @description A certificate that the manager has issued, has seen at a host, or has revoked.
@@ -897,10 +936,7 @@ export interface components {
          *     }
          */
         CertificateInfo: {
-            /**
-             * Format: int64
-             * @description When it ends.
-             */
+            /** Format: int64 */
             ends_unix_ms?: number | null;
             /** @description The host in it; none: it was revoked by its number alone. */
             holder?: string | null;
@@ -994,7 +1030,6 @@ export interface components {
         Check: {
             /** @description What was seen, one line. */
             evidence: string;
-            /** @description What was checked. */
             name: components["schemas"]["CheckName"];
             /** @description What to do about it; empty: nothing is to be done. */
             remedy?: string;
@@ -1051,32 +1086,19 @@ export interface components {
             leader?: components["schemas"]["Leader"] | null;
             /** @description What moves are held to. */
             limits: components["schemas"]["MoveLimits"];
-            /**
-             * Format: int64
-             * @description Moves that run.
-             */
+            /** Format: int64 */
             moves_running: number;
-            /**
-             * Format: int64
-             * @description Moves that wait.
-             */
+            /** Format: int64 */
             moves_waiting: number;
             /**
              * Format: int64
              * @description VMs' names that other hosts than their own claim, without a move that explains it.
              */
             name_conflicts?: number;
-            /** @description The manager's version. */
             version: string;
-            /**
-             * Format: int64
-             * @description VMs of all hosts.
-             */
+            /** Format: int64 */
             vms: number;
-            /**
-             * Format: int64
-             * @description VMs that run.
-             */
+            /** Format: int64 */
             vms_running: number;
         };
         /**
@@ -1177,7 +1199,6 @@ export interface components {
          *     }
          */
         CpuBaselineChange: {
-            /** @description The baseline. */
             baseline: components["schemas"]["CpuBaseline"];
             /** @description Hosts that fall short of it, those in `without` too. */
             falls_short: components["schemas"]["BaselineHost"][];
@@ -1518,11 +1539,14 @@ export interface components {
              */
             pages: number;
         };
-        /** @description A disk: an image on a path that every host of the VM sees. */
+        /** @description A disk: an image at a path that exists on every host of the VM. */
         Disk: {
-            /** @description The image's format. Never guessed from its content: a guest could write another header into a raw image. */
+            /**
+             * @description Format of the image. Never guessed from its content: a guest could write another header into
+             *     a raw image.
+             */
             format: components["schemas"]["DiskFormat"];
-            /** @description The image, absolute. */
+            /** @description Absolute path of the image. */
             path: string;
             /** @description Whether the guest may only read it. */
             readonly?: boolean;
@@ -1582,7 +1606,6 @@ export interface components {
             id: string;
             /** @description Where it is. */
             state: components["schemas"]["DrainState"];
-            /** @description Its VMs. */
             vms: components["schemas"]["DrainVm"][];
         };
         /**
@@ -1886,7 +1909,6 @@ export interface components {
          *     }
          */
         HostSummary: {
-            /** @description Its agent's address. */
             address: string;
             /** @description What its agent reported that no agent reports, or that is more than the manager takes. */
             fault?: string | null;
@@ -1933,16 +1955,12 @@ export interface components {
              * @description Moves that leave it now.
              */
             moves_out: number;
-            /** @description Its name. */
             name: string;
             /** @description Why it is away, as far as is known. */
             reason?: string | null;
             /** @description Whether its agent is heard. */
             state: components["schemas"]["HostState"];
-            /**
-             * Format: int64
-             * @description VMs that it has.
-             */
+            /** Format: int64 */
             vms: number;
         };
         /**
@@ -2061,7 +2079,6 @@ export interface components {
             host: string;
             /** @description Names it. */
             id: string;
-            /** @description Who made it. */
             made_by: string;
             /**
              * Format: int64
@@ -2085,7 +2102,6 @@ export interface components {
         Joined: {
             /** @description The host's agent's address, as the manager knows it now. */
             address: string;
-            /** @description The authority's, PEM. */
             authority: string;
             /** @description The host's certificate, PEM. */
             certificate: string;
@@ -2271,7 +2287,6 @@ export interface components {
         ManagedNetwork: {
             /** @description Hosts that have it, by name; empty: VMs name it, and no host has it any more. */
             hosts: components["schemas"]["NetworkAtHost"][];
-            /** @description Its name. */
             name: string;
             /**
              * Format: int64
@@ -2351,7 +2366,7 @@ export interface components {
         Means: "plain" | "throttle" | "page-in" | "none";
         /** @description One block of guest memory. */
         MemoryBlock: {
-            /** @description Where the pages live. */
+            /** @description Where the pages are stored. */
             backing?: components["schemas"]["Backing"];
             /** @description A multiple of 4 KiB. */
             size: components["schemas"]["ByteSize"];
@@ -2418,7 +2433,6 @@ export interface components {
             to?: string | null;
             /** @description Why that one, where the manager chose. */
             to_reason?: string | null;
-            /** @description The VM. */
             vm: string;
             waits?: components["schemas"]["Waits"] | null;
         };
@@ -2631,11 +2645,14 @@ export interface components {
         };
         /** @description A network interface as its user describes it. */
         Nic: {
-            /** @description The address the guest has there: for those who watch it from outside, never given to the guest. */
+            /**
+             * @description Address of the guest in that network, for external monitoring. It is never given to the
+             *     guest.
+             */
             address?: string | null;
-            /** @description Its hardware address. Default: made from the VM's name and the interface's place. */
+            /** @description Hardware address. Default: derived from the VM's name and the interface's position. */
             mac?: string | null;
-            /** @description The network of the host's configuration that it joins. */
+            /** @description The network in the host's configuration that it joins. */
             network: string;
         };
         /**
@@ -2699,10 +2716,7 @@ export interface components {
                 /** @description Why it was refused. */
                 reason?: string | null;
                 role?: components["schemas"]["Role"] | null;
-                /**
-                 * Format: int32
-                 * @description The HTTP status.
-                 */
+                /** Format: int32 */
                 status: number;
                 /** @description The id of its token: names may be those of several. */
                 token?: string | null;
@@ -2737,7 +2751,6 @@ export interface components {
                 host: string;
                 /** @description What it would get. */
                 lacks?: string[];
-                /** @description The VM. */
                 vm: string;
                 /** @description The same in one line, or that nobody says what its model holds. */
                 why: string;
@@ -2778,7 +2791,6 @@ export interface components {
                 id: string;
                 /** @description Where it is. */
                 state: components["schemas"]["DrainState"];
-                /** @description Its VMs. */
                 vms: components["schemas"]["DrainVm"][];
             }[];
             /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
@@ -2794,7 +2806,6 @@ export interface components {
         Page_HostSummary: {
             /** @description What is on it. */
             items: {
-                /** @description Its agent's address. */
                 address: string;
                 /** @description What its agent reported that no agent reports, or that is more than the manager takes. */
                 fault?: string | null;
@@ -2841,16 +2852,12 @@ export interface components {
                  * @description Moves that leave it now.
                  */
                 moves_out: number;
-                /** @description Its name. */
                 name: string;
                 /** @description Why it is away, as far as is known. */
                 reason?: string | null;
                 /** @description Whether its agent is heard. */
                 state: components["schemas"]["HostState"];
-                /**
-                 * Format: int64
-                 * @description VMs that it has.
-                 */
+                /** Format: int64 */
                 vms: number;
             }[];
             /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
@@ -2891,7 +2898,6 @@ export interface components {
             items: {
                 /** @description Hosts that have it, by name; empty: VMs name it, and no host has it any more. */
                 hosts: components["schemas"]["NetworkAtHost"][];
-                /** @description Its name. */
                 name: string;
                 /**
                  * Format: int64
@@ -2953,7 +2959,6 @@ export interface components {
                 to?: string | null;
                 /** @description Why that one, where the manager chose. */
                 to_reason?: string | null;
-                /** @description The VM. */
                 vm: string;
                 waits?: components["schemas"]["Waits"] | null;
             }[];
@@ -3002,7 +3007,6 @@ export interface components {
                 hosts?: components["schemas"]["RuleHosts"] | null;
                 /** @description What it asks for. */
                 kind: components["schemas"]["RuleKind"];
-                /** @description Names it. */
                 name: string;
                 /** @description Whether it is kept, by where hosts told last that VMs are. */
                 state: components["schemas"]["RuleState"];
@@ -3048,7 +3052,6 @@ export interface components {
                 memory_bytes: number;
                 /** @description The move that has it, or waits for its turn. */
                 move?: string | null;
-                /** @description Its name. */
                 name: string;
                 /** @description What is known about how it came into that state. */
                 reason?: string | null;
@@ -3070,7 +3073,8 @@ export interface components {
             total: number;
         };
         /**
-         * @description Where a migration is. The order is the order in which phases are entered; pre-copy and convergence alternate.
+         * @description Where a migration is. The order is the order in which phases are entered; pre-copy and
+         *     convergence alternate.
          * @enum {string}
          */
         Phase: "preflight" | "prepare" | "pre-copy" | "reconnect" | "convergence" | "switchover" | "page-in" | "announce" | "report";
@@ -3252,10 +3256,7 @@ export interface components {
             detail: string;
             /** @description What to do about it; empty where the detail says it all. */
             remedy?: string;
-            /**
-             * Format: int32
-             * @description The HTTP status.
-             */
+            /** Format: int32 */
             status: number;
             /** @description What all problems of this type have in common. */
             title: string;
@@ -3466,7 +3467,6 @@ export interface components {
          *     }
          */
         RevokedCertificates: {
-            /** @description Certificates that it names. */
             certificates: number;
             /** @description An X.509 revocation list that the cluster's authority has signed, PEM. */
             list: string;
@@ -3587,7 +3587,6 @@ export interface components {
             hosts?: components["schemas"]["RuleHosts"] | null;
             /** @description What it asks for. */
             kind: components["schemas"]["RuleKind"];
-            /** @description Names it. */
             name: string;
             /** @description Whether it is kept, by where hosts told last that VMs are. */
             state: components["schemas"]["RuleState"];
@@ -3762,14 +3761,12 @@ export interface components {
             expires_unix_ms: number;
             /** @description Names it. */
             id: string;
-            /** @description Who made it. */
             made_by: string;
             /**
              * Format: int64
              * @description When it was made.
              */
             made_unix_ms: number;
-            /** @description Whose it is. */
             name: string;
             /** @description What it allows. */
             role: components["schemas"]["Role"];
@@ -3901,15 +3898,18 @@ export interface components {
         };
         /** @description A VM as its user describes it. JSON or TOML; unknown keys are refused. */
         VmSpec: {
-            /** @description What runs the guest's code. */
+            /** @description Accelerator that runs the guest's code. */
             accel?: components["schemas"]["Accel"];
             /** @description The command line of that kernel. */
             cmdline?: string | null;
-            /** @description A CPU model of `qemu -cpu help`, with `,+feature` or `,-feature` behind it if wanted. Default: [`DEFAULT_CPU_MODEL`]. */
+            /**
+             * @description A CPU model of `qemu -cpu help`, optionally followed by `,+feature` or `,-feature`. Default:
+             *     [`DEFAULT_CPU_MODEL`].
+             */
             cpu_model?: string | null;
             /** @description Disks, in the order in which the guest finds them. */
             disks?: components["schemas"]["Disk"][];
-            /** @description Further `-device` arguments, as QEMU takes them. */
+            /** @description Further `-device` arguments in QEMU's syntax. */
             extra_devices?: string[];
             /** @description The initial RAM disk of that kernel. */
             initrd?: string | null;
@@ -3917,17 +3917,23 @@ export interface components {
             kernel?: string | null;
             /** @description A machine type or alias of `qemu -machine help`. Default: [`DEFAULT_MACHINE`]. */
             machine?: string | null;
-            /** @description Memory blocks; several become as many NUMA nodes. A bare size stands for one shared block. */
+            /** @description Memory blocks; several become as many NUMA nodes. A bare size means one shared block. */
             memory?: components["schemas"]["MemoryBlock"][];
             /** @description Unique among all hosts; letters, digits, `-`, `_` and `.`. */
             name: string;
             /** @description Network interfaces, in the order in which the guest finds them. */
             nics?: components["schemas"]["Nic"][];
-            /** @description Another QEMU than the host's own. */
+            /** @description A QEMU other than the host's own. */
             qemu?: string | null;
-            /** @description It is never run while pages of its memory are at another host: a migration that can't end otherwise fails. */
+            /**
+             * @description Whether the guest must never run while pages of its memory are at another host. A migration
+             *     that cannot end otherwise fails.
+             */
             refuses_page_in?: boolean;
-            /** @description What tells it from every other VM, whatever their names; the guest reads it too (SMBIOS). Default: drawn at random. */
+            /**
+             * @description Identity of the VM, independent of its name; the guest reads it too (SMBIOS). Default:
+             *     random.
+             */
             uuid?: string | null;
             /**
              * Format: int32
@@ -3980,7 +3986,6 @@ export interface components {
             memory_bytes: number;
             /** @description The move that has it, or waits for its turn. */
             move?: string | null;
-            /** @description Its name. */
             name: string;
             /** @description What is known about how it came into that state. */
             reason?: string | null;
@@ -4091,7 +4096,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4160,7 +4165,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4214,7 +4219,7 @@ export interface operations {
                     "application/json": components["schemas"]["Cluster"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4342,7 +4347,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4459,7 +4464,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4515,7 +4520,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4595,7 +4600,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4609,9 +4614,9 @@ export interface operations {
     list_datastores: {
         parameters: {
             query?: {
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -4647,7 +4652,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_ManagedDatastore"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4752,7 +4757,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4838,7 +4843,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4924,7 +4929,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -4939,7 +4944,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path: {
@@ -5013,7 +5021,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5028,7 +5036,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description The number of the last event that came. */
+                /** @description Number of the last event that was received. */
                 "last-event-id"?: number;
             };
             path?: never;
@@ -5052,7 +5060,7 @@ export interface operations {
                     "text/event-stream": components["schemas"]["StreamedEvent"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5153,7 +5161,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -5230,7 +5241,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5355,7 +5366,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5449,7 +5460,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5464,7 +5475,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path: {
@@ -5548,7 +5562,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5625,7 +5639,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5696,7 +5710,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5711,7 +5725,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -5778,7 +5795,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5837,7 +5854,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -5893,7 +5910,7 @@ export interface operations {
                     "application/json": components["schemas"]["MoveLimits"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5936,7 +5953,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The limits as they are now */
+            /** @description The new limits */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -5972,7 +5989,7 @@ export interface operations {
                     "application/json": components["schemas"]["MoveLimits"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5991,7 +6008,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6001,7 +6018,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6060,25 +6077,25 @@ export interface operations {
     list_moves: {
         parameters: {
             query?: {
-                /** @description Those in this state. */
+                /** @description Moves in this state. */
                 state?: components["schemas"]["MoveState"];
-                /** @description Those that are over, or those that are not. */
+                /** @description Finished moves if true, unfinished ones if false. */
                 over?: boolean;
-                /** @description Those of this VM. */
+                /** @description Moves of this VM. */
                 vm?: string;
-                /** @description Those from or to this host. */
+                /** @description Moves from or to this host. */
                 host?: string;
-                /** @description Those of this drain. */
+                /** @description Moves of this drain. */
                 drain?: string;
-                /** @description Those asked for at this time or later, milliseconds since 1970. */
+                /** @description Moves requested at this time or later, milliseconds since 1970. */
                 since_unix_ms?: number;
-                /** @description Those asked for before this time, milliseconds since 1970. */
+                /** @description Moves requested before this time, milliseconds since 1970. */
                 before_unix_ms?: number;
-                /** @description Which come first. */
+                /** @description Order of the list. */
                 order?: "oldest-first" | "newest-first";
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -6120,7 +6137,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_Move"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6146,7 +6163,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the move */
                 id: string;
             };
             cookie?: never;
@@ -6181,7 +6198,7 @@ export interface operations {
                     "application/json": components["schemas"]["Move"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6207,14 +6224,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the move */
                 id: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is being called off */
+            /** @description The move, which is being cancelled */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -6242,7 +6259,7 @@ export interface operations {
                     "application/json": components["schemas"]["Move"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6261,7 +6278,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6271,7 +6288,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6287,7 +6304,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the move */
                 id: string;
             };
             cookie?: never;
@@ -6328,7 +6345,7 @@ export interface operations {
                     "application/json": components["schemas"]["Report"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6354,14 +6371,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the move */
                 id: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description What is kept; nothing of a move that has not begun, or is forgotten */
+            /** @description The samples; none if the move has not begun or its samples were removed */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6414,7 +6431,7 @@ export interface operations {
                     "application/json": components["schemas"]["MoveSamples"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6438,9 +6455,9 @@ export interface operations {
     list_name_conflicts: {
         parameters: {
             query?: {
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -6484,7 +6501,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_NameConflict"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6508,9 +6525,9 @@ export interface operations {
     list_networks: {
         parameters: {
             query?: {
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -6549,7 +6566,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_ManagedNetwork"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6673,7 +6690,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6687,13 +6704,13 @@ export interface operations {
     list_rules: {
         parameters: {
             query?: {
-                /** @description Those that name this VM. */
+                /** @description Rules that name this VM. */
                 vm?: string;
-                /** @description Those that are kept, or those that are broken. */
+                /** @description Rules in this state. */
                 state?: components["schemas"]["RuleState"];
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -6745,7 +6762,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_RuleInfo"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6770,7 +6787,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -6792,7 +6812,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The rule, and whether it is kept */
+            /** @description The rule and its state */
             201: {
                 headers: {
                     [name: string]: unknown;
@@ -6830,7 +6850,7 @@ export interface operations {
                     "application/json": components["schemas"]["RuleInfo"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6849,7 +6869,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6859,7 +6879,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -6875,7 +6895,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the rule */
                 rule: string;
             };
             cookie?: never;
@@ -6920,7 +6940,7 @@ export interface operations {
                     "application/json": components["schemas"]["RuleInfo"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6946,21 +6966,21 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the rule */
                 rule: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is no more */
+            /** @description The rule is deleted */
             204: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6979,7 +6999,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6989,7 +7009,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7055,7 +7075,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -7123,7 +7146,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7182,7 +7205,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7196,21 +7219,21 @@ export interface operations {
     list_vms: {
         parameters: {
             query?: {
-                /** @description Those of this host. */
+                /** @description VMs on this host. */
                 host?: string;
-                /** @description Those in this state. */
+                /** @description VMs in this state. */
                 state?: components["schemas"]["VmState"];
-                /** @description Those with this in their name. */
+                /** @description VMs with this text in their name. */
                 search?: string;
-                /** @description Those with this label, `key=value`. */
+                /** @description VMs with this label, `key=value`. */
                 label?: string;
-                /** @description Those with an interface in this network. */
+                /** @description VMs with an interface in this network. */
                 network?: string;
-                /** @description Those with a disk in this directory. */
+                /** @description VMs with a disk in this directory. */
                 datastore?: string;
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -7247,7 +7270,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_VmSummary"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7272,7 +7295,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path?: never;
@@ -7313,7 +7339,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description It is made, and runs if that was asked for */
+            /** @description The VM is created, and runs if requested */
             201: {
                 headers: {
                     [name: string]: unknown;
@@ -7354,7 +7380,7 @@ export interface operations {
                     "application/json": components["schemas"]["HostedVm"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7373,7 +7399,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7383,7 +7409,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7399,7 +7425,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
@@ -7459,7 +7485,7 @@ export interface operations {
                     "application/json": components["schemas"]["ManagedVm"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7483,26 +7509,29 @@ export interface operations {
     delete_vm: {
         parameters: {
             query?: {
-                /** @description One that runs is ended first, at once; of one in doubt what is at its host is given up, which may be all that there is of its guest. */
+                /**
+                 * @description Whether to end a running VM first, at once, and to give up a VM in doubt. Giving it up
+                 *     deletes what its host has, which may be all that exists of the guest.
+                 */
                 force?: boolean;
             };
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is deleted */
+            /** @description The VM is deleted */
             204: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7521,7 +7550,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7531,7 +7560,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7546,11 +7575,14 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
@@ -7619,7 +7651,7 @@ export interface operations {
                     "application/json": components["schemas"]["ManagedVm"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7638,7 +7670,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7648,7 +7680,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7664,21 +7696,21 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description From here on it is a WebSocket */
+            /** @description The connection is now a WebSocket */
             101: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7697,7 +7729,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7707,7 +7739,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7721,21 +7753,21 @@ export interface operations {
     show_vm_log: {
         parameters: {
             query?: {
-                /** @description Whose words. */
+                /** @description Source of the log. */
                 source?: "console" | "qemu";
-                /** @description Bytes from its end, at most; from the beginning of a line on. */
+                /** @description Most bytes from the end of the log; the text begins at the start of a line. */
                 tail?: number;
             };
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description The log; what is no UTF-8 is replaced */
+            /** @description The log; invalid UTF-8 is replaced */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7745,7 +7777,7 @@ export interface operations {
                     "text/plain": string;
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7764,7 +7796,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7774,7 +7806,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7789,7 +7821,10 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path: {
@@ -7810,7 +7845,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description It waits, or starts */
+            /** @description The move, which waits or starts */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -7838,7 +7873,7 @@ export interface operations {
                     "application/json": components["schemas"]["Move"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7857,7 +7892,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7867,7 +7902,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -7881,11 +7916,12 @@ export interface operations {
     show_preflight: {
         parameters: {
             query?: {
-                /** @description The target; none: all hosts are ranked. */
+                /** @description Target host. If absent, all hosts are ranked. */
                 to?: string;
                 /**
-                 * @description Whether the hosts are asked too, by a dry run to the target, or to the best one: it takes some seconds, costs the guest
-                 *     and the lanes a little, needs the role operator and stands in the audit log.
+                 * @description Whether the hosts make a dry run to the target, or to the best host. A dry run takes several
+                 *     seconds, costs the guest and the lanes a little, needs the role operator and is recorded in
+                 *     the audit log.
                  */
                 predict?: boolean;
             };
@@ -7898,7 +7934,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The report, or the ranking */
+            /** @description The report or the ranking */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7929,7 +7965,7 @@ export interface operations {
                     "application/json": components["schemas"]["Preflight"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7954,11 +7990,14 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
@@ -7974,7 +8013,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The VM as its host tells it */
+            /** @description The VM as its host reports it */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8015,7 +8054,7 @@ export interface operations {
                     "application/json": components["schemas"]["HostedVm"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -8034,7 +8073,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -8044,7 +8083,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
@@ -8059,11 +8098,14 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first answer is told, with `Idempotency-Replayed: true`. */
+                /**
+                 * @description A new key for each request, such as a UUID. A repetition with the same key within 24 h is not carried out again: it gets the first response, with
+                 *                 `Idempotency-Replayed: true`.
+                 */
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Its name */
+                /** @description Name of the VM */
                 vm: string;
             };
             cookie?: never;
@@ -8080,7 +8122,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description The VM as its host tells it */
+            /** @description The VM as its host reports it */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8121,7 +8163,7 @@ export interface operations {
                     "application/json": components["schemas"]["HostedVm"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -8140,7 +8182,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -8150,7 +8192,7 @@ export interface operations {
                      * @example {
                      *       "code": "store-away",
                      *       "detail": "the store does not answer",
-                     *       "remedy": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"

@@ -1,26 +1,26 @@
-//! Who may do what, and who did what.
+//! Access control and the audit log.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What the holder of a token may do; each may do what those before it may.
+/// Permissions of a token. Each role includes the permissions of those before it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Look.
+    /// Read everything.
     Viewer,
-    /// Work with VMs, moves and drains.
+    /// Manage VMs, moves and drains.
     Operator,
-    /// Work with hosts, rules, limits and tokens.
+    /// Manage hosts, rules, limits and tokens.
     Admin,
 }
 
 impl Role {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,27 +31,27 @@ impl Role {
     }
 }
 
-/// `GET /api/v1/me`: who asks, as the manager knows them.
+/// Response of `GET /api/v1/me`: the authenticated user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({ "name": "ana", "role": "operator" }))]
 pub struct Me {
-    /// As the audit log names them.
+    /// Name of the user, as in the audit log.
     pub name: String,
-    /// What they may.
+    /// Role of the user.
     pub role: Role,
 }
 
-/// `POST /api/v1/tokens`.
+/// Request of `POST /api/v1/tokens`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "monitoring", "role": "viewer", "days": 90 }))]
 pub struct CreateToken {
-    /// Whose it is; stands in the audit log.
+    /// Name of the token's owner, as in the audit log.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
-    /// What it allows.
+    /// Role of the token.
     pub role: Role,
-    /// How long it is good for.
+    /// Validity in days.
     #[serde(default = "default_days")]
     #[schema(minimum = 1, maximum = 3650)]
     pub days: u32,
@@ -64,74 +64,79 @@ fn default_days() -> u32 {
 /// A token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "id": "8c1f0a52b7d94e36", "name": "monitoring", "role": "viewer", "made_unix_ms": 1_795_444_970_237_u64,
+    "id": "8c1f0a52b7d94e36", "name": "monitoring", "role": "viewer",
+    "made_unix_ms": 1_795_444_970_237_u64,
     "expires_unix_ms": 1_803_220_970_237_u64, "made_by": "root"
 }))]
 pub struct TokenInfo {
-    /// Names it.
+    /// ID of the token.
     pub id: String,
     pub name: String,
-    /// What it allows.
+    /// Role of the token.
     pub role: Role,
-    /// When it was made.
+    /// Creation time.
     pub made_unix_ms: u64,
-    /// Until when it is good.
+    /// Expiry time.
     pub expires_unix_ms: u64,
     pub made_by: String,
 }
 
-/// The answer to [`CreateToken`]: the one time that its secret is told.
+/// Response to [`CreateToken`]. It is the only response that contains the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "id": "8c1f0a52b7d94e36", "name": "monitoring", "role": "viewer", "made_unix_ms": 1_795_444_970_237_u64,
-    "expires_unix_ms": 1_803_220_970_237_u64, "made_by": "root", "token": "godwit_8c1f0a52b7d94e36_SECRET"
+    "id": "8c1f0a52b7d94e36", "name": "monitoring", "role": "viewer",
+    "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_803_220_970_237_u64, "made_by": "root",
+    "token": "godwit_8c1f0a52b7d94e36_SECRET"
 }))]
 pub struct CreatedToken {
-    /// What is kept of it.
+    /// Stored properties of the token.
     #[serde(flatten)]
     pub info: TokenInfo,
-    /// What goes behind `Authorization: Bearer`.
+    /// Token to send in the header `Authorization: Bearer`.
     pub token: String,
 }
 
-/// How a request ended that stands in the audit log.
+/// Outcome of a request in the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditOutcome {
-    /// It was done, or begun.
+    /// The request was carried out or started.
     Done,
-    /// It was refused, or failed.
+    /// The request was refused or failed.
     Refused,
 }
 
-/// A line of the audit log.
+/// An entry of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "unix_ms": 1_795_444_970_253_u64, "who": "ana", "role": "viewer", "token": "9f86d081884c", "from": "10.0.0.9", "what": "POST /api/v1/vms/web/moves",
+    "unix_ms": 1_795_444_970_253_u64, "who": "ana", "role": "viewer", "token": "9f86d081884c",
+    "from": "10.0.0.9", "what": "POST /api/v1/vms/web/moves",
     "outcome": "refused", "status": 403, "reason": "the role viewer may not do that"
 }))]
 pub struct AuditEntry {
-    /// When, milliseconds since 1970.
+    /// Time of the request, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known.
+    /// User: the name of a token, an OIDC subject or the name of a certificate; `nobody` if
+    /// unknown.
     pub who: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
-    /// The id of its token: names may be those of several.
+    /// ID of the token, because several tokens can have the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    /// From where.
+    /// Address of the client.
     #[schema(value_type = Option<String>)]
     pub from: Option<IpAddr>,
-    /// What: a method and a path; `500 more requests` for those of nobody's that were counted.
+    /// Method and path; `500 more requests` for unauthenticated requests that were only counted.
     pub what: String,
-    /// How it ended.
+    /// Outcome of the request.
     pub outcome: AuditOutcome,
     pub status: u16,
-    /// Why it was refused.
+    /// Reason for the refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What was made by it, with its id or name.
+    /// Created object, with its ID or name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made: Option<String>,
 }

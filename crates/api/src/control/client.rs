@@ -1,4 +1,4 @@
-//! The client of a manager, by its root-only socket or with a token.
+//! Client of a manager, over its root-only socket or with a token.
 
 use std::time::{Duration, Instant};
 
@@ -23,48 +23,48 @@ use super::{
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint, Events};
 
-/// The environment variable that a token is taken from: on a command line everybody on the machine could read it.
+/// Environment variable with the token. On a command line, every user of the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
 
-/// How often a request is sent, the first time included, whose answer does not come.
+/// Maximum number of attempts for a request without a response.
 const MOST_SENT: u32 = 5;
-/// Longest time that a manager may be away once a request's connection broke: three times what another one
-/// needs to take over (docs/manager.md).
+/// Longest time that a manager may be unavailable after a request's connection was lost: three
+/// times what a failover needs (docs/manager.md).
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
-/// Between two of them, where the first is still being carried out.
+/// Delay before a repeated request while the first one is still being carried out.
 const BETWEEN_SENDS: Duration = Duration::from_millis(500);
 
-/// Why a request has no answer that can be used.
+/// Reason why a request has no usable response.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// Nobody answers there.
+    /// The manager is unreachable.
     #[error("{} ({})", self.detail(), self.remedy())]
     Unreachable {
-        /// Where it should be.
+        /// Address of the manager.
         endpoint: Endpoint,
-        /// What the connection said.
+        /// Error of the connection.
         why: String,
     },
-    /// The manager says no.
+    /// The manager refused the request.
     #[error(transparent)]
     Refused(#[from] Problem),
-    /// What came back is no answer of a manager.
+    /// The response does not come from a manager.
     #[error("{} ({})", self.detail(), self.remedy())]
     Protocol {
-        /// Who answered.
+        /// Address of the responder.
         endpoint: Endpoint,
-        /// What was wrong with it.
+        /// What is wrong with the response.
         why: String,
     },
 }
 
 impl ManagerError {
-    /// What failed and why, one line.
+    /// Returns what failed and why, in one line.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
             ManagerError::Unreachable { endpoint, why } => {
-                format!("the manager at {endpoint} can't be reached: {why}")
+                format!("cannot reach the manager at {endpoint}: {why}")
             }
             ManagerError::Refused(problem) => problem.detail.clone(),
             ManagerError::Protocol { endpoint, why } => {
@@ -73,25 +73,27 @@ impl ManagerError {
         }
     }
 
-    /// What to do about it.
+    /// Returns how to fix it.
     #[must_use]
     pub fn remedy(&self) -> &str {
         match self {
             ManagerError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
-                "is it running, and are you root? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
+                "start it with `godwit control run --config FILE` and run this command as root, or \
+                 name another with --manager or GODWIT_MANAGER"
             }
             ManagerError::Unreachable { .. } => {
-                "is it running, and the network up? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
+                "check the network, start it with `godwit control run --config FILE`, or name \
+                 another with --manager or GODWIT_MANAGER"
             }
             ManagerError::Refused(problem) => &problem.remedy,
             ManagerError::Protocol { .. } => {
-                "is another program listening there, or another version?"
+                "check the address and the version of the manager there"
             }
         }
     }
 }
 
-/// A client of one manager. Cheap to clone; keeps no connection.
+/// Client of one manager. Cheap to clone; keeps no connection.
 #[derive(Clone, Debug)]
 pub struct ManagerClient {
     client: Client,
@@ -99,13 +101,15 @@ pub struct ManagerClient {
 }
 
 impl ManagerClient {
-    /// A client of the manager at `endpoint`, with a token where it is not asked by its socket.
+    /// Creates a client of the manager at `endpoint`, with a token unless it is the manager's
+    /// socket.
     #[must_use]
     pub fn new(endpoint: Endpoint, token: Option<String>) -> ManagerClient {
         ManagerClient { client: Client::new(endpoint), token }
     }
 
-    /// The same by TLS: the manager of this name, by a certificate of an authority that is trusted.
+    /// Creates a client over TLS. The manager must present a certificate for this name from a
+    /// trusted authority.
     #[must_use]
     pub fn trusting(
         endpoint: Endpoint,
@@ -116,12 +120,12 @@ impl ManagerClient {
         ManagerClient { client: Client::trusting(endpoint, trust, manager), token }
     }
 
-    /// The cluster as a whole.
+    /// Returns the summary of the cluster.
     pub async fn cluster(&self) -> Result<Cluster, ManagerError> {
         self.get("/api/v1/cluster").await
     }
 
-    /// Every host that is known, by name.
+    /// Lists every host, by name.
     pub async fn hosts(&self) -> Result<Vec<HostSummary>, ManagerError> {
         self.all("/api/v1/hosts").await
     }
@@ -130,12 +134,12 @@ impl ManagerClient {
         self.get(&format!("/api/v1/hosts/{}", segment(name))).await
     }
 
-    /// Takes a host in whose agent has a certificate already.
+    /// Adds a host whose agent already has a certificate.
     pub async fn add_host(&self, host: &AddHost) -> Result<ManagedHost, ManagerError> {
         self.ask(Method::POST, "/api/v1/hosts", host).await
     }
 
-    /// Changes what is planned of a host.
+    /// Changes the configuration of a host.
     pub async fn update_host(
         &self,
         name: &str,
@@ -144,17 +148,17 @@ impl ManagerClient {
         self.ask(Method::PATCH, &format!("/api/v1/hosts/{}", segment(name)), change).await
     }
 
-    /// Forgets a host; what runs there runs on.
+    /// Removes a host from the cluster; its guests keep running.
     pub async fn forget_host(&self, name: &str, force: bool) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/hosts/{}?force={force}", segment(name))).await
     }
 
-    /// Hosts' certificates, and all that are revoked, by serial number.
+    /// Lists the certificates of hosts and all revoked ones, by serial number.
     pub async fn certificates(&self) -> Result<Vec<CertificateInfo>, ManagerError> {
         self.get("/api/v1/certificates").await
     }
 
-    /// The list of revoked certificates, as every agent gets it.
+    /// Returns the list of revoked certificates, as every agent receives it.
     pub async fn revocations(&self) -> Result<RevokedCertificates, ManagerError> {
         self.get("/api/v1/revocations").await
     }
@@ -167,17 +171,17 @@ impl ManagerClient {
         self.ask(Method::PUT, &format!("/api/v1/revocations/{}", segment(serial)), &()).await
     }
 
-    /// How many moves may run at a time.
+    /// Returns the limits for concurrent moves.
     pub async fn limits(&self) -> Result<MoveLimits, ManagerError> {
         self.get("/api/v1/limits").await
     }
 
-    /// Changes how many moves may run at a time.
+    /// Changes the limits for concurrent moves.
     pub async fn update_limits(&self, change: &UpdateLimits) -> Result<MoveLimits, ManagerError> {
         self.ask(Method::PATCH, "/api/v1/limits", change).await
     }
 
-    /// Every VM that a host tells of, by name.
+    /// Lists every VM that a host reports, by name.
     pub async fn vms(&self) -> Result<Vec<VmSummary>, ManagerError> {
         self.all("/api/v1/vms").await
     }
@@ -186,7 +190,7 @@ impl ManagerClient {
         self.get(&format!("/api/v1/vms/{}", segment(name))).await
     }
 
-    /// Every name that other hosts than its own claim, without a move that explains it.
+    /// Lists every VM name that several hosts claim without a move that explains it.
     pub async fn name_conflicts(&self) -> Result<Vec<NameConflict>, ManagerError> {
         self.all("/api/v1/name-conflicts").await
     }
@@ -197,12 +201,12 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/binding", segment(name)), &request).await
     }
 
-    /// Makes a VM on the host that is named, or on one of the manager's choice.
+    /// Creates a VM on the given host, or on one that the manager chooses.
     pub async fn create_vm(&self, request: &CreateManagedVm) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, "/api/v1/vms", request).await
     }
 
-    /// Starts a stopped VM, or lets a paused one go on.
+    /// Starts a stopped VM or resumes a paused one.
     pub async fn start_vm(
         &self,
         name: &str,
@@ -211,7 +215,7 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/start", segment(name)), &request).await
     }
 
-    /// Stops a VM; the answer comes when it is stopped.
+    /// Stops a VM; the response arrives when the VM is stopped.
     pub async fn stop_vm(
         &self,
         name: &str,
@@ -220,27 +224,28 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/stop", segment(name)), &request).await
     }
 
-    /// Deletes a stopped VM; with `force` also one that runs, which is ended, or that is in doubt, which is given up.
+    /// Deletes a stopped VM. With `force`, also deletes a running VM, which is terminated, or a VM
+    /// in doubt, which is discarded.
     pub async fn delete_vm(&self, name: &str, force: bool) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/vms/{}?force={force}", segment(name))).await
     }
 
-    /// Every network, by name.
+    /// Lists every network, by name.
     pub async fn networks(&self) -> Result<Vec<ManagedNetwork>, ManagerError> {
         self.all("/api/v1/networks").await
     }
 
-    /// Every datastore, by path.
+    /// Lists every datastore, by path.
     pub async fn datastores(&self) -> Result<Vec<ManagedDatastore>, ManagerError> {
         self.all("/api/v1/datastores").await
     }
 
-    /// Asks for a VM's move.
+    /// Requests a move of a VM.
     pub async fn create_move(&self, vm: &str, request: &CreateMove) -> Result<Move, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/moves", segment(vm)), request).await
     }
 
-    /// What stands in the way of a VM's move to a host; without one, a ranking of all.
+    /// Runs the preflight checks for a move to a host; without a host, ranks all hosts.
     pub async fn preflight(
         &self,
         vm: &str,
@@ -251,7 +256,7 @@ impl ManagerClient {
         self.get(&format!("/api/v1/vms/{}/preflight?predict={predict}{to}", segment(vm))).await
     }
 
-    /// Every move that is remembered, the oldest first, without reports.
+    /// Lists every stored move, oldest first, without reports.
     pub async fn moves(&self) -> Result<Vec<Move>, ManagerError> {
         self.all("/api/v1/moves").await
     }
@@ -260,14 +265,14 @@ impl ManagerClient {
         self.get(&format!("/api/v1/moves/{}", segment(id))).await
     }
 
-    /// Calls a move off.
+    /// Cancels a move.
     pub async fn cancel_move(&self, id: &str) -> Result<Move, ManagerError> {
         let path = format!("/api/v1/moves/{}", segment(id));
         let response = self.send(Method::DELETE, &path, Bytes::new()).await?;
         self.json(response).await
     }
 
-    /// Empties a host.
+    /// Drains a host.
     pub async fn create_drain(
         &self,
         host: &str,
@@ -276,7 +281,7 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/hosts/{}/drain", segment(host)), request).await
     }
 
-    /// Every drain that is remembered, the oldest first.
+    /// Lists every stored drain, oldest first.
     pub async fn drains(&self) -> Result<Vec<Drain>, ManagerError> {
         self.all("/api/v1/drains").await
     }
@@ -285,51 +290,51 @@ impl ManagerClient {
         self.get(&format!("/api/v1/drains/{}", segment(id))).await
     }
 
-    /// Calls a drain off.
+    /// Cancels a drain.
     pub async fn cancel_drain(&self, id: &str) -> Result<Drain, ManagerError> {
         let path = format!("/api/v1/drains/{}", segment(id));
         let response = self.send(Method::DELETE, &path, Bytes::new()).await?;
         self.json(response).await
     }
 
-    /// Brings back what a drain has moved.
+    /// Returns the VMs that a drain has moved.
     pub async fn undo_drain(&self, id: &str) -> Result<Drain, ManagerError> {
         let path = format!("/api/v1/drains/{}/undo", segment(id));
         let response = self.send(Method::POST, &path, Bytes::new()).await?;
         self.json(response).await
     }
 
-    /// Makes a rule about where VMs may be.
+    /// Creates a placement rule.
     pub async fn create_rule(&self, rule: &CreateRule) -> Result<RuleInfo, ManagerError> {
         self.ask(Method::POST, "/api/v1/rules", rule).await
     }
 
-    /// Every rule, by name, and whether it is kept.
+    /// Lists every rule, by name, with its current state.
     pub async fn rules(&self) -> Result<Vec<RuleInfo>, ManagerError> {
         self.all("/api/v1/rules").await
     }
 
-    /// One rule, with every VM by which it is broken.
+    /// Returns a rule, with every VM that violates it.
     pub async fn rule(&self, name: &str) -> Result<RuleInfo, ManagerError> {
         self.get(&format!("/api/v1/rules/{}", segment(name))).await
     }
 
-    /// Removes a rule; no VM is moved by that.
+    /// Removes a rule; no VM moves because of that.
     pub async fn delete_rule(&self, name: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/rules/{}", segment(name))).await
     }
 
-    /// The cluster's CPU baseline, and every host against it.
+    /// Returns the cluster's CPU baseline and compares every host with it.
     pub async fn cpu_baseline(&self) -> Result<CpuBaselineInfo, ManagerError> {
         self.get("/api/v1/cpu-baseline").await
     }
 
-    /// VMs that run with another CPU than the baseline's, by name.
+    /// Lists running VMs whose CPU differs from the baseline, by name.
     pub async fn cpu_baseline_vms(&self) -> Result<Vec<BaselineVm>, ManagerError> {
         self.all("/api/v1/cpu-baseline/vms").await
     }
 
-    /// Sets the baseline; with `plan` nothing is set, and what it would mean is told.
+    /// Sets the baseline; with `plan`, only returns the consequences.
     pub async fn set_cpu_baseline(
         &self,
         request: &SetCpuBaseline,
@@ -338,23 +343,23 @@ impl ManagerClient {
         self.ask(Method::PUT, &format!("/api/v1/cpu-baseline?plan={plan}"), request).await
     }
 
-    /// The cluster has no baseline any more.
+    /// Removes the cluster's baseline.
     pub async fn clear_cpu_baseline(&self) -> Result<(), ManagerError> {
         self.delete("/api/v1/cpu-baseline").await
     }
 
-    /// What people did, the newest first, so many entries at most.
+    /// Lists up to `most` entries of the audit log, newest first.
     pub async fn audit(&self, most: usize) -> Result<Vec<AuditEntry>, ManagerError> {
         let page: Page<AuditEntry> = self.get(&format!("/api/v1/audit?limit={most}")).await?;
         Ok(page.items)
     }
 
-    /// Every token, without its secret.
+    /// Lists every token, without its secret.
     pub async fn tokens(&self) -> Result<Vec<TokenInfo>, ManagerError> {
         self.get("/api/v1/tokens").await
     }
 
-    /// Makes a token; its secret is in the answer, this once.
+    /// Creates a token. Only this response contains its secret.
     pub async fn create_token(&self, token: &CreateToken) -> Result<CreatedToken, ManagerError> {
         self.ask(Method::POST, "/api/v1/tokens", token).await
     }
@@ -363,27 +368,27 @@ impl ManagerClient {
         self.delete(&format!("/api/v1/tokens/{}", segment(id))).await
     }
 
-    /// Lets one host join, once.
+    /// Creates a join token, with which one host can join once.
     pub async fn create_join_token(&self, grant: &JoinGrant) -> Result<JoinToken, ManagerError> {
         self.ask(Method::POST, "/api/v1/join-tokens", grant).await
     }
 
-    /// Every join token, without its secret.
+    /// Lists every join token, without its secret.
     pub async fn join_tokens(&self) -> Result<Vec<JoinTokenInfo>, ManagerError> {
         self.get("/api/v1/join-tokens").await
     }
 
-    /// Revokes a join token; a host that has joined by it stays.
+    /// Revokes a join token; a host that has joined with it stays.
     pub async fn revoke_join_token(&self, id: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/join-tokens/{}", segment(id))).await
     }
 
-    /// Joins: a certificate for the key that only the host has.
+    /// Joins the cluster: returns a certificate for a key that only the host has.
     pub async fn join(&self, request: &JoinRequest) -> Result<Joined, ManagerError> {
         self.ask(Method::POST, "/api/v1/join", request).await
     }
 
-    /// Every change from now on, or from behind the event of that number on.
+    /// Streams every change from now on, or after the event with the given number.
     pub async fn events(&self, behind: Option<u64>) -> Result<ManagerEvents, ManagerError> {
         let mut request = self.request(&Method::GET, "/api/v1/events", Bytes::new(), None)?;
         if let Some(behind) = behind {
@@ -397,7 +402,7 @@ impl ManagerClient {
         Ok(ManagerEvents::new(self.clone(), events))
     }
 
-    /// All pages of a list.
+    /// Reads all pages of a list.
     async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, ManagerError> {
         let mut all = Vec::new();
         let mut next: Option<String> = None;
@@ -433,9 +438,10 @@ impl ManagerClient {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
 
-    /// Sends a request. A POST has an idempotency key: where its connection breaks before the response, it is
-    /// sent again with the same key, and carried out once. A manager that is away after that, as when it
-    /// restarts or another one takes over, has [`LONGEST_AWAY`] to come back.
+    /// Sends a request. A POST has an idempotency key. If its connection is lost before the
+    /// response, it is sent again with the same key and carried out once. If the manager is
+    /// unavailable after that, because it restarts or another one takes over, it has
+    /// [`LONGEST_AWAY`] to return.
     async fn send(
         &self,
         method: Method,
@@ -444,7 +450,7 @@ impl ManagerClient {
     ) -> Result<Response<Incoming>, ManagerError> {
         let key = (method == Method::POST).then(|| Uuid::new_v4().to_string());
         let mut sent = 1;
-        // Of a request that cannot be sent at all, nothing can have been done.
+        // A request that could not be sent was not carried out.
         let mut broke = None;
         loop {
             let request = self.request(&method, path, body.clone(), key.as_deref())?;
@@ -467,8 +473,9 @@ impl ManagerClient {
                 }
                 Err(error) => return Err(self.failed(error)),
             };
-            // The first one is being carried out still.
-            let is_under_way = matches!(&refused, ManagerError::Refused(problem) if problem.code == ProblemCode::Conflict);
+            // The first request is still being carried out.
+            let is_under_way = matches!(&refused, ManagerError::Refused(problem)
+                if problem.code == ProblemCode::Conflict);
             if sent == 1 || !may_again || !is_under_way {
                 return Err(refused);
             }
@@ -519,7 +526,7 @@ impl ManagerClient {
         }
     }
 
-    /// What the transport says, of a manager.
+    /// Converts an error of the transport.
     pub(super) fn failed(&self, error: ClientError) -> ManagerError {
         match error {
             ClientError::Unreachable { endpoint, why } => {
@@ -542,7 +549,8 @@ mod tests {
 
     use super::*;
 
-    /// Answers each request with the next of these; none: the connection breaks. What was asked.
+    /// Answers each request with the next of `answers`, or drops the connection for `None`. Returns
+    /// the received requests.
     async fn answer(listener: TcpListener, answers: &[Option<&str>]) -> Vec<String> {
         let mut asked = Vec::new();
         for answer in answers {
@@ -576,11 +584,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_breaks_before_its_answer_is_asked_again_with_the_same_key() {
+    async fn a_request_whose_connection_is_lost_is_repeated_with_the_same_key() {
         let (listener, client) = rig().await;
         let made = http(
             "201 Created",
-            "{\"id\":\"1\",\"host\":\"c\",\"made_unix_ms\":0,\"expires_unix_ms\":0,\"made_by\":\"root\",\"token\":\"t\"}",
+            "{\"id\":\"1\",\"host\":\"c\",\"made_unix_ms\":0,\"expires_unix_ms\":0,\
+             \"made_by\":\"root\",\"token\":\"t\"}",
         );
         let grant = JoinGrant { host: "c".into(), address: None, minutes: 60 };
         let answers = [None, Some(made.as_str())];
@@ -592,14 +601,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_manager_that_restarts_after_the_connection_broke_is_waited_for() {
+    async fn a_manager_that_restarts_after_the_connection_was_lost_is_awaited() {
         let (listener, client) = rig().await;
         let address = listener.local_addr().unwrap();
         let problem = Problem::new(ProblemCode::NotFound, "no", "");
         let refusal = http("404 Not Found", &serde_json::to_string(&problem).unwrap());
         let restarts = async {
             let first = answer(listener, &[None]).await;
-            // Nothing listens meanwhile.
+            // Nothing listens in the meantime.
             let again = TcpSocket::new_v4().unwrap();
             again.set_reuseaddr(true).unwrap();
             again.bind(address).unwrap();
@@ -612,7 +621,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_only_looks_or_is_refused_is_asked_once() {
+    async fn a_read_or_a_refused_request_is_sent_once() {
         let (listener, client) = rig().await;
         let answers = [None];
         let (asked, looked) = tokio::join!(answer(listener, &answers), client.tokens());

@@ -1,31 +1,31 @@
-//! The manager's events, as somebody hears them.
+//! Stream of the manager's events.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::{ClusterEvent, ManagerClient, ManagerError};
-use crate::{Events, Told};
+use crate::{Events, StreamEvent};
 
-/// A manager says something every 5 s, if only that it lives.
+/// Longest silence of a manager, which sends at least a keep-alive every 5 s.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ManagerEvent {
     Change(Box<ClusterEvent>),
-    /// Changes were missed that are kept no more: ask for everything anew.
+    /// Events were missed and are no longer stored: query everything again.
     Missed,
 }
 
 /// An event of a later version.
 #[derive(Deserialize)]
-#[expect(dead_code, reason = "it is read to see that it is one")]
+#[expect(dead_code, reason = "deserialized only to check the shape of the event")]
 struct Later {
     number: u64,
     kind: String,
 }
 
-impl Told for ManagerEvent {
+impl StreamEvent for ManagerEvent {
     fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error> {
         if name == "missed" {
             return Ok(Some(ManagerEvent::Missed));
@@ -37,7 +37,7 @@ impl Told for ManagerEvent {
     }
 }
 
-/// A manager's events as they come.
+/// Stream of a manager's events.
 #[derive(Debug)]
 pub struct ManagerEvents {
     manager: ManagerClient,
@@ -49,10 +49,10 @@ impl ManagerEvents {
         ManagerEvents { manager, events }
     }
 
-    /// The next event; none where the manager has closed the stream.
+    /// Returns the next event, or `None` when the manager has closed the stream.
     ///
     /// # Errors
-    /// [`ManagerError`]: it is gone, has been silent for 20 s, or sends what is no event.
+    /// [`ManagerError`]: the manager is gone, has been silent for 20 s, or sends an invalid event.
     pub async fn next(&mut self) -> Result<Option<ManagerEvent>, ManagerError> {
         let next = self.events.next_unless_silent(SILENCE_LIMIT).await;
         next.map_err(|error| self.manager.failed(error))
@@ -65,7 +65,7 @@ mod tests {
     use crate::control::Change;
 
     #[test]
-    fn events_of_a_later_version_are_passed_over_and_broken_ones_are_not() {
+    fn later_events_are_ignored_and_invalid_ones_refused() {
         let gone = r#"{"number":7,"unix_ms":1,"kind":"vm-gone","data":"web"}"#;
         let Some(ManagerEvent::Change(change)) = ManagerEvent::read("vm-gone", gone).unwrap()
         else {

@@ -9,22 +9,22 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 use super::limits::named;
 use crate::HostInfo;
 
-/// What the manager knows of a host's agent.
+/// State of a host's agent.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum HostState {
-    /// It has not been heard yet since this manager leads.
+    /// The agent has not reported since this manager became the leader.
     Unknown,
-    /// It is heard.
+    /// The agent is reachable.
     Up,
-    /// It was heard, and is not any more.
+    /// The agent has become unreachable.
     Away,
 }
 
 impl HostState {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -35,12 +35,12 @@ impl HostState {
     }
 }
 
-/// What an agent's address looks like: a scheme, a name or an IP address, and a port.
+/// Returns the schema of an agent address: a scheme, a name or an IP address, and a port.
 fn any_address(kind: SchemaType) -> Object {
     const HEX: &str = "[0-9A-Fa-f]{1,4}";
     const PORT: &str =
         "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})";
-    // Groups before and behind the `::` of an IPv6 address: seven together.
+    // Groups before and after the `::` of an IPv6 address: seven together.
     let cut = (1..7).map(|before| format!("({HEX}:){{1,{before}}}(:{HEX}){{1,{}}}", 7 - before));
     let whole =
         [format!("({HEX}:){{7}}{HEX}"), format!("({HEX}:){{1,7}}:"), format!(":(:{HEX}){{1,7}}")];
@@ -49,11 +49,11 @@ fn any_address(kind: SchemaType) -> Object {
         .schema_type(kind)
         .max_length(Some(255))
         .pattern(Some(format!(r"^https?://([A-Za-z0-9._-]+|\[({})\]):{PORT}$", ip6.join("|"))))
-        .description(Some("Its agent's address."))
+        .description(Some("Address of the host's agent."))
         .build()
 }
 
-/// What may label a host or a VM: names and what they say, as `key=value` in filters.
+/// Returns the schema of labels of a host or a VM, which filters select as `key=value`.
 pub(super) fn labels() -> Object {
     let value = ObjectBuilder::new().schema_type(Type::String).max_length(Some(253));
     ObjectBuilder::new()
@@ -67,11 +67,11 @@ pub(super) fn labels() -> Object {
                 .pattern(Some(r"^[^\s\x00-\x1f\x7f-\x9f]+$")),
         ))
         .additional_properties(Some(value))
-        .description(Some("What an operator named it by."))
+        .description(Some("Labels set by an operator."))
         .build()
 }
 
-/// The same, or none.
+/// Returns the schema of labels or null.
 fn optional_labels() -> Object {
     let mut labels = labels();
     labels.schema_type = SchemaType::from_iter([Type::Object, Type::Null]);
@@ -82,7 +82,7 @@ fn address() -> Object {
     any_address(Type::String.into())
 }
 
-/// The same, or none.
+/// Returns the schema of an agent address or null.
 pub(super) fn optional_address() -> Object {
     any_address(SchemaType::from_iter([Type::String, Type::Null]))
 }
@@ -90,122 +90,132 @@ pub(super) fn optional_address() -> Object {
 /// A host in a list.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "host-a", "address": "https://10.0.0.11:7700", "state": "up", "maintenance": false, "labels": { "rack": "r1" }, "vms": 12,
+    "name": "host-a", "address": "https://10.0.0.11:7700", "state": "up", "maintenance": false,
+    "labels": { "rack": "r1" }, "vms": 12,
     "memory_available_bytes": 206_158_430_208_u64, "memory_committed_bytes": 68_719_476_736_u64,
-    "memory_total_bytes": 274_877_906_944_u64, "logical_cores": 32, "load_average_1min": 4.5, "moves_out": 1, "moves_in": 0
+    "memory_total_bytes": 274_877_906_944_u64, "logical_cores": 32, "load_average_1min": 4.5,
+    "moves_out": 1, "moves_in": 0
 }))]
 pub struct HostSummary {
     pub name: String,
     pub address: String,
-    /// Whether its agent is heard.
+    /// State of the host's agent.
     pub state: HostState,
-    /// Why it is away, as far as is known.
+    /// Known reason why the host is unreachable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What its agent reported that no agent reports, or that is more than the manager takes.
+    /// Error in a report of its agent: an invalid value, or more than the manager accepts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// Whether it is being emptied, or empty and to stay so.
+    /// Whether the host is in maintenance mode: draining, or drained and accepting no VMs.
     pub maintenance: bool,
-    /// What an operator named it by.
+    /// Labels set by an operator.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     pub vms: u64,
-    /// Guest memory that it can still give, bytes.
+    /// Guest memory available, in bytes.
     pub memory_available_bytes: u64,
-    /// Guest memory that it has promised, bytes.
+    /// Guest memory committed to VMs, in bytes.
     pub memory_committed_bytes: u64,
-    /// Its memory in all, bytes; 0 until it has been heard.
+    /// Total memory in bytes; 0 until the host has reported.
     #[serde(default)]
     pub memory_total_bytes: u64,
-    /// Its logical cores; 0 until it has been heard.
+    /// Logical cores; 0 until the host has reported.
     #[serde(default)]
     pub logical_cores: u32,
-    /// Its load over the last minute, as its agent told last.
+    /// Load average over the last minute, from the last report.
     #[serde(default)]
     pub load_average_1min: f64,
-    /// Moves that leave it now.
+    /// Outgoing moves that run now.
     pub moves_out: u64,
-    /// Moves that arrive there now.
+    /// Incoming moves that run now.
     pub moves_in: u64,
-    /// What it lacks of the cluster's CPU baseline, as far as it has told: no VM is moved there.
+    /// Features of the cluster's CPU baseline that the host is known to lack. No VM is moved to it.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub lacks_of_baseline: BTreeSet<String>,
 }
 
-/// `GET /api/v1/hosts/{host}`.
+/// Response of `GET /api/v1/hosts/{host}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "host-a", "address": "https://10.0.0.11:7700", "state": "away", "reason": "it has been silent for 10 s", "maintenance": false,
-    "labels": { "rack": "r1" }, "vms": 12, "memory_available_bytes": 206_158_430_208_u64, "memory_committed_bytes": 68_719_476_736_u64,
-    "moves_out": 0, "moves_in": 0, "link_bits_per_s": 25_000_000_000_u64, "most_moves": 4, "info": null,
+    "name": "host-a", "address": "https://10.0.0.11:7700", "state": "away",
+    "reason": "it has been silent for 10 s", "maintenance": false,
+    "labels": { "rack": "r1" }, "vms": 12, "memory_available_bytes": 206_158_430_208_u64,
+    "memory_committed_bytes": 68_719_476_736_u64,
+    "moves_out": 0, "moves_in": 0, "link_bits_per_s": 25_000_000_000_u64, "most_moves": 4,
+    "info": null,
     "heard_unix_ms": 1_795_444_970_339_u64
 }))]
 pub struct ManagedHost {
-    /// As in the list.
+    /// Summary, as in the list.
     #[serde(flatten)]
     pub summary: HostSummary,
-    /// What its link carries, bits per second, as somebody said; none: nobody did, and two moves at a time are taken for it.
+    /// Configured speed of the host's link, in bits per second; absent: unknown, and two concurrent
+    /// moves are assumed to be safe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bits_per_s: Option<u64>,
-    /// Moves out of it and into it at a time, as somebody said; none: by the link.
+    /// Configured limit of concurrent moves out of the host and into it; absent: determined by the
+    /// link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_moves: Option<u32>,
-    /// What its agent told last; none: it has not been heard.
+    /// Last report of the agent; absent if there is none yet.
     pub info: Option<HostInfo>,
-    /// When it was heard last, milliseconds since 1970.
+    /// Time of the last report, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_unix_ms: Option<u64>,
-    /// Reports of its agent that were refused since this manager began: `fault` says why the last one was.
+    /// Reports of the agent refused since this manager started; `fault` gives the reason for the
+    /// last one.
     #[serde(default)]
     pub refused_reports: u64,
 }
 
-/// `POST /api/v1/hosts`: takes a host in whose agent has a certificate of the cluster's authority already.
+/// Request of `POST /api/v1/hosts`: adds a host whose agent already has a certificate of the
+/// cluster's authority.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "host-a", "address": "https://10.0.0.11:7700" }))]
 pub struct AddHost {
-    /// Its name, as in its certificate.
+    /// Name of the host, as in its certificate.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
-    /// Its agent's address.
+    /// Address of the host's agent.
     #[schema(schema_with = address)]
     pub address: String,
-    /// What rules may name it by.
+    /// Labels that rules can refer to.
     #[serde(default)]
     #[schema(schema_with = labels)]
     pub labels: BTreeMap<String, String>,
-    /// What its link carries, bits per second.
+    /// Speed of the host's link, in bits per second.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1_000_000_000_000_000_u64)]
     pub link_bits_per_s: Option<u64>,
-    /// Moves out of it and into it at a time.
+    /// Limit of concurrent moves out of the host and into it.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1000)]
     pub most_moves: Option<u32>,
 }
 
-/// `PATCH /api/v1/hosts/{host}`: what is absent stays; of link and most moves null takes back what was set.
+/// Request of `PATCH /api/v1/hosts/{host}`. An absent field stays unchanged. Null resets
+/// `link_bits_per_s` and `most_moves`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "labels": { "rack": "r2" }, "maintenance": true }))]
 pub struct UpdateHost {
-    /// Its agent's address.
+    /// Address of the host's agent.
     #[schema(schema_with = optional_address)]
     pub address: Option<String>,
-    /// All of its labels.
+    /// New set of labels, which replaces the old one.
     #[schema(schema_with = optional_labels)]
     pub labels: Option<BTreeMap<String, String>>,
-    /// What its link carries, bits per second.
+    /// Speed of the host's link, in bits per second.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 1_000_000_000_000_000_u64)]
     pub link_bits_per_s: Option<Option<u64>>,
-    /// Moves out of it and into it at a time.
+    /// Limit of concurrent moves out of the host and into it.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000)]
     pub most_moves: Option<Option<u32>>,
-    /// Whether it takes no VMs.
+    /// Whether the host is in maintenance mode and accepts no VMs.
     pub maintenance: Option<bool>,
 }

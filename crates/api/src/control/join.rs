@@ -1,4 +1,4 @@
-//! How hosts join: a token for one of them, once, and what it is exchanged for.
+//! Host enrollment: a single-use join token and the certificate it is exchanged for.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,19 +11,20 @@ use utoipa::openapi::schema::{
     AnyOfBuilder, Array, ArrayBuilder, KnownFormat, ObjectBuilder, SchemaFormat, Type,
 };
 
-/// `POST /api/v1/join-tokens`: lets one host join, once.
+/// Request of `POST /api/v1/join-tokens`: allows one host to join, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "host": "host-a", "minutes": 60 }))]
 pub struct JoinGrant {
-    /// The host's name.
+    /// Name of the host.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub host: String,
-    /// Its agent's address; none: the host says it itself, and its certificate has no address.
+    /// Address of the host's agent; absent: the host provides it, and its certificate contains no
+    /// address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = super::hosts::optional_address)]
     pub address: Option<String>,
-    /// How long it is good for.
+    /// Validity in minutes.
     #[serde(default = "default_minutes")]
     #[schema(minimum = 1, maximum = 10080)]
     pub minutes: u32,
@@ -36,42 +37,46 @@ fn default_minutes() -> u32 {
 /// A join token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "id": "1c9035cc7e6c241b", "host": "host-c", "address": "https://10.0.0.13:7700", "made_unix_ms": 1_795_444_970_237_u64,
-    "expires_unix_ms": 1_795_448_570_237_u64, "made_by": "ana", "used_unix_ms": 1_795_445_030_237_u64
+    "id": "1c9035cc7e6c241b", "host": "host-c", "address": "https://10.0.0.13:7700",
+    "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_795_448_570_237_u64, "made_by": "ana",
+    "used_unix_ms": 1_795_445_030_237_u64
 }))]
 pub struct JoinTokenInfo {
-    /// Names it.
+    /// ID of the token.
     pub id: String,
-    /// The host that may join by it.
+    /// Host that may join with the token.
     pub host: String,
-    /// Its agent's address, where that is fixed.
+    /// Address of the host's agent, if it is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// When it was made.
+    /// Creation time.
     pub made_unix_ms: u64,
-    /// Until when it is good.
+    /// Expiry time.
     pub expires_unix_ms: u64,
     pub made_by: String,
-    /// When a host joined by it; none: none has.
+    /// Time at which the host joined; absent if the token is unused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_unix_ms: Option<u64>,
 }
 
-/// The answer to a [`JoinGrant`]: the one time that its secret is told.
+/// Response to a [`JoinGrant`]. It is the only response that contains the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "id": "1c9035cc7e6c241b", "host": "host-c", "address": "https://10.0.0.13:7700", "made_unix_ms": 1_795_444_970_237_u64,
-    "expires_unix_ms": 1_795_448_570_237_u64, "made_by": "ana", "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c"
+    "id": "1c9035cc7e6c241b", "host": "host-c", "address": "https://10.0.0.13:7700",
+    "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_795_448_570_237_u64, "made_by": "ana",
+    "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c"
 }))]
 pub struct JoinToken {
-    /// What is kept of it.
+    /// Stored properties of the token.
     #[serde(flatten)]
     pub info: JoinTokenInfo,
-    /// What `godwit host join` is given.
+    /// Token for `godwit host join`.
     pub token: String,
 }
 
-/// Addresses of hosts, 64 at most.
+/// Returns the schema of host addresses, at most 64.
 fn ip_addresses() -> Array {
     let ip = |format| {
         ObjectBuilder::new()
@@ -79,57 +84,59 @@ fn ip_addresses() -> Array {
             .format(Some(SchemaFormat::KnownFormat(format)))
     };
     let either = AnyOfBuilder::new().item(ip(KnownFormat::Ipv4)).item(ip(KnownFormat::Ipv6));
-    let what =
-        "Ignored: a certificate has the host's name and the agent's address of the join token.";
+    let what = "Ignored: a certificate contains the host name and agent address of the join token.";
     ArrayBuilder::new().items(either).max_items(Some(64)).description(Some(what)).build()
 }
 
-/// `POST /api/v1/join`: the token in it says that the host may.
+/// Request of `POST /api/v1/join`. The join token in it authenticates the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
-    "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c", "host": "host-c", "address": "https://10.0.0.13:7700",
+    "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c", "host": "host-c",
+    "address": "https://10.0.0.13:7700",
     "request": "-----BEGIN CERTIFICATE REQUEST-----\nBASE64\n-----END CERTIFICATE REQUEST-----\n"
 }))]
 pub struct JoinRequest {
-    /// The join token, as it was made.
+    /// Join token, unchanged.
     pub token: String,
-    /// The host's name, as the token was made for.
+    /// Name of the host, which the token was created for.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub host: String,
-    /// The host's agent's address; none: the one that the token was made with.
+    /// Address of the host's agent; absent: the address in the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Ignored: a certificate has the host's name and the agent's address of the join token. Hosts of versions before
-    /// this one send addresses.
+    /// Ignored: a certificate contains the host name and agent address of the join token. Hosts of
+    /// earlier versions send addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(schema_with = ip_addresses)]
     pub addresses: Vec<IpAddr>,
-    /// A certificate signing request, PEM (PKCS #10): its key never leaves the host.
+    /// Certificate signing request, PEM (PKCS #10). The private key never leaves the host.
     pub request: String,
 }
 
-/// The answer to a [`JoinRequest`].
+/// Response to a [`JoinRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "address": "https://10.0.0.13:7700", "certificate": "-----BEGIN CERTIFICATE-----\nBASE64\n-----END CERTIFICATE-----\n",
+    "address": "https://10.0.0.13:7700",
+    "certificate": "-----BEGIN CERTIFICATE-----\nBASE64\n-----END CERTIFICATE-----\n",
     "authority": "-----BEGIN CERTIFICATE-----\nBASE64\n-----END CERTIFICATE-----\n"
 }))]
 pub struct Joined {
-    /// The host's agent's address, as the manager knows it now.
+    /// Address of the host's agent, as the manager stores it.
     pub address: String,
-    /// The host's certificate, PEM.
+    /// Certificate of the host, PEM.
     pub certificate: String,
     pub authority: String,
 }
 
-/// A join token's text: `godwit_ID_SECRET.FINGERPRINT.HOST`. The fingerprint is the authority's: by it the host knows the manager.
+/// Text of a join token: `godwit_ID_SECRET.FINGERPRINT.HOST`. The fingerprint is that of the
+/// certificate authority; the host verifies the manager with it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinTokenText {
-    /// What the manager knows: its digest alone.
+    /// Secret part. The manager stores only its digest.
     pub secret: String,
     pub authority: Fingerprint,
-    /// Whom it is for.
+    /// Host that the token was created for.
     pub host: String,
 }
 
@@ -149,7 +156,7 @@ impl FromStr for JoinTokenText {
     type Err = String;
 
     fn from_str(text: &str) -> Result<JoinTokenText, String> {
-        let wrong = || "that is no join token".to_owned();
+        let wrong = || "not a join token".to_owned();
         let mut parts = text.trim().splitn(3, '.');
         let (Some(secret), Some(authority), Some(host)) =
             (parts.next(), parts.next(), parts.next())
@@ -169,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_read_as_it_is_written_and_tells_no_secret_by_accident() {
+    fn a_token_round_trips_and_its_debug_output_hides_the_secret() {
         let token = JoinTokenText {
             secret: "godwit_00_11".into(),
             authority: Fingerprint::of(b"an authority"),

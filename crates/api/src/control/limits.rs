@@ -1,4 +1,4 @@
-//! How many moves run at a time.
+//! Limits for concurrent moves.
 
 use std::collections::BTreeMap;
 
@@ -6,77 +6,79 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-/// `GET /api/v1/limits`: how many moves may run at a time, as it holds now. 0 lets nothing begin.
+/// Response of `GET /api/v1/limits`: the current limits for concurrent moves. 0 prevents new moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "out_of_host": null, "into_host": null, "per_datastore": 128, "in_all": 20, "datastores": { "/srv/slow": 2 },
+    "out_of_host": null, "into_host": null, "per_datastore": 128, "in_all": 20,
+    "datastores": { "/srv/slow": 2 },
     "hosts": { "host-a": { "out": 1, "into": 2 } },
     "by_link": [{ "bits_per_s": null, "moves": 2 }, { "bits_per_s": 1_000_000_000, "moves": 4 }]
 }))]
 #[serde(default)]
 pub struct MoveLimits {
-    /// Out of each host that has no number of its own; none: by its link.
+    /// Moves out of each host without a limit of its own; absent: determined by the host's link.
     pub out_of_host: Option<u32>,
-    /// Into each host that has no number of its own; none: by its link.
+    /// Moves into each host without a limit of its own; absent: determined by the host's link.
     pub into_host: Option<u32>,
-    /// Of VMs with disks on one datastore, where it has no number of its own.
+    /// Moves of VMs with disks on the same datastore, for datastores without a limit of their own.
     pub per_datastore: u32,
-    /// In all; none: no limit.
+    /// Moves in the cluster; absent: unlimited.
     pub in_all: Option<u32>,
-    /// Datastores with a number of their own, by path.
+    /// Limits of single datastores, by path.
     pub datastores: BTreeMap<String, u32>,
-    /// Hosts with numbers of their own: by `most_moves` of the host, or by the manager's configuration.
+    /// Limits of single hosts, from `most_moves` of the host or the manager's configuration.
     pub hosts: BTreeMap<String, HostMoves>,
-    /// What a host's link makes of it, slowest first.
+    /// Limits derived from the speed of a host's link, slowest first.
     pub by_link: Vec<LinkMoves>,
 }
 
-/// A host's own numbers.
+/// Limits of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostMoves {
-    /// Out of it; none: as for every host.
+    /// Moves out of the host; absent: the general limit applies.
     pub out: Option<u32>,
-    /// Into it; none: as for every host.
+    /// Moves into the host; absent: the general limit applies.
     pub into: Option<u32>,
 }
 
-/// Moves at a time over a link, in each direction.
+/// Concurrent moves over a link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LinkMoves {
-    /// From this speed on, bits per second; none: the speed is not known.
+    /// Lowest link speed of this entry, in bits per second; absent: the speed is unknown.
     pub bits_per_s: Option<u64>,
-    /// So many.
+    /// Number of moves.
     pub moves: u32,
 }
 
-/// `PATCH /api/v1/limits`: what is absent stays, and null takes back what was set: then the manager's configuration holds.
+/// Request of `PATCH /api/v1/limits`. An absent field stays unchanged; null restores the value of
+/// the manager's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "in_all": 20, "out_of_host": null, "datastores": { "/srv/slow": 2 } }))]
 pub struct UpdateLimits {
-    /// Out of each host that has no number of its own.
+    /// Moves out of each host without a limit of its own.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, maximum = 1_000_000)]
     pub out_of_host: Option<Option<u32>>,
-    /// Into each host that has no number of its own.
+    /// Moves into each host without a limit of its own.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, maximum = 1_000_000)]
     pub into_host: Option<Option<u32>>,
-    /// Of VMs with disks on one datastore.
+    /// Moves of VMs with disks on the same datastore.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, maximum = 1_000_000)]
     pub per_datastore: Option<Option<u32>>,
-    /// In all.
+    /// Moves in the cluster.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, maximum = 1_000_000)]
     pub in_all: Option<Option<u32>>,
-    /// Numbers of single datastores, by path. Those that are not named stay.
+    /// Limits of single datastores, by path. Datastores that are not listed stay unchanged.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(schema_with = datastore_numbers)]
     pub datastores: BTreeMap<String, Option<u32>>,
 }
 
-/// A number, or null, by the path of a datastore.
+/// Returns the schema of a map from datastore paths to numbers or null.
 fn datastore_numbers() -> Object {
     let path = ObjectBuilder::new()
         .schema_type(Type::String)
@@ -93,12 +95,13 @@ fn datastore_numbers() -> Object {
         .additional_properties(Some(number))
         .max_properties(Some(1000))
         .description(Some(
-            "Numbers of single datastores, by path; null takes one back. Those that are not named stay.",
+            "Limits of single datastores, by path; null removes one. Datastores that are not \
+             listed stay unchanged.",
         ))
         .build()
 }
 
-/// Tells null from what is absent.
+/// Distinguishes null from an absent field.
 pub(super) fn named<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
@@ -110,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn null_is_told_from_what_is_absent() {
+    fn null_differs_from_an_absent_field() {
         let read: UpdateLimits =
             serde_json::from_str(r#"{"in_all":null,"out_of_host":3}"#).unwrap();
         assert_eq!(

@@ -1,5 +1,7 @@
-//! What the manager's API speaks: `/api/v1`, described by `/api/openapi.json`. Times are milliseconds since 1970 where they name a moment,
-//! sizes bytes, rates bits per second, as the field names say.
+//! Types and client of the manager's API: `/api/v1`, described by `/api/openapi.json`.
+//!
+//! Points in time are milliseconds since 1970, sizes are bytes and rates are bits per second, as
+//! the field names say.
 
 mod access;
 mod baseline;
@@ -52,22 +54,22 @@ pub use vms::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Where a manager listens when nothing else is configured.
+/// Port on which a manager listens if nothing else is configured.
 pub const DEFAULT_MANAGER_PORT: u16 = 7800;
-/// Items of a page, unless a request says otherwise.
+/// Default number of items per page.
 pub const DEFAULT_PAGE_ITEMS: u32 = 100;
-/// The most that a request may ask for.
+/// Largest number of items per page.
 pub const MAX_PAGE_ITEMS: u32 = 1000;
 
-/// A page of a list, in the order of the items' names or times.
+/// A page of a list, ordered by name or time of the items.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Page<T> {
-    /// What is on it.
+    /// Items of the page.
     pub items: Vec<T>,
-    /// All that the request's filter lets through, on whatever page.
+    /// Number of items that match the request's filter, on all pages.
     #[schema(example = 1)]
     pub total: u64,
-    /// What the next page is asked for by (`cursor=`); none: this is the last.
+    /// Cursor of the next page (`cursor=`); absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }

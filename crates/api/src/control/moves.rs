@@ -1,4 +1,4 @@
-//! Moves: what was asked for, what waits for what, what runs, what became of it; and drains, which are many of them.
+//! Moves, which migrate one VM each through a queue, and drains, which move all VMs off a host.
 
 use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use crate::QemuEngineOptions;
 use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 
-/// How soon a move is to come.
+/// Priority of a move in the queue.
 #[derive(
     Clone,
     Copy,
@@ -24,223 +24,235 @@ use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum MovePriority {
-    /// When nothing else waits.
+    /// After all others.
     Low,
-    /// In its turn.
+    /// Default order.
     #[default]
     Normal,
-    /// Before others.
+    /// Before moves of normal priority.
     High,
-    /// Next.
+    /// Before all others.
     Urgent,
 }
 
-/// Where a move is.
+/// State of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveState {
-    /// For something: `waits` says for what.
+    /// Queued; `waits` gives the reason.
     Waiting,
-    /// Its host is being asked.
+    /// The manager has sent the request to the source host.
     Starting,
-    /// It runs.
+    /// The migration runs.
     Running,
     /// The VM runs at the target.
     Done,
-    /// It does not, and is not tried again.
+    /// The move failed and is not retried.
     Failed,
-    /// Somebody called it off.
+    /// A user cancelled the move.
     Cancelled,
 }
 
 impl MoveState {
-    /// Whether nothing comes after it.
+    /// Returns whether the state is final.
     #[must_use]
     pub fn is_over(self) -> bool {
         matches!(self, MoveState::Done | MoveState::Failed | MoveState::Cancelled)
     }
 }
 
-/// What a move waits for.
+/// Reason why a move waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Waits {
     /// Stable code for programs.
     pub code: String,
-    /// One line for people.
+    /// Explanation in one line.
     pub text: String,
 }
 
-/// `POST /api/v1/vms/{vm}/moves`.
+/// Request of `POST /api/v1/vms/{vm}/moves`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "to": "host-b", "priority": "high" }))]
 pub struct CreateMove {
-    /// Where; none: the manager's choice, told with its reason.
+    /// Target host; absent: the manager chooses one and gives its reason.
     pub to: Option<String>,
-    /// How soon.
+    /// Priority in the queue.
     pub priority: MovePriority,
-    /// Who moves the memory: `godwit` or `qemu`.
+    /// Engine that transfers the memory: `godwit` or `qemu`.
     pub engine: EngineKind,
-    /// What matters most: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s` (`ms`, `s`, `min` or `h`).
-    #[schema(value_type = String, pattern = "^(auto|minimal-pause|minimal-impact|fast-evacuation|deadline=[1-9][0-9]{0,5}(ms|s|min|h))$")]
+    /// Goal of the migration: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`,
+    /// `deadline=90s` (`ms`, `s`, `min` or `h`).
+    #[schema(
+        value_type = String,
+        pattern = "^(auto|minimal-pause|minimal-impact|fast-evacuation\
+                   |deadline=[1-9][0-9]{0,5}(ms|s|min|h))$"
+    )]
     pub policy: Intent,
-    /// Whether the guest may run at the target while pages of it are still at the source: `never`, `allowed`, `now`.
+    /// Whether the guest may run at the target while some of its pages are still at the source:
+    /// `never`, `allowed`, `now`.
     pub page_in: PageInUse,
-    /// It is tried although preflight says that it can't be: the agents check again.
+    /// Attempt the move even if preflight fails. The agents repeat their own checks.
     pub skip_preflight: bool,
-    /// Settings of QEMU's own engine.
+    /// Settings of QEMU's built-in engine.
     pub qemu: QemuEngineOptions,
 }
 
-/// `GET /api/v1/moves/{id}`.
+/// Response of `GET /api/v1/moves/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "v6b0450ea-9781d5ce", "vm": "web", "from": "host-a", "to": "host-b",
-    "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving", "state": "waiting",
-    "waits": { "code": "source-limit", "text": "moves out of host-a: 2 of 2 at once (db and mail); place 1 in line" },
-    "priority": "normal", "drain": "d6b0450ea-7e6c241b", "asked_by": "ana", "asked_unix_ms": 1_795_444_970_237_u64, "attempts": 0
+    "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+    "state": "waiting",
+    "waits": { "code": "source-limit",
+    "text": "moves out of host-a: 2 of 2 at once (db and mail); place 1 in line" },
+    "priority": "normal", "drain": "d6b0450ea-7e6c241b", "asked_by": "ana",
+    "asked_unix_ms": 1_795_444_970_237_u64, "attempts": 0
 }))]
 pub struct Move {
-    /// Names it; also names the migration at the source's agent, with the attempt behind it.
+    /// ID of the move. Followed by the attempt, it is also the migration ID at the source's agent.
     pub id: String,
     pub vm: String,
-    /// The host that it leaves.
+    /// Source host.
     pub from: String,
-    /// The host that it goes to; none: not chosen yet.
+    /// Target host; absent until one is chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Why that one, where the manager chose.
+    /// Reason for the target, if the manager chose it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_reason: Option<String>,
-    /// Where it is.
+    /// State of the move.
     pub state: MoveState,
-    /// What it waits for, where it does.
+    /// Reason why it waits, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<Waits>,
-    /// How soon it is to come.
+    /// Priority in the queue.
     pub priority: MovePriority,
-    /// The drain that it is part of.
+    /// Drain that the move belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<String>,
-    /// Who asked for it.
+    /// User who requested the move.
     pub asked_by: String,
-    /// When.
+    /// Time of the request.
     pub asked_unix_ms: u64,
-    /// When it began to run, the last attempt.
+    /// Start time of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_unix_ms: Option<u64>,
-    /// When it was over.
+    /// End time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
-    /// Times that it was begun.
+    /// Number of attempts.
     pub attempts: u32,
-    /// The migration at the source's agent.
+    /// Migration ID at the source's agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<String>,
-    /// How far that is.
+    /// Progress of the migration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// Why it failed, or its last attempt did.
+    /// Reason why the move or its last attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Fault>,
-    /// What the migration took; only of one move, not in lists.
+    /// Report of the migration; only for a single move, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
 }
 
-/// `POST /api/v1/hosts/{host}/drain`.
+/// Request of `POST /api/v1/hosts/{host}/drain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "plan_only": true, "priority": "high" }))]
 pub struct CreateDrain {
-    /// Plan and tell, and move nothing.
+    /// Return the plan without moving anything.
     pub plan_only: bool,
-    /// How soon its moves are to come.
+    /// Priority of the drain's moves.
     pub priority: MovePriority,
-    /// Who moves the memory: `godwit` or `qemu`.
+    /// Engine that transfers the memory: `godwit` or `qemu`.
     pub engine: EngineKind,
-    /// Settings of QEMU's own engine.
+    /// Settings of QEMU's built-in engine.
     pub qemu: QemuEngineOptions,
 }
 
-/// Where a drain is.
+/// State of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DrainState {
-    /// Planned, and nothing moves.
+    /// A plan only; nothing moves.
     Planned,
-    /// VMs leave.
+    /// VMs leave the host.
     Running,
-    /// All that could go have gone.
+    /// All VMs that can move have left the host.
     Done,
-    /// Somebody called it off; those that have gone stay where they are.
+    /// A user cancelled the drain; VMs that have left stay where they are.
     Cancelled,
-    /// Somebody called it off, and those that had gone come back.
+    /// A user cancelled the drain, and VMs that have left return.
     Undoing,
-    /// They are back.
+    /// The VMs have returned.
     Undone,
 }
 
-/// Where a VM of a drain is.
+/// State of a VM in a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DrainVmState {
-    /// Its move waits or runs.
+    /// The move waits or runs.
     Going,
-    /// It is gone.
+    /// The VM has left the host.
     Gone,
-    /// It can't go: `reason` says why.
+    /// The VM cannot move; `reason` explains why.
     Stays,
-    /// It came back.
+    /// The VM has returned.
     Back,
 }
 
 /// A VM of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainVm {
-    /// Its name.
+    /// Name of the VM.
     pub vm: String,
-    /// Where it is.
+    /// State of the VM in the drain.
     pub state: DrainVmState,
-    /// Where it goes.
+    /// Target host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Why there, or why it stays.
+    /// Reason for the target, or why the VM stays.
     pub reason: String,
-    /// Its move.
+    /// ID of its move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub r#move: Option<String>,
-    /// When it is foreseen to be gone, milliseconds since 1970.
+    /// Predicted time at which the VM has left, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gone_unix_ms: Option<u64>,
 }
 
-/// `GET /api/v1/drains/{id}`.
+/// Response of `GET /api/v1/drains/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "id": "d6b0450ea-7e6c241b", "host": "host-a", "state": "running", "asked_by": "ana", "asked_unix_ms": 1_795_444_970_237_u64,
+    "id": "d6b0450ea-7e6c241b", "host": "host-a", "state": "running", "asked_by": "ana",
+    "asked_unix_ms": 1_795_444_970_237_u64,
     "eta_unix_ms": 1_795_445_090_237_u64,
     "vms": [
-        { "vm": "web", "state": "going", "to": "host-b", "reason": "best: 254.7 GiB of 256 GiB memory left after it",
+        { "vm": "web", "state": "going", "to": "host-b",
+        "reason": "best: 254.7 GiB of 256 GiB memory left after it",
           "move": "v6b0450ea-9781d5ce", "gone_unix_ms": 1_795_445_090_237_u64 },
-        { "vm": "gpu", "state": "stays", "reason": "a device of it can't move" }
+        { "vm": "gpu", "state": "stays", "reason": "one of its devices cannot be migrated" }
     ]
 }))]
 pub struct Drain {
-    /// Names it.
+    /// ID of the drain.
     pub id: String,
-    /// The host that is emptied.
+    /// Host that is drained.
     pub host: String,
-    /// Where it is.
+    /// State of the drain.
     pub state: DrainState,
-    /// Who asked for it.
+    /// User who requested the drain.
     pub asked_by: String,
-    /// When.
+    /// Time of the request.
     pub asked_unix_ms: u64,
-    /// When all that can go are foreseen to be gone, milliseconds since 1970, as far as is known now.
+    /// Predicted time at which all VMs that can move have left, in milliseconds since 1970, from
+    /// current knowledge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_unix_ms: Option<u64>,
-    /// When it was over.
+    /// End time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
     pub vms: Vec<DrainVm>,

@@ -1,58 +1,58 @@
-//! What stands in the way of a VM's move, check by check, before anything is made.
+//! Preflight: checks whether a VM can move, before anything is created.
 
 use godwit_types::DryRun;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is checked. Stable: programs may match on the kebab-case names.
+/// Name of a check. Stable: programs may match on the kebab-case names.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckName {
-    /// What the VM does: only one that runs or is paused is moved.
+    /// State of the VM: it must run or be paused.
     VmState,
-    /// Whether the target is heard, takes VMs, and is another host.
+    /// Whether the target is another host, is reachable and accepts VMs.
     Target,
-    /// Features of the VM's CPU model against what guests can have at the target.
+    /// Whether the target offers the features of the VM's CPU model.
     Cpu,
-    /// What the target lacks of the cluster's baseline.
+    /// Whether the target satisfies the cluster's CPU baseline.
     CpuBaseline,
-    /// KVM or TCG: no guest moves between the two.
+    /// KVM or TCG: a guest cannot move between the two.
     Accelerator,
-    /// The VM's machine type, at the target's QEMU.
+    /// Whether the target's QEMU has the VM's machine type.
     MachineType,
     QemuVersion,
-    /// Guest memory that the target can give.
+    /// Whether the target has enough guest memory available.
     Memory,
-    /// Whether huge pages back guests on both.
+    /// Whether both hosts back guest memory with huge pages.
     HugePages,
-    /// Disks and boot files, at the target.
+    /// Whether the target has the disks and boot files.
     Disks,
-    /// Networks, at the target.
+    /// Whether the target has the networks.
     Networks,
-    /// Devices that can't move.
+    /// Devices that cannot be migrated.
     Devices,
     /// Whether the source can track the guest's memory.
     Tracking,
-    /// Addresses at which the migration arrives.
+    /// Addresses on which the target accepts migrations.
     Lanes,
-    /// Versions of the two agents, which agree on the protocol.
+    /// Whether the versions of the two agents have a common protocol.
     Protocol,
-    /// Moves that run at both, against how many may.
+    /// Concurrent moves on both hosts, compared with the limits.
     Limits,
-    /// Whether the VM may run while pages of it are at the source.
+    /// Whether the VM may run while some of its pages are at the source.
     PageIn,
-    /// Rules about where VMs may be.
+    /// Placement rules.
     Rules,
-    /// What the hosts themselves say when they are asked for a dry run.
+    /// Results of a dry run by the hosts themselves.
     Agents,
-    /// Whether it would end, and how.
+    /// Whether the migration would complete, and how.
     Prediction,
 }
 
 impl CheckName {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         use CheckName as N;
@@ -81,24 +81,24 @@ impl CheckName {
     }
 }
 
-/// How a check came out; the later, the worse for a move.
+/// Result of a check, ordered from best to worst.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Nothing is in the way.
+    /// The VM can move.
     Pass,
-    /// It can move, and something is to be known before.
+    /// The VM can move, with a warning.
     Warn,
-    /// What is known does not decide it.
+    /// The available information does not decide the check.
     Unknown,
-    /// It can't move.
+    /// The VM cannot move.
     Fail,
 }
 
 impl Verdict {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,119 +110,121 @@ impl Verdict {
     }
 }
 
-/// One check.
+/// A preflight check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "remedy": "add it to networks of host-b's configuration"
+    "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"",
+    "remedy": "add it to networks of host-b's configuration"
 }))]
 pub struct Check {
     pub name: CheckName,
-    /// How it came out.
+    /// Result of the check.
     pub verdict: Verdict,
-    /// What was seen, one line.
+    /// Observation, in one line.
     pub evidence: String,
-    /// What to do about it; empty: nothing is to be done.
+    /// How to fix it; empty if nothing has to be done.
     #[serde(default, alias = "mend", skip_serializing_if = "String::is_empty")]
     pub remedy: String,
 }
 
-/// A VM and a target, every check named.
+/// Preflight result for a VM and a target host, with every check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PreflightReport {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The host that has it.
+    /// Host that has the VM.
     pub from: String,
-    /// The host that it would go to.
+    /// Target host.
     pub to: String,
-    /// The worst of the checks.
+    /// Worst result of the checks.
     pub verdict: Verdict,
-    /// Every one of them.
+    /// All checks.
     pub checks: Vec<Check>,
-    /// What the source's agent foretells, where it was asked.
+    /// Prediction of the source's agent, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<DryRun>,
 }
 
 impl PreflightReport {
-    /// The checks that keep the VM from moving.
+    /// Returns the checks that failed.
     pub fn failed(&self) -> impl Iterator<Item = &Check> {
         self.checks.iter().filter(|check| check.verdict == Verdict::Fail)
     }
 }
 
-/// Of what a host's points are.
+/// Components of a host's placement score.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlacementScore {
-    /// All of them together, at most 100.
+    /// Total, at most 100.
     pub total: f64,
-    /// For memory that is left, at most 40.
+    /// Points for remaining memory, at most 40.
     pub memory: f64,
-    /// For cores that are idle, at most 30.
+    /// Points for idle cores, at most 30.
     pub cpu: f64,
-    /// For few vCPUs a core, at most 10.
+    /// Points for few vCPUs per core, at most 10.
     pub vcpus: f64,
-    /// For few that arrive, at most 15.
+    /// Points for few incoming moves, at most 15.
     pub lanes: f64,
-    /// For a clone of the VM that is there, at most 5.
+    /// Points for a clone of the VM on the host, at most 5.
     pub clones: f64,
-    /// What broken `should` rules take.
+    /// Deduction for violated `should` rules.
     pub rules: f64,
 }
 
 /// A host that can take the VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RankedHost {
-    /// The host.
+    /// Name of the host.
     pub host: String,
-    /// Its points.
+    /// Placement score.
     pub score: PlacementScore,
-    /// `should` rules that it breaks, by name.
+    /// Names of the `should` rules that the placement violates.
     pub breaks: Vec<String>,
-    /// Why it stands where it does.
+    /// Reason for the rank.
     pub why: String,
 }
 
-/// A host that can't take the VM.
+/// A host that cannot take the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RuledOutHost {
-    /// The host.
+    /// Name of the host.
     pub host: String,
-    /// All that is in the way, one line.
+    /// All reasons, in one line.
     pub why: String,
 }
 
-/// A VM and all hosts: where it can go, best first, and where it can't.
+/// Preflight result for a VM and all hosts: eligible hosts, best first, and ineligible ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PreflightRanking {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The host that has it.
+    /// Host that has the VM.
     pub from: String,
-    /// What keeps it from going anywhere; empty: nothing.
+    /// Failed checks that rule out every target; empty if there are none.
     pub immovable: Vec<Check>,
-    /// Hosts that can take it, best first.
+    /// Eligible hosts, best first.
     pub fits: Vec<RankedHost>,
-    /// The others, by name.
+    /// Ineligible hosts, by name.
     pub ruled_out: Vec<RuledOutHost>,
-    /// The report of the best one, where a prediction was asked for.
+    /// Report for the best host, if a prediction was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<PreflightReport>,
 }
 
-/// `GET /api/v1/vms/{vm}/preflight`.
+/// Response of `GET /api/v1/vms/{vm}/preflight`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[schema(example = json!({
     "kind": "report", "vm": "web", "from": "host-a", "to": "host-b", "verdict": "fail",
     "checks": [
         { "name": "target", "verdict": "pass", "evidence": "host-b is up" },
-        { "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "remedy": "add it to networks of host-b's configuration" }
+        { "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"",
+        "remedy": "add it to networks of host-b's configuration" }
     ]
 }))]
 pub enum Preflight {
-    /// A target was named.
+    /// Result if the request names a target.
     Report(PreflightReport),
-    /// None was.
+    /// Result if the request names no target.
     Ranking(PreflightRanking),
 }

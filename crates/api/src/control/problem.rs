@@ -1,4 +1,4 @@
-//! Why the manager does not do what it was asked: a problem document (RFC 9457).
+//! Errors of the manager: problem documents (RFC 9457).
 
 use std::fmt;
 
@@ -10,59 +10,59 @@ use utoipa::ToSchema;
 use super::Check;
 use crate::{ApiError, ErrorCode};
 
-/// Why a request was not carried out. Stable: programs may match on the kebab-case names.
+/// Reason why a request failed. Stable: programs may match on the kebab-case names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProblemCode {
-    /// The request itself makes no sense (a field, a value, a combination).
+    /// The request is invalid: a field, a value or a combination of them.
     InvalidRequest,
-    /// No token, or one that is not known, has expired or was revoked.
+    /// The token is missing, unknown, expired or revoked.
     Unauthenticated,
-    /// The token's role does not allow it.
+    /// The token's role does not allow the request.
     Forbidden,
-    /// Nothing of that name.
+    /// No object has that name.
     NotFound,
-    /// That path does not take that method.
+    /// The path does not support the method.
     MethodNotAllowed,
-    /// Something of that name exists already.
+    /// An object with that name already exists.
     AlreadyExists,
-    /// Its state does not allow it.
+    /// The state of the object does not allow the operation.
     WrongState,
-    /// Somebody else has changed it meanwhile.
+    /// Another request changed the object in the meantime.
     Conflict,
     /// The idempotency key was used for another request.
     KeyReused,
-    /// The body is longer than the manager reads.
+    /// The body exceeds the limit.
     TooLong,
-    /// The body is of a type that the manager does not read.
+    /// The body has an unsupported content type.
     UnsupportedType,
     /// Too many requests.
     TooManyRequests,
-    /// A check before a move says that the VM can't go.
+    /// A preflight check failed: the VM cannot move to that host.
     Preflight,
-    /// No host takes the VM.
+    /// No host can take the VM.
     NoHost,
-    /// A host falls short of the cluster's CPU baseline.
+    /// A host does not satisfy the cluster's CPU baseline.
     BaselineUnmet,
-    /// A host's agent does not answer.
+    /// The agent of a host is unreachable.
     HostAway,
-    /// A host's agent refused; its own code stands in `cause`.
+    /// The agent of a host refused the request; `cause` has its own code.
     HostRefused,
-    /// Another manager leads and can't be reached, or none does.
+    /// There is no leader, or it is unreachable.
     NoLeader,
-    /// The store does not answer.
+    /// The store is unreachable.
     StoreAway,
-    /// The OIDC issuer does not answer, so its tokens can't be checked.
+    /// The OIDC issuer is unreachable, so its tokens cannot be checked.
     IssuerAway,
-    /// The manager itself fails.
+    /// The manager itself failed.
     ManagerFailed,
-    /// A code of a later version than this client's.
+    /// A code that a later version added.
     #[serde(other)]
     Unknown,
 }
 
 impl ProblemCode {
-    /// The HTTP status that carries this code.
+    /// Returns the HTTP status that carries this code.
     #[must_use]
     pub fn status(self) -> StatusCode {
         use ProblemCode as P;
@@ -85,37 +85,37 @@ impl ProblemCode {
         }
     }
 
-    /// What all problems of this code have in common, in a few words.
+    /// Returns the summary shared by all problems with this code.
     #[must_use]
     pub fn title(self) -> &'static str {
         use ProblemCode as P;
         match self {
-            P::InvalidRequest => "The request is refused",
-            P::Unauthenticated => "Who asks is not known",
-            P::Forbidden => "Who asks may not do that",
-            P::NotFound => "There is no such thing",
-            P::MethodNotAllowed => "That path does not take that method",
-            P::AlreadyExists => "There is one already",
-            P::WrongState => "Its state does not allow it",
-            P::Conflict => "It has changed meanwhile",
-            P::KeyReused => "The idempotency key was used for another request",
-            P::TooLong => "The request is too long",
-            P::UnsupportedType => "The request's type is not read here",
+            P::InvalidRequest => "Invalid request",
+            P::Unauthenticated => "Not authenticated",
+            P::Forbidden => "Permission denied",
+            P::NotFound => "Not found",
+            P::MethodNotAllowed => "Method not allowed",
+            P::AlreadyExists => "Already exists",
+            P::WrongState => "Wrong state for this operation",
+            P::Conflict => "Changed by another request",
+            P::KeyReused => "Idempotency key already used for another request",
+            P::TooLong => "Request too long",
+            P::UnsupportedType => "Unsupported content type",
             P::TooManyRequests => "Too many requests",
-            P::Preflight => "The VM can't move there",
-            P::NoHost => "No host takes the VM",
-            P::BaselineUnmet => "A host falls short of the CPU baseline",
-            P::HostAway => "A host does not answer",
-            P::HostRefused => "A host refuses",
-            P::NoLeader => "No manager leads",
-            P::StoreAway => "The store does not answer",
-            P::IssuerAway => "The OIDC issuer does not answer",
-            P::ManagerFailed => "The manager fails",
-            P::Unknown => "A problem of a later version",
+            P::Preflight => "Preflight checks failed",
+            P::NoHost => "No eligible host",
+            P::BaselineUnmet => "CPU baseline not satisfied",
+            P::HostAway => "Host unreachable",
+            P::HostRefused => "Refused by the host",
+            P::NoLeader => "No reachable leader",
+            P::StoreAway => "Store unreachable",
+            P::IssuerAway => "OIDC issuer unreachable",
+            P::ManagerFailed => "Internal error of the manager",
+            P::Unknown => "Unknown problem",
         }
     }
 
-    /// Its kebab-case name.
+    /// Returns the kebab-case name of the code.
     #[must_use]
     pub fn name(self) -> String {
         serde_json::to_value(self)
@@ -125,38 +125,39 @@ impl ProblemCode {
     }
 }
 
-/// The body of every answer that is not a success: `application/problem+json`.
+/// Body of every unsuccessful response: `application/problem+json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "type": "urn:godwit:problem:not-found", "title": "There is no such thing", "status": 404, "detail": "no VM \"web\"",
+    "type": "urn:godwit:problem:not-found", "title": "Not found", "status": 404,
+    "detail": "no VM \"web\"",
     "code": "not-found", "remedy": "see `godwit vm list`"
 }))]
 pub struct Problem {
     /// `urn:godwit:problem:CODE`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What all problems of this type have in common.
+    /// Summary shared by all problems of this type.
     pub title: String,
     pub status: u16,
-    /// What failed and why, one line.
+    /// What failed and why, in one line.
     pub detail: String,
     /// Stable code for programs.
     pub code: ProblemCode,
-    /// What to do about it; empty where the detail says it all.
+    /// How to fix it; empty if `detail` already says it.
     #[serde(default, alias = "mend")]
     pub remedy: String,
-    /// The code of the agent that refused.
+    /// Error code of the agent that refused the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub cause: Option<ErrorCode>,
-    /// The checks that say no, where preflight does.
+    /// Failed preflight checks, if the code is `preflight`.
     #[serde(default, skip_serializing_if = "<[Check]>::is_empty")]
     #[schema(value_type = Vec<Check>)]
     pub checks: Box<[Check]>,
 }
 
 impl Problem {
-    /// A problem of the given code.
+    /// Creates a problem with the given code.
     pub fn new(code: ProblemCode, detail: impl Into<String>, remedy: impl Into<String>) -> Problem {
         Problem {
             kind: format!("urn:godwit:problem:{}", code.name()),
@@ -170,14 +171,14 @@ impl Problem {
         }
     }
 
-    /// What an agent's refusal becomes.
+    /// Converts the refusal of an agent.
     #[must_use]
     pub fn of_agent(error: ApiError) -> Problem {
         let code = match error.code {
             ErrorCode::InvalidRequest => ProblemCode::InvalidRequest,
             ErrorCode::NotFound => ProblemCode::NotFound,
             ErrorCode::AlreadyExists => ProblemCode::AlreadyExists,
-            // It is the VM that is in doubt, and the host answers as it should.
+            // The VM is in doubt; the host itself works correctly.
             ErrorCode::WrongState | ErrorCode::Busy | ErrorCode::InDoubt => ProblemCode::WrongState,
             ErrorCode::Preflight | ErrorCode::InsufficientMemory => ProblemCode::Preflight,
             _ => ProblemCode::HostRefused,

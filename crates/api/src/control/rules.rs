@@ -1,28 +1,28 @@
-//! Rules about where VMs may be.
+//! Placement rules for VMs.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a rule asks for, of the VMs that it names.
+/// Constraint that a rule places on its VMs.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleKind {
-    /// All on one host (affinity).
+    /// Keep all VMs on the same host (affinity).
     Together,
-    /// No two on one host (anti-affinity).
+    /// Keep each VM on a different host (anti-affinity).
     Apart,
-    /// On some hosts alone.
+    /// Run the VMs only on the given hosts.
     On,
-    /// On none of some hosts.
+    /// Never run the VMs on the given hosts.
     NotOn,
 }
 
 impl RuleKind {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,19 +34,19 @@ impl RuleKind {
     }
 }
 
-/// Whether a rule may be broken.
+/// Whether a rule may be violated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleStrength {
-    /// No VM is moved where it would be.
+    /// Mandatory: no VM is moved to a host that violates the rule.
     #[default]
     Must,
-    /// Where all else is worse.
+    /// Preferred: violated only if every alternative is worse.
     Should,
 }
 
 impl RuleStrength {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,52 +56,53 @@ impl RuleStrength {
     }
 }
 
-/// Hosts by name or by labels. It means a host if either does.
+/// Hosts selected by name or by labels; either selects a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuleHosts {
-    /// These, whether they are there or not.
+    /// Host names; the hosts need not exist.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 256)]
     pub names: Vec<String>,
-    /// Those that have all of these labels.
+    /// Labels that a host must have, all of them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// `POST /api/v1/rules`.
+/// Request of `POST /api/v1/rules`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "name": "db-apart", "kind": "apart", "vms": ["db1", "db2"] }))]
 pub struct CreateRule {
-    /// Names it.
+    /// Name of the rule.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
-    /// What it asks for.
+    /// Constraint of the rule.
     pub kind: RuleKind,
-    /// Whether it may be broken.
+    /// Whether the rule may be violated.
     #[serde(default)]
     pub strength: RuleStrength,
-    /// The VMs that it is for, whether they are there or not: at least two for `together` and `apart`.
+    /// VMs that the rule applies to, at least two for `together` and `apart`; the VMs need not
+    /// exist.
     #[schema(min_items = 1, max_items = 256)]
     pub vms: Vec<String>,
-    /// The hosts that `on` and `not-on` are about; the other kinds have none.
+    /// Hosts for `on` and `not-on`; the other kinds have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<RuleHosts>,
 }
 
-/// Whether a rule is kept at present.
+/// Whether a rule is satisfied now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleState {
-    /// By every VM that it names and that is there.
+    /// Satisfied by every existing VM of the rule.
     Kept,
-    /// By some of them it is not.
+    /// Violated by at least one VM.
     Broken,
 }
 
 impl RuleState {
-    /// The name that the API uses.
+    /// Returns the name that the API uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -111,45 +112,47 @@ impl RuleState {
     }
 }
 
-/// A VM by which a rule is broken.
+/// A VM that violates a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RuleBreaker {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The host that has it; while it moves, the one that runs it.
+    /// Host that has the VM; during a move, the host that runs it.
     pub host: String,
-    /// How it breaks the rule, one line.
+    /// How the VM violates the rule, in one line.
     pub why: String,
 }
 
-/// A rule, and whether it is kept.
+/// A rule and its current state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "db-apart", "kind": "apart", "strength": "must", "vms": ["db1", "db2", "db3"], "state": "broken", "broken_by_count": 2,
+    "name": "db-apart", "kind": "apart", "strength": "must", "vms": ["db1", "db2", "db3"],
+    "state": "broken", "broken_by_count": 2,
     "broken_by": [
-        { "vm": "db1", "host": "host-a", "why": "on host-a, with db2" }, { "vm": "db2", "host": "host-a", "why": "on host-a, with db1" }
+        { "vm": "db1", "host": "host-a", "why": "on host-a, with db2" }, { "vm": "db2",
+        "host": "host-a", "why": "on host-a, with db1" }
     ],
     "absent": ["db3"]
 }))]
 pub struct RuleInfo {
     pub name: String,
-    /// What it asks for.
+    /// Constraint of the rule.
     pub kind: RuleKind,
-    /// Whether it may be broken.
+    /// Whether the rule may be violated.
     pub strength: RuleStrength,
-    /// The VMs that it is for.
+    /// VMs that the rule applies to.
     pub vms: Vec<String>,
-    /// The hosts that `on` and `not-on` are about.
+    /// Hosts for `on` and `not-on`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<RuleHosts>,
-    /// Whether it is kept, by where hosts told last that VMs are.
+    /// Whether the rule is satisfied, by the last reports of the hosts.
     pub state: RuleState,
-    /// VMs by which it is broken.
+    /// Number of VMs that violate the rule.
     pub broken_by_count: u64,
-    /// They, by name: in a list and in events the first of them.
+    /// VMs that violate the rule, by name. Lists and events contain only the first ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broken_by: Vec<RuleBreaker>,
-    /// VMs that it names and that no host tells of.
+    /// VMs of the rule that no host reports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub absent: Vec<String>,
 }

@@ -9,83 +9,90 @@ use utoipa::ToSchema;
 
 use crate::{VmInfo, VmState};
 
-/// Whether a VM shall run.
+/// Desired power state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlannedPower {
-    /// It shall run.
+    /// The VM should run.
     On,
-    /// It shall not.
+    /// The VM should be stopped.
     Off,
 }
 
 /// A VM in a list.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64, "vcpus": 2, "is_current": true,
+    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64,
+    "vcpus": 2, "is_current": true,
     "move": "v6b0450ea-9781d5ce", "labels": { "tier": "front" }
 }))]
 pub struct VmSummary {
     pub name: String,
-    /// The host that runs it, or has it.
+    /// Host that runs the VM, or has it.
     pub host: String,
-    /// What it does.
+    /// State of the VM.
     pub state: VmState,
-    /// What is known about how it came into that state.
+    /// Known cause of the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it is not known which host may run it.
+    /// Whether it is unknown which host may run the VM.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_doubt: bool,
-    /// Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended.
+    /// Other hosts that run a VM with this name at the same time: two guests, one of which must be
+    /// stopped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also_runs_at: Vec<String>,
-    /// Other hosts that claim this name, and nothing that the manager or its host did explains it. Operations on the
-    /// VM go to `host`.
+    /// Other hosts that claim this name without an explanation in the actions of the manager or of
+    /// the VM's host. Operations on the VM go to `host`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<String>,
-    /// Its memory, bytes.
+    /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Its virtual CPUs.
+    /// Number of virtual CPUs.
     pub vcpus: u32,
-    /// Whether its host's agent was heard lately: else this is what was heard last.
+    /// Whether the host's agent is reachable. If not, this is its last report.
     pub is_current: bool,
-    /// The move that has it, or waits for its turn.
+    /// ID of the move that runs or waits for this VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub r#move: Option<String>,
-    /// What an operator named it by.
+    /// Labels set by an operator.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
 }
 
-/// `GET /api/v1/vms/{vm}`: what is planned, and what is.
+/// Response of `GET /api/v1/vms/{vm}`: the desired and the actual state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64, "vcpus": 2, "is_current": true,
+    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64,
+    "vcpus": 2, "is_current": true,
     "labels": { "tier": "front" }, "planned": "on",
     "info": {
         "name": "web", "host": "host-a", "state": "running", "reason": null,
-        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 3, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
-        "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": ["10.64.0.7"],
-        "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2, "machine": "pc-q35-10.0", "accel": "kvm" }
+        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 3, "pid": 1201,
+        "memory_bytes": 4_294_967_296_u64,
+        "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null,
+        "addresses": ["10.64.0.7"],
+        "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2,
+        "machine": "pc-q35-10.0", "accel": "kvm" }
     },
     "also_at": []
 }))]
 pub struct ManagedVm {
-    /// As in the list.
+    /// Summary, as in the list.
     #[serde(flatten)]
     pub summary: VmSummary,
-    /// What somebody asked for; none: it was found on its host.
+    /// Desired power state; absent if the VM was discovered on its host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<PlannedPower>,
-    /// As its host tells it.
+    /// Report of the host.
     pub info: VmInfo,
-    /// Other hosts that have something of that name: a shadow, or, where `in_doubt`, a second half of it.
+    /// Other hosts that have a VM with that name: a shadow VM or, if `in_doubt`, the other half of
+    /// a hand-over.
     #[serde(default)]
     pub also_at: Vec<String>,
 }
 
-/// `POST /api/v1/vms`.
+/// Request of `POST /api/v1/vms`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
@@ -96,16 +103,16 @@ pub struct ManagedVm {
     "labels": { "tier": "front" }, "start": true
 }))]
 pub struct CreateManagedVm {
-    /// What to make.
+    /// Specification of the VM.
     pub spec: VmSpec,
-    /// Where; none: the manager's choice.
+    /// Host; absent: the manager chooses one.
     #[serde(default)]
     pub host: Option<String>,
-    /// By what VMs are listed.
+    /// Labels for filtering lists of VMs.
     #[serde(default)]
     #[schema(schema_with = super::hosts::labels)]
     pub labels: BTreeMap<String, String>,
-    /// Whether it is started at once.
+    /// Whether to start the VM immediately.
     #[serde(default = "yes")]
     pub start: bool,
 }
@@ -114,66 +121,72 @@ fn yes() -> bool {
     true
 }
 
-/// A VM that was made, started or stopped.
+/// A VM that was created, started or stopped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "name": "web", "host": "host-a", "state": "running", "reason": null,
-        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 1, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
-    "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": ["10.64.0.7"],
-    "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2, "machine": "pc-q35-10.0", "accel": "kvm" },
+        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 1, "pid": 1201,
+        "memory_bytes": 4_294_967_296_u64,
+    "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null,
+    "addresses": ["10.64.0.7"],
+    "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2,
+    "machine": "pc-q35-10.0", "accel": "kvm" },
     "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left"
 }))]
 pub struct HostedVm {
-    /// As its host tells it.
+    /// Report of the host.
     #[serde(flatten)]
     pub info: VmInfo,
-    /// Why that host, where it was made there by the manager's choice.
+    /// Reason for the host, if the manager chose it at creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_reason: Option<String>,
 }
 
-/// `POST /api/v1/vms/{vm}/start`.
+/// Request of `POST /api/v1/vms/{vm}/start`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "skip_preflight": false }))]
 pub struct StartManagedVm {
-    /// It is started although its CPU model is more than the cluster's baseline: it can't move to every host then.
+    /// Start the VM even if its CPU model exceeds the cluster's baseline. It then cannot move to
+    /// every host.
     pub skip_preflight: bool,
 }
 
-/// `POST /api/v1/vms/{vm}/stop`.
+/// Request of `POST /api/v1/vms/{vm}/stop`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "force": false, "grace_ms": 30_000 }))]
 pub struct StopManagedVm {
-    /// The guest is not asked: its hypervisor is ended at once. What a VM in doubt needs.
+    /// Terminate the hypervisor immediately, without a shutdown of the guest. Required for a VM in
+    /// doubt.
     pub force: bool,
-    /// How long the guest may take after the power button, milliseconds, an hour at most; none: the agent's default.
+    /// Time the guest may take to shut down after the ACPI power button, in milliseconds, at most
+    /// one hour; absent: the agent's default.
     #[schema(maximum = 3_600_000)]
     pub grace_ms: Option<u64>,
 }
 
-/// What a host reports of a VM's name.
+/// Claim of a host to a VM's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NameClaim {
-    /// The host.
+    /// Name of the host.
     pub host: String,
-    /// The guest's uuid; none: the host reports none.
+    /// UUID of the guest; absent if the host reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// The guest's incarnation.
+    /// Incarnation of the guest.
     #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
     #[schema(value_type = String)]
     pub incarnation: Incarnation,
-    /// The epoch in which the host says it owns it; none: it has not been heard.
+    /// Epoch in which the host claims ownership; absent if the host has not reported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
-    /// What the VM does there; none: the host has not been heard.
+    /// State of the VM on that host; absent if the host has not reported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<VmState>,
 }
 
-/// A VM's name that other hosts than its own claim, without a move that explains it.
+/// A VM name that several hosts claim without a move that explains it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "vm": "web",
@@ -187,19 +200,20 @@ pub struct NameClaim {
     }]
 }))]
 pub struct NameConflict {
-    /// The name.
+    /// Name of the VM.
     pub vm: String,
-    /// The host that holds it: operations on the VM go there.
+    /// Host that holds the name: operations on the VM go there.
     pub holder: NameClaim,
-    /// What the others report.
+    /// Claims of the other hosts.
     pub claims: Vec<NameClaim>,
 }
 
-/// `POST /api/v1/vms/{vm}/binding`: an operator's word on which host holds a name.
+/// Request of `POST /api/v1/vms/{vm}/binding`: an operator's decision about which host holds a
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "host": "host-b" }))]
 pub struct BindVm {
-    /// The host whose VM has the name from now on.
+    /// Host whose VM has the name from now on.
     pub host: String,
 }

@@ -1,4 +1,4 @@
-//! The command line of the manager.
+//! Command line of `godwit control`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,13 +14,15 @@ use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHost
 use crate::exit::Failure;
 use crate::units::parse_duration;
 
-/// Where the manager is that is asked. The environment is read here and not by clap, whose usage would show what stands there as required.
+/// Address of the manager. The environment is read here and not by clap, which would otherwise show
+/// these options as required in its usage line.
 #[derive(Debug, Args)]
 pub(crate) struct ManagerPlace {
-    /// The manager's address, unix:PATH or https://HOST:PORT [env: GODWIT_MANAGER] [default: unix:/run/godwit-control/control.sock]
+    /// Address of the manager, unix:PATH or https://HOST:PORT [env: GODWIT_MANAGER] [default:
+    /// unix:/run/godwit-control/control.sock]
     #[arg(long, global = true, value_name = "URL")]
     manager: Option<Endpoint>,
-    /// The authority's certificate that an https:// address is checked by [env: GODWIT_CA]
+    /// Certificate of the authority that verifies an https:// address [env: GODWIT_CA]
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
 }
@@ -30,12 +32,12 @@ fn of_environment(name: &str) -> Option<OsString> {
 }
 
 impl ManagerPlace {
-    /// Whether a manager is named, rightly or not.
+    /// Returns whether a manager is named, even by an invalid address.
     pub(crate) fn is_named(&self) -> bool {
         self.manager.is_some() || of_environment("GODWIT_MANAGER").is_some()
     }
 
-    /// The manager that is named.
+    /// Returns the address of the named manager.
     pub(crate) fn manager(&self) -> Result<Option<Endpoint>, Failure> {
         let Some(named) = of_environment("GODWIT_MANAGER").filter(|_| self.manager.is_none())
         else {
@@ -47,7 +49,7 @@ impl ManagerPlace {
         })
     }
 
-    /// The certificate that is named.
+    /// Returns the file of the named certificate.
     pub(crate) fn authority(&self) -> Option<PathBuf> {
         self.ca.clone().or_else(|| of_environment("GODWIT_CA").map(PathBuf::from))
     }
@@ -55,38 +57,39 @@ impl ManagerPlace {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ControlCommand {
-    /// Run the manager until SIGTERM; migrations go on without it
+    /// Run the manager until SIGTERM; migrations continue without it
     #[command(after_help = "Example:
   godwit control run --config /etc/godwit/control.toml")]
     Run {
-        /// The manager's configuration
+        /// Configuration of the manager
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Copy this machine's manager's store into a new file, while the manager runs or not
+    /// Copy the store of this machine's manager to a new file, whether or not the manager runs
     #[command(after_help = "Examples:
   godwit control backup /backup/control.sqlite
   godwit control backup /backup/control.sqlite --config /etc/godwit/m2.toml
 
-Only what SQLite keeps: etcd makes copies by itself, `etcdctl snapshot save`. docs/recover.md says what else belongs to a backup.")]
+This command supports SQLite only. For etcd, use `etcdctl snapshot save`. docs/recover.md \
+describes what else belongs to a backup.")]
     Backup {
-        /// The new file; one that is there is left alone
+        /// New file; an existing file is not overwritten
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// The manager's configuration
+        /// Configuration of the manager
         #[arg(long, value_name = "FILE", default_value = "/etc/godwit/control.toml")]
         config: PathBuf,
     },
-    /// Write the OpenAPI document of the manager's API; asks no manager
+    /// Write the OpenAPI document of the manager's API; needs no running manager
     #[command(after_help = "Example:
   godwit control openapi >godwit.json")]
     Openapi,
-    /// Show the cluster as a whole
+    /// Show a summary of the cluster
     #[command(after_help = "Examples:
   godwit control status
   godwit control status --manager https://m1:7800 --ca /etc/godwit/pki/ca.pem")]
     Status,
-    /// Hosts, as the manager knows them
+    /// Manage the hosts of the cluster
     #[command(after_help = "Examples:
   godwit control host add a --address https://10.77.0.11:7700 --label rack=r1 --link 10gbit
   godwit control host list
@@ -95,38 +98,39 @@ Only what SQLite keeps: etcd makes copies by itself, `etcdctl snapshot save`. do
         #[command(subcommand)]
         command: ManagedHostCommand,
     },
-    /// VMs of all hosts, as their agents tell
+    /// List the VMs of all hosts, as their agents report them
     #[command(after_help = "Examples:
   godwit control vms
   godwit control vms --json")]
     Vms,
-    /// VMs' names that other hosts than their own claim, without a move that explains it
+    /// List VM names that several hosts claim without a move that explains it
     #[command(after_help = "Example:
   godwit control conflicts
 
-Such a claim changes nothing: what is asked of a VM goes to the host that holds its name.")]
+Such a claim has no effect: operations on the VM go to the host that holds its name.")]
     Conflicts,
-    /// Give a VM's name to the VM that a host reports
+    /// Bind a VM's name to the VM that a host reports
     #[command(after_help = "Example:
   godwit control bind web --to b
 
-For a name whose host is gone for good, or that the wrong one of two VMs has. No VM is stopped or deleted by it.")]
+Use this for a name whose host is lost permanently, or that the wrong one of two VMs holds. It \
+does not stop or delete any VM.")]
     Bind {
-        /// The VM's name
+        /// Name of the VM
         vm: String,
-        /// The host whose VM gets it
+        /// Host whose VM gets the name
         #[arg(long, value_name = "HOST")]
         to: String,
     },
-    /// Networks: the hosts that have them, and how many VMs are in each
+    /// List networks, with their hosts and number of VMs
     #[command(after_help = "Example:
   godwit control networks")]
     Networks,
-    /// Directories of disks: the hosts that have them, their room there, and how many VMs have disks in each
+    /// List datastores, with their hosts, free space and number of VMs
     #[command(after_help = "Example:
   godwit control datastores")]
     Datastores,
-    /// Moves of VMs: who waits for what, who is on the way, what became of it
+    /// Manage moves of VMs: queued, running and past migrations
     #[command(after_help = "Examples:
   godwit control move create web --to b
   godwit control move list
@@ -135,7 +139,7 @@ For a name whose host is gone for good, or that the wrong one of two VMs has. No
         #[command(subcommand)]
         command: MoveCommand,
     },
-    /// Rules about where VMs may be: affinity, anti-affinity, hosts (needs the role admin to change)
+    /// Manage placement rules: affinity, anti-affinity, hosts (changes require the role admin)
     #[command(after_help = "Examples:
   godwit control rule create db-apart apart --vm db1,db2
   godwit control rule create app-near-db together --vm app,db1 --should
@@ -143,84 +147,95 @@ For a name whose host is gone for good, or that the wrong one of two VMs has. No
   godwit control rule list
   godwit control rule delete db-apart
 
-A host is meant if it is named, or has all of the labels. Drains and moves obey rules; no rule moves a VM by itself.")]
+A rule selects a host by its name, or by all of the given labels. Drains and moves obey rules. \
+A rule never moves a VM by itself.")]
     Rule {
         #[command(subcommand)]
         command: RuleCommand,
     },
-    /// The CPU that guests of the cluster get, so that each can go to each host (EVC; needs the role admin to change)
+    /// Manage the CPU baseline that lets each guest move to each host (EVC; changes require the
+    /// role admin)
     #[command(after_help = "Examples:
   godwit control cpu-baseline show
   godwit control cpu-baseline set computed --plan
   godwit control cpu-baseline set x86-64-v3 --without old1,old2
   godwit control cpu-baseline clear
 
-A guest that runs keeps its CPU: its VM has to be stopped and made anew with the baseline to have it.")]
+A running guest keeps its CPU. To get the baseline, its VM must be stopped and created again.")]
     CpuBaseline {
         #[command(subcommand)]
         command: CpuBaselineCommand,
     },
-    /// How many moves run at a time (needs the role admin to change)
+    /// Manage the limits for concurrent moves (changes require the role admin)
     #[command(after_help = "Examples:
   godwit control limits show
   godwit control limits set --in-all 20 --out 2
   godwit control limits set --datastore /srv/slow=2
   godwit control limits set --in-all default
 
-What is set holds at once, over the manager's configuration, until it is set back to default. 0 lets nothing begin. One host's own: godwit control host set.")]
+A set limit takes effect immediately and overrides the manager's configuration until it is set \
+to default. 0 prevents new moves. For the limits of one host, see `godwit control host set`.")]
     Limits {
         #[command(subcommand)]
         command: LimitsCommand,
     },
-    /// Follow what changes in the cluster, a line each, with --json one JSON object a line
+    /// Show changes of the cluster as they happen, one per line; with --json, one JSON object per
+    /// line
     #[command(after_help = "Examples:
   godwit control events
   godwit --json control events | jq .
 
-Ctrl-C ends it. A manager that falls silent is asked again, and goes on behind the last event that came.")]
+Ctrl-C ends the command. If the manager becomes silent, the command reconnects and continues \
+after the last received event.")]
     Events {
-        /// Begin behind the event of this number [default: with what comes from now on]
+        /// Start after the event with this number [default: with new events]
         #[arg(long, value_name = "NUMBER")]
         behind: Option<u64>,
     },
-    /// Who did what, and who was refused, the newest first (needs the role admin)
+    /// Show the audit log of requests and refusals, newest first (requires the role admin)
     #[command(after_help = "Examples:
   godwit control audit
   godwit control audit --lines 500 --json >audit.json")]
     Audit {
-        /// Lines to show
-        #[arg(long, value_name = "LINES", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        /// Number of lines to show
+        #[arg(
+            long,
+            value_name = "LINES",
+            default_value_t = 50,
+            value_parser = clap::value_parser!(u16).range(1..=1000)
+        )]
         lines: u16,
     },
-    /// Tokens, by which people and programs ask the manager
+    /// Manage access tokens for users and programs
     #[command(after_help = "Examples:
   godwit control token create monitoring --role viewer --days 365
   godwit control token list
   godwit control token revoke 1f0c9a3b77d2
 
-The secret is shown once. Give it to commands in the environment: GODWIT_TOKEN.")]
+The secret is shown only once. Pass it to commands in the environment variable GODWIT_TOKEN.")]
     Token {
         #[command(subcommand)]
         command: TokenCommand,
     },
-    /// Tokens by which hosts join, one host each, once
+    /// Manage join tokens; each lets one host join, once
     #[command(after_help = "Examples:
   godwit control join-token create c --valid 1h >c.token
   godwit control join-token create c --address https://10.77.0.13:7700
   godwit control join-token list
   godwit control join-token revoke 1f0c9a3b77d2
 
-The token is shown once. On the host: godwit host join --manager https://m1:7800 --token-file c.token")]
+The token is shown only once. On the host, run: godwit host join --manager https://m1:7800 \
+--token-file c.token")]
     JoinToken {
         #[command(subcommand)]
         command: JoinTokenCommand,
     },
-    /// Hosts' certificates, and those that are revoked (needs the role admin)
+    /// Manage the certificates of hosts and revoked certificates (requires the role admin)
     #[command(after_help = "Examples:
   godwit control certificate list
   godwit control certificate revoke --cert admin.pem
 
-Forgetting a host revokes its certificates. Every agent gets the list.")]
+Removing a host revokes its certificates. Every agent receives the list.")]
     Certificate {
         #[command(subcommand)]
         command: CertificateCommand,
@@ -229,23 +244,23 @@ Forgetting a host revokes its certificates. Every agent gets the list.")]
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CertificateCommand {
-    /// List the certificates that the manager has issued or seen, and all that are revoked
+    /// List the certificates that the manager has issued or seen, and all revoked certificates
     #[command(after_help = "Example:
   godwit control certificate list")]
     List,
-    /// Revoke a certificate for good: agents and managers refuse it from the next connection on
+    /// Revoke a certificate permanently: agents and managers refuse it from the next connection on
     #[command(after_help = "Examples:
   godwit control certificate revoke 5f0c9a3b77d24e1f8a6b3c2d1e0f9a8b
   godwit control certificate revoke --cert admin.pem")]
     Revoke {
-        /// Its serial number
+        /// Serial number of the certificate
         #[arg(value_name = "SERIAL", required_unless_present = "file")]
         serial: Option<Serial>,
-        /// The certificate's file, instead of its serial number
+        /// Certificate file, instead of the serial number
         #[arg(long = "cert", value_name = "FILE", conflicts_with = "serial")]
         file: Option<PathBuf>,
     },
-    /// Print the list of revoked certificates (an X.509 CRL)
+    /// Print the certificate revocation list (X.509 CRL)
     #[command(after_help = "Example:
   godwit control certificate crl >revoked.pem")]
     Crl,
@@ -253,17 +268,17 @@ pub(crate) enum CertificateCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JoinTokenCommand {
-    /// Make a token by which one host joins, and show it this once
+    /// Create a token with which one host can join; it is shown only once
     #[command(after_help = "Examples:
   godwit control join-token create c >c.token
   godwit control join-token create c --valid 24h --address https://10.77.0.13:7700 >c.token")]
     Create {
-        /// The host's name
+        /// Name of the host
         host: String,
-        /// Its agent's address; without it the host says it itself
+        /// Address of the host's agent; if omitted, the host provides it
         #[arg(long, value_name = "URL")]
         address: Option<Endpoint>,
-        /// How long it is good for, 168h at most
+        /// Validity, at most 168h
         #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1h")]
         valid: Duration,
     },
@@ -271,35 +286,35 @@ pub(crate) enum JoinTokenCommand {
     #[command(after_help = "Example:
   godwit control join-token list")]
     List,
-    /// Revoke a join token; a host that has joined by it stays
+    /// Revoke a join token; a host that has joined with it stays
     #[command(after_help = "Example:
   godwit control join-token revoke 1f0c9a3b77d2")]
     Revoke {
-        /// Its id
+        /// ID of the token
         id: String,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ManagedHostCommand {
-    /// Take a host in whose agent has a certificate of the cluster's authority
+    /// Add a host whose agent already has a certificate of the cluster's authority
     #[command(after_help = "Examples:
   godwit control host add a --address https://10.77.0.11:7700
   godwit control host add a --address https://10.77.0.11:7700 --label rack=r1 --link 10gbit")]
     Add {
-        /// Its name, as in its certificate
+        /// Name of the host, as in its certificate
         name: String,
-        /// Its agent's address
+        /// Address of the host's agent
         #[arg(long, value_name = "URL")]
         address: Endpoint,
-        /// What rules may name it by (repeatable)
+        /// Label that rules can refer to (repeatable)
         #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,
-        /// What its link carries
+        /// Speed of the host's link
         #[arg(long, value_name = "RATE")]
         link: Option<BitRate>,
     },
-    /// List the hosts and whether they are heard
+    /// List the hosts and the state of their agents
     #[command(after_help = "Examples:
   godwit control host list
   godwit control host list --json")]
@@ -308,33 +323,34 @@ pub(crate) enum ManagedHostCommand {
     #[command(after_help = "Example:
   godwit control host show a")]
     Show {
-        /// Its name
+        /// Name of the host
         name: String,
     },
-    /// Change a host's address, labels, link or number of moves at a time
+    /// Change the address, labels, link speed or move limit of a host
     #[command(after_help = "Examples:
   godwit control host set a --label rack=r2 --label licence=erp
   godwit control host set a --link 25gbit --most-moves 12
   godwit control host set a --most-moves default")]
     Set(SetHostArgs),
-    /// Keep new VMs from a host, or let it take them again; its own VMs stay (`godwit host drain` moves them)
+    /// Turn the maintenance mode of a host on or off; its VMs stay (`godwit host drain` moves them)
     #[command(after_help = "Examples:
   godwit control host maintenance a on
   godwit control host maintenance a off")]
     Maintenance {
-        /// Its name
+        /// Name of the host
         name: String,
-        /// on: it takes none; off: it takes them
+        /// on: the host accepts no VMs; off: it accepts VMs
         #[arg(value_enum)]
         switch: Switch,
     },
-    /// Forget a host and revoke its certificates; what runs there runs on
+    /// Remove a host from the cluster and revoke its certificates; its guests keep running
     #[command(after_help = "Example:
   godwit control host forget a")]
     Forget {
-        /// Its name
+        /// Name of the host
         name: String,
-        /// Also one in use: its moves end as failed, its drain ends, and what runs there no manager knows of
+        /// Remove a host in use: its moves fail, its drain ends, and the manager no longer knows
+        /// its VMs
         #[arg(long)]
         force: bool,
     },
@@ -342,29 +358,34 @@ pub(crate) enum ManagedHostCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token, and show its secret this once
+    /// Create a token; its secret is shown only once
     #[command(after_help = "Examples:
   godwit control token create monitoring --role viewer --days 365
   godwit control token create ana --role operator >ana.token")]
     Create {
-        /// Whose it is; stands in the audit log
+        /// Name of the token's owner, shown in the audit log
         name: String,
-        /// What it allows: each role may do what those before it may
+        /// Role of the token; each role includes the permissions of those before it
         #[arg(long)]
         role: RoleName,
-        /// How long it is good for
-        #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
+        /// Validity
+        #[arg(
+            long,
+            value_name = "DAYS",
+            default_value_t = 90,
+            value_parser = clap::value_parser!(u32).range(1..=3650)
+        )]
         days: u32,
     },
     /// List the tokens, without their secrets
     #[command(after_help = "Example:
   godwit control token list")]
     List,
-    /// Revoke a token: it is unknown from now on
+    /// Revoke a token, effective immediately
     #[command(after_help = "Example:
   godwit control token revoke 1f0c9a3b77d2")]
     Revoke {
-        /// Its id
+        /// ID of the token
         id: String,
     },
 }
@@ -376,14 +397,14 @@ pub(crate) enum Switch {
     Off,
 }
 
-/// [`Role`], as the command line has it.
+/// Value of a [`Role`] on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum RoleName {
-    /// Look
+    /// Read everything
     Viewer,
-    /// Work with VMs, moves and drains
+    /// Manage VMs, moves and drains
     Operator,
-    /// Work with hosts, rules, limits and tokens
+    /// Manage hosts, rules, limits and tokens
     Admin,
 }
 

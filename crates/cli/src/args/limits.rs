@@ -1,4 +1,4 @@
-//! The command line of limits, and of what a host is set to.
+//! Command line of move limits and of host settings.
 
 use std::str::FromStr;
 
@@ -10,11 +10,11 @@ use super::control::parse_label;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LimitsCommand {
-    /// Show how many moves may run at a time
+    /// Show the limits for concurrent moves
     #[command(after_help = "Example:
   godwit control limits show")]
     Show,
-    /// Set how many moves may run at a time, from now on; what runs runs on
+    /// Set the limits for concurrent moves, effective immediately; running moves continue
     #[command(after_help = "Examples:
   godwit control limits set --in-all 20 --out 2
   godwit control limits set --datastore /srv/slow=2
@@ -22,7 +22,7 @@ pub(crate) enum LimitsCommand {
     Set(SetLimitsArgs),
 }
 
-/// A value, or back to what holds without one.
+/// A value, or a reset to the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting<T> {
     Set(T),
@@ -30,7 +30,7 @@ pub(crate) enum Setting<T> {
 }
 
 impl<T> Setting<T> {
-    /// As requests have it: none takes it back.
+    /// Returns the value for a request; `None` resets the setting.
     pub(crate) fn value(self) -> Option<T> {
         match self {
             Setting::Set(value) => Some(value),
@@ -54,26 +54,26 @@ fn parse_datastore(text: &str) -> Result<(String, Setting<u32>), String> {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct SetLimitsArgs {
-    /// Out of each host that has no number of its own; default: as configured, or by its link
+    /// Moves out of each host without a limit of its own; default: as configured, or by its link
     #[arg(long, value_name = "N|default", value_parser = parse_setting::<u32>)]
     pub(crate) out: Option<Setting<u32>>,
-    /// Into each host that has no number of its own; default: as configured, or by its link
+    /// Moves into each host without a limit of its own; default: as configured, or by its link
     #[arg(long, value_name = "N|default", value_parser = parse_setting::<u32>)]
     pub(crate) into: Option<Setting<u32>>,
-    /// Of VMs with disks on one datastore; default: as configured, or 128
+    /// Moves of VMs with disks on the same datastore; default: as configured, or 128
     #[arg(long, value_name = "N|default", value_parser = parse_setting::<u32>)]
     pub(crate) per_datastore: Option<Setting<u32>>,
-    /// In all; default: as configured, or no limit
+    /// Moves in the cluster; default: as configured, or unlimited
     #[arg(long, value_name = "N|default", value_parser = parse_setting::<u32>)]
     pub(crate) in_all: Option<Setting<u32>>,
-    /// Of VMs with disks on this datastore (repeatable)
+    /// Moves of VMs with disks on this datastore (repeatable)
     #[arg(long = "datastore", value_name = "PATH=N|default", value_parser = parse_datastore)]
     pub(crate) datastores: Vec<(String, Setting<u32>)>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SetHostArgs {
-    /// Its name
+    /// Name of the host
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) changes: HostChanges,
@@ -82,19 +82,19 @@ pub(crate) struct SetHostArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct HostChanges {
-    /// Its agent's address
+    /// Address of the host's agent
     #[arg(long, value_name = "URL")]
     pub(crate) address: Option<Endpoint>,
-    /// What rules may name it by, in the place of all before (repeatable)
+    /// Label that rules can refer to; replaces all previous labels (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
-    /// It has no labels any more
+    /// Remove all labels
     #[arg(long, conflicts_with = "labels")]
     pub(crate) no_labels: bool,
-    /// What its link carries; default: nobody says
+    /// Speed of the host's link; default: unknown
     #[arg(long, value_name = "RATE|default", value_parser = parse_setting::<BitRate>)]
     pub(crate) link: Option<Setting<BitRate>>,
-    /// Moves out of it and into it at a time; default: by the limits of all hosts, or its link
+    /// Concurrent moves out of the host and into it; default: by the general limits, or its link
     #[arg(long, value_name = "N|default", value_parser = parse_setting::<u32>)]
     pub(crate) most_moves: Option<Setting<u32>>,
 }

@@ -1,4 +1,4 @@
-//! The command line of moves and drains by the manager.
+//! Command line of moves and drains through the manager.
 
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_api::control::MovePriority;
@@ -7,36 +7,37 @@ use super::{EngineArg, ManagerPlace, NoHost};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MoveCommand {
-    /// Ask for a VM's move; it waits for its turn, and is carried out also when nobody looks
+    /// Queue a move of a VM; the manager carries it out even if this command ends
     #[command(after_help = "Examples:
   godwit control move create web
   godwit control move create web --to b --priority high
   godwit control move create web --to b --detach
 
-Without --detach it waits for the end, and its exit code says how the move ended. Ctrl-C ends the looking alone (exit code 130): the \
-move goes on. A manager that is away for some seconds is asked again.")]
+Without --detach, the command waits for the end of the move, and its exit code gives the \
+result. Ctrl-C stops only this command (exit code 130); the move continues. If the manager is \
+unreachable for several seconds, the command retries.")]
     Create {
-        /// The VM
+        /// Name of the VM
         vm: String,
-        /// The host that it is to go to [default: the manager's choice]
+        /// Target host [default: chosen by the manager]
         #[arg(long, value_name = "HOST")]
         to: Option<String>,
-        /// How soon it is to come
+        /// Priority in the queue
         #[arg(long, value_enum, default_value_t = PriorityName::Normal)]
         priority: PriorityName,
-        /// Who moves the memory
+        /// Engine that transfers the memory
         #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
         engine: EngineArg,
-        /// Do not wait for its end
+        /// Exit without waiting for the end
         #[arg(long)]
         detach: bool,
     },
-    /// List moves: those that wait say for what
+    /// List moves, with the reason for those that wait
     #[command(after_help = "Examples:
   godwit control move list
   godwit control move list --all --json")]
     List {
-        /// Those that are over as well
+        /// Include moves that have ended
         #[arg(long)]
         all: bool,
     },
@@ -45,26 +46,27 @@ move goes on. A manager that is away for some seconds is asked again.")]
   godwit control move show v69204f1e-0c3a55d1
   godwit control move show v69204f1e-0c3a55d1 --json")]
     Show {
-        /// Its id
+        /// ID of the move
         id: String,
     },
-    /// Call a move off
+    /// Cancel a move
     #[command(after_help = "Example:
   godwit control move cancel v69204f1e-0c3a55d1")]
     Cancel {
-        /// Its id
+        /// ID of the move
         id: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PreflightArgs {
-    /// The VM
+    /// Name of the VM
     pub(crate) vm: String,
-    /// The host that it is to go to [default: all are ranked]
+    /// Target host [default: rank all hosts]
     #[arg(long, value_name = "HOST")]
     pub(crate) to: Option<String>,
-    /// Have the hosts predict the move too, to the target or the best one: takes some seconds and the role operator
+    /// Let the hosts predict the move to the target or the best host; takes several seconds and
+    /// requires the role operator
     #[arg(long)]
     pub(crate) predict: bool,
     #[command(flatten)]
@@ -73,43 +75,43 @@ pub(crate) struct PreflightArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
-    /// The host
+    /// Host to drain
     #[arg(value_name = "HOST")]
     pub(crate) of: String,
     #[command(flatten)]
     pub(crate) place: ManagerPlace,
-    /// Show who would go where and how long it would take, and move nothing
+    /// Show the targets and the predicted duration without moving anything
     #[arg(long, conflicts_with_all = ["cancel", "undo"])]
     pub(crate) plan: bool,
-    /// Call the host's drain off: who waits stays, who is on the way arrives
+    /// Cancel the drain: queued VMs stay, running migrations complete
     #[arg(long, conflicts_with = "undo")]
     pub(crate) cancel: bool,
-    /// Undo the host's last drain: it takes VMs again, and those that had gone come back
+    /// Undo the last drain of the host: it accepts VMs again, and the moved VMs return
     #[arg(long)]
     pub(crate) undo: bool,
-    /// How soon its moves are to come
+    /// Priority of the drain's moves
     #[arg(long, value_enum, default_value_t = PriorityName::Normal)]
     pub(crate) priority: PriorityName,
-    /// Who moves the memory
+    /// Engine that transfers the memory
     #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
     pub(crate) engine: EngineArg,
-    /// Do not wait for its end
+    /// Exit without waiting for the end
     #[arg(long)]
     pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) no_host: NoHost,
 }
 
-/// [`MovePriority`], as the command line has it.
+/// Value of a [`MovePriority`] on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum PriorityName {
-    /// When nothing else waits
+    /// After all others
     Low,
-    /// In its turn
+    /// Default order
     Normal,
-    /// Before others
+    /// Before moves of normal priority
     High,
-    /// Next
+    /// Before all others
     Urgent,
 }
 

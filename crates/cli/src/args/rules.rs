@@ -1,4 +1,4 @@
-//! The command line of rules about where VMs may be.
+//! Command line of placement rules.
 
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_api::control::RuleKind;
@@ -7,63 +7,64 @@ use super::control::parse_label;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RuleCommand {
-    /// Make a rule; no VM is moved by it, it holds for what is moved from now on
+    /// Create a placement rule. It moves no VM by itself and applies to later moves
     #[command(after_help = "Examples:
   godwit control rule create db-apart apart --vm db1,db2
   godwit control rule create app-near-db together --vm app,db1 --should
   godwit control rule create licensed on --vm erp --at a,b --at-label licence=erp")]
     Create(CreateRuleArgs),
-    /// List the rules: whether each is kept, and by whom it is broken
+    /// List the rules, with their state and the VMs that violate them
     #[command(after_help = "Example:
   godwit control rule list")]
     List,
-    /// Show a rule, with every VM by which it is broken
+    /// Show a rule, with every VM that violates it
     #[command(after_help = "Example:
   godwit control rule show db-apart")]
     Show {
-        /// Its name
+        /// Name of the rule
         name: String,
     },
-    /// Delete a rule; no VM is moved by that
+    /// Delete a rule; no VM moves because of that
     #[command(after_help = "Example:
   godwit control rule delete db-apart")]
     Delete {
-        /// Its name
+        /// Name of the rule
         name: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateRuleArgs {
-    /// Names it
+    /// Name of the rule
     pub(crate) name: String,
-    /// What it asks of its VMs
+    /// Constraint on the VMs
     #[arg(value_enum)]
     pub(crate) kind: RuleKindName,
-    /// A VM that it is for, there or not (repeatable, or several with commas)
+    /// VM that the rule applies to; it need not exist (repeatable, or separated by commas)
     #[arg(long = "vm", value_name = "VM", required = true, value_delimiter = ',')]
     pub(crate) vms: Vec<String>,
-    /// A host that on and not-on are about (repeatable, or several with commas)
+    /// Host for on and not-on (repeatable, or separated by commas)
     #[arg(long = "at", value_name = "HOST", value_delimiter = ',')]
     pub(crate) at: Vec<String>,
-    /// Hosts that have this label, and all others named so (repeatable)
+    /// Label that hosts for on and not-on must have, together with all other given labels
+    /// (repeatable)
     #[arg(long = "at-label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) at_labels: Vec<(String, String)>,
-    /// It may be broken where all else is worse; without this it never is by a move
+    /// Allow violations if every alternative is worse; without this, no move violates the rule
     #[arg(long)]
     pub(crate) should: bool,
 }
 
-/// [`RuleKind`], as the command line has it.
+/// Value of a [`RuleKind`] on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum RuleKindName {
-    /// All on one host
+    /// Keep all VMs on the same host
     Together,
-    /// No two on one host
+    /// Keep each VM on a different host
     Apart,
-    /// On the hosts that --at and --at-label mean, and no others
+    /// Run the VMs only on the hosts given by --at and --at-label
     On,
-    /// On none of these
+    /// Never run the VMs on these hosts
     NotOn,
 }
 

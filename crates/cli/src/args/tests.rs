@@ -1,4 +1,4 @@
-//! What the command line takes, and its help as recorded.
+//! Tests of the command line, and its recorded help.
 
 use clap::CommandFactory;
 
@@ -19,11 +19,14 @@ fn every_command_of_the_manual_is_understood() {
         "godwit host run --config /etc/godwit/host.toml",
         "godwit host show",
         "godwit host list --json",
-        "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 --accel tcg --kernel /k --initrd /i --append console=ttyS0 --disk path=/d,format=raw --nic network=lan --qemu /q --private-memory --device virtio-rng-pci --start",
+        "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 \
+         --accel tcg --kernel /k --initrd /i --append console=ttyS0 --disk path=/d,format=raw \
+         --nic network=lan --qemu /q --private-memory --device virtio-rng-pci --start",
         "godwit vm create -f web.toml --start --host a",
         "godwit vm stop web --grace 10s",
         "godwit vm logs web -f --qemu",
-        "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd --auto-converge --postcopy",
+        "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd \
+         --auto-converge --postcopy",
         "godwit migrate web --to b --switchover-budget 500us --detach",
         "godwit migrate web --to b --policy deadline=90s --dry-run --json",
         "godwit probe b",
@@ -57,7 +60,7 @@ fn every_command_of_the_manual_is_understood() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_command_lines_are_refused() {
     for line in [
         "godwit vm create",
         "godwit vm create -f web.toml --memory 1G",
@@ -101,7 +104,8 @@ fn the_hosts_file_may_stand_on_either_side() {
     }
 }
 
-/// Text for people is wrapped where it is shown: a footer with line ends of its own is wrapped twice.
+/// Prose is wrapped at the terminal's width. A footer with its own line breaks would be wrapped
+/// twice.
 #[test]
 fn footers_have_an_example_and_leave_wrapping_to_the_terminal() {
     const COLUMNS: usize = 110;
@@ -124,7 +128,7 @@ fn footers_have_an_example_and_leave_wrapping_to_the_terminal() {
     }
 }
 
-/// Every command below `root` that has none below itself, as it is typed, with its footer.
+/// Returns every command without subcommands, as typed, with its footer.
 fn leaves() -> Vec<(String, String)> {
     let mut root = Cli::command();
     // Gives each command its full name.
@@ -144,7 +148,8 @@ fn leaves() -> Vec<(String, String)> {
     leaves
 }
 
-/// The lines of a footer that are to be typed, each as a shell reads it up to the first redirection or pipe.
+/// Returns the example lines of a footer, split as a shell does, up to the first redirection or
+/// pipe.
 fn examples(footer: &str) -> Vec<Vec<String>> {
     let whole = footer.replace("\\\n", " ");
     let typed = whole
@@ -154,7 +159,7 @@ fn examples(footer: &str) -> Vec<Vec<String>> {
     let words = |line: &str| -> Vec<String> {
         let mut words = vec![String::new()];
         for (place, part) in line.split('\'').enumerate() {
-            // Every other part stands between quotes.
+            // Every second part is inside quotes.
             if place % 2 == 1 {
                 words.last_mut().unwrap().push_str(part);
                 continue;
@@ -177,7 +182,7 @@ fn each_command_has_an_example_of_itself() {
     for (name, footer) in leaves() {
         let examples = examples(&footer);
         let command: Vec<&str> = name.split(' ').skip(1).collect();
-        // Options, and what they or the commands above take, may stand between a command's words.
+        // Options with their values may be between the words of a command.
         let is_of_it = |line: &Vec<String>| {
             let mut words = line.iter().map(String::as_str);
             command.iter().all(|word| words.any(|typed| typed == *word))
@@ -198,7 +203,7 @@ fn each_example_is_understood() {
         let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         for line in examples(&footer) {
             match Cli::try_parse_from(&line) {
-                Ok(cli) => assert!(cli.unheard_host().is_none(), "{line:?}"),
+                Ok(cli) => assert!(cli.refused_host().is_none(), "{line:?}"),
                 Err(error) => panic!("{line:?} of {} --help: {error}", command.get_name()),
             }
             understood += 1;
@@ -222,17 +227,17 @@ fn a_host_is_refused_where_none_is_asked() {
         "godwit --host a pki show ca.pem",
         "godwit watch 10.88.0.21 --host a",
     ] {
-        let told = match parse(line) {
-            Ok(cli) => cli.unheard_host().map(|failure| failure.to_string()).unwrap_or_default(),
+        let message = match parse(line) {
+            Ok(cli) => cli.refused_host().map(|failure| failure.to_string()).unwrap_or_default(),
             Err(error) => error.to_string(),
         };
-        assert!(told.contains("asks no host by itself"), "{line}: {told}");
+        assert!(message.contains("asks no host by itself"), "{line}: {message}");
     }
     for line in
         ["godwit vm list --host a", "godwit --host a host limit", "godwit migration list --host a"]
     {
         let cli = parse(line).unwrap();
-        assert!(cli.host.as_deref() == Some("a") && cli.unheard_host().is_none(), "{line}");
+        assert!(cli.host.as_deref() == Some("a") && cli.refused_host().is_none(), "{line}");
     }
     for (name, _) in leaves() {
         let takes_none = name.starts_with("godwit control") || name == "godwit host drain";
@@ -245,7 +250,7 @@ fn a_host_is_refused_where_none_is_asked() {
     }
 }
 
-/// The whole help as one text: a change of the interface shows in review.
+/// The whole help as one text, so that changes of the interface are visible in reviews.
 #[test]
 fn the_help_is_as_recorded() {
     let mut root = Cli::command().term_width(100);

@@ -1,4 +1,4 @@
-//! What a client outside saw of a migration: the prober that the hosts file names is asked for
+//! Blackout of a migration as an external client observes it: the prober in the hosts file returns
 //! the longest gap in the guest's answers.
 
 use std::net::IpAddr;
@@ -10,12 +10,12 @@ use godwit_prober::{AskError, Client};
 
 use crate::output::Output;
 
-/// How long a guest may be silent before, when nobody has asked it anything yet.
+/// Wait for the first answer of a guest that was not probed before.
 const FIRST_ANSWER_LIMIT: Duration = Duration::from_secs(3);
-/// How long it may be silent after the move.
+/// Wait for an answer after the migration.
 const LAST_ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
-/// A guest that is being watched.
+/// A guest under observation.
 #[derive(Debug)]
 pub(super) struct BlackoutWatch {
     socket: PathBuf,
@@ -24,7 +24,7 @@ pub(super) struct BlackoutWatch {
 }
 
 impl BlackoutWatch {
-    /// Has the guest probed, and waits until it answers.
+    /// Starts to probe the guest and waits until it answers.
     pub(super) async fn begin(socket: PathBuf, address: IpAddr) -> Result<BlackoutWatch, String> {
         let path = socket.clone();
         let answered = blocking(move || {
@@ -38,7 +38,7 @@ impl BlackoutWatch {
         }
     }
 
-    /// The longest gap since then, up to the first answer from now on; in milliseconds.
+    /// Returns the longest gap since then, up to the first answer from now on, in milliseconds.
     pub(super) async fn end(self, output: Output) -> Option<f64> {
         let BlackoutWatch { socket, address, since_ns } = self;
         let gaps = blocking(move || {
@@ -57,7 +57,8 @@ impl BlackoutWatch {
             Ok(None) => {
                 let limit = LAST_ANSWER_LIMIT.as_secs();
                 output.note(&format!(
-                    "note: the guest at {address} has not answered for {limit} s: no blackout can be told"
+                    "note: the guest at {address} has not answered for {limit} s: cannot measure \
+                     the blackout"
                 ));
                 None
             }

@@ -1,4 +1,4 @@
-//! `godwit migrate --dry-run`: what a migration will be, for people. The JSON form is the type itself.
+//! Prediction of `godwit migrate --dry-run` as text. The JSON form is the type itself.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::output::{Output, Tone, fields, spinner};
 use crate::report::beyond_deadline;
 use crate::units::{byte_count, bytes, millis};
 
-/// How often the moving line moves.
+/// Refresh interval of the progress line.
 const TICK: Duration = Duration::from_millis(100);
 const PAGE_BYTES: u64 = 4096;
 

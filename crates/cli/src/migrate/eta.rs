@@ -1,10 +1,11 @@
-//! The time to the end as it is shown: it may wait, but never grows.
+//! Displayed time to completion: it may pause, but never grows.
 
-/// An estimate needs this long to mean something, in milliseconds.
+/// Shortest time, in milliseconds, after which an estimate is meaningful.
 const SETTLING_MS: f64 = 500.0;
 
-/// What to show next: `shown` is what was shown before (none: nothing yet), `estimate` the engine's newest word.
-/// Below the shown figure the estimate is followed, above it the figure stands still until time catches up.
+/// Returns the next figure to show. `shown` is the last one (`None` at first), `estimate` the
+/// newest estimate of the engine. A lower estimate is shown immediately; with a higher one, the
+/// figure pauses until time catches up.
 #[must_use]
 pub(super) fn next_eta_ms(
     shown: Option<f64>,

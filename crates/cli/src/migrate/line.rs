@@ -1,4 +1,5 @@
-//! Where a migration is, in one line: a moving one on a terminal, elsewhere a plain one a round or every two seconds.
+//! Progress of a migration in one line: a live one on a terminal, otherwise a plain one per round
+//! or every two seconds.
 
 use godwit_types::{Phase, Progress};
 use indicatif::ProgressBar;
@@ -39,7 +40,7 @@ impl ProgressLine {
         }
     }
 
-    /// A remark that stays above the line.
+    /// Prints a remark that stays above the line.
     pub(super) fn remark(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
@@ -54,9 +55,9 @@ impl ProgressLine {
     }
 }
 
-/// Whether a plain line is worth printing after the last one (phase, round, elapsed).
+/// Returns whether to print a plain line after the last one (phase, round, elapsed).
 fn is_due(printed: Option<(Phase, u32, f64)>, progress: &Progress) -> bool {
-    // Pre-copy and convergence take turns: the round tells it already.
+    // Pre-copy and convergence alternate; the round already shows that.
     let stage = |phase| if phase == Phase::Convergence { Phase::PreCopy } else { phase };
     printed.is_none_or(|(phase, round, elapsed_ms)| {
         stage(phase) != stage(progress.phase)
@@ -65,7 +66,8 @@ fn is_due(printed: Option<(Phase, u32, f64)>, progress: &Progress) -> bool {
     })
 }
 
-/// `pre-copy  round 2  remaining 120 MiB of 1.0 GiB  dirty 19 MiB/s  bandwidth 900 MiB/s  limit 8gbit  ETA 3.00 s`
+/// Formats the line: `pre-copy  round 2  remaining 120 MiB of 1.0 GiB  dirty 19 MiB/s  bandwidth
+/// 900 MiB/s  limit 8gbit  ETA 3.00 s`.
 pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
     let mut text = progress.phase.to_string();
     if progress.phase >= Phase::PreCopy {
@@ -82,7 +84,8 @@ pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
         }
     }
     match eta_ms {
-        // A switchover is always left, and its last round: what is told below a second is no time to wait for.
+        // The switchover and its last round always remain: below a second, an exact figure is
+        // meaningless.
         Some(eta_ms) if eta_ms < 1000.0 => text.push_str("  ETA < 1 s"),
         Some(eta_ms) => text.push_str(&format!("  ETA {}", millis(eta_ms))),
         None => text.push_str(&format!("  {} so far", millis(progress.elapsed_ms))),

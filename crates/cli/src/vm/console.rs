@@ -1,4 +1,4 @@
-//! `godwit vm console`: the guest's serial console on this terminal.
+//! Implements `godwit vm console`: the guest's serial console on this terminal.
 
 use std::io::IsTerminal;
 
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-/// Ctrl-]
+/// Key that closes the console: Ctrl-].
 const LEAVE: u8 = 0x1d;
 
 pub(super) async fn open(client: &Client, name: &str, output: Output) -> Result<Exit, Failure> {
@@ -43,11 +43,12 @@ async fn copy(console: godwit_api::ConsoleStream, terminal: bool) -> Result<(), 
             },
             bytes = stdin.read(&mut typed), if typing => {
                 let bytes = &typed[..bytes?];
-                let kept = bytes.iter().position(|&byte| terminal && byte == LEAVE).unwrap_or(bytes.len());
+                let leave = bytes.iter().position(|&byte| terminal && byte == LEAVE);
+                let kept = leave.unwrap_or(bytes.len());
                 if to_guest.write_all(&bytes[..kept]).await.is_err() || kept < bytes.len() {
                     return Ok(());
                 }
-                // Input from a file has ended; what the guest answers is still shown.
+                // Input from a file has ended; the guest's output is still shown.
                 typing = !bytes.is_empty();
             }
             _ = tokio::signal::ctrl_c(), if !terminal => return Ok(()),
@@ -55,7 +56,7 @@ async fn copy(console: godwit_api::ConsoleStream, terminal: bool) -> Result<(), 
     }
 }
 
-/// The terminal passes every key through until this is dropped.
+/// Puts the terminal in raw mode until the value is dropped.
 struct RawTerminal(Termios);
 
 impl RawTerminal {

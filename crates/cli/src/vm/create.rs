@@ -1,4 +1,4 @@
-//! A VM's specification from flags or from a file.
+//! Specification of a VM from options or from a file.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ use godwit_qemu::{Accel, Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, 
 use crate::args::{AccelArg, CreateArgs};
 use crate::exit::{Exit, Failure};
 
-/// What the flags or the file describe. Checked as far as that goes without a host.
+/// Returns the specification that the options or the file describe, checked as far as possible
+/// without a host.
 pub(super) fn specification(options: CreateArgs) -> Result<VmSpec, Failure> {
     let spec = match &options.file {
         Some(path) => from_file(path, options.name)?,
@@ -21,7 +22,7 @@ fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::new(
             Exit::NotFound,
-            format!("{} can't be read: {error}", path.display()),
+            format!("cannot read {}: {error}", path.display()),
             "name an existing file with -f",
         )
     })?;
@@ -69,7 +70,8 @@ fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
     })
 }
 
-/// The host reads the path, not this command: it must not depend on where the command was typed.
+/// Makes a path absolute: the host reads it, so it must not depend on the current directory of this
+/// command.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| {
         Failure::usage(format!("{}: {error}", path.display()), "give an absolute path")
@@ -149,8 +151,9 @@ mod tests {
     #[test]
     fn flags_become_a_specification() {
         let spec = create(
-            "web --memory 1GiB --memory 4096KiB --private-memory --vcpus 2 --kernel k --append console=ttyS0 \
-             --disk path=/d,format=qcow2,readonly --nic network=lan,mac=52:54:00:00:00:01,address=10.88.0.21 --accel tcg",
+            "web --memory 1GiB --memory 4096KiB --private-memory --vcpus 2 --kernel k \
+             --append console=ttyS0 --disk path=/d,format=qcow2,readonly \
+             --nic network=lan,mac=52:54:00:00:00:01,address=10.88.0.21 --accel tcg",
         )
         .unwrap();
         assert_eq!(spec.memory.len(), 2);

@@ -1,4 +1,5 @@
-//! `godwit vm` by the manager, where one is known and no host is named: it knows where each VM is, and chooses where a new one goes.
+//! Implements `godwit vm` through the manager, if one is known and no host is named. The manager
+//! knows where each VM is and chooses the host of a new one.
 
 use std::path::Path;
 
@@ -16,8 +17,8 @@ use crate::hosts::manager_of;
 use crate::output::{Output, table};
 use crate::units::byte_count;
 
-/// Asks the manager; none: the hosts are to be asked, as no manager is known, a host is named, or the manager that the hosts file names can't be
-/// asked.
+/// Sends the command to the manager. `None` means that the hosts must be queried: no manager is
+/// known, a host is named, or the manager in the hosts file is unreachable.
 pub(crate) async fn run(
     command: &VmCommand,
     place: &ManagerPlace,
@@ -26,9 +27,9 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Option<Exit>, Failure> {
     let is_named = place.is_named();
-    // With a manager that is named, the host is where it is to make the VM.
+    // With a named manager, the host option selects where the manager creates the VM.
     let of_host = only.is_some() && !(is_named && matches!(command, VmCommand::Create(_)));
-    // What is wrong with a hosts file is told where the hosts are asked.
+    // Errors in the hosts file are reported when the hosts are queried.
     let is_known = || is_named || manager_of(hosts).is_ok_and(|of_file| of_file.is_some());
     if of_host || !is_managed(command) || !is_known() {
         return Ok(None);
@@ -54,11 +55,11 @@ pub(crate) async fn run(
     }
 }
 
-/// Why there is no result.
+/// Reason why there is no result.
 enum Asked {
-    /// The manager was asked, or could not be.
+    /// Error of the manager, or of the connection to it.
     Refused(ManagerError),
-    /// Something of this command's own.
+    /// Error of this command itself.
     Failed(Failure),
 }
 
@@ -141,7 +142,7 @@ async fn ask(
             manager.delete_vm(name, *force).await?;
             output.result(&json!({ "deleted": name }), || format!("VM {name} is deleted"))?;
         }
-        // The hosts' own, see above.
+        // Commands of the hosts themselves, see above.
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
     }
     Ok(())
@@ -200,7 +201,8 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    /// Whether a line goes by the manager, with a hosts file that names one that is not there.
+    /// Returns whether a command line uses the manager, with a hosts file that names an unreachable
+    /// one.
     fn goes(line: &str, file: &str) -> Result<Option<Exit>, Failure> {
         let dir = tempfile::tempdir().unwrap();
         let hosts = dir.path().join("hosts.toml");
@@ -217,7 +219,8 @@ mod tests {
     #[test]
     fn who_is_asked_depends_on_what_is_named() {
         let both = format!("{HOST}{MANAGER}");
-        // No manager is known, a host is named, or it is a host's own: the hosts. So where the manager of the file is not there.
+        // The hosts are queried if no manager is known, a host is named, or the command is for
+        // hosts, and if the manager in the file is unreachable.
         for (line, file) in [
             ("godwit vm list", HOST),
             ("godwit vm list --host a", &both),
@@ -227,7 +230,7 @@ mod tests {
         ] {
             assert_eq!(goes(line, file).unwrap(), None, "{line}");
         }
-        // One that is named is asked, or nobody.
+        // A manager named explicitly has no fallback.
         for line in [
             "godwit vm list --manager unix:/nonexistent/control.sock",
             "godwit vm --manager unix:/nonexistent/control.sock stop web",

@@ -1,4 +1,5 @@
-//! Who else than the manager itself vouches for callers: the authority that signs for hosts that join, and the issuer of people's web tokens.
+//! Who else than the manager itself vouches for callers: the authority that signs for hosts that
+//! join, and the issuer of people's web tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -70,7 +71,8 @@ pub(crate) struct Authorities {
 }
 
 impl Authorities {
-    /// What a configuration names: the authority that signs, the certificate of the one that this manager trusts, an issuer.
+    /// What a configuration names: the authority that signs, the certificate of the one that this
+    /// manager trusts, an issuer.
     pub(crate) fn open(
         authority: Option<&AuthorityConfig>,
         trusted: Option<&Path>,
@@ -132,7 +134,8 @@ impl Authorities {
         self.authority.get().ok_or_else(|| {
             let remedy = "name its files in the manager's configuration: [authority] certificate, key; or make the host's \
                 certificate with `godwit pki issue` and add it with `godwit control host add`";
-            Problem::new(ProblemCode::WrongState, "this manager has no authority that signs for hosts", remedy)
+            Problem::new(ProblemCode::WrongState, "this manager has no authority that signs for \
+                hosts", remedy)
         })
     }
 }

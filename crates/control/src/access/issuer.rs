@@ -1,4 +1,5 @@
-//! The keys of an OpenID Connect issuer, as it tells them: asked for by TLS, kept, and asked for again when a token names another.
+//! The keys of an OpenID Connect issuer, as it tells them: asked for by TLS, kept, and asked for
+//! again when a token names another.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +27,8 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::access::Caller;
 use crate::access::oidc::{OidcRefusal, OidcRules, caller};
 
-/// Unknown keys are asked for no oftener: tokens of nobody would else make the manager ask without end.
+/// Unknown keys are asked for no oftener: tokens of nobody would else make the manager ask without
+/// end.
 const LEAST_BETWEEN: Duration = Duration::from_secs(60);
 /// Keys that the issuer does not have any more are forgotten by then.
 const FRESH_FOR: Duration = Duration::from_secs(3600);
@@ -34,7 +36,8 @@ const FRESH_FOR: Duration = Duration::from_secs(3600);
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// The longest answer that is read.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
-/// Where distributions have the certificates of public authorities: Debian and its like, Fedora and its like, openSUSE.
+/// Where distributions have the certificates of public authorities: Debian and its like, Fedora and
+/// its like, openSUSE.
 const PUBLIC_AUTHORITIES: [&str; 3] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -70,15 +73,21 @@ struct Discovery {
 }
 
 impl Oidc {
-    /// An issuer whose certificate is checked by the authorities of that file; none: the distribution's.
+    /// An issuer whose certificate is checked by the authorities of that file; none: the
+    /// distribution's.
     pub(crate) fn open(rules: OidcRules) -> io::Result<Oidc> {
         let file = match &rules.authority {
             Some(file) => file.clone(),
-            None => PUBLIC_AUTHORITIES.iter().map(PathBuf::from).find(|file| file.exists()).ok_or_else(|| {
-                io::Error::other(
-                    "no certificates of public authorities are installed: name a file, authority of [oidc]",
-                )
-            })?,
+            None => {
+                PUBLIC_AUTHORITIES.iter().map(PathBuf::from).find(|file| file.exists()).ok_or_else(
+                    || {
+                        io::Error::other(
+                            "no certificates of public authorities are installed: name a file, \
+                        authority of [oidc]",
+                        )
+                    },
+                )?
+            }
         };
         let mut roots = RootCertStore::empty();
         let failed = |error: &dyn std::fmt::Display| {
@@ -151,7 +160,8 @@ impl Oidc {
                 Ok(keys)
             }
             Err(error) => {
-                tracing::warn!(issuer = self.rules.issuer, %error, "the OIDC issuer does not tell its keys");
+                tracing::warn!(issuer = self.rules.issuer, %error, "the OIDC issuer does not \
+                    tell its keys");
                 fresh.map(|known| known.keys).ok_or_else(|| away(&error.to_string()))
             }
         }
@@ -204,6 +214,7 @@ impl Oidc {
 fn away(why: &str) -> Problem {
     let detail =
         format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
-    let remedy = "ask again in a minute; look after the issuer, or show a token of `godwit control token create`";
+    let remedy = "ask again in a minute; look after the issuer, or show a token of `godwit \
+        control token create`";
     Problem::new(ProblemCode::IssuerAway, detail, remedy)
 }

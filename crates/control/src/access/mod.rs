@@ -1,4 +1,5 @@
-//! Who asks, and what they may: tokens, which are kept hashed, and roles. No clock, and no I/O but the audit log's.
+//! Who asks, and what they may: tokens, which are kept hashed, and roles. No clock, and no I/O but
+//! the audit log's.
 
 pub(crate) mod authorities;
 pub(crate) mod certificates;
@@ -44,7 +45,8 @@ impl Caller {
         Caller { name: name.into(), role, token: None, until_unix_ms: None }
     }
 
-    /// What their requests are counted by, and their idempotency keys are kept by. Tokens may share a name, and no two callers this.
+    /// What their requests are counted by, and their idempotency keys are kept by. Tokens may share
+    /// a name, and no two callers this.
     #[must_use]
     pub fn key(&self) -> String {
         // No name has a space.

@@ -1,4 +1,5 @@
-//! What each request needs, and whether the audit log has it: by what the request does, not by its method. A test
+//! What each request needs, and whether the audit log has it: by what the request does, not by its
+//! method. A test
 //! compares the table with the routes that there are.
 
 use godwit_api::control::Role;
@@ -23,7 +24,8 @@ const WORK: Need = Need { role: Some(Role::Operator), is_noted: true };
 const INSPECT: Need = Need { role: Some(Role::Admin), is_noted: false };
 const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
-/// Every request: its method, its path and what it needs. A path with `?NAME` is the request with that flag set.
+/// Every request: its method, its path and what it needs. A path with `?NAME` is the request with
+/// that flag set.
 const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
@@ -44,7 +46,8 @@ const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/v1/hosts", LOOK),
     ("POST", "/api/v1/hosts", GOVERN),
     ("GET", "/api/v1/hosts/{host}", LOOK),
-    // Who empties hosts also has them take VMs again. Other changes of a host need more: the handler checks that.
+    // Who empties hosts also has them take VMs again. Other changes of a host need more: the
+    // handler checks that.
     ("PATCH", "/api/v1/hosts/{host}", WORK),
     ("DELETE", "/api/v1/hosts/{host}", GOVERN),
     ("POST", "/api/v1/hosts/{host}/drain", WORK),
@@ -87,7 +90,8 @@ const REQUESTS: [(&str, &str, Need); 57] = [
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
 ];
 
-/// What a request needs; `query` has its parameters, decoded. What is not in the table needs the highest role.
+/// What a request needs; `query` has its parameters, decoded. What is not in the table needs the
+/// highest role.
 #[must_use]
 pub fn needed(method: &Method, path: &str, query: &[(String, String)]) -> Need {
     let bound = if *method == Method::HEAD { "GET" } else { method.as_str() };

@@ -1,4 +1,5 @@
-//! Bearer tokens of an OpenID Connect issuer: JSON web tokens (RFC 7519) that it signed for this audience. Pure: keys and time are given.
+//! Bearer tokens of an OpenID Connect issuer: JSON web tokens (RFC 7519) that it signed for this
+//! audience. Pure: keys and time are given.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +13,8 @@ use serde_json::{Map, Value};
 
 use super::Caller;
 
-/// Signatures that are accepted. Never `none`, and never one by a secret that both sides have (RFC 8725, section 3.1).
+/// Signatures that are accepted. Never `none`, and never one by a secret that both sides have (RFC
+/// 8725, section 3.1).
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
 /// Clocks of issuer and manager differ by so much.
 const CLOCKS_DIFFER_S: u64 = 60;
@@ -36,7 +38,8 @@ pub struct OidcRules {
     /// Which values of the role's claim make which role; none: the role's own name.
     #[serde(default)]
     pub roles: BTreeMap<Role, Vec<String>>,
-    /// Certificates of the authorities that the issuer's own is checked by; none: the distribution's.
+    /// Certificates of the authorities that the issuer's own is checked by; none: the
+    /// distribution's.
     #[serde(default)]
     pub authority: Option<PathBuf>,
 }
@@ -96,7 +99,8 @@ pub fn is_web_token(token: &str) -> bool {
 /// Who holds a token.
 ///
 /// # Errors
-/// [`OidcRefusal`]: [`ProblemCode::Unauthenticated`] for a token that does not hold, [`ProblemCode::Forbidden`] for a holder without a role.
+/// [`OidcRefusal`]: [`ProblemCode::Unauthenticated`] for a token that does not hold,
+/// [`ProblemCode::Forbidden`] for a holder without a role.
 pub fn caller(
     token: &str,
     keys: &JwkSet,

@@ -1,4 +1,5 @@
-//! How often somebody may ask: each caller has a bucket of requests that fills again by the second. Requests of nobody are counted by network,
+//! How often somebody may ask: each caller has a bucket of requests that fills again by the second.
+//! Requests of nobody are counted by network,
 //! in a smaller bucket: who tries tokens out gets nowhere.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -29,7 +30,8 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Whether one more request may come, of that caller or, where it is nobody's, from that address. Root's own socket has no limit.
+    /// Whether one more request may come, of that caller or, where it is nobody's, from that
+    /// address. Root's own socket has no limit.
     pub(crate) fn check(&self, caller: Option<&str>, from: Option<IpAddr>) -> Result<(), Problem> {
         let is_within = match (caller, from) {
             (_, None) => true,
@@ -55,7 +57,8 @@ impl Rates {
     }
 }
 
-/// What stands for all addresses that one sender may have: an IPv6 host takes each of its /64 as it likes.
+/// What stands for all addresses that one sender may have: an IPv6 host takes each of its /64 as it
+/// likes.
 pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

@@ -1,5 +1,7 @@
-//! Requests that are refused, as the audit log has them. Whoever can reach the manager can send such requests, and must not push out of the log what
-//! people did: the first ones of a caller, or of a network where the caller is not known, stand there whole, and others of the next minutes as a
+//! Requests that are refused, as the audit log has them. Whoever can reach the manager can send
+//! such requests, and must not push out of the log what
+//! people did: the first ones of a caller, or of a network where the caller is not known, stand
+//! there whole, and others of the next minutes as a
 //! number. Pure.
 
 use std::collections::BTreeMap;
@@ -23,7 +25,8 @@ const MOST_APART: usize = 20;
 enum From {
     /// Those of a known caller: a token's id, or a name.
     Caller(String),
-    /// Those of a network, and apart from them those to join: who tries a join token out is to be seen.
+    /// Those of a network, and apart from them those to join: who tries a join token out is to be
+    /// seen.
     Network(Option<IpAddr>, bool),
     Others,
 }

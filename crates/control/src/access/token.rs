@@ -1,4 +1,5 @@
-//! Tokens: 32 random bytes each, of which only a digest is kept. A digest is enough, without salt or stretching: what has 256 random bits
+//! Tokens: 32 random bytes each, of which only a digest is kept. A digest is enough, without salt
+//! or stretching: what has 256 random bits
 //! is in no list and can't be tried out.
 
 use std::collections::BTreeMap;
@@ -15,7 +16,8 @@ const ID_BYTES: usize = 6;
 /// What every token begins with: who finds one in a log or a repository knows what it is.
 const PREFIX: &str = "godwit";
 
-/// A token as its holder has it: `godwit_ID_SECRET`, in hexadecimal digits. Shown once, and never by `Debug`.
+/// A token as its holder has it: `godwit_ID_SECRET`, in hexadecimal digits. Shown once, and never
+/// by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     id: String,
@@ -117,12 +119,14 @@ impl Tokens {
     /// Who holds it.
     ///
     /// # Errors
-    /// [`ProblemCode::Unauthenticated`]: it is no token, not known, or has expired. A wrong secret and an unknown id are told alike.
+    /// [`ProblemCode::Unauthenticated`]: it is no token, not known, or has expired. A wrong secret
+    /// and an unknown id are told alike.
     pub fn caller(&self, shown: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
         let refused =
             |detail: &str, remedy: &str| Problem::new(ProblemCode::Unauthenticated, detail, remedy);
         let unknown = || {
-            let remedy = "it is mistyped, revoked or of another manager: an admin makes another with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
+            let remedy = "it is mistyped, revoked or of another manager: an admin makes another \
+                with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
             refused("the token is not known here", remedy)
         };
         let secret = Secret::parse(shown).ok_or_else(unknown)?;

@@ -1,4 +1,4 @@
-//! The hosts that are planned, each with its agent, which is followed.
+//! Planned hosts, and the connections that follow their agents.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::following::{Following, Told};
 use crate::cluster::inventory::HostPlan;
 use crate::cluster::state::State;
 
-/// Hosts that are known, and the connections by which their agents are followed.
+/// Planned hosts, and the connections that follow their agents.
 pub(crate) struct Fleet {
     state: Arc<State>,
     hosts: Arc<Hosts>,
@@ -16,18 +16,18 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Knows no host yet; news of migrations go to `told`.
+    /// Returns a fleet without hosts. News of migrations go to `told`.
     pub(crate) fn new(state: Arc<State>, hosts: Arc<Hosts>, told: Arc<Told>) -> Fleet {
         let following = Following::new(Arc::clone(&state), told);
         Fleet { state, hosts, following }
     }
 
-    /// The names of the hosts that are known.
+    /// Returns the names of all hosts.
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.state.inventory().plans().map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// Knows a host by this plan from now on, and follows its agent.
+    /// Adds a host or replaces its plan, and follows its agent.
     pub(crate) fn plan_host(&self, name: &str, plan: HostPlan) {
         let before = self.state.inventory().host_plan(name).cloned();
         if before.as_ref() == Some(&plan) {
@@ -44,14 +44,14 @@ impl Fleet {
         }
     }
 
-    /// Connects anew to a host that is known.
+    /// Reconnects to a host's agent.
     pub(crate) fn follow_anew(&self, name: &str) {
         if let Ok(client) = self.hosts.client_of(name) {
             self.following.follow(name, client);
         }
     }
 
-    /// Knows a host no more.
+    /// Removes a host and ends the connection to its agent.
     pub(crate) fn leave_host(&self, name: &str) {
         self.following.leave(name);
         self.state.change(|inventory| inventory.forget_host(name));

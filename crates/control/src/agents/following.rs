@@ -1,4 +1,5 @@
-//! Follows each host's agent by one connection: everything it has, and then each change.
+//! Connections that follow the hosts' agents. An agent first reports everything it has, then each
+//! change.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,19 +14,22 @@ use crate::cluster::bounds::{MOST_REASON_BYTES, Misreport};
 use crate::cluster::state::State;
 use crate::cluster::text::beginning;
 
-/// An agent says something every 2 s, if only that it lives.
+/// Longest silence of an agent before its connection counts as lost. Agents send at least a
+/// heartbeat every 2 s.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
-/// Between two attempts to reach an agent, at first and at most.
+/// First pause between two attempts to reach an agent.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause between two attempts to reach an agent.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
-/// News that wait for the listener.
+/// Capacity of the queue of news for the listener.
 const WAITING_NEWS: usize = 1_024;
-/// Events of one host that are taken within [`EVENTS_INTERVAL`]: one that reports all the time leaves time for others.
+/// Most events of one host that are processed within [`EVENTS_INTERVAL`], so that a host that
+/// reports all the time leaves time for others.
 const MOST_EVENTS: u32 = 512;
 const EVENTS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Those who follow, by host.
+/// Tasks that follow agents, by host.
 #[derive(Debug)]
 pub(crate) struct Following {
     state: Arc<State>,
@@ -33,44 +37,46 @@ pub(crate) struct Following {
     told: Arc<Told>,
 }
 
-/// What whoever carries moves out is told of hosts.
+/// News of hosts for the executor of moves.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum News {
-    /// How far a migration is, or how it ended, as this host tells it, which it leaves.
+    /// Progress or outcome of a migration, reported by this host, which is its source.
     Migration(String, Box<MigrationStatus>),
-    /// This host's agent has told everything anew. What ended while it was not heard, or was forgotten by a restart, it tells only who asks.
+    /// This host's agent has reported everything after a new connection. It reports migrations that
+    /// ended while it was unreachable, or that a restart has lost, only on request.
     Heard(String),
 }
 
-/// News of hosts: to whoever listens last, and to nobody where nobody does.
+/// Channel of news of hosts. News go to the latest listener, and are dropped without one.
 #[derive(Debug, Default)]
 pub(crate) struct Told(Mutex<Option<mpsc::Sender<News>>>);
 
 impl Told {
-    /// All news from now on.
+    /// Returns a receiver of all news from now on. It replaces the previous one.
     pub(crate) fn listen(&self) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(WAITING_NEWS);
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
         receiver
     }
 
-    /// Waits while the listener is behind: the host is read no further meanwhile.
+    /// Sends news to the listener. Waits while its queue is full; the host's events are not read
+    /// meanwhile.
     async fn tell(&self, news: News) {
         let listener = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(listener) = listener {
-            // Nobody listens any more where this manager stopped leading.
+            // The receiver is gone if this manager no longer leads.
             let _ = listener.send(news).await;
         }
     }
 }
 
 impl Following {
-    /// Each host's migrations are told as they come.
+    /// Returns a set without connections. News of each host's migrations go to `told`.
     pub(crate) fn new(state: Arc<State>, told: Arc<Told>) -> Following {
         Following { state, tasks: Mutex::default(), told }
     }
 
-    /// Follows a host by this client, in the place of the one before.
+    /// Follows a host with this client, which replaces the previous one.
     pub(crate) fn follow(&self, host: &str, client: Client) {
         let task = follow(Arc::clone(&self.state), host.to_owned(), client, Arc::clone(&self.told));
         let handle = tokio::spawn(task).abort_handle();
@@ -79,7 +85,7 @@ impl Following {
         }
     }
 
-    /// Follows a host no more.
+    /// Stops following a host.
     pub(crate) fn leave(&self, host: &str) {
         if let Some(task) = self.tasks().remove(host) {
             task.abort();
@@ -94,36 +100,37 @@ impl Following {
 async fn follow(state: Arc<State>, host: String, client: Client, told: Arc<Told>) {
     let mut pause = FIRST_PAUSE;
     loop {
-        let mut heard = Heard::default();
-        let why = match hear(&state, &host, &client, &told, &mut heard).await {
+        let mut received = Received::default();
+        let why = match read_events(&state, &host, &client, &told, &mut received).await {
             Ok(()) => "its agent closed the connection".to_owned(),
             Err(error) => beginning(&error.to_string(), MOST_REASON_BYTES),
         };
         tracing::warn!(host, why, "a host is away");
-        if heard.faulty_since.is_none() {
+        if received.faulty_since.is_none() {
             state.lost(&host, &why);
         }
-        pause = if heard.is_known { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+        pause = if received.is_complete { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         sleep(pause).await;
     }
 }
 
-/// What was heard by one connection.
+/// State of one connection to an agent.
 #[derive(Debug, Default)]
-struct Heard {
-    /// The host has told everything.
-    is_known: bool,
-    /// When it first reported what no agent reports.
+struct Received {
+    /// Whether the host has reported everything.
+    is_complete: bool,
+    /// Time of the first invalid report.
     faulty_since: Option<Instant>,
 }
 
-impl Heard {
-    /// Shows a host as faulty and away. It is read on for a while, so that it is not asked anew all the time.
+impl Received {
+    /// Marks a host as faulty and away. Its events are read for [`LONGEST_PAUSE`] more, so that the
+    /// manager does not reconnect all the time.
     fn blame(&mut self, state: &State, host: &str, fault: &Misreport) {
         state.blame(host, fault);
         if self.faulty_since.is_none() {
             self.faulty_since = Some(Instant::now());
-            state.lost(host, &format!("it reports what no agent reports: {fault}"));
+            state.lost(host, &format!("its agent reports invalid data: {fault}"));
         }
     }
 
@@ -132,18 +139,18 @@ impl Heard {
     }
 }
 
-/// One connection, until it ends.
-async fn hear(
+/// Reads the events of one connection until it ends.
+async fn read_events(
     state: &State,
     host: &str,
     client: &Client,
     told: &Told,
-    heard: &mut Heard,
+    received: &mut Received,
 ) -> Result<(), ClientError> {
     let mut events = client.watch().await?;
     state.reached(host);
     let (mut taken, mut since) = (0, Instant::now());
-    while !heard.is_over() {
+    while !received.is_over() {
         taken += 1;
         if taken == MOST_EVENTS {
             sleep_until(since + EVENTS_INTERVAL).await;
@@ -153,16 +160,17 @@ async fn hear(
             Ok(Some(event)) => event,
             Ok(None) => return Ok(()),
             Err(error @ ClientError::Protocol { .. }) => {
-                heard.blame(state, host, &Misreport::new(error.to_string()));
+                received.blame(state, host, &Misreport::new(error.to_string()));
                 continue;
             }
             Err(error) => return Err(error),
         };
         let news = match &event {
             HostEvent::Migration(status) => Some(News::Migration(host.to_owned(), status.clone())),
-            // Not before its VMs are known: where they are says what became of a migration that nobody knows any more.
-            HostEvent::Known if heard.faulty_since.is_none() => {
-                heard.is_known = true;
+            // Sent only once the host's VMs are known: their places show the outcome of a migration
+            // that no agent remembers.
+            HostEvent::Known if received.faulty_since.is_none() => {
+                received.is_complete = true;
                 Some(News::Heard(host.to_owned()))
             }
             _ => None,
@@ -173,7 +181,7 @@ async fn hear(
                     told.tell(news).await;
                 }
             }
-            Err(fault) => heard.blame(state, host, &fault),
+            Err(fault) => received.blame(state, host, &fault),
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The agents of the hosts, as the manager speaks to them.
+//! Connections from the manager to the hosts' agents.
 
 pub(crate) mod fleet;
 pub(crate) mod following;
@@ -18,14 +18,14 @@ use crate::agents::peers::Named;
 use crate::cluster::bounds::MOST_ANSWER_BYTES;
 use crate::cluster::state::State;
 
-/// How agents are reached.
+/// Clients of the hosts' agents, and the lists that agents have received.
 pub(crate) struct Hosts {
     pub(crate) state: Arc<State>,
     pub(crate) named: Named,
-    /// Certificates that are revoked.
+    /// Revoked certificates.
     pub(crate) revocations: Revocations,
     pub(crate) given_lists: GivenLists,
-    /// None: agents are spoken to in the clear.
+    /// This manager's certificate; none: connections are unencrypted.
     identity: Option<Identity>,
 }
 
@@ -42,28 +42,29 @@ impl Hosts {
         }
     }
 
-    /// Whether the manager shows a certificate.
+    /// Returns whether the manager has a certificate.
     pub(crate) fn are_secure(&self) -> bool {
         self.identity.is_some()
     }
 
-    /// A client of the agent of a host that is known.
+    /// Returns a client of a known host's agent.
     pub(crate) fn client_of(&self, host: &str) -> Result<Client, Problem> {
         let address = self.state.inventory().host_plan(host).map(|plan| plan.address.clone());
         self.client(host, &address.ok_or_else(|| no_host(host))?)
     }
 
-    /// A client of a host's agent at this address.
+    /// Returns a client of a host's agent at this address.
     pub(crate) fn client(&self, host: &str, address: &str) -> Result<Client, Problem> {
         self.reach(address, |endpoint, identity| Client::secure(endpoint, identity, host))
     }
 
-    /// A client of another manager, which has to show a manager's certificate.
+    /// Returns a client of another manager, which must present a manager's certificate.
     pub(crate) fn manager_client(&self, manager: &str, address: &str) -> Result<Client, Problem> {
         self.reach(address, |endpoint, identity| Client::to_manager(endpoint, identity, manager))
     }
 
-    /// What this manager shows; none: agents and managers are spoken to in the clear.
+    /// Returns this manager's certificate; none: connections to agents and managers are
+    /// unencrypted.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
     }
@@ -78,30 +79,33 @@ impl Hosts {
         };
         let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
         if !is_plain(address) {
-            let detail = format!("{address:?} has more than a name or an IP address and a port");
+            let detail = format!("address {address:?} is not a name or an IP address and a port");
             return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
         }
         match (&self.identity, &endpoint) {
             (Some(identity), Endpoint::Tls(_)) => Ok(bounded(secure(endpoint, identity))),
             (None, Endpoint::Tcp(_)) => Ok(bounded(Client::new(endpoint))),
             (Some(_), _) => Err(wrong(
-                format!("{address} is unprotected, and this manager is not"),
+                format!("cannot connect to {address} unencrypted: this manager uses TLS"),
                 "write https://",
             )),
             (None, _) => {
-                let detail = format!("{address} needs a certificate, and this manager has none");
-                Err(Problem::new(ProblemCode::WrongState, detail, "give the manager [tls]"))
+                let detail = format!(
+                    "cannot connect to {address} with TLS: this manager has no certificate"
+                );
+                let remedy = "set [tls] in the manager's configuration";
+                Err(Problem::new(ProblemCode::WrongState, detail, remedy))
             }
         }
     }
 }
 
-/// A client that reads no more of a host than the manager takes.
+/// Limits the size of the answers that a client reads.
 fn bounded(client: Client) -> Client {
     client.with_answers_of_at_most(MOST_ANSWER_BYTES)
 }
 
-/// Whether an address is a scheme, a name or an IP address, and a port: no path, no user.
+/// Returns whether an address is a scheme, a name or IP address, and a port, without path or user.
 fn is_plain(address: &str) -> bool {
     let Some((_, authority)) = address.split_once("://") else { return false };
     let Some((name, port)) = authority.rsplit_once(':') else { return false };
@@ -110,7 +114,7 @@ fn is_plain(address: &str) -> bool {
         Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
         None => !name.is_empty() && name.bytes().all(is_name),
     };
-    // No port begins with 0, nor is it 0.
+    // Port 0 and leading zeros are invalid.
     address.len() <= 255
         && is_host
         && !port.starts_with('0')
@@ -120,7 +124,7 @@ fn is_plain(address: &str) -> bool {
 pub(crate) fn no_host(name: &str) -> Problem {
     Problem::new(
         ProblemCode::NotFound,
-        format!("no host \"{name}\" is known"),
+        format!("unknown host \"{name}\""),
         "see `godwit control host list`",
     )
 }
@@ -130,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_name_and_a_port_and_nothing_else() {
+    fn an_address_is_only_a_name_and_a_port() {
         for good in [
             "https://a:7700",
             "http://10.0.0.1:1",

@@ -1,5 +1,8 @@
-//! Tells each agent where the others are: in the background whoever lacks it, and before a move the two that it is for. An agent that has the
-//! right list already, from this manager or the one before, is left alone.
+//! Distribution of the hosts' addresses to the agents. A background task sends the list to agents
+//! that
+//! lack it; before a move, its two agents get it. Agents that already have the right list, from
+//! this
+//! manager or an earlier one, get none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,12 +17,12 @@ use crate::agents::Hosts;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::peers_digest::digest;
 
-/// How often it is looked who lacks it.
+/// Interval at which agents without the list are searched.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Agents that are told at a time.
+/// Agents that get the list concurrently.
 const AT_A_TIME: usize = 8;
 
-/// What was told to whom, as digests of lists.
+/// Digest of the list that each agent last received.
 #[derive(Debug, Default)]
 pub(crate) struct Named(Mutex<BTreeMap<String, u64>>);
 
@@ -28,9 +31,9 @@ impl Named {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(host) == Some(&wanted)
     }
 
-    fn set(&self, host: &str, told: Option<u64>) {
+    fn set(&self, host: &str, sent: Option<u64>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match told {
+        match sent {
             Some(digest) => all.insert(host.to_owned(), digest),
             None => all.remove(host),
         };
@@ -42,7 +45,9 @@ fn addresses(inventory: &Inventory) -> impl Iterator<Item = (&str, &str)> {
 }
 
 impl Hosts {
-    /// Tells a host where the others are, if it lacks that. Where it can't be told, a move will say why.
+    /// Sends a host the other hosts' addresses, unless it has them. A failure is only logged: a
+    /// later
+    /// move reports its reason.
     pub(crate) async fn name_peers(&self, host: &str) {
         let (wanted, peers) = {
             let inventory = self.state.inventory();
@@ -59,11 +64,13 @@ impl Hosts {
         let Ok(client) = self.client_of(host) else { return };
         match client.set_peers(&peers).await {
             Ok(_) => self.named.set(host, Some(wanted)),
-            Err(error) => tracing::warn!(host, %error, "a host is not told of the others"),
+            Err(error) => {
+                tracing::warn!(host, %error, "cannot send a host the addresses of the others");
+            }
         }
     }
 
-    /// Those who are heard and lack it.
+    /// Returns the reachable hosts that lack the list.
     fn unnamed(&self) -> Vec<String> {
         let inventory = self.state.inventory();
         let all = digest(addresses(&inventory));
@@ -71,7 +78,7 @@ impl Hosts {
         for (name, address) in addresses(&inventory) {
             let wanted = all.wrapping_sub(digest([(name, address)]));
             if inventory.host_state(name) != Some(HostState::Up) {
-                // When it is heard again it may have forgotten.
+                // It may have lost the list when it is reachable again.
                 self.named.set(name, None);
             } else if !self.named.has(name, wanted) && inventory.peers_digest(name) != Some(wanted)
             {
@@ -82,7 +89,7 @@ impl Hosts {
     }
 }
 
-/// Tells whoever lacks it, as long as there is a manager.
+/// Sends the list to all agents that lack it, until the manager is dropped.
 pub(crate) async fn name_all(hosts: Weak<Hosts>) {
     let mut look = interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);

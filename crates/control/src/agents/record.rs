@@ -1,4 +1,5 @@
-//! What is planned of a host, as it is saved: a promise to later versions, apart from what the manager works with.
+//! Stored form of a host's plan. Later versions must read it, so it is separate from the types that
+//! the manager works with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use crate::storage::planned::Planned;
 
 pub(crate) const HOSTS: Table<SavedHost> = Table::new();
 
-/// What is planned of a host.
+/// Plan of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedHost {

@@ -1,4 +1,4 @@
-//! The list of revoked certificates, as agents get it.
+//! Distribution of the list of revoked certificates to the agents.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use godwit_pki::RevocationList;
 
 use super::Hosts;
 
-/// Agents that get it at a time.
+/// Agents that get the list concurrently.
 const AT_A_TIME: usize = 8;
 
-/// Which list each agent has, by its number.
+/// Number of the list that each agent has.
 #[derive(Debug, Default)]
 pub(crate) struct GivenLists(Mutex<BTreeMap<String, u64>>);
 
@@ -32,20 +32,20 @@ impl GivenLists {
 }
 
 impl Hosts {
-    /// Gives the list to every agent that lacks it.
+    /// Sends the list to every agent that lacks it.
     pub(crate) async fn give_revocations(&self, list: &RevocationList) {
         let lacking = self.lacking(list.number());
         stream::iter(&lacking).for_each_concurrent(AT_A_TIME, |host| self.give(host, list)).await;
     }
 
-    /// Hosts that are heard and lack this list.
+    /// Returns the reachable hosts that lack this list.
     fn lacking(&self, number: u64) -> Vec<String> {
         let inventory = self.state.inventory();
         let (up, away): (Vec<&str>, Vec<&str>) = inventory
             .plans()
             .map(|(name, _)| name)
             .partition(|name| inventory.host_state(name) == Some(HostState::Up));
-        // An agent that comes back may have lost it.
+        // An agent that returns may have lost the list.
         away.into_iter().for_each(|name| self.given_lists.set(name, None));
         up.into_iter()
             .filter(|name| !self.given_lists.has(name, number))
@@ -53,14 +53,20 @@ impl Hosts {
             .collect()
     }
 
-    /// Gives an agent the list. One that refuses it is not asked again until there is another list, or it was away.
+    /// Sends an agent the list. An agent that refuses it gets no further attempt until there is a
+    /// new
+    /// list or the agent was away.
     async fn give(&self, host: &str, list: &RevocationList) {
         let Ok(client) = self.client_of(host) else { return };
         let sent = SetRevocations { list: list.pem().to_owned() };
         match client.set_revocations(&sent).await {
             Ok(_) => self.given_lists.set(host, Some(list.number())),
             Err(error) => {
-                tracing::warn!(host, %error, "a host does not take the list of revoked certificates");
+                tracing::warn!(
+                    host,
+                    %error,
+                    "cannot send a host the list of revoked certificates"
+                );
                 if matches!(error, ClientError::Refused(_) | ClientError::Protocol { .. }) {
                     self.given_lists.set(host, Some(list.number()));
                 }

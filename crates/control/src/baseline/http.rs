@@ -27,7 +27,8 @@ where
     OpenApiRouter::new().routes(routes!(show, set, clear)).routes(routes!(list_vms))
 }
 
-/// The baseline, every host with whether it meets it and what it lacks, what the hosts have in common, and which names all of them could have.
+/// The baseline, every host with whether it meets it and what it lacks, what the hosts have in
+/// common, and which names all of them could have.
 #[utoipa::path(get, path = "/api/v1/cpu-baseline", operation_id = "show_cpu_baseline", tag = "cpu-baseline", responses(
     (status = 200, description = "The baseline, or that there is none", body = CpuBaselineInfo),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -47,8 +48,10 @@ struct Set {
     plan: bool,
 }
 
-/// Sets the baseline: VMs that are made from now on get it, and none goes to a host that falls short. VMs that run keep their CPU; those
-/// that have another one than this are told. Refused where a host in use falls short that is not named in `without`.
+/// Sets the baseline: VMs that are made from now on get it, and none goes to a host that falls
+/// short. VMs that run keep their CPU; those
+/// that have another one than this are told. Refused where a host in use falls short that is not
+/// named in `without`.
 #[utoipa::path(put, path = "/api/v1/cpu-baseline", operation_id = "set_cpu_baseline", tag = "cpu-baseline", params(Set), request_body = SetCpuBaseline, responses(
     (status = 200, description = "What it means", body = CpuBaselineChange),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -68,7 +71,8 @@ async fn set(
     Ok(response)
 }
 
-/// The cluster has no baseline any more: VMs get what their specifications say, and hosts that fell short take them again.
+/// The cluster has no baseline any more: VMs get what their specifications say, and hosts that fell
+/// short take them again.
 #[utoipa::path(delete, path = "/api/v1/cpu-baseline", operation_id = "clear_cpu_baseline", tag = "cpu-baseline", responses(
     (status = 204, description = "There is none any more"),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -91,7 +95,8 @@ struct ListVms {
     limit: Option<u32>,
 }
 
-/// VMs that run with another CPU than the baseline's, by name: each has to be started with it to have it.
+/// VMs that run with another CPU than the baseline's, by name: each has to be started with it to
+/// have it.
 #[utoipa::path(get, path = "/api/v1/cpu-baseline/vms", operation_id = "list_cpu_baseline_vms", tag = "cpu-baseline", params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<BaselineVm>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

@@ -1,4 +1,5 @@
-//! The cluster's CPU baseline, as an operator sets it (docs/cpu.md). What a baseline is, is `godwit_qemu`'s to say; what it keeps VMs from,
+//! The cluster's CPU baseline, as an operator sets it (docs/cpu.md). What a baseline is, is
+//! `godwit_qemu`'s to say; what it keeps VMs from,
 //! preflight's and placement's.
 
 pub(crate) mod http;
@@ -93,10 +94,12 @@ impl CpuBaselines {
         .await
     }
 
-    /// Sets the baseline, or with `plan_only` tells what it would mean. Running guests keep what they have.
+    /// Sets the baseline, or with `plan_only` tells what it would mean. Running guests keep what
+    /// they have.
     ///
     /// # Errors
-    /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that may. Nothing is changed then.
+    /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that
+    /// may. Nothing is changed then.
     pub(crate) async fn set(
         &self,
         request: SetCpuBaseline,
@@ -182,7 +185,8 @@ impl CpuBaselines {
             return Ok(());
         }
         let evidence = falls_short(name, &baseline.cpu_model, &some_features(&lacks));
-        let remedy = "take a lower baseline first (`godwit control cpu-baseline set`), or leave the host out";
+        let remedy = "take a lower baseline first (`godwit control cpu-baseline set`), or leave \
+            the host out";
         let check = Check {
             name: CheckName::CpuBaseline,
             verdict: Verdict::Fail,
@@ -201,7 +205,8 @@ impl CpuBaselines {
     }
 }
 
-/// Takes the CPUs of all hosts and VMs, so that what is worked out of very many of them holds no lock.
+/// Takes the CPUs of all hosts and VMs, so that what is worked out of very many of them holds no
+/// lock.
 fn survey(inventory: &Inventory) -> CpuSurvey {
     let hosts = inventory.seen_hosts().map(|host| SurveyedHost {
         name: host.name.to_owned(),
@@ -327,7 +332,8 @@ fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
         count => format!(" (and {} more hosts)", count - 1),
     };
     let remedy = format!(
-        "take a lower one (`computed` is what all hosts have), or say that no VM need go to {}: --without {}",
+        "take a lower one (`computed` is what all hosts have), or say that no VM need go to {}: \
+            --without {}",
         Names(&names, hosts.len()),
         first.host
     );

@@ -13,7 +13,8 @@ use crate::storage::planned::Planned;
 pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
 pub(crate) const ID: &str = "cluster";
 
-/// The cluster's CPU baseline. Its features are saved with it: what a model holds hosts say, and they come and go.
+/// The cluster's CPU baseline. Its features are saved with it: what a model holds hosts say, and
+/// they come and go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedBaseline {

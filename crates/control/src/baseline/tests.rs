@@ -16,7 +16,8 @@ fn request(model: &str, without: &[&str]) -> SetCpuBaseline {
     }
 }
 
-/// New hosts a and b with all of Haswell, an old one without avx2, and one that has not told. VMs of several models.
+/// New hosts a and b with all of Haswell, an old one without avx2, and one that has not told. VMs
+/// of several models.
 fn cluster(inventory: &mut Inventory) {
     let (new, old) = (cpu(&["aes", "avx2"]), cpu(&["aes"]));
     let of_a = vec![vm("plain", "a", Some("Nehalem-v1")), vm("most", "a", Some("max"))];

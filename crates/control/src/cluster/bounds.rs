@@ -1,7 +1,10 @@
-//! What the manager takes from a host: how many VMs, how large each report may be, and which values are possible. Pure.
+//! Limits of the reports that the manager accepts from a host: the number of VMs, the size of a
+//! report, and the range of values. Pure.
 //!
-//! A host's certificate says who reports, not that it is true. So a host costs the manager a bounded amount of memory,
-//! and a value that no agent reports ends the connection: the host is shown as faulty, with the reason.
+//! A host's certificate proves who reports, not that the report is true. The limits bound the
+//! memory
+//! that a host can use in the manager. A report outside of them is refused: the host is shown as
+//! faulty and away, with the reason.
 
 use godwit_api::{HostInfo, MigrationStatus, VmInfo};
 use serde::Serialize;
@@ -10,39 +13,40 @@ use serde_json::Value;
 use crate::cluster::names::check_name;
 use crate::cluster::text::beginning;
 
+/// Most VMs of a host.
 pub(crate) const MOST_VMS: usize = 4_096;
-/// Bytes of all of a host's VMs, as JSON.
+/// Most bytes of all VMs of a host, as JSON.
 pub(crate) const MOST_VM_BYTES_OF_HOST: usize = 16 << 20;
-/// The longest text that is kept of a reason or a message; a longer one is cut.
+/// Longest reason or message that is kept, bytes; longer ones are cut.
 pub(crate) const MOST_REASON_BYTES: usize = 1_024;
-/// The longest answer that is read from an agent.
+/// Longest answer that is read from an agent, bytes.
 pub(crate) const MOST_ANSWER_BYTES: usize = 4 << 20;
-/// Other hosts that an agent may know.
+/// Most other hosts that an agent may know.
 const MOST_PEERS: usize = 16_384;
-/// Bytes of a migration's progress, which is kept while its move runs.
+/// Most bytes of a migration's progress, which is kept while its move runs.
 const MOST_PROGRESS_BYTES: usize = 64 << 10;
-/// Names of migrations.
+/// Longest name of a migration, bytes.
 const MOST_ID_BYTES: usize = 128;
-/// Epochs grow by two in a migration at most.
+/// Highest epoch. A migration increases it by two at most.
 const MOST_EPOCH: u64 = 1 << 48;
-/// Memory of a VM or a host, bytes.
+/// Most memory of a VM or a host, bytes.
 const MOST_MEMORY_BYTES: u64 = 1 << 56;
-/// Virtual CPUs of a VM, and processors of a host.
+/// Most virtual CPUs of a VM, and processors of a host.
 const MOST_CPUS: u32 = 1 << 20;
-/// Tasks that run or want to.
+/// Highest load average.
 const MOST_LOAD: f64 = 1e9;
 
-/// Any number: 64 bits.
+/// Highest absolute value of any number: above that of any 64-bit integer.
 const MOST_NUMBER: f64 = 2e19;
 
-/// How large a value may be.
+/// Limits of the size of a value.
 struct Bounds {
     what: &'static str,
-    /// All of it, as JSON.
+    /// Most bytes of the whole value, as JSON.
     bytes: usize,
-    /// Each text in it, names of fields included.
+    /// Longest text in it, bytes; names of fields count as texts.
     text_bytes: usize,
-    /// Each list or map in it.
+    /// Most items of a list or map in it.
     items: usize,
 }
 
@@ -56,7 +60,7 @@ const OF_PROGRESS: Bounds = Bounds {
     items: 1_024,
 };
 
-/// What a host reported that no agent reports.
+/// Reason why a host's report is refused: no correct agent sends it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Misreport(pub(crate) String);
@@ -67,32 +71,34 @@ impl Misreport {
     }
 }
 
-/// Checks a VM that a host reports, and cuts its reason; its bytes as JSON.
+/// Checks a reported VM and shortens its reason. Returns the VM's bytes as JSON.
 pub(crate) fn check_vm(info: &mut VmInfo) -> Result<usize, Misreport> {
     check_reported_name(&info.name)?;
     if info.spec.name != info.name {
         return Err(Misreport::new(format!(
-            "VM {} has the specification of another one",
+            "VM {} has the specification of another VM",
             info.name
         )));
     }
     cut(&mut info.reason);
-    let of_vm = |what: &str| Misreport::new(format!("{what} of VM {} is not possible", info.name));
+    let of_vm = |what: &str| Misreport::new(format!("invalid {what} of VM {}", info.name));
     check(info.epoch <= MOST_EPOCH, || of_vm(&format!("epoch {}", info.epoch)))?;
     check(info.memory_bytes <= MOST_MEMORY_BYTES, || {
-        of_vm(&format!("a memory of {} bytes", info.memory_bytes))
+        of_vm(&format!("memory size {}", info.memory_bytes))
     })?;
-    check(info.vcpus <= MOST_CPUS, || of_vm(&format!("a count of {} virtual CPUs", info.vcpus)))?;
+    check(info.vcpus <= MOST_CPUS, || of_vm(&format!("number {} of virtual CPUs", info.vcpus)))?;
     let migration = info.migration.as_deref().unwrap_or_default();
-    check(migration.len() <= MOST_ID_BYTES, || of_vm("the name of a migration"))?;
+    check(migration.len() <= MOST_ID_BYTES, || of_vm("name of a migration"))?;
     measure(info, &OF_VM)
 }
 
-/// Checks what a host reports of itself, and cuts its texts. `peers` are counted and not kept.
+/// Checks a host's report of itself and shortens its reasons. Of `peers` only the number is
+/// checked:
+/// they are not kept.
 pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
     check(info.peers.len() <= MOST_PEERS, || {
         Misreport::new(format!(
-            "it reports {} other hosts: {MOST_PEERS} are the most",
+            "its report lists {} other hosts: at most {MOST_PEERS} are accepted",
             info.peers.len()
         ))
     })?;
@@ -108,16 +114,14 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
         [info.memory_total_bytes, info.memory_available_bytes, info.memory_committed_bytes];
     for bytes in memory {
         let impossible =
-            || Misreport::new(format!("a host's memory of {bytes} bytes is not possible"));
+            || Misreport::new(format!("invalid memory size of the host: {bytes} bytes"));
         check(bytes <= MOST_MEMORY_BYTES, impossible)?;
     }
     let cores = info.logical_cores;
-    check(cores <= MOST_CPUS, || {
-        Misreport::new(format!("a count of {cores} processors is not possible"))
-    })?;
+    check(cores <= MOST_CPUS, || Misreport::new(format!("invalid number of processors: {cores}")))?;
     let load = info.load_average_1min;
     check((0.0..=MOST_LOAD).contains(&load), || {
-        Misreport::new(format!("a load of {load} is not possible"))
+        Misreport::new(format!("invalid load average: {load}"))
     })?;
     let peers = std::mem::take(&mut info.peers);
     let measured = measure(info, &OF_HOST);
@@ -125,13 +129,13 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
     measured.map(drop)
 }
 
-/// Checks a migration that a host reports as one that leaves it.
+/// Checks a reported migration: its source must be the host that reports it.
 pub(crate) fn check_migration(host: &str, status: &MigrationStatus) -> Result<(), Misreport> {
     check_reported_name(&status.vm)?;
     let names = [&status.id, &status.from, &status.to];
     let are_short = names.iter().all(|name| name.len() <= MOST_ID_BYTES);
     check(are_short, || {
-        Misreport::new(format!("a migration of VM {} has too long a name", status.vm))
+        Misreport::new(format!("a name in a migration of VM {} is too long", status.vm))
     })?;
     check(status.from == host, || {
         Misreport::new(format!(
@@ -142,11 +146,10 @@ pub(crate) fn check_migration(host: &str, status: &MigrationStatus) -> Result<()
     measure(&status.progress, &OF_PROGRESS).map(drop)
 }
 
-/// Checks the name of a VM that a host reports.
+/// Checks the name of a reported VM.
 pub(crate) fn check_reported_name(name: &str) -> Result<(), Misreport> {
-    check_name(name).map_err(|_| {
-        Misreport::new(format!("it reports a VM by a name that none can have: {name:?}"))
-    })
+    check_name(name)
+        .map_err(|_| Misreport::new(format!("it reports a VM with the invalid name {name:?}")))
 }
 
 fn check(holds: bool, fault: impl FnOnce() -> Misreport) -> Result<(), Misreport> {
@@ -159,15 +162,14 @@ fn cut(reason: &mut Option<String>) {
     }
 }
 
-/// Checks how large a value is; its bytes as JSON.
+/// Checks the size of a value. Returns its bytes as JSON.
 fn measure(value: &impl Serialize, bounds: &Bounds) -> Result<usize, Misreport> {
     let what = bounds.what;
-    let value = serde_json::to_value(value).map_err(|error| {
-        Misreport::new(format!("what it reports of {what} can't be kept: {error}"))
-    })?;
+    let value = serde_json::to_value(value)
+        .map_err(|error| Misreport::new(format!("cannot store its report of {what}: {error}")))?;
     let bytes = bytes_of(&value, bounds)?;
     let too_large = || {
-        Misreport::new(format!("it reports {bytes} bytes of {what}: {} are the most", bounds.bytes))
+        Misreport::new(format!("it reports {bytes} bytes of {what}: the most is {}", bounds.bytes))
     };
     check(bytes <= bounds.bytes, too_large)?;
     Ok(bytes)
@@ -178,7 +180,7 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Misreport> {
     let text = |text: &str| {
         let too_long = || {
             Misreport::new(format!(
-                "it reports a text of {} bytes of {what}: {text_bytes} are the most",
+                "its report of {what} has a text of {} bytes: the most is {text_bytes}",
                 text.len()
             ))
         };
@@ -186,7 +188,10 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Misreport> {
     };
     let list = |len: usize| {
         let too_long = || {
-            Misreport::new(format!("it reports a list of {len} of {what}: {items} are the most"))
+            Misreport::new(format!(
+                "its report of {what} has a list of {len}: the most is \
+                {items}"
+            ))
         };
         check(len <= *items, too_long)
     };
@@ -195,7 +200,7 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Misreport> {
         Value::Number(number) => {
             let is_possible = number.as_f64().is_some_and(|number| number.abs() <= MOST_NUMBER);
             check(is_possible, || {
-                Misreport::new(format!("it reports {number} of {what}, which is not possible"))
+                Misreport::new(format!("its report of {what} has the invalid number {number}"))
             })?;
             Ok(8)
         }
@@ -245,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn long_reasons_are_cut_and_no_fault() {
+    fn long_reasons_are_shortened_and_not_refused() {
         let mut info = rig::vm("web", "a", None);
         info.reason = Some("why ".repeat(10_000));
         check_vm(&mut info).unwrap();
@@ -261,7 +266,7 @@ mod tests {
         assert!(fault(&status("b")).contains("leaves host b"));
         let mut late = status("a");
         late.progress.elapsed_ms = -1.5e300;
-        assert!(fault(&late).contains("not possible"));
+        assert!(fault(&late).contains("invalid number"));
         assert!(
             fault(&MigrationStatus { to: "t".repeat(200), ..status("a") }).contains("too long")
         );

@@ -1,7 +1,9 @@
-//! What is known and what is planned: hosts, VMs, networks and datastores, as agents report them and as operators plan them.
+//! The cluster's state: hosts, VMs, networks and datastores, as agents report them and as operators
+//! plan them.
 //!
-//! [`inventory`] is plain data with rules of its own, [`state`] is that data behind its lock, with the events of each change. It owns what
-//! every manager knows, and calls the journal and the planner alone. A change comes from an agent's report or from a record of the store.
+//! [`inventory`] is plain data with its own rules. [`state`] holds that data behind a lock and
+//! publishes an event for each change. Changes come from agents' reports and from records of the
+//! store. Every manager has this state; the module calls only the journal and the planner.
 
 pub(crate) mod bounds;
 pub mod inventory;

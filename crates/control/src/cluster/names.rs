@@ -1,16 +1,18 @@
-//! Names and labels that hosts and VMs may have.
+//! Rules for names and labels of hosts and VMs.
 
 use std::collections::BTreeMap;
 
 use godwit_api::control::{Problem, ProblemCode};
 
-/// The most labels that a host or a VM may have; the document says the same (`godwit_api::control::labels`).
+/// Most labels of a host or a VM. The API's document has the same limit
+/// (`godwit_api::control::labels`).
 const MOST_LABELS: usize = 64;
-/// Characters of a label's key,
+/// Most characters of a label's key.
 const MOST_LABEL_KEY: usize = 63;
+/// Most characters of a label's value.
 const MOST_LABEL_VALUE: usize = 253;
 
-/// Names stand in certificates, paths and files.
+/// Checks a name. Names appear in certificates, paths and files.
 pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
     let is_plain = (1..=63).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -18,46 +20,57 @@ pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
     if is_plain {
         return Ok(());
     }
-    let remedy = "use letters, digits, - _ and ., 63 at most, a letter or digit in front";
-    Err(Problem::new(ProblemCode::InvalidRequest, "that can't be a name", remedy))
+    let remedy = "use at most 63 letters, digits, - _ and ., beginning with a letter or digit";
+    Err(Problem::new(ProblemCode::InvalidRequest, "invalid name", remedy))
 }
 
-/// What has no look of its own, and may change that of what stands beside it: controls, and marks of the direction of writing (UAX #9).
+/// Returns whether a character is invisible and may change how its neighbours are shown: control
+/// characters, and marks of the direction of writing (UAX #9).
 fn is_unseen(char: char) -> bool {
     char.is_control()
-        || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(
+            char,
+            '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+        )
 }
 
-/// Labels of a host or a VM.
+/// Checks the labels of a host or a VM.
 pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
     if labels.len() > MOST_LABELS {
-        return Err(Problem::new(ProblemCode::InvalidRequest, "too many labels", "64 at most"));
+        return Err(Problem::new(
+            ProblemCode::InvalidRequest,
+            "too many labels",
+            "give 64 at most",
+        ));
     }
     for (key, value) in labels {
         let length = key.chars().count();
-        // The first = ends the key where labels are asked for.
+        // In filters by label, the first = ends the key.
         let is_visible = |char: char| !char.is_whitespace() && !is_unseen(char) && char != '=';
         if !(1..=MOST_LABEL_KEY).contains(&length) || !key.chars().all(is_visible) {
             let start: String = key.escape_debug().take(MOST_LABEL_KEY).collect();
-            let detail = format!("\"{start}\" ({length} characters) can't be the key of a label");
+            let detail = format!("invalid key of a label: \"{start}\" ({length} characters)");
             return Err(Problem::new(
                 ProblemCode::InvalidRequest,
                 detail,
-                "take 1 to 63 characters without blanks and =",
+                "use 1 to 63 characters without blanks and =",
             ));
         }
         if value.chars().any(is_unseen) {
-            let detail = format!("the value of label {key} has characters that can't be seen");
+            let detail = format!("the value of label {key} has invisible characters");
             return Err(Problem::new(
                 ProblemCode::InvalidRequest,
                 detail,
-                "take letters, digits and signs",
+                "use letters, digits and punctuation",
             ));
         }
         let length = value.chars().count();
         if length > MOST_LABEL_VALUE {
-            let detail = format!("the value of label {key} has {length} characters");
-            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "253 at most"));
+            let detail = format!("the value of label {key} is too long: {length} characters");
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "use 253 at most"));
         }
     }
     Ok(())

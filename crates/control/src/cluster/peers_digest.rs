@@ -1,8 +1,10 @@
-//! A digest of the other hosts that an agent knows, by which it shows whether that list is the right one.
+//! Digest of the other hosts that an agent knows. It shows whether the agent has the right list.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A digest of a list of hosts that does not depend on their order; that of a list without one of them is the difference.
+/// Returns the digest of a list of hosts, independent of their order. The digest of the list
+/// without
+/// one host is the difference of the list's digest and that host's.
 pub(crate) fn digest<'a>(peers: impl IntoIterator<Item = (&'a str, &'a str)>) -> u64 {
     let one = |(name, address): (&str, &str)| {
         let mut hasher = DefaultHasher::new();
@@ -17,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_that_of_the_set_and_loses_one_by_subtraction() {
+    fn a_digest_ignores_order_and_subtraction_removes_a_host() {
         let (a, b, c) = (("a", "http://a:1"), ("b", "http://b:1"), ("c", "http://c:1"));
         assert_eq!(digest([a, b, c]), digest([c, a, b]));
         assert_eq!(digest([a, b, c]).wrapping_sub(digest([b])), digest([a, c]));

@@ -1,4 +1,4 @@
-//! What the queue and placement are told of hosts and VMs, as the inventory has them.
+//! Conversion of the inventory's hosts and VMs to the input of the queue and of placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -13,36 +13,39 @@ use godwit_qemu::VmSpec;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::inventory::shares::datastores_of;
 
-/// What a link carries of which nobody said what it carries: for estimates alone.
+/// Assumed speed of a link without a configured speed. Used for estimates only.
 const ASSUMED_BITS_PER_S: u64 = 1_000_000_000;
 
-/// VMs that go to a host, by the host: those whose moves run, or wait for that host and no other.
+/// VMs that go to a host, by host: their moves run, or wait for that host and no other.
 pub(crate) type Arriving = BTreeMap<String, BTreeSet<String>>;
 
-/// How long a VM's memory takes over its host's link, alone on it.
+/// Returns the time that a VM's memory takes over its host's link, if nothing else uses the link.
 pub(crate) fn estimate_ms(memory_bytes: u64, host: &str, inventory: &Inventory) -> u64 {
     let link = inventory.host_plan(host).and_then(|plan| plan.link_bits_per_s);
     memory_bytes.saturating_mul(8_000) / link.unwrap_or(ASSUMED_BITS_PER_S).max(1)
 }
 
-/// The folders that its disks are in: what is mounted there is shared by those who are.
+/// Returns the directories of a VM's disks. VMs with disks in one directory share what is mounted
+/// there.
 pub(crate) fn datastores(vm: &str, inventory: &Inventory) -> Vec<String> {
     let Some(info) = inventory.vm_info(vm) else { return Vec::new() };
     datastores_of(&info.spec).into_iter().collect()
 }
 
-/// What a VM has in common with others whose pages its own may be told by: the kernel and initramfs that it boots from. VMs that boot from disks
-/// say nothing of where those came from.
+/// Returns the group of VMs whose pages can serve as references for a VM's pages: those with the
+/// same
+/// kernel and initramfs. VMs that boot from disks have none, because the origin of a disk is
+/// unknown.
 pub(crate) fn reference_group(info: &VmInfo) -> Option<String> {
     reference_group_of(&info.spec)
 }
 
-/// The same of a VM that is not there yet.
+/// Returns the reference group of a VM that does not exist yet.
 pub(crate) fn reference_group_of(spec: &VmSpec) -> Option<String> {
     image(spec).map(group_of)
 }
 
-/// The kernel and the initramfs, which may be none.
+/// Returns the kernel and the initramfs, which is empty if there is none.
 fn image(spec: &VmSpec) -> Option<(&OsStr, &OsStr)> {
     let initrd = spec.initrd.as_ref().map_or(OsStr::new(""), |initrd| initrd.as_os_str());
     Some((spec.kernel.as_ref()?.as_os_str(), initrd))
@@ -52,33 +55,39 @@ fn group_of((kernel, initrd): (&OsStr, &OsStr)) -> String {
     format!("{} {}", kernel.display(), initrd.display())
 }
 
-/// The other end of a migration where no agent tells of it. It can't be a host's name.
+/// Placeholder for the other end of a migration if no agent reports that end. It is not a valid
+/// host
+/// name.
 const ANOTHER_HOST: &str = "another host";
 
-/// Migrations that somebody has begun at an agent, by what agents tell of VMs; `is_own`: whether that is a migration of a job. Of hosts that are
-/// not heard nothing counts.
+/// Returns migrations that were started directly at an agent, according to the agents' reports of
+/// VMs.
+/// `is_own` returns whether a migration belongs to one of the manager's moves. Reports of
+/// unreachable
+/// hosts are ignored.
 pub(crate) fn begun_at_agents(
     is_own: impl Fn(&str) -> bool,
     inventory: &Inventory,
 ) -> Vec<RunningMove> {
-    let of = |(name, told): (&str, &BTreeMap<String, Arc<VmInfo>>)| {
+    let of = |(name, reports): (&str, &BTreeMap<String, Arc<VmInfo>>)| {
         let holder = inventory.holder(name);
         let is_holder = |host: &String| holder.is_none_or(|holder| holder == host);
-        let heard = || told.iter().filter(|(host, _)| inventory.is_heard(host));
-        // What a host without the name says of a migration counts only where the holder does not say otherwise.
-        let (source, leaving) = heard()
+        let current = || reports.iter().filter(|(host, _)| inventory.is_heard(host));
+        // Other hosts' reports of a migration count only if the holder's report does not
+        // contradict.
+        let (source, leaving) = current()
             .find(|(host, info)| is_holder(host) && info.state == VmState::MigratingOut)
             .unzip();
         let stays =
-            heard().any(|(host, info)| is_holder(host) && info.state != VmState::MigratingIn);
-        // Where pages follow, the guest runs at its target already.
+            current().any(|(host, info)| is_holder(host) && info.state != VmState::MigratingIn);
+        // During page-in, the guest already runs on its target.
         let arrives = |host: &String, info: &VmInfo| match info.state {
             VmState::MigratingIn => leaving.is_some() || !stays,
             _ => is_holder(host) && info.page_in.is_some(),
         };
-        let (target, arriving) = heard().find(|(host, info)| arrives(host, info)).unzip();
+        let (target, arriving) = current().find(|(host, info)| arrives(host, info)).unzip();
         let info = leaving.or(arriving)?;
-        let migration = info.migration.as_deref().unwrap_or("that its agent does not name");
+        let migration = info.migration.as_deref().unwrap_or("without a reported name");
         let named = |host: Option<&String>| host.map_or(ANOTHER_HOST, String::as_str).to_owned();
         let is_under_way =
             source.is_some() || arriving.is_some_and(|info| info.state == VmState::MigratingIn);
@@ -95,17 +104,18 @@ pub(crate) fn begun_at_agents(
     inventory.told_vms().filter_map(of).collect()
 }
 
-/// A host, to which these VMs go; none: it is not in the inventory.
+/// Returns the planner's facts about a host to which the VMs `arriving` go; none: the host is
+/// unknown.
 pub(crate) fn host_facts(
     name: &str,
     arriving: &[&str],
     inventory: &Inventory,
 ) -> Option<HostFacts> {
     let (summary, plan) = (inventory.host_summary(name)?, inventory.host_plan(name)?);
-    // What the target's agent has not taken off its free memory yet.
+    // Memory that the target's agent has not subtracted from its free memory yet.
     let promised = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
     let promised = promised.filter_map(|vm| Some(inventory.vm_info(vm)?.memory_bytes));
-    // Few different ones among many VMs: told apart before anything is written down.
+    // Many VMs share few images: remove duplicates before formatting them.
     let images: BTreeSet<(&OsStr, &OsStr)> =
         inventory.vms_of(name).filter_map(|info| image(&info.spec)).collect();
     Some(HostFacts {
@@ -126,7 +136,8 @@ pub(crate) fn host_facts(
     })
 }
 
-/// Every host as placement needs it, by name; `arriving`: what goes where already.
+/// Returns every host as placement needs it, by name. `arriving` has the VMs that already go to
+/// each.
 pub(crate) fn placement_hosts(
     arriving: &Arriving,
     limits: &Limits,
@@ -157,7 +168,7 @@ pub(crate) fn placement_hosts(
     inventory.plans().filter_map(of).collect()
 }
 
-/// A VM as placement needs it.
+/// Returns a VM as placement needs it.
 pub(crate) fn placement_vm(info: &VmInfo) -> placement::Vm {
     placement::Vm {
         name: info.name.clone(),
@@ -174,7 +185,7 @@ mod tests {
     use crate::rig;
 
     #[test]
-    fn migrations_that_no_job_has_are_seen_at_both_their_ends() {
+    fn migrations_started_at_agents_are_found_at_both_ends() {
         let vm = |host: &str, state: VmState, migration: &str| VmInfo {
             state,
             migration: Some(migration.to_owned()),

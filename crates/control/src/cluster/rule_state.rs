@@ -1,5 +1,6 @@
-//! Whether a rule is kept at present, and by which VMs it is broken: by where hosts told last that VMs are. A VM that moves counts where it
-//! runs, and at its target only when it runs there.
+//! State of a placement rule: kept, or broken by which VMs. It follows from the hosts' last
+//! reports.
+//! A VM that moves counts on the host where it runs, and on its target only once it runs there.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +10,10 @@ use godwit_planner::words::Names;
 
 use crate::cluster::inventory::Inventory;
 
-/// Other VMs that a reason names.
+/// Most other VMs that a reason names.
 const NAMED_VMS: usize = 3;
 
-/// A rule as it is told, with so many of the VMs by which it is broken at most.
+/// Returns a rule and its state, with at most `most` of the VMs that break it.
 pub(crate) fn told(rule: &Rule, inventory: &Inventory, most: usize) -> RuleInfo {
     let mut places: BTreeMap<&str, &str> = BTreeMap::new();
     let mut absent = Vec::new();
@@ -50,7 +51,7 @@ pub(crate) fn told(rule: &Rule, inventory: &Inventory, most: usize) -> RuleInfo 
     }
 }
 
-/// VMs by which a rule is broken that is for VMs at these hosts, by name.
+/// Returns the VMs that break a rule, by name. `places` has the host of each of the rule's VMs.
 fn breakers(rule: &Rule, places: &BTreeMap<&str, &str>, inventory: &Inventory) -> Vec<RuleBreaker> {
     let means = |hosts: &Hosts, host: &str| {
         inventory.host_plan(host).is_some_and(|plan| hosts.mean(host, &plan.labels))
@@ -65,12 +66,12 @@ fn breakers(rule: &Rule, places: &BTreeMap<&str, &str>, inventory: &Inventory) -
         placement::RuleKind::On(hosts) => each
             .filter(|(_, host)| !means(hosts, host))
             .map(|(vm, host)| {
-                broken(vm, host, format!("on {host}, which is none of the rule's hosts"))
+                broken(vm, host, format!("on {host}, which is not one of the rule's hosts"))
             })
             .collect(),
         placement::RuleKind::NotOn(hosts) => each
             .filter(|(_, host)| means(hosts, host))
-            .map(|(vm, host)| broken(vm, host, format!("on {host}, where it is not to be")))
+            .map(|(vm, host)| broken(vm, host, format!("on {host}, which the rule excludes")))
             .collect(),
         placement::RuleKind::Apart => {
             let at = by_host(places);
@@ -81,7 +82,7 @@ fn breakers(rule: &Rule, places: &BTreeMap<&str, &str>, inventory: &Inventory) -
         }
         placement::RuleKind::Together => {
             let at = by_host(places);
-            // Where most of them are they are together; of equals, the first by name.
+            // The host with most of the VMs counts as theirs; of equals, the first by name.
             let most = at.iter().rev().max_by_key(|(_, vms)| vms.len()).map(|(host, _)| *host);
             let Some(most) = most else { return Vec::new() };
             let there = names(at[most].iter());

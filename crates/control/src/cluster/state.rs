@@ -1,4 +1,4 @@
-//! What the manager knows, behind its locks, and whom it tells of changes.
+//! The inventory behind its lock, and the events of its changes.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -11,7 +11,7 @@ use crate::cluster::bounds::Misreport;
 use crate::cluster::inventory::Inventory;
 use crate::journal::events::Events;
 
-/// The cluster as this manager knows it.
+/// State of the cluster, as this manager knows it.
 #[derive(Debug, Default)]
 pub struct State {
     inventory: RwLock<Inventory>,
@@ -20,7 +20,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing known yet, with the limits of the configuration.
+    /// Returns an empty state with the limits of the configuration.
     #[must_use]
     pub fn with_limits(limits: Limits) -> State {
         let mut inventory = Inventory::default();
@@ -29,11 +29,13 @@ impl State {
     }
 
     pub fn inventory(&self) -> RwLockReadGuard<'_, Inventory> {
-        // A panic while it was held can't leave it half changed: each change is an insertion or a removal.
+        // A panic under the lock leaves no partial change: each change is one insertion or removal.
         self.inventory.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the inventory, and tells it. Events come in the order of the changes: they are told under the same lock.
+    /// Changes the inventory and publishes the changes. Events have the order of the changes,
+    /// because
+    /// they are published under the same lock.
     pub fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut Inventory) -> C) {
         let mut inventory = self.inventory.write().unwrap_or_else(PoisonError::into_inner);
         let changes: Vec<Change> = change(&mut inventory).into_iter().collect();
@@ -48,19 +50,20 @@ impl State {
                 vm,
                 holder,
                 ?claims,
-                "hosts claim the name of a VM without a move that explains it"
+                "several hosts claim the name of a VM, and no move explains it"
             );
         }
         self.events.tell(changes, now_unix_ms());
     }
 
-    /// Whoever changes what is planned of hosts or of the cluster has this from before it looks until the change is known: what is written
-    /// and what is known come in one order.
+    /// Locks the plans of hosts and of the cluster. A change holds this lock from its first read
+    /// until
+    /// the inventory has the change, so that the store and the inventory have the same order.
     pub(crate) async fn planning(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.planning.lock().await
     }
 
-    /// Changes, as they come.
+    /// Returns the events of all changes.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {
         &self.events
@@ -73,10 +76,10 @@ impl State {
         });
     }
 
-    /// Takes what a host's agent tells.
+    /// Applies an event from a host's agent.
     ///
     /// # Errors
-    /// [`Misreport`]: it is not what agents tell. Nothing of it is kept.
+    /// [`Misreport`]: the event is invalid. Nothing of it is kept.
     pub(crate) fn take(&self, host: &str, event: HostEvent) -> Result<(), Misreport> {
         let mut fault = None;
         self.change(|inventory| {
@@ -88,19 +91,19 @@ impl State {
         fault.map_or(Ok(()), Err)
     }
 
-    /// Takes what a host's agent tells that tells what agents do.
+    /// Applies a valid event from a host's agent.
     #[cfg(test)]
     pub(crate) fn heard(&self, host: &str, event: HostEvent) {
         self.take(host, event).unwrap();
     }
 
-    /// Shows a host as faulty.
+    /// Marks a host as faulty.
     pub(crate) fn blame(&self, host: &str, fault: &Misreport) {
         self.change(|inventory| {
             let blamed = inventory.blame(host, fault);
-            // One that says the same all the time fills no log.
+            // A host that repeats one invalid report must not fill the log.
             if blamed.is_some() {
-                tracing::warn!(host, %fault, "a host reports what no agent reports");
+                tracing::warn!(host, %fault, "a host reports invalid data");
             }
             blamed
         });

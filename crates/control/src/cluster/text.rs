@@ -1,10 +1,12 @@
-//! Texts of others, cut to what the manager keeps.
+//! Shortening of texts from other machines.
 
-/// As much of a text as `most_bytes` hold as JSON, with a sign where it was cut.
+/// Returns the longest beginning of a text that takes at most `most_bytes` as JSON, followed by `…`
+/// if the
+/// text was cut.
 pub(crate) fn beginning(text: &str, most_bytes: usize) -> String {
     let mut left = most_bytes;
     let fits = text.char_indices().find(|(_, char)| {
-        // JSON writes some in two bytes or six.
+        // JSON escapes some characters with two or six bytes.
         let bytes = match char {
             '"' | '\\' => 2,
             char if char.is_control() => 6,

@@ -1,33 +1,33 @@
-//! `[etcd]` of the manager's configuration: where several managers keep what they must not forget.
+//! `[etcd]` of the manager's configuration: the store that several managers share.
 
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// etcd, and who this manager is to it.
+/// Addresses of etcd, and this manager's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// Its members' addresses, as `https://10.0.0.1:2379`; all with TLS or none.
+    /// Addresses of etcd's members, such as `https://10.0.0.1:2379`; all with TLS or none.
     pub endpoints: Vec<String>,
-    /// What all keys of this cluster's managers begin with.
+    /// Prefix of all keys of this cluster's managers.
     #[serde(default = "default_prefix")]
     pub prefix: String,
-    /// etcd's user; none: etcd asks for none, or goes by the certificate.
+    /// User name at etcd; none: etcd requires none, or uses the certificate.
     #[serde(default)]
     pub user: Option<String>,
-    /// A file that holds the user's password and nothing else, readable by its owner alone.
+    /// File with the user's password and nothing else, readable by its owner alone.
     #[serde(default)]
     pub password_file: Option<PathBuf>,
-    /// The authority that etcd's own certificates are of (PEM); none: `http://` endpoints.
+    /// Authority that issued etcd's certificates (PEM); none: `http://` endpoints.
     #[serde(default)]
     pub ca: Option<PathBuf>,
-    /// This manager's certificate for etcd; none: etcd asks for none.
+    /// This manager's client certificate for etcd; none: etcd requires none.
     #[serde(default)]
     pub certificate: Option<PathBuf>,
     #[serde(default)]
     pub key: Option<PathBuf>,
-    /// How long a leadership outlives its manager, seconds.
+    /// Time for which a leadership outlives its manager, seconds.
     #[serde(default = "default_lease_s")]
     pub lease_s: u64,
 }
@@ -41,7 +41,7 @@ fn default_lease_s() -> u64 {
 }
 
 impl EtcdConfig {
-    /// What is wrong with it, and the remedy.
+    /// Returns the key, the error and the remedy, if the values are inconsistent.
     pub(crate) fn problem(&self) -> Option<(&'static str, String, &'static str)> {
         let given = |one: bool| if one { "given" } else { "missing" };
         if self.user.is_some() != self.password_file.is_some() {
@@ -63,8 +63,8 @@ impl EtcdConfig {
         if self.certificate.is_some() && self.ca.is_none() {
             return Some((
                 "etcd",
-                "certificate is given and ca is not".into(),
-                "name the authority of etcd's certificates: ca",
+                "certificate is given, but ca is missing".into(),
+                "name the authority of etcd's certificates in ca",
             ));
         }
         None
@@ -84,7 +84,7 @@ mod settings {
     use super::EtcdConfig;
 
     impl EtcdConfig {
-        /// As the store takes it; reads the password.
+        /// Returns the settings for the store, and reads the password from its file.
         pub(crate) fn settings(&self) -> Result<EtcdSettings, StoreError> {
             let user = match (&self.user, &self.password_file) {
                 (Some(user), Some(file)) => Some((user.clone(), password(file)?)),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_read_if_nobody_else_can_and_never_printed() {
+    fn a_password_file_must_be_private_and_is_never_printed() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("password");
         fs::write(&file, "very secret\n").unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_goes_together_is_told() {
+    fn keys_that_belong_together_are_required_together() {
         for text in [
             "user = \"m\"",
             "password_file = \"/p\"",

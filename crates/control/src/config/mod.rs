@@ -1,4 +1,5 @@
-//! The manager's configuration file (TOML). Every error names the file, the place in it and the remedy.
+//! The manager's configuration file (TOML). Every error names the file, the place in it and the
+//! remedy.
 
 mod etcd;
 
@@ -15,55 +16,59 @@ pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
 use crate::journal::audit::Retention;
 
-/// Where the manager's own socket is when nothing else is configured.
+/// Default path of the manager's socket.
 pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";
 
-/// What `godwit control run --config FILE` reads.
+/// Configuration of `godwit control run --config FILE`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// This manager's name: what the others and the audit log call it. Without it the machine's.
+    /// This manager's name for other managers and the audit log. Default: the machine's name.
     #[serde(default = "godwit_pki::machine_name")]
     pub name: String,
-    /// Addresses of its API; none: its socket alone.
+    /// Addresses of the API; none: the socket alone.
     #[serde(default)]
     pub listen: Vec<SocketAddr>,
-    /// Where others reach its API, `https://HOST:PORT`; none: the first of `listen`.
+    /// Address at which others reach the API, `https://HOST:PORT`; none: the first of `listen`.
     #[serde(default)]
     pub address: Option<String>,
-    /// The unix socket for the command line, root only.
+    /// Unix socket for the command line, for root only.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// What must survive a reboot.
+    /// Directory of the state that must survive a reboot.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
-    /// Its certificate, an operator's, and whom it trusts; none: only with `insecure`.
+    /// The manager's certificate, which is an operator's, and the authority that it trusts.
+    /// Required
+    /// unless `insecure` is set.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
     /// Addresses for browsers, with a certificate that the cluster's authority has not issued.
     #[serde(default)]
     pub web: Option<WebConfig>,
-    /// The authority that signs certificates of hosts that join; none: none can.
+    /// Authority that signs certificates of joining hosts; none: hosts cannot join.
     #[serde(default)]
     pub authority: Option<AuthorityConfig>,
-    /// An OpenID Connect issuer whose tokens are accepted.
+    /// OpenID Connect issuer whose tokens are accepted.
     #[serde(default)]
     pub oidc: Option<OidcRules>,
-    /// Where several managers keep what they must not forget; none: this one is alone, and keeps it in a file of `state_dir`.
+    /// Store that several managers share; none: this is the only manager, and its store is a file
+    /// in
+    /// `state_dir`.
     #[serde(default)]
     pub etcd: Option<EtcdConfig>,
-    /// How much of the audit log is kept.
+    /// Retention of the audit log.
     #[serde(default)]
     pub audit: AuditConfig,
-    /// How many migrations may run at once.
+    /// Limits of concurrent migrations.
     #[serde(default)]
     pub limits: Limits,
-    /// Its API and agents go unprotected: for a network that is theirs alone.
+    /// Whether the API and the connections to agents are unencrypted: for an isolated network.
     #[serde(default)]
     pub insecure: bool,
 }
 
-/// Files of TLS, as `godwit pki` makes them.
+/// TLS files, as `godwit pki` creates them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
@@ -72,24 +77,24 @@ pub struct TlsConfig {
     pub key: PathBuf,
 }
 
-/// Addresses for browsers: the same API and console as at `listen`, by a certificate of another authority.
+/// Addresses for browsers. They serve the API and console as `listen` does, with a certificate of
+/// another authority.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebConfig {
-    /// The addresses.
     pub listen: Vec<SocketAddr>,
-    /// The certificate that browsers are shown, with its chain if it has one.
+    /// Certificate for browsers, with its chain if it has one.
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
-/// How much of the audit log is kept.
+/// Retention of the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditConfig {
-    /// Entries at most; the newest stay.
+    /// Maximum number of entries; the oldest are deleted.
     pub most_entries: usize,
-    /// None that is older.
+    /// Maximum age of an entry, days.
     pub days: u32,
 }
 
@@ -114,34 +119,27 @@ fn default_state_dir() -> PathBuf {
     "/var/lib/godwit-control".into()
 }
 
-/// What is wrong with a configuration.
+/// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file can't be read.
-    #[error("the configuration {path} can't be read: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file is no configuration.
-    #[error("{path}: {why}")]
+    /// The file is unreadable.
+    #[error("cannot read configuration {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file is not a valid configuration.
+    #[error("cannot parse configuration {path}: {why}")]
     Syntax {
-        /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The parser's error, with its position.
         why: String,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{path}: {key}: {why}")]
     Value {
-        /// The file.
         path: PathBuf,
         key: &'static str,
-        /// What is wrong with it.
+        /// The reason why the value is invalid.
         why: String,
-        /// What to write instead.
+        /// The correction.
         remedy: &'static str,
     },
 }
@@ -169,7 +167,7 @@ impl Config {
         Config::parse(&text, path)
     }
 
-    /// The same of a text.
+    /// Parses and checks the text of a configuration; errors name `path`.
     ///
     /// # Errors
     /// [`ConfigError::Syntax`], [`ConfigError::Value`].
@@ -191,34 +189,35 @@ impl Config {
         if self.name.is_empty() || !self.name.bytes().all(is_plain) {
             return Some((
                 "name",
-                format!("\"{}\" is no name", self.name),
+                format!("\"{}\" is not a valid name", self.name),
                 "use letters, digits, - _ .",
             ));
         }
         if let Some(oidc) = &self.oidc
             && !oidc.issuer.starts_with("https://")
         {
-            let why = format!("{} is asked for its keys, and nothing protects that", oidc.issuer);
-            return Some(("oidc.issuer", why, "name the issuer as its tokens do, https://…"));
+            let why = format!("requests for the keys of {} would be unencrypted", oidc.issuer);
+            return Some(("oidc.issuer", why, "name the issuer as in its tokens, https://…"));
         }
         match (&self.tls, self.insecure) {
             (Some(_), true) => {
-                Some(("insecure", "this manager has [tls] as well".into(), "remove one of the two"))
+                Some(("insecure", "[tls] is set as well".into(), "remove one of the two"))
             }
             (None, false) => Some((
                 "tls",
-                "agents and users are spoken to, and nothing protects that".into(),
-                "make an operator's certificate with `godwit pki issue --operator` and name it under [tls], or write insecure = true",
+                "connections to agents and clients would be unencrypted".into(),
+                "issue an operator's certificate with `godwit pki issue --operator` and name it \
+                under [tls], or set insecure = true",
             )),
             _ => self.problem_of_several(),
         }
     }
 
-    /// Managers reach each other by the network.
+    /// Checks the values that managers need to reach each other.
     fn problem_of_several(&self) -> Option<(&'static str, String, &'static str)> {
         let etcd = self.etcd.as_ref()?;
         if self.listen.is_empty() {
-            let why = "other managers send requests here, and it listens nowhere".into();
+            let why = "other managers send requests to this one, which has no address".into();
             return Some((
                 "listen",
                 why,
@@ -226,13 +225,14 @@ impl Config {
             ));
         }
         if self.address.is_none() && self.listen[0].ip().is_unspecified() {
-            let why = format!("others can't reach {}", self.listen[0]);
-            return Some(("address", why, "write where they do: address = \"https://HOST:PORT\""));
+            let why = format!("other managers cannot connect to {}", self.listen[0]);
+            let remedy = "set the address that they use: address = \"https://HOST:PORT\"";
+            return Some(("address", why, remedy));
         }
         etcd.problem()
     }
 
-    /// Where others reach it.
+    /// Returns the address at which other managers and clients reach this one.
     #[must_use]
     pub fn public_address(&self) -> String {
         let scheme = if self.insecure { "http" } else { "https" };
@@ -247,7 +247,7 @@ impl Config {
         self.state_dir.join("control.sqlite")
     }
 
-    /// The file that was the store before this was told of etcd; none: there is none.
+    /// Returns the file that was the store before etcd was configured, if it exists.
     #[cfg(feature = "etcd")]
     pub(crate) fn store_left_behind(&self) -> Option<PathBuf> {
         self.etcd.as_ref()?;
@@ -264,7 +264,7 @@ mod tests {
             .map_err(|error| format!("{error} ({})", error.remedy()))
     }
 
-    /// What the manual shows is read, and it shows every key that there is.
+    /// The manual's example parses, and contains every key.
     #[test]
     fn the_manual_lists_every_key() {
         let manual = include_str!("../../../../docs/manager.md");
@@ -283,7 +283,7 @@ mod tests {
             "[limits.hosts.a]\n",
             "[etcd]\n",
         ] {
-            // A key that nobody knows is refused with all that are known.
+            // The error about an unknown key lists all known keys.
             let error = parse(&format!("{table}no_such_key = 1")).unwrap_err();
             let (_, known) = error.split_once("expected").unwrap();
             let keys = known.split('`').skip(1).step_by(2);
@@ -301,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn the_old_name_of_a_limit_is_understood() {
+    fn the_old_name_of_a_limit_is_accepted() {
         let config = parse("name = \"m1\"\ninsecure = true\n[limits]\ntotal = 3").unwrap();
         assert_eq!(config.limits.total, Some(3));
     }
 
     #[test]
-    fn a_short_one_is_enough() {
+    fn a_minimal_configuration_is_valid() {
         let config =
             parse("name = \"m1\"\ninsecure = true\nlisten = [\"127.0.0.1:7800\"]").unwrap();
         assert_eq!(config.public_address(), "http://127.0.0.1:7800");
@@ -319,7 +319,8 @@ mod tests {
     fn a_file_that_was_the_store_before_etcd_is_noticed() {
         let place = tempfile::tempdir().unwrap();
         let text = format!(
-            "name = \"m1\"\ninsecure = true\naddress = \"http://m1:7800\"\nlisten = [\"127.0.0.1:7800\"]\nstate_dir = {:?}\n",
+            "name = \"m1\"\ninsecure = true\naddress = \"http://m1:7800\"\n\
+            listen = [\"127.0.0.1:7800\"]\nstate_dir = {:?}\n",
             place.path()
         );
         let with_etcd = format!("{text}[etcd]\nendpoints = [\"http://127.0.0.1:2379\"]");
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_the_mend() {
+    fn errors_name_the_key_and_the_remedy() {
         for (text, words) in [
             ("listen = 7", ["listen", "docs/manager.md"]),
             ("name = \"m 1\"\ninsecure = true", ["name", "letters"]),
@@ -341,7 +342,8 @@ mod tests {
                 ["listen", "other managers"],
             ),
             (
-                "name = \"m1\"\ninsecure = true\nlisten = [\"0.0.0.0:7800\"]\n[etcd]\nendpoints = []",
+                "name = \"m1\"\ninsecure = true\nlisten = [\"0.0.0.0:7800\"]\n\
+                [etcd]\nendpoints = []",
                 ["address", "https://HOST:PORT"],
             ),
             ("name = \"m1\"\ninsecure = true\nport = 1", ["port", "docs/manager.md"]),

@@ -51,7 +51,8 @@ struct ListDrains {
     limit: Option<u32>,
 }
 
-/// Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and a move. VMs that can't are named with the
+/// Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and
+/// a move. VMs that can't are named with the
 /// reason. Asked again while a drain of the host runs, that one is told.
 #[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", operation_id = "create_drain", tag = "drains", params(("host" = String, Path, description = "The host")),
     request_body = CreateDrain, responses(
@@ -117,7 +118,8 @@ async fn show(
     Ok(Json(found.ok_or_else(missing)?))
 }
 
-/// Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay where they are.
+/// Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay
+/// where they are.
 #[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
     (status = 202, description = "It is called off", body = Drain),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

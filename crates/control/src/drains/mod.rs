@@ -1,5 +1,7 @@
-//! Drains as they are carried out: hosts that are emptied, and filled again where that is undone. One task owns them. What is to be done next is
-//! decided in `next.rs`, who goes where in [`godwit_planner::drain`], and who starts when by the queue; here it is only done and written down.
+//! Drains as they are carried out: hosts that are emptied, and filled again where that is undone.
+//! One task owns them. What is to be done next is
+//! decided in `next.rs`, who goes where in [`godwit_planner::drain`], and who starts when by the
+//! queue; here it is only done and written down.
 
 pub(crate) mod http;
 mod next;
@@ -44,7 +46,8 @@ use crate::storage::keeper::{Keeper, Writes};
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Drains that are over and remembered; the oldest are forgotten first.
 const MOST_OVER: usize = 1_000;
-/// Steps that one look takes at most for one drain: each is another than the one before, or nothing is left to do.
+/// Steps that one look takes at most for one drain: each is another than the one before, or nothing
+/// is left to do.
 const MOST_STEPS: usize = 4;
 
 /// Orders that wait for the task: who gives more waits.
@@ -104,7 +107,8 @@ impl Drains {
         all.values().find(is_open).map(|one| (one.id.clone(), one.state))
     }
 
-    /// Empties a host: it takes no VMs from here on, and a plan is made. Asked again while it runs, that drain is told.
+    /// Empties a host: it takes no VMs from here on, and a plan is made. Asked again while it runs,
+    /// that drain is told.
     pub(crate) async fn create(
         &self,
         host: &str,
@@ -115,7 +119,8 @@ impl Drains {
             .await
     }
 
-    /// Calls a drain off: VMs that wait stay, those on their way arrive, and the host takes VMs as before.
+    /// Calls a drain off: VMs that wait stay, those on their way arrive, and the host takes VMs as
+    /// before.
     pub(crate) async fn cancel(&self, id: &str) -> Result<Drain, Problem> {
         self.order(|answer| Order::Cancel(id.to_owned(), answer)).await
     }
@@ -250,7 +255,8 @@ impl Driver {
         let ids: Vec<String> = cancelled.map(|(id, _)| id.clone()).collect();
         for id in ids {
             if let Err(problem) = self.call_off_waiting(&id).await {
-                tracing::warn!(drain = id, %problem, "moves of a cancelled drain are not called off");
+                tracing::warn!(drain = id, %problem, "moves of a cancelled drain are not called \
+                    off");
             }
             self.show(&id);
         }
@@ -436,7 +442,8 @@ impl Driver {
         (arriving, running)
     }
 
-    /// Writes a drain, whether its host takes VMs, and the moves of a plan: together, as far as one transaction holds them. What does not go
+    /// Writes a drain, whether its host takes VMs, and the moves of a plan: together, as far as one
+    /// transaction holds them. What does not go
     /// with the rest, or is not taken in, is met again at the next look.
     async fn write(
         &mut self,

@@ -1,7 +1,9 @@
 //! What is to be done next for a drain, of what is known: no I/O and no clock.
 //!
-//! A VM that has no move and could go is **homeless**: it is planned and gets a move. So VMs that are met again later (their target was lost,
-//! their move failed, they came to the host meanwhile, or another manager took over between the plan and the moves) need no case of
+//! A VM that has no move and could go is **homeless**: it is planned and gets a move. So VMs that
+//! are met again later (their target was lost,
+//! their move failed, they came to the host meanwhile, or another manager took over between the
+//! plan and the moves) need no case of
 //! their own.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +22,8 @@ use crate::preflight;
 const MOST_MOVES_OF_A_VM: usize = 3;
 /// A move that has waited so long for its target's memory gets another target.
 const MEMORY_WAIT_MS: u64 = 60_000;
-/// So long a host that keeps pages of a VM may be silent before they are not waited for any more: what a cut lasts at most, unless somebody
+/// So long a host that keeps pages of a VM may be silent before they are not waited for any more:
+/// what a cut lasts at most, unless somebody
 /// asked for more, before a migration is given up.
 const PAGES_WAIT_MS: u64 = 5 * 60_000;
 /// What a waiting move's target will not come out of by itself soon.
@@ -33,7 +36,8 @@ pub(super) enum Next {
     Close,
     /// A plan for these VMs, and moves by it.
     Place(Vec<DrainVm>),
-    /// Moves that are planned and that nobody has asked for yet: the plan was too large for one transaction, and its rest was not written.
+    /// Moves that are planned and that nobody has asked for yet: the plan was too large for one
+    /// transaction, and its rest was not written.
     Submit(Vec<PlannedMove>),
     /// Call these moves off.
     CallOff(Vec<Leaving>),
@@ -108,7 +112,8 @@ pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, no
     }
 }
 
-/// Of a host that is not known any more: its moves end as failed, by themselves, and those that are on their way to it have their sources.
+/// Of a host that is not known any more: its moves end as failed, by themselves, and those that are
+/// on their way to it have their sources.
 fn forgotten(legs: &Legs<'_>) -> Next {
     if legs.live().next().is_some() { Next::Wait } else { Next::End(DrainState::Cancelled) }
 }
@@ -149,16 +154,19 @@ fn has_leg_back(back: &Way, legs: &Legs<'_>, vm: &str) -> bool {
     legs.back.get(vm).into_iter().flatten().any(|one| one.asked_unix_ms >= back.planned_at_ms)
 }
 
-/// Whether a planned move's VM may show yet: this manager has just begun, and the VM's host was not asked.
+/// Whether a planned move's VM may show yet: this manager has just begun, and the VM's host was not
+/// asked.
 fn is_awaited(planned: &PlannedMove, inventory: &Inventory) -> bool {
     inventory.vm_info(&planned.vm).is_none()
         && inventory.seen_host(&planned.source).is_some_and(|host| host.is_awaited)
 }
 
-/// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that are still to come. It goes afterwards.
+/// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that
+/// are still to come. It goes afterwards.
 fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let lacks = info.page_in.as_ref();
-    // What is left of it here after it was handed over goes by itself. A host that is silent reported
+    // What is left of it here after it was handed over goes by itself. A host that is silent
+    // reported
     // it before it handed the guest over, and reports again what it has.
     let is_left_over = || {
         !inventory.holds(&info.host, &info.name)
@@ -172,11 +180,13 @@ fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
         || lacks.is_some_and(|lacks| lacks.connected || pages_may_come(info, inventory, now_ms))
 }
 
-/// Whether a host may have the pages that a VM lacks and is not sent at present: one that is heard says that it keeps them, or one that is
+/// Whether a host may have the pages that a VM lacks and is not sent at present: one that is heard
+/// says that it keeps them, or one that is
 /// not heard has not been silent for long.
 fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let others = inventory.others_with(&info.name, &info.host);
-    // A host that keeps pages shows the VM as leaving, or where it was started anew meanwhile, as paused.
+    // A host that keeps pages shows the VM as leaving, or where it was started anew meanwhile, as
+    // paused.
     let keeps = |host: &String| {
         let told = inventory.vm_at(host, &info.name);
         told.is_some_and(|told| matches!(told.state, VmState::MigratingOut | VmState::Paused))
@@ -275,7 +285,8 @@ pub(super) fn homeless(
     vms.collect()
 }
 
-/// A VM whose name another host holds: moves by that name are the other VM's, so the manager moves it nowhere.
+/// A VM whose name another host holds: moves by that name are the other VM's, so the manager moves
+/// it nowhere.
 fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
     let (name, here) = (&info.name, &info.host);
     let holder = inventory.holder(name).unwrap_or("another host");
@@ -377,7 +388,8 @@ mod tests {
         assert!(waits(&inventory, 10 * PAGES_WAIT_MS), "it is heard");
         inventory.lost("b", "silent");
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
-        // After the manager's start nobody knows where its pages are, until every host has been asked.
+        // After the manager's start nobody knows where its pages are, until every host has been
+        // asked.
         inventory.heard("b", HostEvent::VmGone("db".to_owned()), 1);
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
         inventory.plan_host("c", crate::cluster::inventory::HostPlan::default());

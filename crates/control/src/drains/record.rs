@@ -224,7 +224,8 @@ fn progress(leg: &BTreeMap<&str, Vec<&Move>>) -> BTreeMap<String, Progress> {
     leg.iter().filter_map(|(vm, all)| Some(((*vm).to_owned(), of(all.last()?)))).collect()
 }
 
-/// The share of a migration that is done, 0 to 1: by its time where that is foreseen, else by its bytes.
+/// The share of a migration that is done, 0 to 1: by its time where that is foreseen, else by its
+/// bytes.
 fn done(one: &Move) -> f64 {
     let Some(progress) = &one.progress else { return 0.0 };
     match progress.eta_ms {

@@ -1,5 +1,7 @@
-//! A drain as the store has it. It never outgrows what the store takes in one value: a drain that could not be written could neither end nor be
-//! called off. Its texts alone have no bound of their own, so they are shortened where there is no room; everything else of a VM is small, and a
+//! A drain as the store has it. It never outgrows what the store takes in one value: a drain that
+//! could not be written could neither end nor be
+//! called off. Its texts alone have no bound of their own, so they are shortened where there is no
+//! room; everything else of a VM is small, and a
 //! host of more VMs than fit is not drained at once ([`check_size`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +19,8 @@ use crate::cluster::text::beginning;
 
 pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
 
-/// What the way out may take: the way back and what became of each VM take as much again, and targets that were passed over the rest.
+/// What the way out may take: the way back and what became of each VM take as much again, and
+/// targets that were passed over the rest.
 const MOST_PLAN_BYTES: usize = MOST_VALUE_BYTES / 4;
 /// What is kept of a text, in bytes: as much of it as there is room for.
 const TEXT_BYTES: [usize; 4] = [300, 120, 40, 0];
@@ -194,7 +197,8 @@ pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
     let vms = plan.moves.len() + plan.stays.len();
     let fit = vms.saturating_mul(MOST_PLAN_BYTES) / is;
     let detail = format!(
-        "host {host} has {vms} VMs, too many for one drain: a plan with these names has room for about {fit}"
+        "host {host} has {vms} VMs, too many for one drain: a plan with these names has room \
+            for about {fit}"
     );
     let remedy = format!(
         "empty it in parts: set it into maintenance (`godwit control host maintenance {host} on`), move some of its VMs with \

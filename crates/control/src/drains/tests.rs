@@ -13,7 +13,8 @@ use crate::moves::{AgentAnswer, Agents, Job};
 
 const GIB: u64 = 1 << 30;
 
-/// Agents that move a VM at once, or refuse to move any to some hosts; where those have [`SLOW`] in them, what is begun has no end.
+/// Agents that move a VM at once, or refuse to move any to some hosts; where those have [`SLOW`] in
+/// them, what is begun has no end.
 struct QuickAgents {
     state: Arc<State>,
     refused: Vec<&'static str>,
@@ -491,7 +492,7 @@ async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     let db = of(&done, "db");
     assert_eq!((db.state, rig.host_of("db").as_str()), (DrainVmState::Stays, "a"));
     assert!(
-        db.reason.contains("7 pages of it") && db.reason.contains("no connection"),
+        db.reason.contains("7 of its pages") && db.reason.contains("not connected"),
         "{}",
         db.reason
     );
@@ -504,7 +505,8 @@ fn second(name: &str, epoch: u64) -> HostEvent {
     HostEvent::Vm(Box::new(VmInfo { epoch, spec: VmSpec { uuid, ..info.spec.clone() }, ..*info }))
 }
 
-/// Before, the one of the lower epoch was invisible: a drain of its host ended with it running there.
+/// Before, the one of the lower epoch was invisible: a drain of its host ended with it running
+/// there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_guest_of_a_name_keeps_its_host_from_being_empty() {
     for epoch in [0, 9] {

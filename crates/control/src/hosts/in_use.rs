@@ -1,4 +1,5 @@
-//! What keeps a host from being forgotten unless somebody insists: its drain, moves of it, and VMs that run there.
+//! Check before a host is forgotten without `force`: its drain, its moves, and the VMs that it
+//! runs.
 
 use godwit_api::VmState;
 use godwit_api::control::{DrainState, Problem, ProblemCode};
@@ -8,7 +9,7 @@ use crate::cluster::inventory::Inventory;
 use crate::drains::Drains;
 use crate::moves::Moves;
 
-/// Names that a refusal tells.
+/// Most names that a refusal lists.
 const MOST_NAMES: usize = 5;
 
 /// Refuses to forget a host that is in use.
@@ -19,14 +20,15 @@ pub(crate) fn check_unused(
     inventory: &Inventory,
 ) -> Result<(), Problem> {
     let remedy = format!(
-        "wait for its end or call it off; `godwit control host forget {host} --force` (`?force=true`) ends it as failed"
+        "wait for its end or cancel it; `godwit control host forget {host} --force` (`?force=true`) \
+        ends it as failed"
     );
     let refused = |what: String, remedy: &str| {
         Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), remedy)
     };
     if let Some((id, state)) = drains.of_host(host) {
         let does =
-            if state == DrainState::Undoing { "is being filled again" } else { "is being emptied" };
+            if state == DrainState::Undoing { "is being refilled" } else { "is being drained" };
         return Err(refused(format!("{does} by drain {id}"), &remedy));
     }
     let moves: Vec<String> = {
@@ -45,21 +47,22 @@ pub(crate) fn check_unused(
     let vms = inventory.vms_of(host).filter(|info| runs(info.state));
     let vms: Vec<String> = vms.map(|info| info.name.clone()).collect();
     if !vms.is_empty() && inventory.is_heard(host) {
-        let what = format!("answers, and runs {}: {}", Count(vms.len(), "VM"), some(&vms));
+        let what = format!("is reachable and runs {}: {}", Count(vms.len(), "VM"), some(&vms));
         let remedy = format!(
-            "empty it with `godwit host drain {host}`; with `godwit control host forget {host} --force` (`?force=true`) they run on, and no \
-             manager knows of them"
+            "drain it with `godwit host drain {host}`; with \
+            `godwit control host forget {host} --force` (`?force=true`) they run on, and no manager \
+            knows them"
         );
         return Err(refused(what, &remedy));
     }
     Ok(())
 }
 
-/// The first of these names, and how many follow.
+/// Returns the first of these names, and the number of the others.
 fn some(names: &[String]) -> String {
-    let told = names[..names.len().min(MOST_NAMES)].join(", ");
+    let first = names[..names.len().min(MOST_NAMES)].join(", ");
     match names.len().saturating_sub(MOST_NAMES) {
-        0 => told,
-        more => format!("{told} and {more} more"),
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }

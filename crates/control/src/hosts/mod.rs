@@ -1,7 +1,9 @@
-//! Hosts: how they are added, changed, forgotten, and how they join with a token.
+//! Hosts: adding, changing and forgetting them, and joining with a token.
 //!
-//! It owns join tokens and their records; what is planned of a host is `agents`' record. It calls the cluster, agents, access (to revoke a host's certificates), and moves and
-//! drains, which keep a host from being forgotten.
+//! This module owns join tokens and their records; the record of a host's plan belongs to `agents`.
+//! It
+//! calls the cluster, agents, access (to revoke a host's certificates), and moves and drains, which
+//! can prevent that a host is forgotten.
 
 pub(crate) mod http;
 pub(crate) mod in_use;
@@ -29,16 +31,16 @@ use crate::storage::planning::Planning;
 use crate::storage::term::Term;
 use in_use::check_unused;
 
-/// The most that a host's link is taken for.
+/// Highest speed that can be set for a host's link: 1 Pb/s.
 const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
-/// The most moves at a time that a host may be set to.
+/// Highest limit of concurrent moves that can be set for a host.
 const MOST_MOVES: u32 = 1000;
 
-/// Hosts, as people ask for them and as they join.
+/// Service for requests about hosts and for joining hosts.
 #[derive(Clone)]
 pub(crate) struct HostRequests(Arc<HostMeans>);
 
-/// What [`HostRequests`] works with.
+/// Dependencies of [`HostRequests`].
 pub(crate) struct HostMeans {
     pub(crate) state: Arc<State>,
     pub(crate) agents: Arc<Agents>,
@@ -50,7 +52,7 @@ pub(crate) struct HostMeans {
     pub(crate) moves: Arc<Term<Moves>>,
     pub(crate) drains: Arc<Term<Drains>>,
     pub(crate) planning: Planning,
-    /// This manager, by whose name no host may be called.
+    /// This manager, whose name no host may have.
     pub(crate) candidate: Candidate,
 }
 
@@ -67,26 +69,26 @@ impl HostRequests {
         HostRequests(Arc::new(means))
     }
 
-    /// One host.
+    /// Returns one host.
     ///
     /// # Errors
-    /// [`ProblemCode::NotFound`]: no such host is known.
+    /// [`ProblemCode::NotFound`]: unknown host.
     pub(crate) fn host(&self, name: &str) -> Result<ManagedHost, Problem> {
         self.state.inventory().host(name).ok_or_else(|| no_host(name))
     }
 
-    /// Knows a host from now on.
+    /// Adds a host.
     pub(crate) async fn add_host(&self, request: AddHost) -> Result<ManagedHost, Problem> {
         let AddHost { name, address, labels, link_bits_per_s, most_moves } = request;
         check_name(&name)?;
         let plan = HostPlan { address, labels, link_bits_per_s, most_moves, maintenance: false };
         check_plan(&plan)?;
-        // What asks an agent keeps nobody waiting who plans.
+        // Outside of `planning`, so that a slow agent delays no other change.
         let cpu = self.baseline.ask_new_host(&name, &plan.address).await?;
         let hosts = self.clone();
         self.planning
             .change(|keeper| async move {
-                // One that is there already is refused as such.
+                // If the host exists, `insert` refuses it.
                 let is_new = hosts.state.inventory().host_plan(&name).is_none();
                 if let Some(cpu) = cpu.filter(|_| is_new) {
                     hosts.baseline.check_new_host(&name, &cpu)?;
@@ -98,7 +100,7 @@ impl HostRequests {
             .await
     }
 
-    /// Changes what is planned of a host.
+    /// Changes a host's plan.
     pub(crate) async fn update_host(
         &self,
         name: &str,
@@ -129,8 +131,9 @@ impl HostRequests {
             .await
     }
 
-    /// Knows a host no more, and revokes its certificates. One that is in use only with `force`: its moves end as failed
-    /// then, and its drain ends.
+    /// Forgets a host and revokes its certificates. A host in use is forgotten only with `force`:
+    /// its
+    /// moves then end as failed, and its drain ends.
     pub(crate) async fn forget_host(&self, name: &str, force: bool) -> Result<(), Problem> {
         let name = name.to_owned();
         let hosts = self.clone();
@@ -145,7 +148,7 @@ impl HostRequests {
                         &hosts.state.inventory(),
                     )?;
                 }
-                // A host that is gone for good shows its certificate to nobody any more.
+                // A forgotten host's certificate must not be valid any more.
                 hosts.certificates.revoke_host(&keeper, &name).await?;
                 keeper.remove(HOSTS, &name).await?;
                 hosts.fleet.leave_host(&name);
@@ -158,15 +161,14 @@ impl HostRequests {
     }
 }
 
-/// A host that is emptied takes no VMs until that is over.
+/// Checks that a host is not being drained: until the drain ends, it must stay in maintenance.
 fn check_not_emptied(host: &str, drains: &Drains) -> Result<(), Problem> {
     let Some((id, _)) = drains.of_host(host).filter(|(_, state)| *state == DrainState::Running)
     else {
         return Ok(());
     };
-    let detail = format!("host {host} is being emptied by drain {id}");
-    let remedy =
-        format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
+    let detail = format!("host {host} is being drained by drain {id}");
+    let remedy = format!("wait for its end, or cancel it with `godwit host drain {host} --cancel`");
     Err(Problem::new(ProblemCode::WrongState, detail, remedy))
 }
 
@@ -175,21 +177,27 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
         |detail: &str, remedy: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
     if plan.link_bits_per_s == Some(0) {
         return wrong(
-            "a link of 0 bits a second carries nothing",
-            "leave it out, or say what it carries",
+            "invalid link speed: 0 bits per second",
+            "give the link's speed, or leave it out",
         );
     }
     if plan.link_bits_per_s.is_some_and(|bits| bits > MOST_LINK_BITS_PER_S) {
-        return wrong("no link carries that much", "give bits a second, 1 Pb/s at most");
+        return wrong(
+            "invalid link speed: more than 1 Pb/s",
+            "give bits per second, 1 Pb/s at most",
+        );
     }
     if plan.most_moves == Some(0) {
         return wrong(
-            "a host of which no VM may go or come can't be managed",
-            "set maintenance instead",
+            "invalid limit of concurrent moves: 0",
+            "give 1 to 1000, or set maintenance instead",
         );
     }
     if plan.most_moves.is_some_and(|moves| moves > MOST_MOVES) {
-        return wrong("too many moves at a time", "1000 at most; leave it out to go by the link");
+        return wrong(
+            "invalid limit of concurrent moves: more than 1000",
+            "give 1 to 1000, or leave it out to derive it from the link",
+        );
     }
     check_labels(&plan.labels)
 }

@@ -121,9 +121,9 @@ fn vms_that_break_a_rule_are_named_with_the_reason() {
     // Of two hosts with equally many VMs, the first by name.
     assert_eq!(breakers(&of("together", &["x", "z"], None)), ["z on c, and x on a"]);
     let on = of("on", &["x", "z"], Some(json!({ "names": ["b"], "labels": { "rack": "2" } })));
-    assert_eq!(breakers(&on), ["x on a, which is none of the rule's hosts"]);
+    assert_eq!(breakers(&on), ["x on a, which is not one of the rule's hosts"]);
     let not_on = of("not-on", &["x", "z"], Some(json!({ "labels": { "rack": "2" } })));
-    assert_eq!(breakers(&not_on), ["z on c, where it is not to be"]);
+    assert_eq!(breakers(&not_on), ["z on c, which the rule excludes"]);
     // An absent VM breaks no rule.
     let kept = of("apart", &["x", "z", "later"], None);
     assert_eq!(

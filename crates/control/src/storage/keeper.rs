@@ -476,7 +476,7 @@ fn problem(error: &RecordError) -> Problem {
         _ => ProblemCode::ManagerFailed,
     };
     let remedy = match error.remedy() {
-        remedy if remedy.is_empty() => "see what the manager has logged, and docs/store.md".into(),
+        remedy if remedy.is_empty() => "see the manager's log and docs/store.md".into(),
         remedy => remedy,
     };
     Problem::new(code, error.to_string(), remedy)
@@ -576,7 +576,7 @@ mod tests {
         let refused =
             StoreError::Refused { store: "s".into(), why: "no space".into(), remedy: "compact it" };
         for (error, detail, remedy) in [
-            (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "at once", "ask for less"),
+            (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "the limit is 1", "request less"),
             (unavailable, "no answer", "try again"),
             (refused, "no space", "compact it"),
             (StoreError::Settings { why: "none".into() }, "none", "docs/store.md"),

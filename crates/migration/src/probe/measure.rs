@@ -143,7 +143,8 @@ fn ends_all(failure: &Failure) -> bool {
 }
 
 fn lane_report(failure: &Failure) -> Fault {
-    let remedy = "check the network between the two addresses; a migration leaves out a lane that can't be connected";
+    let remedy = "check the network between the two addresses; a migration leaves out a lane \
+        that can't be connected";
     Fault { remedy: remedy.to_owned(), ..failure.to_fault() }
 }
 

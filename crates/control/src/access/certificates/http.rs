@@ -17,7 +17,8 @@ where
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show_revoked)).routes(routes!(revoke))
 }
 
-/// Hosts' certificates that the manager has issued or seen, and all that are revoked, by serial number.
+/// Hosts' certificates that the manager has issued or seen, and all that are revoked, by serial
+/// number.
 #[utoipa::path(get, path = "/api/v1/certificates", operation_id = "list_certificates", tag = "access", responses(
     (status = 200, description = "Certificates", body = Vec<CertificateInfo>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -40,7 +41,8 @@ async fn show_revoked(
     Ok(Json(certificates.revoked()?))
 }
 
-/// Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next connection on. It is never good again.
+/// Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next
+/// connection on. It is never good again.
 #[utoipa::path(put, path = "/api/v1/revocations/{serial}", operation_id = "revoke_certificate", tag = "access",
     params(("serial" = String, Path, description = "Its serial number, hexadecimal digits", pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
     (status = 200, description = "The list as it is now", body = RevokedCertificates),

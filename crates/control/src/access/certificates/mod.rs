@@ -1,7 +1,10 @@
-//! Certificates that are revoked: which there are, the list that the authority signs, and that every agent gets it.
+//! Certificates that are revoked: which there are, the list that the authority signs, and that
+//! every agent gets it.
 //!
-//! The list in the store is what counts: the manager that leads signs it, every manager reads it, and each handshake of a
-//! manager checks it. Which certificates a host has is noted when one is issued and when one is seen.
+//! The list in the store is what counts: the manager that leads signs it, every manager reads it,
+//! and each handshake of a
+//! manager checks it. Which certificates a host has is noted when one is issued and when one is
+//! seen.
 
 pub(crate) mod http;
 #[cfg(test)]
@@ -202,7 +205,8 @@ impl Certificates {
             tracing::warn!(
                 host,
                 ?serials,
-                "this manager has no authority that signs: revoke the host's certificates with `godwit pki revoke`"
+                "this manager has no authority that signs: revoke the host's certificates with \
+                    `godwit pki revoke`"
             );
             return Ok(());
         }
@@ -245,7 +249,8 @@ impl Certificates {
 
 fn failed(error: &PkiError) -> Problem {
     if let PkiError::BadList { .. } = error {
-        let remedy = "see crl.pem beside the certificate of [authority]; where the list is full, make a new authority (docs/recover.md)";
+        let remedy = "see crl.pem beside the certificate of [authority]; where the list is \
+            full, make a new authority (docs/recover.md)";
         return Problem::new(ProblemCode::WrongState, error.to_string(), error.remedy_and(remedy));
     }
     let remedy = "see the files of [authority] in the manager's configuration";
@@ -260,7 +265,8 @@ fn told(list: &RevocationList) -> RevokedCertificates {
     }
 }
 
-/// Gives the list to every agent that lacks it, and notes hosts' certificates, as long as this manager leads.
+/// Gives the list to every agent that lacks it, and notes hosts' certificates, as long as this
+/// manager leads.
 pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
     let mut look = interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -274,20 +280,23 @@ pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
     }
 }
 
-/// Notes certificates that hosts have shown, also those that were issued by hand. What cannot be written waits.
+/// Notes certificates that hosts have shown, also those that were issued by hand. What cannot be
+/// written waits.
 async fn note_seen(hosts: &Hosts, keeper: &Keeper, waiting: &mut Vec<Description>) {
     let own = hosts.identity().map_or(&[][..], Identity::addresses);
     let fresh = hosts.revocations.take_seen().into_iter().filter(|seen| seen.role == Role::Host);
     waiting.extend(fresh.inspect(|seen| {
         // Earlier versions let a joining host choose its addresses.
-        let shared: Vec<_> = seen.addresses.iter().filter(|address| own.contains(address)).collect();
+        let shared: Vec<_> =
+            seen.addresses.iter().filter(|address| own.contains(address)).collect();
         if !shared.is_empty() {
             let (host, serial) = (&seen.name, &seen.serial);
             tracing::warn!(
                 host,
                 %serial,
                 ?shared,
-                "a host's certificate stands for addresses of this manager: have the host join anew and revoke it, unless both are one machine"
+                "a host's certificate stands for addresses of this manager: have the host join \
+                    anew and revoke it, unless both are one machine"
             );
         }
     }));

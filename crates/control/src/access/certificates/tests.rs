@@ -1,4 +1,5 @@
-//! Certificates are noted, revoked and told to agents, over the whole of the manager and simulated agents.
+//! Certificates are noted, revoked and told to agents, over the whole of the manager and simulated
+//! agents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -89,7 +90,8 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
     assert!(read.revoked().contains_key(&old.parse().unwrap()) && read.number() == list.number);
     until(|| fleet.revoked_at(stays).as_ref() == Some(&list.list)).await;
 
-    // It joins anew by another certificate. What `godwit pki revoke` put on the authority's list is on the next one.
+    // It joins anew by another certificate. What `godwit pki revoke` put on the authority's list is
+    // on the next one.
     join(&managed, dir.path(), gone, gone_at).await;
     let by_hand = "4100000000000000000000000000000b";
     authority.revoke([by_hand.parse().unwrap()]).unwrap();

@@ -1,15 +1,19 @@
 //! Which guest has a name, and which host holds it.
 //!
-//! A name is a label: any host can report a VM of any name. So what operations on a name go to is its **binding**: the
-//! guest (uuid and incarnation) and the host that holds it. A binding begins with the first host that reports the name.
+//! A name is a label: any host can report a VM of any name. So what operations on a name go to is
+//! its **binding**: the
+//! guest (uuid and incarnation) and the host that holds it. A binding begins with the first host
+//! that reports the name.
 //! It moves only where the holder agrees:
 //!
-//! - the holder reports a migration of the VM to another host, or the manager began one, and that host reports the same
+//! - the holder reports a migration of the VM to another host, or the manager began one, and that
+//!   host reports the same
 //!   guest in a later epoch;
 //! - the holder, heard, has the VM no more;
 //! - its host is forgotten, or an operator binds the name.
 //!
-//! Every other claim is a **conflict**: shown, and without effect. The store keeps bindings, so that a new leader trusts
+//! Every other claim is a **conflict**: shown, and without effect. The store keeps bindings, so
+//! that a new leader trusts
 //! no earlier claim than the one before did.
 
 use std::collections::BTreeMap;
@@ -38,7 +42,8 @@ impl Binding {
         Binding { uuid: info.spec.uuid, incarnation: info.incarnation, host: info.host.clone() }
     }
 
-    /// Returns whether a host reports the same guest. Agents of older versions report no incarnation.
+    /// Returns whether a host reports the same guest. Agents of older versions report no
+    /// incarnation.
     fn is_of(&self, info: &VmInfo) -> bool {
         let same_uuid =
             self.uuid.is_none() || info.spec.uuid.is_none() || self.uuid == info.spec.uuid;
@@ -158,7 +163,8 @@ impl Bound {
         promised.or_else(others)
     }
 
-    /// Returns whether a report that is not the holder's belongs to a hand-over that is under way, or was.
+    /// Returns whether a report that is not the holder's belongs to a hand-over that is under way,
+    /// or was.
     fn explains(&self, info: &VmInfo, claims: &Claims<'_>) -> bool {
         let Some(binding) = &self.binding else { return true };
         if info.state == VmState::MigratingIn {

@@ -75,14 +75,16 @@ impl Inventory {
         self.cluster.baseline.as_ref()
     }
 
-    /// What QEMU's `-cpu` takes for a VM that names no model of its own: the cluster's baseline, with all its features and settings. None:
+    /// What QEMU's `-cpu` takes for a VM that names no model of its own: the cluster's baseline,
+    /// with all its features and settings. None:
     /// there is none, and the host's default holds.
     #[must_use]
     pub fn guest_cpu_model(&self) -> Option<&str> {
         self.baseline().map(|baseline| baseline.cpu_model.as_str())
     }
 
-    /// What a host lacks of the cluster's baseline, by what its agent told last. Empty: nothing, or there is no baseline. None: it has not
+    /// What a host lacks of the cluster's baseline, by what its agent told last. Empty: nothing, or
+    /// there is no baseline. None: it has not
     /// told what CPU its guests can have, or it is not known.
     #[must_use]
     pub fn lacks_of_baseline(&self, host: &str) -> Option<CpuFeatures> {
@@ -91,7 +93,8 @@ impl Inventory {
         Some(host.lacks.clone())
     }
 
-    /// Sets the CPU that guests of the cluster get. Hosts that fall short of it otherwise than before are told.
+    /// Sets the CPU that guests of the cluster get. Hosts that fall short of it otherwise than
+    /// before are told.
     pub fn plan_baseline(&mut self, plan: Option<BaselinePlan>) -> Vec<Change> {
         if self.cluster.baseline == plan {
             return Vec::new();
@@ -122,7 +125,8 @@ impl Inventory {
         self.cluster.rules.get(name)
     }
 
-    /// Those that a filter lets through, by name, a page at a time, each with the first of the VMs by which it is broken.
+    /// Those that a filter lets through, by name, a page at a time, each with the first of the VMs
+    /// by which it is broken.
     pub(crate) fn rules_page(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
         let found = self.cluster.rules.iter().filter(|(_, rule)| {
             filter.vm.as_ref().is_none_or(|vm| rule.vms.contains(vm))

@@ -1,6 +1,8 @@
-//! Which hosts and VMs there are: what is planned, and beside it what the agents tell. In memory; no I/O and no clock.
+//! Which hosts and VMs there are: what is planned, and beside it what the agents tell. In memory;
+//! no I/O and no clock.
 //!
-//! What runs on a host is what that host reports: names are unique there. In the cluster a name is a label, and
+//! What runs on a host is what that host reports: names are unique there. In the cluster a name is
+//! a label, and
 //! [`bindings`] says which host holds it; the others that report it are shown beside it.
 
 #[cfg(test)]
@@ -83,7 +85,8 @@ struct Host {
     info: Option<Arc<HostInfo>>,
     /// What it lacks of the cluster's baseline, by `info`.
     lacks: CpuFeatures,
-    /// Of the other hosts that its agent knows; `info` has none of them, as each host would have all.
+    /// Of the other hosts that its agent knows; `info` has none of them, as each host would have
+    /// all.
     peers_digest: Option<u64>,
     heard_unix_ms: Option<u64>,
     /// VMs that it told of last, and the bytes of each.
@@ -177,7 +180,8 @@ impl Host {
         }
     }
 
-    /// Compares what it gives to guests with the cluster's baseline; whether that came out otherwise than before.
+    /// Compares what it gives to guests with the cluster's baseline; whether that came out
+    /// otherwise than before.
     fn compare(&mut self, baseline: Option<&Baseline>) -> bool {
         let cpu = self.info.as_ref().and_then(|info| info.cpu.as_ref());
         let lacks =
@@ -412,7 +416,8 @@ impl Inventory {
         })
     }
 
-    /// Where else a VM runs, by what hosts tell that are heard: it was made anew while its old host was away, and that is back with the old one.
+    /// Where else a VM runs, by what hosts tell that are heard: it was made anew while its old host
+    /// was away, and that is back with the old one.
     fn also_runs_at(&self, vm: &Vm, main: &VmInfo) -> Vec<String> {
         // A host that keeps pages for a guest that was handed over has it paused.
         let runs = |info: &VmInfo| {
@@ -513,7 +518,8 @@ impl Inventory {
         hosts.find(|(_, host)| host.state != HostState::Up).map(|(name, _)| name.as_str())
     }
 
-    /// A host that has not been heard since this manager began, and of which nothing says that it is away; none: there is none.
+    /// A host that has not been heard since this manager began, and of which nothing says that it
+    /// is away; none: there is none.
     #[must_use]
     pub fn awaited_host(&self) -> Option<&str> {
         self.hosts.iter().find(|(_, host)| host.is_awaited()).map(|(name, _)| name.as_str())

@@ -1,4 +1,5 @@
-//! How many moves may run at a time: what the configuration says, over that what was set since, and over both what single hosts are set to.
+//! How many moves may run at a time: what the configuration says, over that what was set since, and
+//! over both what single hosts are set to.
 
 use std::collections::BTreeMap;
 

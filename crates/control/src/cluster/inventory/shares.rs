@@ -78,7 +78,8 @@ fn networks_of(spec: &VmSpec) -> BTreeSet<&str> {
     spec.nics.iter().map(|nic| nic.network.as_str()).collect()
 }
 
-/// The directories that its disks are in, each once: what is mounted there is shared by those who are.
+/// The directories that its disks are in, each once: what is mounted there is shared by those who
+/// are.
 pub(crate) fn datastores_of(spec: &VmSpec) -> BTreeSet<String> {
     spec.disks.iter().filter_map(|disk| Some(disk.path.parent()?.display().to_string())).collect()
 }

@@ -1,4 +1,4 @@
-//! The requests by which hosts join.
+//! Requests about join tokens, and the request with which a host joins.
 
 use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
@@ -24,11 +24,13 @@ where
         .routes(routes!(join))
 }
 
-/// Every join token, without its secret.
+/// Lists join tokens, without their secrets.
 #[utoipa::path(get, path = "/api/v1/join-tokens", tag = "access", responses(
     (status = 200, description = "Join tokens", body = Vec<JoinTokenInfo>),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn list_join_tokens(
     State(hosts): State<HostRequests>,
@@ -36,11 +38,16 @@ async fn list_join_tokens(
     Ok(Json(hosts.join_tokens().await?))
 }
 
-/// Lets one host join, once. The token's secret is told in the answer and never again.
-#[utoipa::path(post, path = "/api/v1/join-tokens", tag = "access", request_body = JoinGrant, responses(
+/// Creates a token with which one host can join once.
+///
+/// Only this answer contains the token's secret.
+#[utoipa::path(post, path = "/api/v1/join-tokens", tag = "access", request_body = JoinGrant,
+    responses(
     (status = 201, description = "The token", body = JoinToken),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn create_join_token(
     State(hosts): State<HostRequests>,
@@ -52,11 +59,16 @@ async fn create_join_token(
     Ok(made(StatusCode::CREATED, named, token))
 }
 
-/// Revokes a join token. A host that has joined by it stays.
-#[utoipa::path(delete, path = "/api/v1/join-tokens/{id}", tag = "access", params(("id" = String, Path, description = "Its id")), responses(
-    (status = 204, description = "It is revoked"),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+/// Revokes a join token.
+///
+/// A host that has joined with it stays.
+#[utoipa::path(delete, path = "/api/v1/join-tokens/{id}", tag = "access",
+    params(("id" = String, Path, description = "ID of the token")), responses(
+    (status = 204, description = "The token is revoked"),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn revoke_join_token(
     State(hosts): State<HostRequests>,
@@ -66,11 +78,18 @@ async fn revoke_join_token(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A host joins by its token: it gets a certificate for the key that it made, and is followed from now on.
-#[utoipa::path(post, path = "/api/v1/join", operation_id = "join_host", tag = "access", request_body = JoinRequest, security(()), responses(
-    (status = 201, description = "Its certificate", body = Joined),
-    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
-    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+/// Joins a host with its token.
+///
+/// The host gets a certificate for the key that it generated. The manager follows its agent from
+/// then
+/// on.
+#[utoipa::path(post, path = "/api/v1/join", operation_id = "join_host", tag = "access",
+    request_body = JoinRequest, security(()), responses(
+    (status = 201, description = "The host's certificate", body = Joined),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
 ))]
 async fn join(
     State(hosts): State<HostRequests>,

@@ -1,5 +1,5 @@
-//! Hosts join: an admin makes a token for one of them, the host shows it with a key of its own making, and has a certificate and a place
-//! among the hosts.
+//! Joining: an admin creates a token for a host. The host sends it with a certificate request for a
+//! key that it generated, gets a certificate, and is added to the hosts.
 
 pub(crate) mod http;
 pub(crate) mod record;
@@ -25,15 +25,15 @@ use crate::hosts::join::record::JOIN_TOKENS;
 use crate::hosts::join::token::{JoinTokenRecord, JoinUse, unknown_join_token};
 use crate::storage::keeper::Keeper;
 
-/// How long a host's certificate is good for, as `godwit pki issue` has it.
+/// Validity of a host's certificate, days: the default of `godwit pki issue`.
 const CERTIFICATE_DAYS: u32 = 365;
-/// The most addresses that a certificate stands for.
+/// Most addresses in a request to join.
 const MOST_ADDRESSES: usize = 64;
-/// The longest time that a join token is good for, minutes: a week.
+/// Longest validity of a join token, minutes: a week.
 const LONGEST_MINUTES: u32 = 7 * 24 * 60;
 
 impl HostRequests {
-    /// Lets one host join, once.
+    /// Creates a token with which one host can join once.
     pub(crate) async fn create_join_token(
         &self,
         grant: JoinGrant,
@@ -41,7 +41,7 @@ impl HostRequests {
     ) -> Result<JoinToken, Problem> {
         let authority = self.authorities.authority()?.fingerprint;
         if !(1..=LONGEST_MINUTES).contains(&grant.minutes) {
-            let detail = format!("a join token can't be good for {} minutes", grant.minutes);
+            let detail = format!("invalid validity of a join token: {} minutes", grant.minutes);
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 10080"));
         }
         check_name(&grant.host).map_err(|error| of_pki(&error))?;
@@ -50,7 +50,8 @@ impl HostRequests {
             self.agents.client(&grant.host, address)?;
         }
         let failed = |error: std::io::Error| {
-            Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
+            let detail = format!("cannot generate a secret: {error}");
+            Problem::new(ProblemCode::ManagerFailed, detail, "")
         };
         let secret = Secret::draw().map_err(failed)?;
         let now = now_unix_ms();
@@ -71,17 +72,17 @@ impl HostRequests {
         Ok(JoinToken { info: record.info(secret.id()), token: text.to_string() })
     }
 
-    /// Every join token, used ones too, until they are pruned.
+    /// Returns all join tokens, including used ones that are not pruned yet.
     pub(crate) async fn join_tokens(&self) -> Result<Vec<JoinTokenInfo>, Problem> {
         let all = self.keeper.get()?.read_all(JOIN_TOKENS).await?;
         Ok(all.into_iter().map(|(id, saved)| JoinTokenRecord::from(saved).info(&id)).collect())
     }
 
-    /// Revokes one; a host that has joined by it stays.
+    /// Revokes a join token. A host that has joined with it stays.
     pub(crate) async fn revoke_join_token(&self, id: &str) -> Result<(), Problem> {
         let keeper = self.keeper.get()?;
         let missing = || {
-            let detail = format!("no join token {id}");
+            let detail = format!("unknown join token {id}");
             Problem::new(ProblemCode::NotFound, detail, "see `godwit control join-token list`")
         };
         let kept = keeper.find(JOIN_TOKENS, id).await?.ok_or_else(missing)?;
@@ -89,25 +90,29 @@ impl HostRequests {
         keeper.write_unknown(remove).await.map(drop)
     }
 
-    /// Lets a host in that shows its token: signs for its key, and follows its agent from now on. The token is used in the same transaction
-    /// in which the host is written.
+    /// Admits a host by its token: signs a certificate for its key and follows its agent. One
+    /// transaction marks the token as used and writes the host.
     pub(crate) async fn join(&self, request: JoinRequest) -> Result<Joined, Problem> {
         let hosts = self.clone();
         self.planning.change(|keeper| async move { hosts.let_in(&keeper, request).await }).await
     }
 
-    /// Refuses a host's name by which this manager is known: the host's certificate would be valid for it.
+    /// Refuses this manager's names for a host: the host's certificate would be valid for the
+    /// manager.
     fn check_not_a_manager(&self, host: &str) -> Result<(), Problem> {
         let names = [host_of(&self.candidate.address), self.agents.identity().map(Identity::name)];
         if !names.into_iter().flatten().any(|name| name.eq_ignore_ascii_case(host)) {
             return Ok(());
         }
-        let detail = format!("a host cannot be called {host}: this manager is");
-        Err(Problem::new(ProblemCode::InvalidRequest, detail, "give the host a name of its own"))
+        let detail = format!("cannot use {host} as a host's name: it is this manager's name");
+        Err(Problem::new(ProblemCode::InvalidRequest, detail, "give the host another name"))
     }
 
-    /// Addresses that the certificate of a host stands for: the agent's address of its token, which an admin has named.
-    /// What the host itself says of addresses is not used, as it could name the manager's or another host's.
+    /// Returns the addresses for a host's certificate: the agent's address in its token, which an
+    /// admin
+    /// has set. Addresses that the host itself sends are not used, because it could name those of
+    /// the
+    /// manager or of another host.
     fn certificate_addresses(&self, token: &JoinTokenRecord) -> Vec<IpAddr> {
         let named = |address: &str| host_of(address)?.parse::<IpAddr>().ok();
         let own = self.agents.identity().map_or(&[][..], Identity::addresses);
@@ -129,7 +134,7 @@ impl HostRequests {
             return Err(Problem::new(
                 ProblemCode::InvalidRequest,
                 "too many addresses",
-                "64 at most",
+                "give 64 at most",
             ));
         }
         let text: JoinTokenText = request.token.parse().map_err(|_| unknown_join_token())?;
@@ -137,7 +142,8 @@ impl HostRequests {
         let kept = keeper.find(JOIN_TOKENS, secret.id()).await?.ok_or_else(unknown_join_token)?;
         let mut token = JoinTokenRecord::from(kept.record);
         let key = requested_key(&request.request).ok_or_else(|| {
-            of_pki(&PkiError::BadRequest { why: "it is no certificate signing request".to_owned() })
+            let why = "it is not a certificate signing request".to_owned();
+            of_pki(&PkiError::BadRequest { why })
         })?;
         let now = now_unix_ms();
         let address = token.admit(&secret, &request, key, now)?;
@@ -156,7 +162,7 @@ impl HostRequests {
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-        // By its serial number the certificate can be revoked.
+        // Revocation needs the certificate's serial number.
         let serial = signed.description.serial.to_string();
         let noted = CERTIFICATES
             .insert(used, &serial, &SavedCertificate::of(&signed.description))
@@ -168,7 +174,7 @@ impl HostRequests {
     }
 }
 
-/// The host part of `scheme://HOST:PORT`, without brackets.
+/// Returns the host part of `scheme://HOST:PORT`, without brackets.
 fn host_of(address: &str) -> Option<&str> {
     let (_, authority) = address.split_once("://")?;
     let (host, _) = authority.rsplit_once(':')?;
@@ -185,7 +191,7 @@ fn empty_plan() -> HostPlan {
     }
 }
 
-/// What who asked is told of certificates.
+/// Converts an error about certificates into a problem document.
 fn of_pki(error: &PkiError) -> Problem {
     let remedy = "see docs/manager.md, \"How a host joins\"";
     let code = match error {

@@ -1,4 +1,4 @@
-//! A join token, as it is saved.
+//! Stored form of a join token.
 
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub(crate) struct SavedJoinToken {
     used: Option<SavedJoinUse>,
 }
 
-/// Which key a join token was used for.
+/// Key for which a join token was used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedJoinUse {

@@ -1,4 +1,4 @@
-//! Hosts join, over the whole of the manager but the network.
+//! Tests of joining with a whole manager, except for the network.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::http::tests::*;
 const TOKENS: &str = "/api/v1/join-tokens";
 const JOIN: &str = "/api/v1/join";
 
-/// A manager with an authority in this directory.
+/// Returns a manager with an authority in this directory.
 async fn signing(dir: &Path) -> Managed {
     let authority = Authority::create(dir, "test", 30).unwrap();
     let files = AuthorityConfig { certificate: authority.certificate(), key: dir.join("ca.key") };
@@ -67,7 +67,7 @@ async fn a_host_joins_once_with_a_key_that_it_keeps() {
     assert_eq!((said.name.as_str(), said.role), ("c", CertificateRole::Host));
     Identity::load(&authority, &certificate, &key).unwrap();
     assert_eq!(hosts(&managed).await[0].address, "http://127.0.0.1:1");
-    // The answer is lost, and asked for again: the same host. Somebody who has read the token is not.
+    // A host that lost the answer repeats the request. A thief of the token is refused.
     assert_eq!(join(&managed, &request).await.status, StatusCode::CREATED);
     let thief = join(&managed, &asks(&made.token, "c", &other_key)).await;
     assert_eq!(thief.problem(), ProblemCode::Unauthenticated);
@@ -79,7 +79,7 @@ async fn a_host_joins_once_with_a_key_that_it_keeps() {
     assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&made.token)));
 }
 
-/// Signs a host in and reads what its certificate says.
+/// Joins a host and returns the description of its certificate.
 async fn certificate_of(
     managed: &Managed,
     dir: &Path,
@@ -93,10 +93,10 @@ async fn certificate_of(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_has_what_the_token_grants_whatever_the_host_asks_for() {
+async fn a_certificate_contains_only_what_the_token_grants() {
     let dir = tempfile::tempdir().unwrap();
     let managed = signing(dir.path()).await;
-    // The addresses of the manager and of another host, asked for by a host that would pass for them.
+    // A host requests the addresses of the manager and of another host to impersonate them.
     let addresses = vec!["10.0.0.5".parse().unwrap(), "10.0.0.11".parse().unwrap()];
     let made = token(&managed, "c").await;
     let asked = JoinRequest {
@@ -108,7 +108,7 @@ async fn a_certificate_has_what_the_token_grants_whatever_the_host_asks_for() {
         (said.name.as_str(), said.role, said.addresses),
         ("c", CertificateRole::Host, vec![])
     );
-    // The agent's address, where an admin has named it.
+    // The certificate has the agent's address if an admin has named it.
     let grant = json!({ "host": "d", "address": "http://10.0.0.7:7700" });
     let made: JoinToken = managed.root(Method::POST, TOKENS, Some(grant)).await.read();
     let asked = JoinRequest {
@@ -118,7 +118,7 @@ async fn a_certificate_has_what_the_token_grants_whatever_the_host_asks_for() {
     };
     let said = certificate_of(&managed, dir.path(), &asked).await;
     assert_eq!(said.addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
-    // No host gets the manager's name.
+    // A host cannot have the manager's name.
     for name in ["m1", "M1"] {
         let refused = managed.root(Method::POST, TOKENS, Some(json!({ "host": name }))).await;
         assert_eq!(refused.problem(), ProblemCode::InvalidRequest, "{name}");
@@ -126,7 +126,7 @@ async fn a_certificate_has_what_the_token_grants_whatever_the_host_asks_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_refused_leaves_no_host_and_the_token_as_it_was() {
+async fn a_refused_request_adds_no_host_and_does_not_use_the_token() {
     let dir = tempfile::tempdir().unwrap();
     let managed = signing(dir.path()).await;
     let made = token(&managed, "c").await;
@@ -155,7 +155,7 @@ async fn who_is_refused_leaves_no_host_and_the_token_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_of_two_that_come_at_once_lets_one_in() {
+async fn a_token_admits_one_of_two_concurrent_requests() {
     let dir = tempfile::tempdir().unwrap();
     let managed = signing(dir.path()).await;
     let made = token(&managed, "c").await;
@@ -167,7 +167,7 @@ async fn a_token_of_two_that_come_at_once_lets_one_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revoked_token_lets_nobody_in_and_one_of_nobody_is_not_made() {
+async fn a_revoked_token_admits_no_host_and_invalid_tokens_are_not_created() {
     let dir = tempfile::tempdir().unwrap();
     let managed = signing(dir.path()).await;
     let made = token(&managed, "c").await;

@@ -1,46 +1,45 @@
-//! Join tokens: each lets one host in, once. Pure.
+//! Join tokens: each admits one host, once. Pure.
 
 use godwit_api::control::{JoinRequest, JoinTokenInfo, Problem, ProblemCode};
 use godwit_pki::Fingerprint;
 
 use crate::access::Secret;
 
-/// A join token as it is kept.
+/// Join token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JoinTokenRecord {
-    /// The host that may join by it.
+    /// Host that may join with the token.
     pub(crate) host: String,
-    /// Its agent's address, where that is fixed.
+    /// Address of the host's agent; none: the host names it.
     pub(crate) address: Option<String>,
-    /// When it was made.
     pub(crate) made_unix_ms: u64,
-    /// Until when it is good.
     pub(crate) expires_unix_ms: u64,
     pub(crate) made_by: String,
-    /// Of its secret.
+    /// BLAKE3 of the secret.
     pub(crate) digest: blake3::Hash,
-    /// For whom it was used; none: it is still good.
+    /// Use of the token; none: it is unused.
     pub(crate) used: Option<JoinUse>,
 }
 
-/// The use of a join token. It is used for one key: the host that has it and has lost the answer may ask for it again.
+/// Use of a join token. A token is used for one key: the host that has the key may repeat the
+/// request
+/// if it has lost the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JoinUse {
-    /// When.
     pub(crate) unix_ms: u64,
     /// SHA-256 of the public key that was signed, in hexadecimal digits.
     pub(crate) key: String,
 }
 
-/// What is told of every token that is not known, whatever is wrong with it.
+/// Returns the one refusal of unknown tokens. It does not depend on what is wrong with the token.
 #[must_use]
 pub(crate) fn unknown_join_token() -> Problem {
     let remedy = "make a new one with `godwit control join-token create HOST`";
-    Problem::new(ProblemCode::Unauthenticated, "the join token is not known here", remedy)
+    Problem::new(ProblemCode::Unauthenticated, "unknown join token", remedy)
 }
 
 impl JoinTokenRecord {
-    /// What is told of it.
+    /// Returns the public properties of a token.
     #[must_use]
     pub(crate) fn info(&self, id: &str) -> JoinTokenInfo {
         JoinTokenInfo {
@@ -54,11 +53,14 @@ impl JoinTokenRecord {
         }
     }
 
-    /// Lets a host in by the secret that it shows, for the key that it asks a certificate for; its agent's address is in the answer.
+    /// Admits a host with a secret and the key of its certificate request. Returns the address of
+    /// the
+    /// host's agent.
     ///
     /// # Errors
-    /// [`ProblemCode::Unauthenticated`]: another secret, expired, or used for another key. [`ProblemCode::Forbidden`]: it is for another
-    /// host or address. [`ProblemCode::InvalidRequest`]: nobody has said the address.
+    /// - [`ProblemCode::Unauthenticated`]: wrong secret, expired, or used for another key.
+    /// - [`ProblemCode::Forbidden`]: the token is for another host or address.
+    /// - [`ProblemCode::InvalidRequest`]: neither token nor host names the agent's address.
     pub(crate) fn admit(
         &self,
         secret: &Secret,
@@ -104,7 +106,7 @@ impl JoinTokenRecord {
                 let remedy = "name the agent's address: --address https://IP:7700";
                 Err(Problem::new(
                     ProblemCode::InvalidRequest,
-                    "nobody says where the host's agent is",
+                    "the address of the host's agent is missing",
                     remedy,
                 ))
             }
@@ -139,14 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn one_host_comes_in_once() {
+    fn a_token_admits_one_key_once() {
         let secret = Secret::draw().unwrap();
         let (key, other_key) = (Fingerprint::of(b"key"), Fingerprint::of(b"other"));
         let fresh = record(&secret);
         assert_eq!(fresh.admit(&secret, &request(), key, 1999).unwrap(), "https://10.0.0.1:7700");
         let used =
             JoinTokenRecord { used: Some(JoinUse { unix_ms: 1500, key: key.hex() }), ..fresh };
-        assert!(used.admit(&secret, &request(), key, 1999).is_ok(), "it has lost the answer");
+        assert!(
+            used.admit(&secret, &request(), key, 1999).is_ok(),
+            "a host that lost the answer repeats the request"
+        );
         let refused = used.admit(&secret, &request(), other_key, 1999).unwrap_err();
         assert_eq!(refused.code, ProblemCode::Unauthenticated);
         assert!(refused.detail.contains("has been used"));
