@@ -197,7 +197,8 @@ pub struct CutReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SwitchoverReport {
-    /// Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+    /// Guest stopped → last dirty pages handed to the wire (the device state is written
+    /// meanwhile).
     pub last_pages_ms: f64,
     /// → the device state's last byte and the commit handed to the wire.
     pub device_state_ms: f64,
