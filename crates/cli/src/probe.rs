@@ -219,8 +219,8 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
             lines.push(format!(
                 "{name}: the interface has an MTU of {interface}, but only {passes} passes, and \
                  larger packets are dropped silently: a migration would stall for seconds and \
-                 continue with small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or \
-                 configure the network between them for {interface}\n"
+                 continue with small packets\n  remedy: set the interface's MTU to {passes} on \
+                 both hosts, or configure the network between them for {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
             lines.push(format!(

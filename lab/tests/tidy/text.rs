@@ -19,7 +19,7 @@ const READ: [&str; 12] = [
     "scripts",
     "web",
 ];
-const EXTENSIONS: [&str; 10] = ["rs", "md", "ts", "tsx", "mjs", "css", "sh", "toml", "service", ""];
+const EXTENSIONS: [&str; 9] = ["rs", "md", "ts", "tsx", "mjs", "css", "sh", "service", ""];
 /// What is built, fetched, generated or recorded.
 const LEFT_OUT: [&str; 9] = [
     "target",

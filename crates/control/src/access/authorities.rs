@@ -132,10 +132,15 @@ impl Authorities {
     /// [`ProblemCode::WrongState`]: this manager has none.
     pub(crate) fn authority(&self) -> Result<&SigningAuthority, Problem> {
         self.authority.get().ok_or_else(|| {
-            let remedy = "name its files in the manager's configuration: [authority] certificate, key; \
-                or make the host's certificate with `godwit pki issue` and add it with `godwit control host add`";
-            Problem::new(ProblemCode::WrongState, "this manager has no authority that signs for \
-                hosts", remedy)
+            let remedy = "name its files in the manager's configuration: [authority] certificate, \
+                key; or make the host's certificate with `godwit pki issue` and add it with \
+                `godwit control host add`";
+            Problem::new(
+                ProblemCode::WrongState,
+                "this manager has no authority that signs for \
+                hosts",
+                remedy,
+            )
         })
     }
 }

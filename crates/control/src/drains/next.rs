@@ -296,8 +296,8 @@ fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
     let what = if both_run { "2 running VMs are" } else { "2 VMs are" };
     let message = format!(
         "{what} named {name}: the one of host {holder} holds the name, and this one ({}) is {}; \
-         end the one that is not to stay at its own host (`godwit --host {here} vm stop {name} --force`, \
-         then `vm delete`), or give it the name with `godwit control bind {name} --to {here}`",
+         end the one that is not to stay at its own host (`godwit --host {here} vm stop {name} \
+         --force`, then `vm delete`), or give it the name with `godwit control bind {name} --to {here}`",
         info.spec.uuid.map_or_else(|| "no uuid".to_owned(), |uuid| uuid.to_string()),
         info.state,
     );
