@@ -775,7 +775,7 @@ fn a_guest_with_an_unavailable_cpu_is_refused_by_its_features() {
             let refused =
                 ask(&client, path, "Westmere-v1,+avx512f,+avx2,+avx512bw").await.unwrap_err();
             assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
-            assert!(refused.to_string().contains("can't have: avx512bw, avx512f"), "{refused}");
+            assert!(refused.to_string().contains(": avx512bw, avx512f"), "{refused}");
         }
         assert_eq!(host.remains(), Vec::<String>::new());
         ask(&client, "/v1/incoming/checks", "Westmere-v1,+avx2").await.unwrap();

@@ -497,7 +497,7 @@ mod tests {
                     assert!(is_copied && error.kind() == io::ErrorKind::FileTooLarge, "{error}");
                     let error = StartError::prepare("copy", &path, &error);
                     assert!(error.to_string().contains("more than the 256 MiB"), "{error}");
-                    assert!(error.remedy().contains("let others read"), "{}", error.remedy());
+                    assert!(error.remedy().contains("readable for others"), "{}", error.remedy());
                 }
             }
         }
