@@ -474,6 +474,29 @@ pub struct MigrationStatus {
     pub report: Option<Report>,
 }
 
+impl MigrationStatus {
+    /// Creates the status of a migration by Godwit's own engine that has not sent anything yet.
+    pub fn begun(
+        id: impl Into<String>,
+        vm: impl Into<String>,
+        from: impl Into<String>,
+        to: impl Into<String>,
+        guest_bytes: u64,
+    ) -> MigrationStatus {
+        MigrationStatus {
+            id: id.into(),
+            vm: vm.into(),
+            from: from.into(),
+            to: to.into(),
+            engine: EngineKind::Godwit,
+            started_unix_ms: 0,
+            bandwidth_limit: RateLimit::NONE,
+            progress: Progress::begin(guest_bytes),
+            report: None,
+        }
+    }
+}
+
 /// Response of `GET /v1/limits`: bandwidth limits for guest pages that leave the host. A limit is a
 /// rate in bits per second, measured on the data handed to TCP, as text: `2gbit`, `500mbit`, at
 /// least `1mbit`; or `none`.

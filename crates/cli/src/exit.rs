@@ -216,39 +216,15 @@ impl From<std::io::Error> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::{EngineKind, Phase, PhaseReport};
+    use godwit_types::{Phase, PhaseReport};
 
     use super::*;
 
     fn failed(code: &str, phases: Vec<PhaseReport>) -> Report {
         Report {
-            outcome: Outcome::Failed,
-            engine: EngineKind::Godwit,
-            vm: "web".into(),
-            from: "a".into(),
-            to: "b".into(),
-            migration_time_ms: 1.0,
-            switchover_ms: None,
-            switchover_budget_ms: None,
-            blackout_ms: None,
-            wire_bytes: 0,
-            guest_bytes: 0,
-            bandwidth_limit: None,
-            round_trip_ms: None,
-            lanes: Vec::new(),
-            encodings: Vec::new(),
-            missing_pages: 0,
-            throttle: None,
-            page_in: None,
-            policy: None,
-            means: None,
-            predicted: None,
-            bandwidth: Vec::new(),
-            rounds: Vec::new(),
-            cuts: Vec::new(),
             phases,
-            switchover: None,
-            error: Some(Fault { code: code.into(), message: String::new(), remedy: String::new() }),
+            error: Some(Fault::new(code, "", "")),
+            ..Report::blank(Outcome::Failed, "web", "a", "b")
         }
     }
 

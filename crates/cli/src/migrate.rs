@@ -79,8 +79,8 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     };
     if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
-            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext and \
-             --autostart belong to QEMU's own engine",
+            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext \
+             and --autostart belong to QEMU's own engine",
             "add --engine qemu, or leave them out",
         ));
     }
@@ -310,8 +310,8 @@ async fn resolve(
         let text = match &resolved.vm {
             Some(info) if info.state == VmState::Failed => {
                 format!(
-                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` boots \
-                     it from its disks"
+                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` \
+                     boots it from its disks"
                 )
             }
             Some(info) => format!("VM {vm} is host {host}'s now, and {}", info.state),

@@ -124,7 +124,7 @@ fn stage(progress: &ProbeProgress) -> String {
 }
 
 fn render(report: &ProbeReport, output: Output) -> String {
-    let protection = if report.encrypted { "by TLS" } else { "in the clear" };
+    let protection = if report.encrypted { "over TLS" } else { "in the clear" };
     let title = format!("{} to {}, {protection}", report.from, report.to);
     let mut text = format!("{}\n\n", output.paint(Tone::Strong, &title));
     let counts = STREAM_COUNTS.map(|streams| match streams {
@@ -217,9 +217,9 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
         let passes = mtu.passes.map_or_else(|| "less".to_owned(), |passes| passes.to_string());
         if mtu.black_hole {
             lines.push(format!(
-                "{name}: the interface has an MTU of {interface}, but only {passes} passes, and larger \
-                 packets are dropped silently: a migration would stall for seconds and continue with \
-                 small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or \
+                "{name}: the interface has an MTU of {interface}, but only {passes} passes, and \
+                 larger packets are dropped silently: a migration would stall for seconds and \
+                 continue with small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or \
                  configure the network between them for {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
@@ -391,7 +391,7 @@ mod tests {
         expect(
             &text,
             &[
-                "a to b, by TLS",
+                "a to b, over TLS",
                 "10.0.0.1 → 10.0.0.2  0.21 ms",
                 "1.50 ms",
                 "0.10 ms",

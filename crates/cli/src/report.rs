@@ -257,26 +257,19 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::{EngineKind, Fault, Intent, Means, PhaseReport, RoundReport, ThrottleMeans};
+    use godwit_types::{Fault, Intent, Means, PhaseReport, RoundReport, ThrottleMeans};
 
     use super::*;
 
     fn report() -> Report {
         Report {
-            outcome: Outcome::Completed,
-            engine: EngineKind::Godwit,
-            vm: "web".into(),
-            from: "a".into(),
-            to: "b".into(),
             migration_time_ms: 1234.5,
             switchover_ms: Some(12.3),
             switchover_budget_ms: Some(10.0),
-            blackout_ms: None,
             wire_bytes: 600 << 20,
             guest_bytes: 1 << 30,
             bandwidth_limit: "5gbit".parse().ok(),
             round_trip_ms: Some(0.2),
-            lanes: Vec::new(),
             encodings: vec![
                 EncodingReport {
                     name: EncodingName::Zero,
@@ -316,7 +309,6 @@ mod tests {
                 means: Means::Throttle,
                 throttled_to_pages_per_s: Some(1650.0),
             }),
-            bandwidth: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
                 pages: 262_144,
@@ -326,10 +318,9 @@ mod tests {
                 dirty_pages_per_s: 5000.0,
                 throttled_to_pages_per_s: Some(1700.0),
             }],
-            cuts: Vec::new(),
             phases: vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1000.0 }],
             switchover: Some(SwitchoverReport::default()),
-            error: None,
+            ..Report::blank(Outcome::Completed, "web", "a", "b")
         }
     }
 

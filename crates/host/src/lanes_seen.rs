@@ -206,28 +206,33 @@ fn figure_of(probe: &ProbeReport) -> Option<Figure> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::{
-        Outcome,
-        probe::{CpuUse, LaneProbe, RoundTrips},
-    };
+    use godwit_types::probe::{CpuUse, LaneProbe, RoundTrips};
+    use godwit_types::{Outcome, RoundReport};
 
     use super::*;
 
     /// A migration of 100 MB in one second.
     fn report(limit: Option<&str>) -> Report {
-        let text = format!(
-            r#"{{"outcome":"completed","engine":"godwit","vm":"web","from":"a","to":"b",
-            "migration_time_ms":1200.0,"switchover_ms":null,"blackout_ms":null,
-            "wire_bytes":100000000,"guest_bytes":1073741824,
-            "bandwidth_limit":{},"round_trip_ms":2.0,"phases":[],"switchover":null,"error":null,
-            "rounds":[
-            {{"round":0,"pages":30000,"zero_pages":5000,"bytes":100000000,"duration_ms":1000.0,
-            "dirty_pages_per_s":0.0}},
-            {{"round":1,"pages":10,"zero_pages":0,"bytes":40000,"duration_ms":0.01,
-            "dirty_pages_per_s":0.0}}]}}"#,
-            limit.map_or("null".to_owned(), |limit| format!("\"{limit}\""))
-        );
-        serde_json::from_str(&text).unwrap()
+        let round = |round, pages, zero_pages, bytes, duration_ms| RoundReport {
+            round,
+            pages,
+            zero_pages,
+            bytes,
+            duration_ms,
+            ..RoundReport::default()
+        };
+        Report {
+            migration_time_ms: 1200.0,
+            wire_bytes: 100_000_000,
+            guest_bytes: 1 << 30,
+            bandwidth_limit: limit.map(|limit| limit.parse().unwrap()),
+            round_trip_ms: Some(2.0),
+            rounds: vec![
+                round(0, 30_000, 5000, 100_000_000, 1000.0),
+                round(1, 10, 0, 40_000, 0.01),
+            ],
+            ..Report::blank(Outcome::Completed, "web", "a", "b")
+        }
     }
 
     fn probe(rates: &[f64], limit: Limit) -> ProbeReport {

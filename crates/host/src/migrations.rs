@@ -59,7 +59,7 @@ pub struct MigrationControl {
 pub struct ProgressTeller {
     progress: watch::Sender<Progress>,
     /// Predicted duration of the whole migration, once known.
-    foreseen_ms: Arc<OnceLock<f64>>,
+    predicted_ms: Arc<OnceLock<f64>>,
     bandwidth: Arc<Mutex<Bandwidth>>,
     /// Response times of the guest.
     trips: Trips,
@@ -70,11 +70,11 @@ impl ProgressTeller {
     pub fn tell(&self, progress: Progress) {
         lock(&self.bandwidth)
             .take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
-        let foreseen_ms = self.foreseen_ms.get().copied();
+        let predicted_ms = self.predicted_ms.get().copied();
         let guest_round_trip_ms = self.trips.take_ms();
         let progress =
             Progress { guest_round_trip_ms, ..progress.with_lane_rates(&self.progress.borrow()) };
-        self.progress.send_replace(progress.with_foreseen(foreseen_ms));
+        self.progress.send_replace(progress.with_predicted(predicted_ms));
     }
 }
 
@@ -94,7 +94,7 @@ impl MigrationControl {
     /// Sets the predicted duration of the whole migration, which later progress includes.
     pub fn foresees(&self, migration_time_ms: f64) {
         // Only the first prediction counts.
-        let _ = self.progress.foreseen_ms.set(migration_time_ms);
+        let _ = self.progress.predicted_ms.set(migration_time_ms);
     }
 
     /// Publishes the progress.
@@ -192,7 +192,7 @@ impl Migrations {
         let bandwidth = Arc::default();
         let teller = ProgressTeller {
             progress,
-            foreseen_ms: Arc::default(),
+            predicted_ms: Arc::default(),
             bandwidth: Arc::clone(&bandwidth),
             trips: Trips::default(),
         };
@@ -371,35 +371,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn report(vm: &str) -> Report {
-        Report {
-            outcome: Outcome::Completed,
-            engine: EngineKind::Godwit,
-            vm: vm.into(),
-            from: "a".into(),
-            to: "b".into(),
-            migration_time_ms: 1.0,
-            switchover_ms: None,
-            switchover_budget_ms: None,
-            blackout_ms: None,
-            wire_bytes: 0,
-            guest_bytes: 0,
-            bandwidth_limit: None,
-            round_trip_ms: None,
-            lanes: Vec::new(),
-            encodings: vec![],
-            missing_pages: 0,
-            throttle: None,
-            page_in: None,
-            policy: None,
-            means: None,
-            predicted: None,
-            bandwidth: Vec::new(),
-            rounds: vec![],
-            cuts: vec![],
-            phases: vec![],
-            switchover: None,
-            error: None,
-        }
+        Report { migration_time_ms: 1.0, ..Report::blank(Outcome::Completed, vm, "a", "b") }
     }
 
     fn begin(migrations: &Migrations) -> MigrationControl {

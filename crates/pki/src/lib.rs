@@ -53,11 +53,7 @@ pub enum PkiError {
     },
     /// Users other than the owner may read the key, or its owner is neither this program's user nor
     /// root.
-    #[error(
-        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its \
-        user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one \
-        with `godwit pki renew` if others had it"
-    )]
+    #[error("the key {path} can be read by others (mode {mode:04o}, owner {uid})")]
     OpenKey {
         /// The key.
         path: PathBuf,
@@ -106,8 +102,7 @@ pub enum PkiError {
     /// The cluster's authority has issued a certificate for browsers.
     #[error(
         "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that \
-        trust that authority trust every host (make an authority for browsers with `godwit pki \
-        init --web` and issue the certificate there)"
+        trust that authority trust every host"
     )]
     ClusterAuthority {
         /// The certificate.

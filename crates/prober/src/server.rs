@@ -176,7 +176,7 @@ mod tests {
         let target: IpAddr = "127.0.0.9".parse().unwrap();
         let not_watched = client.gaps(target, 0, u64::MAX).unwrap_err();
         assert!(
-            matches!(not_watched, AskError::Refused(Fault { ref code, .. }) if code == "not_watched"),
+            matches!(&not_watched, AskError::Refused(fault) if fault.code == "not_watched"),
             "{not_watched}"
         );
         client.watch(target).unwrap();

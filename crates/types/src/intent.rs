@@ -44,7 +44,7 @@ pub enum PageInUse {
 /// Error for a text that names no goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is no policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or \
+    "\"{0}\" is not a policy: give auto, minimal-pause, minimal-impact, fast-evacuation, or \
         deadline= with a time such as 90s or 5min"
 )]
 pub struct IntentError(String);

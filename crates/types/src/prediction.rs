@@ -104,7 +104,7 @@ pub struct GuestFigures {
     pub sent_as: EncodingName,
     /// Bytes on the wire for each of them.
     pub wire_bytes_per_page: f64,
-    /// The same for those that it writes.
+    /// Bytes on the wire for a page that the guest writes.
     pub written_wire_bytes_per_page: f64,
     /// Pages that it writes a second.
     pub dirty_pages_per_s: f64,

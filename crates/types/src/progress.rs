@@ -28,7 +28,8 @@ pub struct Progress {
     /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
-    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those
+    /// Time to the end, as far as it can be told: by what was predicted, or by the rates where
+    /// those
     /// say that it will be later.
     pub eta_ms: Option<f64>,
     /// Time since the request.
@@ -60,7 +61,7 @@ pub struct LaneProgress {
     pub streams: u32,
     /// Bytes handed to them so far, headers and padding included.
     pub bytes: u64,
-    /// The same a second, since progress was told before.
+    /// Bytes per second since the previous progress.
     pub bytes_per_s: f64,
 }
 
@@ -101,11 +102,11 @@ impl Progress {
     /// Adds the predicted duration of the whole migration: a round's rates cannot account for later
     /// rounds.
     #[must_use]
-    pub fn with_foreseen(self, migration_time_ms: Option<f64>) -> Self {
-        let foreseen_ms = migration_time_ms.map(|all_ms| (all_ms - self.elapsed_ms).max(0.0));
+    pub fn with_predicted(self, migration_time_ms: Option<f64>) -> Self {
+        let predicted_ms = migration_time_ms.map(|all_ms| (all_ms - self.elapsed_ms).max(0.0));
         let by_both =
-            |eta_ms: f64| foreseen_ms.map_or(eta_ms, |foreseen_ms| foreseen_ms.max(eta_ms));
-        let eta_ms = self.eta_ms.map(by_both).or(foreseen_ms.filter(|left_ms| *left_ms > 0.0));
+            |eta_ms: f64| predicted_ms.map_or(eta_ms, |predicted_ms| predicted_ms.max(eta_ms));
+        let eta_ms = self.eta_ms.map(by_both).or(predicted_ms.filter(|left_ms| *left_ms > 0.0));
         Progress { eta_ms, ..self }
     }
 }
@@ -115,10 +116,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_is_what_was_foreseen_or_later() {
-        let eta = |eta_ms, foreseen_ms| {
+    fn the_end_is_what_was_predicted_or_later() {
+        let eta = |eta_ms, predicted_ms| {
             let told = Progress { eta_ms, elapsed_ms: 4000.0, ..Progress::begin(1) };
-            told.with_foreseen(foreseen_ms).eta_ms
+            told.with_predicted(predicted_ms).eta_ms
         };
         assert_eq!(eta(Some(500.0), None), Some(500.0));
         assert_eq!(eta(Some(500.0), Some(10_000.0)), Some(6000.0));

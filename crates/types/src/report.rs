@@ -197,7 +197,8 @@ pub struct CutReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SwitchoverReport {
-    /// Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+    /// Guest stopped → last dirty pages handed to the wire (the device state is written
+    /// meanwhile).
     pub last_pages_ms: f64,
     /// → the device state's last byte and the commit handed to the wire.
     pub device_state_ms: f64,
@@ -280,7 +281,7 @@ pub struct Report {
     /// something else, and by QEMU's engine.
     #[serde(default)]
     pub means: Option<Means>,
-    /// What was foreseen before round 0; none where too little was known.
+    /// What was predicted before round 0; none where too little was known.
     #[serde(default)]
     pub predicted: Option<Predicted>,
     /// The cuts of the link after which it went on where it was.
@@ -295,6 +296,44 @@ pub struct Report {
 }
 
 impl Report {
+    /// Creates a report of a migration from which nothing has come yet.
+    pub fn blank(
+        outcome: Outcome,
+        vm: impl Into<String>,
+        from: impl Into<String>,
+        to: impl Into<String>,
+    ) -> Report {
+        Report {
+            outcome,
+            engine: EngineKind::Godwit,
+            vm: vm.into(),
+            from: from.into(),
+            to: to.into(),
+            migration_time_ms: 0.0,
+            switchover_ms: None,
+            switchover_budget_ms: None,
+            blackout_ms: None,
+            wire_bytes: 0,
+            guest_bytes: 0,
+            bandwidth_limit: None,
+            round_trip_ms: None,
+            lanes: Vec::new(),
+            encodings: Vec::new(),
+            missing_pages: 0,
+            bandwidth: Vec::new(),
+            rounds: Vec::new(),
+            throttle: None,
+            page_in: None,
+            policy: None,
+            means: None,
+            predicted: None,
+            cuts: Vec::new(),
+            phases: Vec::new(),
+            switchover: None,
+            error: None,
+        }
+    }
+
     /// Returns whether anything was begun, that is, whether no check refused the migration.
     #[must_use]
     pub fn has_begun(&self) -> bool {

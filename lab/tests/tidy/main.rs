@@ -117,3 +117,16 @@ fn the_product_does_not_depend_on_the_lab() {
     }
     assert!(read >= 10, "{read} manifests were read");
 }
+
+/// The manager, the planner, the API and the command line know migrations by `godwit-types` alone.
+#[test]
+fn the_manager_and_the_command_line_depend_on_no_engine() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    for name in ["types", "api", "planner", "store", "control", "cli"] {
+        let manifest = crates.join(name).join("Cargo.toml");
+        let text = fs::read_to_string(&manifest).unwrap();
+        for part in ["godwit-ram", "godwit-lanes", "godwit-migration"] {
+            assert!(!text.contains(part), "{} names {part}", manifest.display());
+        }
+    }
+}

@@ -259,17 +259,7 @@ mod tests {
 
     #[test]
     fn a_migration_is_bounded_and_leaves_the_host_that_reports_it() {
-        let status = |from: &str| MigrationStatus {
-            id: "m1".into(),
-            vm: "web".into(),
-            from: from.into(),
-            to: "b".into(),
-            engine: godwit_types::EngineKind::default(),
-            started_unix_ms: 1,
-            bandwidth_limit: godwit_types::RateLimit::default(),
-            progress: godwit_types::Progress::begin(1),
-            report: None,
-        };
+        let status = |from: &str| MigrationStatus::begun("m1", "web", from, "b", 1);
         assert!(check_migration("a", &status("a")).is_ok());
         let fault =
             |status: &MigrationStatus| check_migration("a", status).unwrap_err().to_string();

@@ -20,8 +20,8 @@ pub(crate) fn check_unused(
     inventory: &Inventory,
 ) -> Result<(), Problem> {
     let remedy = format!(
-        "wait for its end or cancel it; `godwit control host forget {host} --force` (`?force=true`) \
-        ends it as failed"
+        "wait for its end or cancel it; `godwit control host forget {host} --force` \
+        (`?force=true`) ends it as failed"
     );
     let refused = |what: String, remedy: &str| {
         Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), remedy)
@@ -50,8 +50,8 @@ pub(crate) fn check_unused(
         let what = format!("is reachable and runs {}: {}", Count(vms.len(), "VM"), some(&vms));
         let remedy = format!(
             "drain it with `godwit host drain {host}`; with \
-            `godwit control host forget {host} --force` (`?force=true`) they run on, and no manager \
-            knows them"
+            `godwit control host forget {host} --force` (`?force=true`) they run on, and no \
+            manager knows them"
         );
         return Err(refused(what, &remedy));
     }

@@ -121,27 +121,21 @@ fn longer(one: &Progress, other: &Progress) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::{EngineKind, Phase, RateLimit};
+    use godwit_types::Phase;
     use proptest::prelude::*;
 
     use super::*;
 
     fn at(migration: &str, phase: Phase, elapsed_ms: f64, round_trip_ms: f64) -> MigrationStatus {
         MigrationStatus {
-            id: migration.to_owned(),
-            vm: "web".into(),
-            from: "a".into(),
-            to: "b".into(),
-            engine: EngineKind::Godwit,
             started_unix_ms: 7,
-            bandwidth_limit: RateLimit::NONE,
             progress: Progress {
                 phase,
                 elapsed_ms,
                 guest_round_trip_ms: (round_trip_ms > 0.0).then_some(round_trip_ms),
                 ..Progress::begin(1 << 20)
             },
-            report: None,
+            ..MigrationStatus::begun(migration, "web", "a", "b", 1 << 20)
         }
     }
 

@@ -505,33 +505,12 @@ pub(crate) fn blank_report(
     outcome: Outcome,
 ) -> Report {
     Report {
-        outcome,
         engine: request.engine,
-        vm: vm.name.to_string(),
-        from: agent.config().name.clone(),
-        to: request.to.clone(),
         migration_time_ms: millis(begun.elapsed()),
-        switchover_ms: None,
         switchover_budget_ms: Some(request.switchover_budget_ms),
-        blackout_ms: None,
-        wire_bytes: 0,
         guest_bytes: vm.spec.memory_bytes(),
-        bandwidth_limit: None,
-        round_trip_ms: None,
-        lanes: Vec::new(),
-        encodings: Vec::new(),
-        missing_pages: 0,
-        throttle: None,
-        page_in: None,
         policy: (request.engine == EngineKind::Godwit).then_some(request.policy),
-        means: None,
-        predicted: None,
-        bandwidth: Vec::new(),
-        rounds: Vec::new(),
-        cuts: Vec::new(),
-        phases: Vec::new(),
-        switchover: None,
-        error: None,
+        ..Report::blank(outcome, vm.name.to_string(), &agent.config().name, &request.to)
     }
 }
 

@@ -141,21 +141,15 @@ impl Sent {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::{EngineKind, Progress, RateLimit};
+    use godwit_types::Progress;
 
     use super::*;
 
     fn status(id: &str, sent_bytes: u64, report: Option<godwit_types::Report>) -> MigrationStatus {
         MigrationStatus {
-            id: id.into(),
-            vm: "web".into(),
-            from: "a".into(),
-            to: "b".into(),
-            engine: EngineKind::Godwit,
-            started_unix_ms: 0,
-            bandwidth_limit: RateLimit::NONE,
             progress: Progress { sent_bytes, ..Progress::begin(1 << 20) },
             report,
+            ..MigrationStatus::begun(id, "web", "a", "b", 1 << 20)
         }
     }
 

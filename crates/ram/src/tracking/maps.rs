@@ -54,7 +54,7 @@ pub(super) struct FileMappings {
 #[derive(Clone, Debug)]
 pub(crate) struct BlockMappings {
     pub(crate) mappings: Vec<Mapping>,
-    /// The same, by page.
+    /// Segments by page.
     pub(crate) segments: Vec<Segment>,
 }
 

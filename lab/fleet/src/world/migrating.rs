@@ -5,9 +5,8 @@ use godwit_api::{
     VmState,
 };
 use godwit_types::{
-    DryRun, Fault, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report,
+    DryRun, Fault, LaneProgress, Means, Outcome, Phase, PhaseReport, Predicted, Progress, Report,
 };
-use serde_json::json;
 
 use super::{Counts, InjectedFault, World};
 
@@ -382,7 +381,7 @@ impl World {
         let host = &mut self.hosts[one.source];
         if let Some(status) = host.migrations.iter_mut().find(|status| status.id == one.id) {
             status.progress = one.progress(now_ms, Phase::Report);
-            status.report = report;
+            status.report = Some(report);
         }
         self.report_migration(one.source, &one.id);
     }
@@ -479,24 +478,24 @@ impl Running {
         }
     }
 
-    /// Returns the report. Built from JSON, so that fields of later versions get their defaults.
     fn report(
         &self,
         (from, to): (&str, &str),
         outcome: Outcome,
         error: Option<&Fault>,
         now_ms: u64,
-    ) -> Option<Report> {
+    ) -> Report {
         let is_completed = outcome == Outcome::Completed;
-        let report = serde_json::from_value(json!({
-            "outcome": outcome, "engine": "godwit", "vm": self.vm, "from": from, "to": to,
-            "migration_time_ms": self.elapsed_ms(now_ms),
-            "switchover_ms": is_completed.then_some(SWITCHOVER_MS), "blackout_ms": null,
-            "wire_bytes": self.sent(), "guest_bytes": self.total_bytes, "bandwidth_limit": null,
-            "round_trip_ms": 0.1, "rounds": [],
-            "phases": [{ "phase": "pre-copy", "duration_ms": self.elapsed_ms(now_ms) }],
-            "switchover": null, "error": error,
-        }));
-        report.ok()
+        let pre_copy = PhaseReport { phase: Phase::PreCopy, duration_ms: self.elapsed_ms(now_ms) };
+        Report {
+            migration_time_ms: self.elapsed_ms(now_ms),
+            switchover_ms: is_completed.then_some(SWITCHOVER_MS),
+            wire_bytes: self.sent(),
+            guest_bytes: self.total_bytes,
+            round_trip_ms: Some(0.1),
+            phases: vec![pre_copy],
+            error: error.cloned(),
+            ..Report::blank(outcome, &self.vm, from, to)
+        }
     }
 }

@@ -1,7 +1,7 @@
 use godwit_api::control::NameConflict;
 use godwit_api::{HostEvent, MigrationStatus};
 use godwit_qemu::Uuid;
-use godwit_types::{Incarnation, Progress};
+use godwit_types::Incarnation;
 
 use super::*;
 use crate::rig;
@@ -19,17 +19,7 @@ fn told(state: VmState, epoch: u64, (uuid, incarnation): (u128, u128)) -> HostEv
 }
 
 fn migration(from: &str, to: &str) -> HostEvent {
-    HostEvent::Migration(Box::new(MigrationStatus {
-        id: "m1".into(),
-        vm: "web".into(),
-        from: from.into(),
-        to: to.into(),
-        engine: godwit_types::EngineKind::default(),
-        started_unix_ms: 1,
-        bandwidth_limit: Default::default(),
-        progress: Progress::begin(1),
-        report: None,
-    }))
+    HostEvent::Migration(Box::new(MigrationStatus::begun("m1", "web", from, to, 1)))
 }
 
 fn gone() -> HostEvent {

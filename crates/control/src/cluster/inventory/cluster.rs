@@ -69,7 +69,7 @@ impl Inventory {
         self.cluster.baseline()
     }
 
-    /// The same with how it came to be.
+    /// Returns it with its origin.
     #[must_use]
     pub fn baseline_plan(&self) -> Option<&BaselinePlan> {
         self.cluster.baseline.as_ref()

@@ -540,7 +540,7 @@ impl Inventory {
         self.vms.values().filter_map(Vm::main)
     }
 
-    /// All VMs that a host reports, whoever holds their names.
+    /// Returns all VMs that a host reports, also those whose names other hosts hold.
     pub fn vms_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<VmInfo>> + Clone {
         let names = self.hosts.get(host).into_iter().flat_map(|host| host.vms.keys());
         names.filter_map(move |name| self.vms.get(name)?.at.get(host))

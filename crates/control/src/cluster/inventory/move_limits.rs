@@ -99,7 +99,7 @@ impl Inventory {
         (out.unwrap_or(link), into.unwrap_or(link))
     }
 
-    /// The same for people.
+    /// Returns the text for people.
     #[must_use]
     pub fn move_limits(&self) -> MoveLimits {
         let Limits { total, per_datastore, datastores, hosts, out_of_host, into_host } =

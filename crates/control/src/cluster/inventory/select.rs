@@ -74,7 +74,7 @@ impl Inventory {
         };
         let found = self.vms.iter().filter(|(name, vm)| lets_through(name, vm));
         let page = page(found, cursor, |name, vm| self.vm_summary(name, vm));
-        // Whoever was let through has a host.
+        // Each VM that passed the filter has a host.
         Page {
             items: page.items.into_iter().flatten().collect(),
             total: page.total,

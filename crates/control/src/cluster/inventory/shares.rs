@@ -119,7 +119,8 @@ mod tests {
                 serde_json::from_value(json!([{ "network": "prod" }, { "network": "prod" }]))
                     .unwrap();
             let disk = json!([
-                { "path": "/srv/images/a.raw", "format": "raw" }, { "path": "/srv/images/b.raw", "format": "raw" }
+                { "path": "/srv/images/a.raw", "format": "raw" },
+                { "path": "/srv/images/b.raw", "format": "raw" }
             ]);
             vm.spec.disks = serde_json::from_value(disk).unwrap();
             if name == "b" {

@@ -124,7 +124,7 @@ fn a_vm_that_moves_is_where_it_runs() {
 }
 
 #[test]
-fn a_host_has_all_vms_that_it_reports_whoever_holds_their_names() {
+fn a_host_has_all_vms_that_it_reports_also_those_of_other_holders() {
     let mut inventory = with_hosts(&["a", "b"]);
     inventory.heard("a", vm("web", VmState::Running, 7), 1);
     inventory.heard("b", vm("web", VmState::Running, 1), 1);

@@ -44,8 +44,9 @@ impl Record for SavedJoinToken {
 
 impl From<&JoinTokenRecord> for SavedJoinToken {
     fn from(record: &JoinTokenRecord) -> SavedJoinToken {
-        let JoinTokenRecord { host, address, made_unix_ms, expires_unix_ms, made_by, digest, used } =
-            record.clone();
+        let record = record.clone();
+        let JoinTokenRecord { host, address, made_unix_ms, made_by, digest, used, .. } = record;
+        let expires_unix_ms = record.expires_unix_ms;
         let used = used.map(|JoinUse { unix_ms, key }| SavedJoinUse { unix_ms, key });
         SavedJoinToken { host, address, made_unix_ms, expires_unix_ms, made_by, digest, used }
     }
