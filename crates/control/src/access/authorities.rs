@@ -1,5 +1,5 @@
-//! Who else than the manager itself vouches for callers: the authority that signs for hosts that
-//! join, and the issuer of people's web tokens.
+//! External trust anchors: the authority that signs certificates of joining hosts, and the OpenID
+//! Connect issuer of web tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -11,16 +11,16 @@ use serde::Deserialize;
 use crate::access::issuer::Oidc;
 use crate::access::oidc::OidcRules;
 
-/// The authority's files, as `godwit pki init` makes them.
+/// Files of the authority, as `godwit pki init` creates them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuthorityConfig {
     pub certificate: PathBuf,
-    /// Its key: who has it is every host and every operator.
+    /// Private key. Its owner can impersonate every host and every operator.
     pub key: PathBuf,
 }
 
-/// An authority that signs, and what hosts know it by.
+/// Authority that signs host certificates, with the fingerprint by which hosts identify it.
 #[derive(Debug)]
 pub(crate) struct SigningAuthority {
     pub(crate) authority: Authority,
@@ -37,24 +37,24 @@ impl SigningAuthority {
     }
 }
 
-/// Why an authority or an issuer can't be used.
+/// Errors of a configured authority or issuer.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// The authority can't be used.
+    /// Authority unusable.
     #[error("{0}")]
     Authority(#[from] PkiError),
-    /// The certificates by which the issuer is checked can't be read.
-    #[error("the OIDC issuer's certificate can't be checked: {0}")]
+    /// Root certificates for the issuer unreadable.
+    #[error("cannot load the root certificates for the OIDC issuer: {0}")]
     Oidc(std::io::Error),
 }
 
 impl AuthorityError {
-    /// Returns what to do about it; empty if the message says it all.
+    /// Returns the remedy; empty if the message contains it.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
             AuthorityError::Authority(error) => error.remedy_and(
-                "correct [authority] in the configuration; `godwit pki init` makes one",
+                "correct [authority] in the configuration; `godwit pki init` creates one",
             ),
             AuthorityError::Oidc(_) => {
                 "correct authority of [oidc] in the configuration".to_owned()
@@ -63,7 +63,7 @@ impl AuthorityError {
     }
 }
 
-/// The authority and the issuer that a manager has; none, until they are set.
+/// Authority and issuer of a manager; empty until they are set.
 #[derive(Debug, Default)]
 pub(crate) struct Authorities {
     authority: OnceLock<SigningAuthority>,
@@ -71,8 +71,8 @@ pub(crate) struct Authorities {
 }
 
 impl Authorities {
-    /// What a configuration names: the authority that signs, the certificate of the one that this
-    /// manager trusts, an issuer.
+    /// Loads the configured signing authority and issuer. `trusted`: certificate of the authority
+    /// that this manager trusts, which must be the signing one.
     pub(crate) fn open(
         authority: Option<&AuthorityConfig>,
         trusted: Option<&Path>,
@@ -81,11 +81,11 @@ impl Authorities {
         let authorities = Authorities::default();
         if let Some(files) = authority {
             let signing = SigningAuthority::open(files)?;
-            // What it signs has to be what this manager trusts.
+            // The manager must trust the certificates that it signs.
             if let Some(trusted) = trusted
                 && Fingerprint::of_certificate(trusted)? != signing.fingerprint
             {
-                let why = format!("it is another authority than {} of [tls]", trusted.display());
+                let why = format!("it is not the authority {} of [tls]", trusted.display());
                 return Err(PkiError::Mismatch { path: files.certificate.clone(), why }.into());
             }
             let _ = authorities.authority.set(signing);
@@ -103,7 +103,6 @@ impl Authorities {
         authorities
     }
 
-    /// With this issuer.
     #[cfg(test)]
     pub(crate) fn trusting(oidc: Oidc) -> Authorities {
         let authorities = Authorities::default();
@@ -111,7 +110,7 @@ impl Authorities {
         authorities
     }
 
-    /// Has these from now on.
+    /// Stores the authority and the issuer, each unless it is set already.
     pub(crate) fn set(&self, authorities: Authorities) {
         if let Some(authority) = authorities.authority.into_inner() {
             let _ = self.authority.set(authority);
@@ -121,26 +120,22 @@ impl Authorities {
         }
     }
 
-    /// The issuer whose web tokens are accepted; none: none are.
+    /// Returns the issuer whose web tokens are accepted; `None`: web tokens are refused.
     pub(crate) fn oidc(&self) -> Option<&Oidc> {
         self.oidc.get()
     }
 
-    /// The authority that signs for hosts that join.
+    /// Returns the authority that signs certificates of joining hosts.
     ///
     /// # Errors
-    /// [`ProblemCode::WrongState`]: this manager has none.
+    /// [`ProblemCode::WrongState`]: this manager has no authority.
     pub(crate) fn authority(&self) -> Result<&SigningAuthority, Problem> {
         self.authority.get().ok_or_else(|| {
-            let remedy = "name its files in the manager's configuration: [authority] certificate, \
-                key; or make the host's certificate with `godwit pki issue` and add it with \
-                `godwit control host add`";
-            Problem::new(
-                ProblemCode::WrongState,
-                "this manager has no authority that signs for \
-                hosts",
-                remedy,
-            )
+            let detail = "this manager has no authority that signs for hosts";
+            let remedy = "set its files in the manager's configuration: [authority] certificate, \
+                key; or create the host's certificate with `godwit pki issue` and add the host \
+                with `godwit control host add`";
+            Problem::new(ProblemCode::WrongState, detail, remedy)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The requests about tokens, and the audit log.
+//! API requests for tokens and the audit log.
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
@@ -17,7 +17,7 @@ use crate::access::Caller;
 use crate::access::requests::AccessRequests;
 use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
 
-/// How long a token may be good for, days.
+/// Longest lifetime of a token, days.
 const LONGEST_DAYS: u32 = 3650;
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
@@ -32,21 +32,22 @@ where
         .routes(routes!(show_me))
 }
 
-/// Which page.
+/// Selection of a page.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct PageOf {
-    /// Where the page begins: `next` of the page before.
+    /// Start of the page: `next` of the previous page.
     cursor: Option<String>,
-    /// Items of the page.
+    /// Largest number of items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-/// Who asks, and what they may: a program with a token can hide what it would be refused.
+/// Returns the caller and its role. A client can use this to hide actions that the role does not
+/// permit.
 #[utoipa::path(get, path = "/api/v1/me", tag = "access", responses(
-    (status = 200, description = "The caller", body = Me),
+    (status = 200, description = "The caller and its role", body = Me),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
 ))]
@@ -54,7 +55,7 @@ async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
     Json(Me { name: caller.name, role: caller.role })
 }
 
-/// Every token, without its secret.
+/// Lists all tokens, without their secrets.
 #[utoipa::path(get, path = "/api/v1/tokens", tag = "access", responses(
     (status = 200, description = "Tokens", body = Vec<TokenInfo>),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
@@ -64,7 +65,7 @@ async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo
     Json(access.tokens())
 }
 
-/// Makes a token. Its secret is told in the answer and never again.
+/// Creates a token. The secret is only in this response and cannot be read later.
 #[utoipa::path(post, path = "/api/v1/tokens", tag = "access", request_body = CreateToken, responses(
     (status = 201, description = "The token", body = CreatedToken),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
@@ -78,8 +79,9 @@ async fn create_token(
     Body(request): Body<CreateToken>,
 ) -> Result<Making<CreatedToken>, Refusal> {
     if !(1..=LONGEST_DAYS).contains(&request.days) {
-        let detail = format!("a token can't be good for {} days", request.days);
-        return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 3650").into());
+        let detail = format!("cannot create a token for {} days", request.days);
+        let remedy = "set a lifetime of 1 to 3650 days";
+        return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy).into());
     }
     let token = access.create_token(request, &caller).await?;
     let named =
@@ -87,10 +89,10 @@ async fn create_token(
     Ok(made(StatusCode::CREATED, named, token))
 }
 
-/// Revokes a token: from now on it is as unknown as one that never was.
+/// Revokes a token. From then on it is treated like an unknown token.
 #[utoipa::path(delete, path = "/api/v1/tokens/{id}", tag = "access",
-    params(("id" = String, Path, description = "ID")), responses(
-    (status = 204, description = "It is revoked"),
+    params(("id" = String, Path, description = "ID of the token")), responses(
+    (status = 204, description = "The token is revoked"),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,
@@ -104,10 +106,10 @@ async fn revoke_token(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Who did what, the newest first.
+/// Lists the audit log, the newest entry first.
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", params(PageOf), responses(
-    (status = 200, description = "Entries; `total` counts this page only",
-        body = Page<AuditEntry>),
+    (status = 200, body = Page<AuditEntry>,
+        description = "A page of entries; `total` counts only the entries of this page"),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,

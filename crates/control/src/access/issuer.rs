@@ -1,5 +1,5 @@
-//! The published keys of an OpenID Connect issuer: fetched over TLS, kept, and fetched
-//! again when a token names another.
+//! Keys of an OpenID Connect issuer: fetched over TLS, cached, and fetched again when a token names
+//! an unknown key.
 
 use std::io;
 use std::path::PathBuf;
@@ -27,30 +27,30 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::access::Caller;
 use crate::access::oidc::{OidcRefusal, OidcRules, caller};
 
-/// Unknown keys are asked for no oftener: tokens of nobody would else make the manager ask without
-/// end.
+/// Shortest interval between two fetches of the keys. Without it, invalid tokens could cause any
+/// number of fetches.
 const LEAST_BETWEEN: Duration = Duration::from_secs(60);
-/// Keys that the issuer does not have any more are forgotten by then.
+/// Lifetime of cached keys: the manager stops accepting removed keys after this time.
 const FRESH_FOR: Duration = Duration::from_secs(3600);
-/// How long an answer of the issuer may take.
+/// Longest time for a response of the issuer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// The longest answer that is read.
+/// Largest response of the issuer, bytes.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
-/// Where distributions have the certificates of public authorities: Debian and its like, Fedora and
-/// its like, openSUSE.
+/// Files with the certificates of public authorities, by distribution family: Debian, Fedora,
+/// openSUSE.
 const PUBLIC_AUTHORITIES: [&str; 3] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// An issuer, and what is known of its keys.
+/// Issuer with its cached keys.
 pub(crate) struct Oidc {
     rules: OidcRules,
     tls: Arc<ClientConfig>,
     keys: RwLock<Option<Known>>,
-    /// When the issuer was asked last; held while it is.
-    asked: Mutex<Option<Instant>>,
+    /// Time of the last fetch; locked during a fetch.
+    last_fetch: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone)]
@@ -65,7 +65,7 @@ impl std::fmt::Debug for Oidc {
     }
 }
 
-/// What an issuer tells of itself (OpenID Connect Discovery 1.0, section 3).
+/// Metadata of an issuer (OpenID Connect Discovery 1.0, section 3).
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
@@ -73,20 +73,19 @@ struct Discovery {
 }
 
 impl Oidc {
-    /// An issuer whose certificate is checked by the authorities of that file; none: the
-    /// distribution's.
+    /// Opens an issuer. Its certificate is checked against `authority` of the rules; by default
+    /// against the distribution's public authorities.
     pub(crate) fn open(rules: OidcRules) -> io::Result<Oidc> {
         let file = match &rules.authority {
             Some(file) => file.clone(),
             None => {
-                PUBLIC_AUTHORITIES.iter().map(PathBuf::from).find(|file| file.exists()).ok_or_else(
-                    || {
-                        io::Error::other(
-                            "no certificates of public authorities are installed: name a file, \
-                        authority of [oidc]",
-                        )
-                    },
-                )?
+                let mut files = PUBLIC_AUTHORITIES.iter().map(PathBuf::from);
+                files.find(|file| file.exists()).ok_or_else(|| {
+                    io::Error::other(
+                        "no certificates of public authorities are installed \
+                        (set authority of [oidc] to a file)",
+                    )
+                })?
             }
         };
         let mut roots = RootCertStore::empty();
@@ -94,7 +93,7 @@ impl Oidc {
             io::Error::other(format!("{}: {error}", file.display()))
         };
         for certificate in CertificateDer::pem_file_iter(&file).map_err(|error| failed(&error))? {
-            // One of hundreds that can't be read is no reason to do without the others.
+            // One unusable certificate of hundreds must not disable the others.
             let _ = roots.add(certificate.map_err(|error| failed(&error))?);
         }
         let tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -102,10 +101,15 @@ impl Oidc {
             .map_err(io::Error::other)?
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(Oidc { rules, tls: Arc::new(tls), keys: RwLock::default(), asked: Mutex::default() })
+        Ok(Oidc {
+            rules,
+            tls: Arc::new(tls),
+            keys: RwLock::default(),
+            last_fetch: Mutex::default(),
+        })
     }
 
-    /// Who holds a token.
+    /// Returns the holder of a token.
     pub(crate) async fn identify(&self, token: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
         let known = self.known();
         if let Some(known) = &known
@@ -121,11 +125,12 @@ impl Oidc {
         caller(token, &keys, &self.rules, now_unix_ms).map_err(|refusal| match refusal {
             OidcRefusal::Refused(problem) => problem,
             OidcRefusal::UnknownKey => {
-                let detail = "the token of the OIDC issuer is refused: the issuer has no such key";
+                let detail =
+                    "the token of the OIDC issuer is refused: the issuer has no key of this ID";
                 Problem::new(
                     ProblemCode::Unauthenticated,
                     detail,
-                    "take a new token from the issuer",
+                    "get a new token from the issuer",
                 )
             }
         })
@@ -135,24 +140,25 @@ impl Oidc {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Keys that were asked for after those, if the issuer may be asked again by now; else those.
+    /// Returns keys that were fetched after `since`: cached ones, or fetched now if the last fetch
+    /// is at least [`LEAST_BETWEEN`] ago. Otherwise returns the cached keys while they are fresh.
     async fn newer_than(&self, since: Option<Instant>) -> Result<Arc<JwkSet>, Problem> {
-        let mut asked = self.asked.lock().await;
+        let mut last_fetch = self.last_fetch.lock().await;
         let known = self.known();
         if let Some(known) = &known
             && since.is_none_or(|since| known.since > since)
         {
             return Ok(Arc::clone(&known.keys));
         }
-        let may_ask = asked.is_none_or(|asked| asked.elapsed() >= LEAST_BETWEEN);
+        let may_fetch = last_fetch.is_none_or(|last| last.elapsed() >= LEAST_BETWEEN);
         let fresh = known.filter(|known| known.since.elapsed() < FRESH_FOR);
-        if !may_ask {
+        if !may_fetch {
             return fresh
                 .map(|known| known.keys)
-                .ok_or_else(|| away("it did not answer a minute ago"));
+                .ok_or_else(|| away("the issuer did not respond within the last minute"));
         }
-        *asked = Some(Instant::now());
-        match self.ask().await {
+        *last_fetch = Some(Instant::now());
+        match self.fetch().await {
             Ok(keys) => {
                 let keys = Arc::new(keys);
                 let known = Known { keys: Arc::clone(&keys), since: Instant::now() };
@@ -160,20 +166,23 @@ impl Oidc {
                 Ok(keys)
             }
             Err(error) => {
-                tracing::warn!(issuer = self.rules.issuer, %error, "the OIDC issuer does not \
-                    tell its keys");
+                let issuer = &self.rules.issuer;
+                tracing::warn!(issuer, %error, "cannot fetch the keys of the OIDC issuer");
                 fresh.map(|known| known.keys).ok_or_else(|| away(&error.to_string()))
             }
         }
     }
 
-    /// The issuer's keys, as it tells them now.
-    async fn ask(&self) -> io::Result<JwkSet> {
+    /// Fetches the issuer's keys.
+    async fn fetch(&self) -> io::Result<JwkSet> {
         let issuer = self.rules.issuer.trim_end_matches('/');
         let discovery: Discovery =
             self.get(&format!("{issuer}/.well-known/openid-configuration")).await?;
         if discovery.issuer != self.rules.issuer {
-            return Err(io::Error::other(format!("it calls itself {}", discovery.issuer)));
+            return Err(io::Error::other(format!(
+                "its metadata has the issuer {}",
+                discovery.issuer
+            )));
         }
         self.get(&discovery.jwks_uri).await
     }
@@ -181,7 +190,7 @@ impl Oidc {
     async fn get<T: DeserializeOwned>(&self, address: &str) -> io::Result<T> {
         let uri: Uri = address.parse().map_err(io::Error::other)?;
         let answer = tokio::time::timeout(ANSWER_LIMIT, self.exchange(&uri)).await;
-        let late = |_| io::Error::other(format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
+        let late = |_| io::Error::other(format!("no response within {} s", ANSWER_LIMIT.as_secs()));
         serde_json::from_slice(&answer.map_err(late)??).map_err(io::Error::other)
     }
 
@@ -212,9 +221,8 @@ impl Oidc {
 }
 
 fn away(why: &str) -> Problem {
-    let detail =
-        format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
-    let remedy = "ask again in a minute; look after the issuer, or show a token of `godwit \
-        control token create`";
+    let detail = format!("cannot check tokens of the OIDC issuer: its keys are unavailable: {why}");
+    let remedy = "try again in a minute; check the issuer, or use a token of `godwit control \
+        token create`";
     Problem::new(ProblemCode::IssuerAway, detail, remedy)
 }

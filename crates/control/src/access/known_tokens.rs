@@ -1,4 +1,4 @@
-//! The tokens that a manager knows, and who is told when one has gone.
+//! Tokens that a manager accepts, with a notification when one is revoked.
 
 use std::collections::BTreeSet;
 use std::sync::{PoisonError, RwLock};
@@ -12,14 +12,14 @@ use super::{Caller, TokenRecord, Tokens};
 use crate::clock::now_unix_ms;
 use crate::storage::planned::Planned;
 
-/// How long a caller's token is taken for good without another look at the clock.
+/// Longest time between two checks of the clock for an expired credential.
 const LONGEST_TRUST: Duration = Duration::from_secs(60);
 
-/// Tokens, behind their lock.
+/// Tokens behind a lock.
 #[derive(Debug)]
 pub(crate) struct KnownTokens {
     tokens: RwLock<Tokens>,
-    /// Changes whenever a token has gone.
+    /// Changes whenever a token is revoked.
     gone: watch::Sender<()>,
 }
 
@@ -30,18 +30,18 @@ impl Default for KnownTokens {
 }
 
 impl KnownTokens {
-    /// Knows a token from now on.
+    /// Adds a token.
     pub(crate) fn know(&self, record: TokenRecord) {
         self.tokens.write().unwrap_or_else(PoisonError::into_inner).insert(record);
     }
 
-    /// Knows a token no more.
+    /// Removes a token.
     pub(crate) fn forget(&self, id: &str) {
         self.tokens.write().unwrap_or_else(PoisonError::into_inner).remove(id);
         self.gone.send_replace(());
     }
 
-    /// Waits until what a caller showed is good no more: it was revoked, or is over.
+    /// Waits until a caller's credential has been revoked or has expired.
     pub(crate) async fn is_good_no_more(&self, caller: &Caller) {
         let mut gone = self.gone.subscribe();
         loop {
@@ -52,19 +52,19 @@ impl KnownTokens {
             if !caller.token.as_ref().is_none_or(is_known) || left_ms == Some(0) {
                 return;
             }
-            // The clock may be set meanwhile.
+            // The clock may be set in the meantime.
             let left = Duration::from_millis(left_ms.unwrap_or(u64::MAX)).min(LONGEST_TRUST);
-            // It can't fail: the sender is part of self.
+            // `changed` cannot fail: the sender is part of self.
             let _ = tokio::time::timeout(left, gone.changed()).await;
         }
     }
 
-    /// Who shows that token.
+    /// Returns the holder of a token.
     pub(crate) fn caller(&self, token: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
         self.tokens.read().unwrap_or_else(PoisonError::into_inner).caller(token, now_unix_ms)
     }
 
-    /// Every token, without its secret.
+    /// Returns all tokens, without their secrets.
     pub(crate) fn infos(&self) -> Vec<TokenInfo> {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
         tokens.iter().map(|record| record.info.clone()).collect()

@@ -1,5 +1,5 @@
-//! Who asks, and what they may: tokens, which are kept hashed, and roles. No clock, and no I/O but
-//! the audit log's.
+//! Authentication and authorization: tokens, of which only hashes are stored, roles, issuers and
+//! certificates.
 
 pub(crate) mod authorities;
 pub(crate) mod certificates;
@@ -19,54 +19,54 @@ use godwit_api::control::{Problem, ProblemCode, Role};
 pub use needs::{Need, needed};
 pub use token::{Secret, TokenRecord, Tokens};
 
-/// Who asks.
+/// Authenticated sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// A token's name, an OIDC subject; `root` by the manager's own socket.
+    /// Name of a token, or OIDC subject; `root` on the manager's own socket.
     pub name: String,
-    /// What they may.
+    /// Role of the caller.
     pub role: Role,
-    /// The id of the manager's own token that they showed.
+    /// ID of the manager's token that the caller presented; `None`: another credential.
     pub token: Option<String>,
-    /// When what they showed is good no more, milliseconds since 1970; none: it has no end.
+    /// Expiry of the credential, milliseconds since 1970; `None`: it does not expire.
     pub until_unix_ms: Option<u64>,
 }
 
 impl Caller {
-    /// Who comes by the manager's own socket, which is root's.
+    /// Returns the caller of the manager's own socket, which only root can open.
     #[must_use]
     pub fn root() -> Caller {
         Caller::named("root", Role::Admin)
     }
 
-    /// Somebody whom nothing ends.
+    /// Returns a caller without a token or an expiry.
     #[must_use]
     pub fn named(name: impl Into<String>, role: Role) -> Caller {
         Caller { name: name.into(), role, token: None, until_unix_ms: None }
     }
 
-    /// What their requests are counted by, and their idempotency keys are kept by. Tokens may share
-    /// a name, and no two callers this.
+    /// Returns the unique key of the caller for rate limits and idempotency keys. Names are not
+    /// unique: two tokens may share one.
     #[must_use]
     pub fn key(&self) -> String {
         // No name has a space.
         self.token.as_ref().map_or_else(|| self.name.clone(), |id| format!("token {id}"))
     }
 
-    /// Whether they may do what needs this role.
+    /// Checks that the caller's role is sufficient.
     ///
     /// # Errors
-    /// [`ProblemCode::Forbidden`].
+    /// [`ProblemCode::Forbidden`]: the role is too low.
     pub fn check(&self, needed: Role) -> Result<(), Problem> {
         if self.role >= needed {
             return Ok(());
         }
         let (name, role, needed) = (&self.name, self.role.name(), needed.name());
-        let detail = format!("{name} has the role {role}, and that needs the role {needed}");
+        let detail = format!("{name} has the role {role}; the request needs the role {needed}");
         Err(Problem::new(
             ProblemCode::Forbidden,
             detail,
-            format!("ask with a token of the role {needed}"),
+            format!("use a token with the role {needed}"),
         ))
     }
 }

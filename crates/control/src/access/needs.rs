@@ -1,31 +1,31 @@
-//! What each request needs, and whether the audit log has it: by what the request does, not by its
-//! method. A test
-//! compares the table with the routes that there are.
+//! Required role of each request, and whether the audit log records it. Both depend on what the
+//! request does, not on its method. A test compares the table with the routes.
 
 use godwit_api::control::Role;
 use http::Method;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// The role; none: everybody may, unknown callers too.
+    /// Required role; `None`: everyone may send it, also unauthenticated callers.
     pub role: Option<Role>,
-    /// It changes something, or costs a guest, a host or a link something: the audit log has it.
+    /// Whether the audit log records it: it changes something, or has a cost for a guest, a host or
+    /// a link.
     pub is_noted: bool,
 }
 
 const EVERYBODY: Need = Need { role: None, is_noted: false };
-/// A host that joins shows a token of its own kind.
+/// A joining host presents a join token.
 const JOIN: Need = Need { role: None, is_noted: true };
 const LOOK: Need = Need { role: Some(Role::Viewer), is_noted: false };
-/// What guests write is for those who work with them.
+/// Output of guests is only for operators.
 const READ: Need = Need { role: Some(Role::Operator), is_noted: false };
 const WORK: Need = Need { role: Some(Role::Operator), is_noted: true };
-/// Tokens and what people did are not for everybody who may look.
+/// Tokens and the audit log are only for admins.
 const INSPECT: Need = Need { role: Some(Role::Admin), is_noted: false };
 const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
-/// Every request: its method, its path and what it needs. A path with `?NAME` is the request with
-/// that flag set.
+/// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
+/// flag set.
 const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
@@ -46,8 +46,8 @@ const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/v1/hosts", LOOK),
     ("POST", "/api/v1/hosts", GOVERN),
     ("GET", "/api/v1/hosts/{host}", LOOK),
-    // Who empties hosts also has them take VMs again. Other changes of a host need more: the
-    // handler checks that.
+    // An operator who drains hosts may also end their maintenance. The handler checks that other
+    // changes of a host come from an admin.
     ("PATCH", "/api/v1/hosts/{host}", WORK),
     ("DELETE", "/api/v1/hosts/{host}", GOVERN),
     ("POST", "/api/v1/hosts/{host}/drain", WORK),
@@ -79,34 +79,34 @@ const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/v1/vms/{vm}", LOOK),
     ("DELETE", "/api/v1/vms/{vm}", WORK),
     ("POST", "/api/v1/vms/{vm}/binding", WORK),
-    // Who reads a console types into it.
+    // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
     ("POST", "/api/v1/vms/{vm}/moves", WORK),
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),
-    // A dry run tracks the guest's writes and tries the lanes.
+    // A dry run tracks the guest's writes and probes the lanes.
     ("GET", "/api/v1/vms/{vm}/preflight?predict", WORK),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
 ];
 
-/// What a request needs; `query` has its parameters, decoded. What is not in the table needs the
-/// highest role.
+/// Returns the needs of a request; `query`: its decoded parameters. A request that is not in the
+/// table needs the highest role.
 #[must_use]
 pub fn needed(method: &Method, path: &str, query: &[(String, String)]) -> Need {
     let bound = if *method == Method::HEAD { "GET" } else { method.as_str() };
     let of_path = || REQUESTS.iter().filter(|(_, template, _)| is_of(path, query, template));
-    // A row with a flag stands behind the one without, and counts where the flag is set.
+    // A row with a flag follows the row without it, and applies if the flag is set.
     if let Some((.., need)) = of_path().rfind(|(method, ..)| *method == bound) {
         return *need;
     }
-    // The answer says that the path has no such method, to those who may use the others.
+    // Callers who may use the path's other methods learn that it does not support this one.
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let others = of_path().map(|(.., need)| need.role).max();
     others.map_or(GOVERN, |role| Need { role, is_noted: !looks })
 }
 
-/// Whether a path is of a template, and a flag of the template is set.
+/// Returns whether a path matches a template, and the template's flag is set.
 fn is_of(path: &str, query: &[(String, String)], template: &str) -> bool {
     let (template, flag) =
         template.split_once('?').map_or((template, None), |(path, flag)| (path, Some(flag)));
@@ -145,7 +145,7 @@ mod tests {
                 methods.map(|method| (method.to_uppercase(), path.clone())).collect::<Vec<_>>()
             })
             .collect();
-        // What the router has beside the document: its own path, metrics and health.
+        // Routes outside the document: the document itself, metrics and health.
         let bare = include_str!("../http/mod.rs").split(".route(\"").skip(1);
         routes.extend(
             bare.map(|rest| ("GET".to_owned(), rest.split('"').next().unwrap().to_owned())),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_needs_what_its_row_says_and_no_verb_makes_it_less() {
+    fn each_request_needs_its_row_and_no_method_lowers_that() {
         for (method, path, wanted) in REQUESTS {
             let (template, flag) =
                 path.split_once('?').map_or((path, None), |(path, flag)| (path, Some(flag)));
@@ -170,7 +170,7 @@ mod tests {
             if method == Method::GET {
                 assert_eq!(needed(&Method::HEAD, &asked, &query), wanted, "{path}");
             }
-            // Whatever changes something needs more than a look.
+            // Every change needs more than the role viewer, and is recorded.
             let changes = method != Method::GET && asked != "/api/v1/join";
             assert!(
                 !changes || wanted.is_noted && wanted.role >= Some(Role::Operator),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_row_needs_the_highest_role() {
+    fn requests_outside_the_table_need_the_highest_role() {
         for (method, path) in [
             (Method::GET, "/api/v1/something-new"),
             (Method::POST, "/api/v1/something-new"),
@@ -191,14 +191,14 @@ mod tests {
         ] {
             assert_eq!(need(&method, path), GOVERN, "{method} {path}");
         }
-        // A path without such a method says so to those who may use the others.
+        // A known path with another method needs the role of the path's other methods.
         assert_eq!(need(&Method::PUT, "/healthz").role, None);
         assert_eq!(need(&Method::PUT, "/api/v1/vms").role, Some(Role::Operator));
         assert_eq!(need(&Method::OPTIONS, "/api/v1/tokens"), INSPECT);
     }
 
     #[test]
-    fn a_prediction_costs_more_than_a_look_however_it_is_asked_for() {
+    fn every_form_of_a_prediction_needs_an_operator() {
         let path = "/api/v1/vms/web/preflight";
         let with = |pairs: &[(&str, &str)]| {
             let query: Vec<_> = pairs

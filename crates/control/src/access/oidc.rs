@@ -1,5 +1,5 @@
-//! Bearer tokens of an OpenID Connect issuer: JSON web tokens (RFC 7519) that it signed for this
-//! audience. Pure: keys and time are given.
+//! Bearer tokens of an OpenID Connect issuer: JSON web tokens (RFC 7519) signed for the manager's
+//! audience. Pure: keys and time are parameters.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,33 +13,32 @@ use serde_json::{Map, Value};
 
 use super::Caller;
 
-/// Signatures that are accepted. Never `none`, and never one by a secret that both sides have (RFC
-/// 8725, section 3.1).
+/// Accepted signature algorithms. Never `none`, and never one with a shared secret (RFC 8725,
+/// section 3.1).
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
-/// Clocks of issuer and manager differ by so much.
+/// Tolerated clock difference between issuer and manager, seconds.
 const CLOCKS_DIFFER_S: u64 = 60;
-/// The longest name that stands in the audit log.
+/// Longest name in the audit log, bytes.
 const MOST_NAME_BYTES: usize = 128;
 
-/// Whose tokens are accepted, and what they say.
+/// Issuer whose tokens are accepted, and the meaning of their claims.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OidcRules {
-    /// The issuer, as its tokens call it.
+    /// Issuer, as in the claim `iss`.
     pub issuer: String,
-    /// What tokens for this manager are for.
+    /// Audience of tokens for this manager, as in the claim `aud`.
     pub audience: String,
-    /// The claim that says what the holder may do: a text or a list of them.
+    /// Claim with the roles of the holder: a string or a list of strings.
     #[serde(default = "default_role_claim")]
     pub role_claim: String,
-    /// The claim that names the holder.
+    /// Claim with the name of the holder.
     #[serde(default = "default_name_claim")]
     pub name_claim: String,
-    /// Which values of the role's claim make which role; none: the role's own name.
+    /// Values of the role claim for each role; empty: the name of the role.
     #[serde(default)]
     pub roles: BTreeMap<Role, Vec<String>>,
-    /// Certificates of the authorities that the issuer's own is checked by; none: the
-    /// distribution's.
+    /// File with the certificates of the issuer's authorities; `None`: those of the distribution.
     #[serde(default)]
     pub authority: Option<PathBuf>,
 }
@@ -52,12 +51,12 @@ fn default_name_claim() -> String {
     "sub".to_owned()
 }
 
-/// Why a token names nobody.
+/// Reasons to refuse a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OidcRefusal {
-    /// It is signed by a key that is not among those that are known: the issuer may have a new one.
+    /// Signed with an unknown key: the issuer may have a new one.
     UnknownKey,
-    /// It is not accepted.
+    /// Not acceptable.
     Refused(Problem),
 }
 
@@ -66,7 +65,7 @@ struct Claims {
     iss: String,
     aud: OneOrMany,
     sub: String,
-    /// Seconds since 1970, of which some issuers tell fractions.
+    /// Seconds since 1970; some issuers send fractions.
     exp: f64,
     #[serde(default)]
     nbf: Option<f64>,
@@ -90,16 +89,17 @@ impl OneOrMany {
     }
 }
 
-/// Whether a bearer's token has the shape of a JSON web token; ours have no dot.
+/// Returns whether a bearer token has the form of a JSON web token; the manager's own tokens have
+/// no dot.
 #[must_use]
 pub fn is_web_token(token: &str) -> bool {
     token.bytes().filter(|byte| *byte == b'.').count() == 2
 }
 
-/// Who holds a token.
+/// Returns the holder of a token.
 ///
 /// # Errors
-/// [`OidcRefusal`]: [`ProblemCode::Unauthenticated`] for a token that does not hold,
+/// [`OidcRefusal`]: [`ProblemCode::Unauthenticated`] for an invalid token,
 /// [`ProblemCode::Forbidden`] for a holder without a role.
 pub fn caller(
     token: &str,
@@ -108,20 +108,20 @@ pub fn caller(
     now_unix_ms: u64,
 ) -> Result<Caller, OidcRefusal> {
     let header =
-        decode_header(token).map_err(|error| refused(&format!("it can't be read: {error}")))?;
+        decode_header(token).map_err(|error| refused(&format!("cannot read it: {error}")))?;
     if !ALGORITHMS.contains(&header.alg) {
         return Err(refused(
-            "it is signed in a way that is not accepted (RS256, ES256 and EdDSA are)",
+            "its signature algorithm is not accepted (RS256, ES256 and EdDSA are)",
         ));
     }
     let key = key_of(keys, header.kid.as_deref(), header.alg)?;
-    let key = DecodingKey::from_jwk(key).map_err(|_| refused("its key can't be used"))?;
-    // The signature; what it says is judged below, by a time that is given.
+    let key = DecodingKey::from_jwk(key).map_err(|_| refused("its key is not usable"))?;
+    // Only checks the signature: `check_claims` checks the claims, at the given time.
     let mut validation = Validation::new(header.alg);
     validation.required_spec_claims.clear();
     (validation.validate_exp, validation.validate_aud) = (false, false);
     let claims = decode::<Claims>(token, &key, &validation)
-        .map_err(|error| refused(&format!("it does not hold: {error}")))?
+        .map_err(|error| refused(&format!("it is invalid: {error}")))?
         .claims;
     check_claims(&claims, rules, now_unix_ms).map_err(refused)?;
     let holder = named(&claims, rules).map_err(OidcRefusal::Refused)?;
@@ -129,13 +129,13 @@ pub fn caller(
 }
 
 fn refused(why: &str) -> OidcRefusal {
-    let remedy =
-        "take a new token from the issuer, for the audience that the manager's [oidc] names";
+    let remedy = "get a new token from the issuer, for the audience in [oidc] of the manager's \
+        configuration";
     let detail = format!("the token of the OIDC issuer is refused: {why}");
     OidcRefusal::Refused(Problem::new(ProblemCode::Unauthenticated, detail, remedy))
 }
 
-/// The key that a token names; one that names none is of the only key there is.
+/// Returns the key of a token. A token that names no key needs an issuer with only one.
 fn key_of<'a>(
     keys: &'a JwkSet,
     id: Option<&str>,
@@ -150,7 +150,7 @@ fn key_of<'a>(
     let is_for_signatures =
         matches!(key.common.public_key_use, None | Some(PublicKeyUse::Signature));
     if !is_for_signatures || of_key.is_some_and(|of_key: Algorithm| of_key != algorithm) {
-        return Err(refused("its key is for something else"));
+        return Err(refused("its key is for another purpose"));
     }
     Ok(key)
 }
@@ -159,7 +159,7 @@ fn check_claims(claims: &Claims, rules: &OidcRules, now_unix_ms: u64) -> Result<
     let seconds = |ms: u64| ms as f64 / 1e3;
     let (now, differ) = (seconds(now_unix_ms), seconds(CLOCKS_DIFFER_S * 1000));
     if claims.iss != rules.issuer {
-        return Err("it is of another issuer");
+        return Err("it is from another issuer");
     }
     if !claims.aud.contains(&rules.audience) {
         return Err("it is for another audience");
@@ -168,33 +168,34 @@ fn check_claims(claims: &Claims, rules: &OidcRules, now_unix_ms: u64) -> Result<
         return Err("it has expired");
     }
     if claims.nbf.is_some_and(|begins| begins - differ > now) {
-        return Err("it is not good yet");
+        return Err("it is not valid yet");
     }
     Ok(())
 }
 
-/// When a token that holds now does so no more.
+/// Returns when a valid token expires, milliseconds since 1970, with the tolerated clock
+/// difference.
 fn good_until_unix_ms(claims: &Claims) -> u64 {
-    // Who says a number that is none of seconds means never.
+    // A number that is not a valid duration means never.
     let expires = Duration::try_from_secs_f64(claims.exp).unwrap_or(Duration::MAX);
     let until = expires.saturating_add(Duration::from_secs(CLOCKS_DIFFER_S));
     u64::try_from(until.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The holder's name and the highest of its roles.
+/// Returns the holder with its name and the highest of its roles.
 fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
     let named = claims.others.get(&rules.name_claim).and_then(Value::as_str);
     let name =
         if rules.name_claim == "sub" { claims.sub.as_str() } else { named.unwrap_or(&claims.sub) };
     if name.is_empty() || name.len() > MOST_NAME_BYTES || name.chars().any(char::is_control) {
-        let detail = "the token's holder has a name that can't stand in the audit log";
+        let detail = "the name of the token's holder is not valid in the audit log";
         return Err(Problem::new(
             ProblemCode::Unauthenticated,
             detail,
             "set name_claim of [oidc] to another",
         ));
     }
-    // In front: nobody of the issuer's has the name of a token of ours.
+    // The prefix separates the issuer's names from those of the manager's tokens.
     let name = format!("oidc:{name}");
     let claim = claims.others.get(&rules.role_claim);
     let values: Vec<&str> = match claim {
@@ -211,8 +212,8 @@ fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
     };
     let role = [Role::Admin, Role::Operator, Role::Viewer].into_iter().find(|role| makes(*role));
     let Some(role) = role else {
-        let detail = format!("{name} has no role here by the claim {}", rules.role_claim);
-        let remedy = "have the issuer give one, or name the holder's group under [oidc.roles]";
+        let detail = format!("{name} has no role by the claim {}", rules.role_claim);
+        let remedy = "have the issuer add a role, or set the holder's group under [oidc.roles]";
         return Err(Problem::new(ProblemCode::Forbidden, detail, remedy));
     };
     Ok(Caller::named(name, role))
@@ -229,7 +230,9 @@ mod tests {
     }
 
     fn claims(changes: &Value) -> Claims {
-        let mut all = serde_json::json!({ "iss": "https://i", "aud": ["x", "godwit"], "sub": "u1", "exp": 1_000_100 });
+        let mut all = serde_json::json!({
+            "iss": "https://i", "aud": ["x", "godwit"], "sub": "u1", "exp": 1_000_100,
+        });
         for (name, value) in changes.as_object().unwrap() {
             all[name] = value.clone();
         }
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn only_its_issuer_audience_and_time_are_good() {
+    fn only_its_issuer_audience_and_time_are_valid() {
         let check = |changes: Value| check_claims(&claims(&changes), &rules(), NOW_MS);
         assert_eq!(check(serde_json::json!({})), Ok(()));
         assert_eq!(check(serde_json::json!({ "exp": 999_941.5, "nbf": 1_000_060 })), Ok(()));
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_role_counts_and_no_role_is_none() {
+    fn the_highest_role_counts_and_no_role_is_forbidden() {
         let of = |rules: &OidcRules, changes: Value| named(&claims(&changes), rules);
         let caller =
             of(&rules(), serde_json::json!({ "godwit_role": ["viewer", "operator"] })).unwrap();
@@ -266,7 +269,8 @@ mod tests {
             assert_eq!(of(&rules(), wrong).unwrap_err().code, ProblemCode::Forbidden);
         }
         let groups: OidcRules = toml::from_str(
-            "issuer = \"https://i\"\naudience = \"godwit\"\nrole_claim = \"groups\"\nname_claim = \"preferred_username\"\n\
+            "issuer = \"https://i\"\naudience = \"godwit\"\n\
+            role_claim = \"groups\"\nname_claim = \"preferred_username\"\n\
             [roles]\nadmin = [\"vm-admins\"]\nviewer = [\"staff\"]",
         )
         .unwrap();
@@ -274,7 +278,7 @@ mod tests {
             of(&groups, serde_json::json!({ "groups": ["staff"], "preferred_username": "ann" }))
                 .unwrap();
         assert_eq!(caller, Caller::named("oidc:ann", Role::Viewer));
-        // A group that is called like a role is no role where groups are named.
+        // With configured groups, a group with the name of a role is not that role.
         assert!(of(&groups, serde_json::json!({ "groups": ["admin"] })).is_err());
         assert!(
             of(&rules(), serde_json::json!({ "sub": "a\nb", "godwit_role": "admin" })).is_err()

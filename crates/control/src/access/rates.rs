@@ -1,6 +1,6 @@
-//! How often somebody may ask: each caller has a bucket of requests that fills again by the second.
-//! Requests of nobody are counted by network,
-//! in a smaller bucket: who tries tokens out gets nowhere.
+//! Rate limits: each caller has a bucket of requests that is refilled continuously. Requests of
+//! unauthenticated callers are counted by network, in a smaller bucket, so that guessing tokens is
+//! hopeless.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
@@ -8,12 +8,12 @@ use std::num::NonZeroU32;
 use godwit_api::control::{Problem, ProblemCode};
 use governor::{DefaultKeyedRateLimiter, Quota};
 
-/// Requests a second of a caller, and as many at once.
+/// Requests per second of a caller; also the largest burst.
 const OF_CALLER: NonZeroU32 = NonZeroU32::new(200).unwrap();
-/// Requests a second of a network whose sender is not known.
+/// Requests per second of a network with unauthenticated callers.
 const OF_NOBODY: NonZeroU32 = NonZeroU32::new(20).unwrap();
 
-/// The buckets.
+/// Buckets of callers and networks.
 #[derive(Debug)]
 pub(crate) struct Rates {
     callers: DefaultKeyedRateLimiter<String>,
@@ -30,8 +30,11 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Whether one more request may come, of that caller or, where it is nobody's, from that
-    /// address. Root's own socket has no limit.
+    /// Takes one request from the bucket of a caller or, if the caller is unauthenticated, from
+    /// that of its address. Root's own socket has no limit.
+    ///
+    /// # Errors
+    /// [`ProblemCode::TooManyRequests`]: the bucket is empty.
     pub(crate) fn check(&self, caller: Option<&str>, from: Option<IpAddr>) -> Result<(), Problem> {
         let is_within = match (caller, from) {
             (_, None) => true,
@@ -42,23 +45,22 @@ impl Rates {
             return Ok(());
         }
         let most = if caller.is_some() { OF_CALLER } else { OF_NOBODY };
-        let detail = format!("more than {most} requests a second");
+        let detail = format!("more than {most} requests per second");
         Err(Problem::new(
             ProblemCode::TooManyRequests,
             detail,
-            "ask again in a second, and less often",
+            "try again in a second, and less often",
         ))
     }
 
-    /// Forgets those who have not asked lately.
+    /// Removes the buckets of idle callers and networks.
     pub(crate) fn forget_idle(&self) {
         self.callers.retain_recent();
         self.nobody.retain_recent();
     }
 }
 
-/// What stands for all addresses that one sender may have: an IPv6 host takes each of its /64 as it
-/// likes.
+/// Returns the network of a sender: an IPv6 host can use every address of its /64.
 pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -71,16 +73,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_a_bucket_of_its_own() {
+    fn each_caller_has_its_own_bucket() {
         let rates = Rates::default();
         let from = Some(IpAddr::from([10, 0, 0, 1]));
         let passed = (0..1000).filter(|_| rates.check(None, from).is_ok()).count();
-        // It fills again while it is emptied.
+        // The bucket is refilled during the test.
         assert!((20..1000).contains(&passed), "{passed}");
         assert!(rates.check(Some("monitoring"), from).is_ok());
         assert!(rates.check(None, Some(IpAddr::from([10, 0, 0, 2]))).is_ok());
         assert!((0..1000).all(|_| rates.check(Some("root"), None).is_ok()));
     }
+
     #[test]
     fn a_network_is_one_sender() {
         let of = |address: &str| network(address.parse().unwrap());

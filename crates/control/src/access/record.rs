@@ -1,4 +1,4 @@
-//! A token, as it is saved.
+//! Saved form of tokens.
 
 use godwit_api::control::{Role, TokenInfo};
 use godwit_store::records::{Record, Table};
@@ -8,7 +8,7 @@ use super::TokenRecord;
 
 pub(crate) const TOKENS: Table<SavedToken> = Table::new();
 
-/// A token without its secret.
+/// Token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedToken {
@@ -17,7 +17,7 @@ pub(crate) struct SavedToken {
     made_unix_ms: u64,
     expires_unix_ms: u64,
     made_by: String,
-    /// BLAKE3 of the secret, in hexadecimal digits.
+    /// BLAKE3 digest of the secret, in hexadecimal digits.
     digest: blake3::Hash,
 }
 

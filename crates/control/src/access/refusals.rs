@@ -1,8 +1,7 @@
-//! Requests that are refused, as the audit log has them. Anyone who can reach the manager can send
-//! such requests, and must not push out of the log what
-//! people did: the first ones of a caller, or of a network where the caller is not known, stand
-//! there whole, and others of the next minutes as a
-//! number. Pure.
+//! Refused requests in the audit log. Anyone who can reach the manager can send such requests, and
+//! they must not displace other entries from the log. So the log has the first refusals of a
+//! caller, or of a network if the caller is unknown, in full, and only the count of those in the
+//! next minutes. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,36 +10,36 @@ use godwit_api::control::AuditEntry;
 
 use crate::access::rates::network;
 
-/// How long they are counted before the number is written.
+/// Period after which counts are written, milliseconds.
 const SPAN_MS: u64 = 10 * 60 * 1000;
-/// From one network, that many stand in the log whole within that time.
+/// Full entries of one network per period.
 const MOST_WHOLE: u64 = 3;
-/// Of a caller who is known.
+/// Full entries of a known caller per period.
 const MOST_WHOLE_OF_CALLER: u64 = 50;
-/// Networks that are told apart within that time; all others are one.
+/// Networks that are counted separately per period; all others share one count.
 const MOST_APART: usize = 20;
 
-/// Whose requests are counted as one.
+/// Sender whose refusals are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum From {
-    /// Those of a known caller: a token's id, or a name.
+    /// Known caller: the ID of a token, or a name.
     Caller(String),
-    /// Those of a network, and apart from them those to join: who tries a join token out is to be
-    /// seen.
+    /// Network; `true`: requests to join, which are counted separately, so that guessing join
+    /// tokens is visible.
     Network(Option<IpAddr>, bool),
     Others,
 }
 
-/// Those that are counted at present.
+/// Refusals of the current period.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     began_unix_ms: u64,
-    /// The last one of each, and how many there were.
+    /// Last refusal of each sender, and their number.
     counted: BTreeMap<From, (AuditEntry, u64)>,
 }
 
 impl Refusals {
-    /// What is to be written now that one more was refused.
+    /// Counts a refusal. Returns the entries to write.
     pub(crate) fn note(&mut self, entry: AuditEntry) -> Vec<AuditEntry> {
         let mut due = self.over(entry.unix_ms);
         if self.counted.is_empty() {
@@ -62,9 +61,9 @@ impl Refusals {
         if self.counted.contains_key(&from) || networks < MOST_APART { from } else { From::Others }
     }
 
-    /// What is to be written of a time that is over.
+    /// Ends the period if it is over. Returns the entries to write.
     pub(crate) fn over(&mut self, now_unix_ms: u64) -> Vec<AuditEntry> {
-        // Also where the clock was set back.
+        // Also ends if the clock was set back.
         if now_unix_ms.abs_diff(self.began_unix_ms) < SPAN_MS {
             return Vec::new();
         }
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_stand_whole_and_the_others_as_a_number() {
+    fn the_first_refusals_are_written_in_full_and_the_others_counted() {
         let mut refusals = Refusals::default();
         for n in 0..3 {
             let whole = refused(1_000_000 + n, [10, 0, 0, 9], "GET /api/v1/hosts");
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn from_however_many_addresses_few_entries_come() {
+    fn many_addresses_cause_few_entries() {
         let mut refusals = Refusals::default();
         let written: usize = (0..60_000_u32)
             .map(|n| {

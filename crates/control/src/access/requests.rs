@@ -1,4 +1,4 @@
-//! What is asked about access: tokens are made and revoked, the audit log is read.
+//! Operations on tokens and the audit log.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::storage::keeper::Keeper;
 use crate::storage::planning::Planning;
 use crate::storage::term::Term;
 
-/// Milliseconds of a day.
+/// Length of a day, milliseconds.
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// Tokens, as people ask for them, and the audit log.
+/// Services behind the requests for tokens and the audit log.
 #[derive(Clone)]
 pub(crate) struct AccessRequests {
     tokens: Arc<KnownTokens>,
@@ -33,7 +33,7 @@ impl AccessRequests {
         AccessRequests { tokens, keeper, planning }
     }
 
-    /// Every token, without its secret.
+    /// Returns all tokens, without their secrets.
     pub(crate) fn tokens(&self) -> Vec<TokenInfo> {
         self.tokens.infos()
     }
@@ -46,13 +46,17 @@ impl AccessRequests {
         check_name(&request.name)?;
         if matches!(request.name.as_str(), "root" | "nobody") {
             let detail = format!(
-                "no token can be called {}: the audit log means somebody else",
+                "cannot name a token {}: the audit log uses this name for other callers",
                 request.name
             );
-            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "take another name"));
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "choose another name"));
         }
         let failed = |error: std::io::Error| {
-            Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
+            Problem::new(
+                ProblemCode::ManagerFailed,
+                format!("cannot generate a secret: {error}"),
+                "",
+            )
         };
         let secret = Secret::draw().map_err(failed)?;
         let now = now_unix_ms();
@@ -89,7 +93,7 @@ impl AccessRequests {
             .await
     }
 
-    /// A page of what people did, the newest first.
+    /// Returns a page of the audit log, the newest entry first.
     pub(crate) async fn audit_page(
         &self,
         behind: Option<&str>,

@@ -1,6 +1,5 @@
-//! Tokens: 32 random bytes each, of which only a digest is kept. A digest is enough, without salt
-//! or stretching: what has 256 random bits
-//! is in no list and can't be tried out.
+//! Tokens of 32 random bytes. Only a digest is stored, without salt or stretching: 256 random bits
+//! are in no list and cannot be guessed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +12,11 @@ use super::Caller;
 
 const SECRET_BYTES: usize = 32;
 const ID_BYTES: usize = 6;
-/// What every token begins with: who finds one in a log or a repository knows what it is.
+/// Prefix of every token, so that a token in a log or a repository is recognizable.
 const PREFIX: &str = "godwit";
 
-/// A token as its holder has it: `godwit_ID_SECRET`, in hexadecimal digits. Shown once, and never
-/// by `Debug`.
+/// Token in the form that its holder gets: `godwit_ID_SECRET`, in hexadecimal digits. It is shown
+/// once, and never by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     id: String,
@@ -31,15 +30,15 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A new one.
+    /// Generates a new token.
     ///
     /// # Errors
-    /// The kernel gives no random bytes.
+    /// The kernel returns no random bytes.
     pub fn draw() -> io::Result<Secret> {
         Ok(Secret { id: random_hex(ID_BYTES)?, secret: random_hex(SECRET_BYTES)? })
     }
 
-    /// Reads what somebody shows; none: it is no token of ours.
+    /// Parses a presented token; `None`: it does not have the form of a token.
     #[must_use]
     pub fn parse(text: &str) -> Option<Secret> {
         let is_hex = |text: &str, bytes: usize| {
@@ -50,19 +49,19 @@ impl Secret {
             .then(|| Secret { id: id.to_owned(), secret: secret.to_owned() })
     }
 
-    /// What names it.
+    /// Returns the ID, which is not secret.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The text that its holder gets.
+    /// Returns the full text for the holder.
     #[must_use]
     pub fn reveal(&self) -> String {
         format!("{PREFIX}_{}_{}", self.id, self.secret)
     }
 
-    /// What is kept of it.
+    /// Returns the digest to store.
     #[must_use]
     pub fn digest(&self) -> blake3::Hash {
         blake3::hash(self.secret.as_bytes())
@@ -71,64 +70,64 @@ impl Secret {
 
 fn random_hex(bytes: usize) -> io::Result<String> {
     let mut random = vec![0; bytes];
-    // At most 256 bytes come whole or not at all (getrandom(2)).
+    // Up to 256 bytes are returned completely or not at all (getrandom(2)).
     let got = getrandom(&mut random, GetRandomFlags::empty())?;
     if got < bytes {
-        return Err(io::Error::other("the kernel gives too few random bytes"));
+        return Err(io::Error::other("the kernel returned too few random bytes"));
     }
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A token as it is kept.
+/// Token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRecord {
-    /// What is told of it.
+    /// Public properties of the token.
     pub info: TokenInfo,
-    /// Of its secret.
+    /// Digest of the secret.
     pub digest: blake3::Hash,
 }
 
-/// Every token that is good for something, by its id.
+/// All tokens, by ID.
 #[derive(Clone, Debug, Default)]
 pub struct Tokens {
     all: BTreeMap<String, TokenRecord>,
 }
 
 impl Tokens {
-    /// Takes one in.
+    /// Adds a token, or replaces the one with its ID.
     pub fn insert(&mut self, record: TokenRecord) {
         self.all.insert(record.info.id.clone(), record);
     }
 
-    /// Revokes one; whether there was one.
+    /// Removes a token. Returns whether there was one.
     pub fn remove(&mut self, id: &str) -> bool {
         self.all.remove(id).is_some()
     }
 
-    /// Whether there is one of that id.
+    /// Returns whether there is a token with this ID.
     #[must_use]
     pub fn has(&self, id: &str) -> bool {
         self.all.contains_key(id)
     }
 
-    /// All, by id.
+    /// Returns all tokens in the order of their IDs.
     pub fn iter(&self) -> impl Iterator<Item = &TokenRecord> {
         self.all.values()
     }
 
-    /// Who holds it.
+    /// Returns the holder of a presented token.
     ///
     /// # Errors
-    /// [`ProblemCode::Unauthenticated`]: it is no token, not known, or has expired. A wrong secret
-    /// and an unknown id are told alike.
+    /// [`ProblemCode::Unauthenticated`]: not a token, unknown, or expired. The error is the same
+    /// for a wrong secret and an unknown ID.
     pub fn caller(&self, shown: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
         let refused =
             |detail: &str, remedy: &str| Problem::new(ProblemCode::Unauthenticated, detail, remedy);
         let unknown = || {
-            let remedy = "it is mistyped, revoked or of another manager: an admin makes another \
-                with `godwit control token create`; commands take \
-                it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
-            refused("the token is not known here", remedy)
+            let remedy = "the token is mistyped, revoked or of another manager: an admin can \
+                create another one with `godwit control token create`; commands read it from \
+                GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
+            refused("unknown token", remedy)
         };
         let secret = Secret::parse(shown).ok_or_else(unknown)?;
         let record = self.all.get(secret.id()).ok_or_else(unknown)?;
@@ -138,7 +137,7 @@ impl Tokens {
         }
         if record.info.expires_unix_ms <= now_unix_ms {
             let detail = format!("the token {} has expired", record.info.name);
-            return Err(refused(&detail, "make a new one with `godwit control token create`"));
+            return Err(refused(&detail, "create a new one with `godwit control token create`"));
         }
         let TokenInfo { id, name, role, expires_unix_ms, .. } = &record.info;
         Ok(Caller {
@@ -149,9 +148,9 @@ impl Tokens {
     }
 }
 
-/// For [`TokenInfo`]: what is kept of a secret that somebody made.
 impl TokenRecord {
-    /// A token of this name and role, good from one moment until another.
+    /// Returns a token with this name and role; `unix_ms`: its creation and its expiry,
+    /// milliseconds since 1970.
     #[must_use]
     pub fn new(
         secret: &Secret,
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_for_its_time() {
+    fn a_token_is_valid_until_it_expires() {
         let secret = Secret::draw().unwrap();
         let tokens = kept(&secret);
         let caller = tokens.caller(&secret.reveal(), 1999).unwrap();
@@ -210,7 +209,7 @@ mod tests {
             [wrong.reveal(), other.reveal(), String::new(), "godwit_".into(), secret.secret.clone()]
         {
             let refused = tokens.caller(&shown, 1500).unwrap_err();
-            assert_eq!(refused.detail, "the token is not known here");
+            assert_eq!(refused.detail, "unknown token");
         }
     }
 
@@ -232,10 +231,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_tells_a_secret_by_accident() {
+    fn debug_output_does_not_show_a_secret() {
         let secret = Secret::draw().unwrap();
-        let told = format!("{secret:?}{:?}", kept(&secret));
-        assert!(!told.contains(&secret.secret));
+        let shown = format!("{secret:?}{:?}", kept(&secret));
+        assert!(!shown.contains(&secret.secret));
         assert_eq!(Secret::parse(&secret.reveal()), Some(secret));
     }
 }

@@ -1,4 +1,4 @@
-//! The requests about the cluster's CPU baseline.
+//! API requests for the cluster's CPU baseline.
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
@@ -27,11 +27,12 @@ where
     OpenApiRouter::new().routes(routes!(show, set, clear)).routes(routes!(list_vms))
 }
 
-/// The baseline, every host with whether it meets it and what it lacks, what the hosts have in
-/// common, and which names all of them could have.
+/// Returns the baseline, whether each host meets it and what it lacks, the features that all hosts
+/// have in common, and the baseline names that all hosts support.
 #[utoipa::path(get, path = "/api/v1/cpu-baseline", operation_id = "show_cpu_baseline",
     tag = "cpu-baseline", responses(
-    (status = 200, description = "The baseline, or that there is none", body = CpuBaselineInfo),
+    (status = 200, body = CpuBaselineInfo,
+        description = "The baseline, if there is one, and the hosts"),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,
@@ -41,23 +42,22 @@ async fn show(State(baseline): State<CpuBaselines>) -> Result<Json<CpuBaselineIn
     Ok(Json(baseline.show().await?))
 }
 
-/// Whether it is set, or looked at.
+/// Mode of the request.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Set {
-    /// Nothing is set: what it would mean is told.
+    /// Dry run: sets nothing and returns the effects.
     #[serde(default)]
     plan: bool,
 }
 
-/// Sets the baseline: VMs that are made from now on get it, and none goes to a host that falls
-/// short. VMs that run keep their CPU; those
-/// that have another one than this are told. Refused where a host in use falls short that is not
-/// named in `without`.
+/// Sets the baseline. New VMs get it, and no VM goes to a host that falls short of it. Running VMs
+/// keep their CPU; the response lists those with another CPU. The request is refused if a host in
+/// use falls short and is not named in `without`.
 #[utoipa::path(put, path = "/api/v1/cpu-baseline", operation_id = "set_cpu_baseline",
     tag = "cpu-baseline", params(Set), request_body = SetCpuBaseline, responses(
-    (status = 200, description = "What it means", body = CpuBaselineChange),
+    (status = 200, description = "The effects", body = CpuBaselineChange),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,
@@ -77,11 +77,11 @@ async fn set(
     Ok(response)
 }
 
-/// The cluster has no baseline any more: VMs get what their specifications say, and hosts that fell
-/// short take them again.
+/// Removes the baseline. New VMs get the CPU of their specifications, and hosts that fell short
+/// take VMs again.
 #[utoipa::path(delete, path = "/api/v1/cpu-baseline", operation_id = "clear_cpu_baseline",
     tag = "cpu-baseline", responses(
-    (status = 204, description = "There is none any more"),
+    (status = 204, description = "The baseline is removed"),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,
@@ -92,20 +92,20 @@ async fn clear(State(baseline): State<CpuBaselines>) -> Result<StatusCode, Refus
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Which page.
+/// Selection of a page.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListVms {
-    /// Where the page begins: `next` of the page before.
+    /// Start of the page: `next` of the previous page.
     cursor: Option<String>,
-    /// Items of the page.
+    /// Largest number of items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-/// VMs that run with another CPU than the baseline's, by name: each has to be started with it to
-/// have it.
+/// Lists running VMs whose CPU differs from the baseline, by name. Each gets the baseline at its
+/// next start.
 #[utoipa::path(get, path = "/api/v1/cpu-baseline/vms", operation_id = "list_cpu_baseline_vms",
     tag = "cpu-baseline", params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<BaselineVm>),

@@ -1,4 +1,4 @@
-//! The CPU baseline by the API.
+//! Tests of the CPU baseline over the API.
 
 use godwit_api::control::{
     BaselineFit, BaselineVm, CpuBaselineChange, CpuBaselineInfo, Page, ProblemCode, Role,
@@ -13,7 +13,7 @@ use crate::rig::{baseline, cpu, host, put_host, vm};
 const BASELINE: &str = "/api/v1/cpu-baseline";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_shown_planned_set_and_cleared() {
+async fn the_baseline_is_shown_planned_set_and_cleared() {
     let managed = Managed::begin().await;
     managed.manager.state.change(|inventory| {
         let vms =
@@ -67,7 +67,7 @@ async fn it_is_shown_planned_set_and_cleared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_an_admin_sets_it_and_a_plan_is_no_change_in_the_audit_log() {
+async fn only_an_admin_sets_it_and_a_dry_run_is_not_in_the_audit_log() {
     let managed = Managed::begin().await;
     managed.manager.state.change(|inventory| {
         put_host(inventory, host("a", Some(&cpu(&[]))), &[], vec![]);
@@ -87,14 +87,14 @@ async fn only_an_admin_sets_it_and_a_plan_is_no_change_in_the_audit_log() {
     assert_eq!(plan.status, StatusCode::OK);
     let set = managed.ask(Method::PUT, BASELINE, Some(&admin), computed()).await;
     assert_eq!((set.status, &set.body["baseline"]["set_by"]), (StatusCode::OK, &json!("admin")));
-    let told = noted(&managed, 4).await;
-    let told: Vec<_> = told.iter().map(|entry| (entry.what.as_str(), entry.status)).collect();
+    let entries = noted(&managed, 4).await;
+    let entries: Vec<_> = entries.iter().map(|entry| (entry.what.as_str(), entry.status)).collect();
     let put = "PUT /api/v1/cpu-baseline";
-    assert_eq!((&told[..2], told.len()), (&[(put, 200), (put, 403)][..], 4));
+    assert_eq!((&entries[..2], entries.len()), (&[(put, 200), (put, 403)][..], 4));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_falls_short_is_not_taken_in_if_it_says_so() {
+async fn a_host_that_reports_too_few_features_is_not_added() {
     let managed = Managed::begin().await;
     let plan = FleetPlan { hosts: 1, vms: 0, hosts_with_vms: 0, ..FleetPlan::default() };
     let fleet = Fleet::begin(plan).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_host_that_falls_short_is_not_taken_in_if_it_says_so() {
     assert_eq!(refused.problem(), ProblemCode::BaselineUnmet);
     let missing = managed.root(Method::GET, &format!("/api/v1/hosts/{name}"), None).await;
     assert_eq!(missing.problem(), ProblemCode::NotFound);
-    // One that does not answer is taken in, and judged when it is heard.
+    // An unreachable host is added, and compared when it reports.
     let away = managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
     assert_eq!(away.status, StatusCode::CREATED, "{}", away.body);
     managed

@@ -1,6 +1,5 @@
-//! The cluster's CPU baseline, as an operator sets it (docs/cpu.md). What a baseline is, is
-//! `godwit_qemu`'s to say; what it keeps VMs from,
-//! preflight's and placement's.
+//! The cluster's CPU baseline, set by an operator (docs/cpu.md). `godwit_qemu` defines baselines;
+//! preflight and placement enforce them.
 
 pub(crate) mod http;
 #[cfg(test)]
@@ -33,14 +32,14 @@ use crate::storage::planning::Planning;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
 
-/// The longest name of a baseline, with all of its features.
+/// Longest name of a baseline with all of its features, bytes.
 const MOST_MODEL_BYTES: usize = 2048;
-/// The most hosts that are named as those that may fall short.
+/// Largest number of hosts in `without`, which may fall short.
 const MOST_WITHOUT: usize = 256;
-/// VMs that a change names, and hosts that a refusal does.
+/// VMs that a change lists, and hosts that a refusal lists.
 const NAMED_VMS: usize = 100;
 const NAMED_HOSTS: usize = 16;
-/// How long an agent may take to say what CPU it has, when its host is added.
+/// Longest time for an agent to report its CPU when its host is added.
 const ASK_LIMIT: Duration = Duration::from_secs(3);
 
 #[derive(Clone)]
@@ -55,7 +54,7 @@ impl CpuBaselines {
         CpuBaselines { state, agents, planning }
     }
 
-    /// The baseline, and every host against it.
+    /// Returns the baseline, and how each host compares with it.
     pub(crate) async fn show(&self) -> Result<CpuBaselineInfo, Problem> {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
@@ -77,7 +76,7 @@ impl CpuBaselines {
         .await
     }
 
-    /// VMs that run with another CPU than the baseline's, by name.
+    /// Returns running VMs whose CPU differs from the baseline, by name.
     pub(crate) async fn vms(&self, cursor: Cursor) -> Result<Page<BaselineVm>, Problem> {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
@@ -94,12 +93,12 @@ impl CpuBaselines {
         .await
     }
 
-    /// Sets the baseline, or with `plan_only` tells what it would mean. Running guests keep what
-    /// they have.
+    /// Sets the baseline. With `plan_only`, only returns the effects. Running guests keep their
+    /// CPU.
     ///
     /// # Errors
-    /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that
-    /// may. Nothing is changed then.
+    /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not in `without`.
+    /// Nothing is changed.
     pub(crate) async fn set(
         &self,
         request: SetCpuBaseline,
@@ -144,7 +143,7 @@ impl CpuBaselines {
         Ok(CpuBaselineChange { set: true, ..change })
     }
 
-    /// The cluster has no baseline any more. Running guests keep what they have.
+    /// Removes the baseline. Running guests keep their CPU.
     pub(crate) async fn clear(&self) -> Result<(), Problem> {
         let baselines = self.clone();
         self.planning
@@ -163,7 +162,8 @@ impl CpuBaselines {
             .await
     }
 
-    /// What CPU the agent of a new host gives to guests; none: it does not answer, or does not say.
+    /// Asks the agent of a new host for the CPU of its guests; `None`: no response in time, or not
+    /// reported.
     pub(crate) async fn ask_new_host(
         &self,
         name: &str,
@@ -177,7 +177,7 @@ impl CpuBaselines {
             .and_then(|info| info.cpu))
     }
 
-    /// Refuses a new host with that CPU if it falls short of the baseline.
+    /// Refuses a new host whose CPU falls short of the baseline.
     pub(crate) fn check_new_host(&self, name: &str, cpu: &HostCpuInfo) -> Result<(), Problem> {
         let Some(baseline) = self.state.inventory().baseline().cloned() else { return Ok(()) };
         let lacks = cpu.lacks_of(&baseline);
@@ -185,8 +185,8 @@ impl CpuBaselines {
             return Ok(());
         }
         let evidence = falls_short(name, &baseline.cpu_model, &some_features(&lacks));
-        let remedy = "take a lower baseline first (`godwit control cpu-baseline set`), or leave \
-            the host out";
+        let remedy = "set a lower baseline first (`godwit control cpu-baseline set`), or do not \
+            add the host";
         let check = Check {
             name: CheckName::CpuBaseline,
             verdict: Verdict::Fail,
@@ -205,8 +205,7 @@ impl CpuBaselines {
     }
 }
 
-/// Takes the CPUs of all hosts and VMs, so that what is worked out of very many of them holds no
-/// lock.
+/// Copies the CPUs of all hosts and VMs, so that calculations over many of them hold no lock.
 fn survey(inventory: &Inventory) -> CpuSurvey {
     let hosts = inventory.seen_hosts().map(|host| SurveyedHost {
         name: host.name.to_owned(),
@@ -216,10 +215,10 @@ fn survey(inventory: &Inventory) -> CpuSurvey {
     CpuSurvey::new(hosts, inventory.all_vms().cloned())
 }
 
-/// Works something out that takes some time with very many hosts.
+/// Runs a calculation that is slow with many hosts on a thread of its own.
 async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     tokio::task::spawn_blocking(work).await.map_err(|error| {
-        let detail = format!("what was asked can't be worked out: {error}");
+        let detail = format!("cannot compare the hosts' CPUs: {error}");
         Problem::new(ProblemCode::ManagerFailed, detail, "see the manager's log")
     })
 }
@@ -236,29 +235,27 @@ fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
     let SetCpuBaseline { model, without } = request;
     let may_stand = |letter: char| letter.is_ascii_alphanumeric() || "=,+-._".contains(letter);
     if model.is_empty() || model.len() > MOST_MODEL_BYTES || !model.chars().all(may_stand) {
-        let remedy = "write `computed`, a level of the psABI or a model as QEMU's -cpu takes it";
-        return Err(wrong("that can't be a CPU model", remedy));
+        let remedy = "use `computed`, a level of the psABI, or a model in the form of QEMU's -cpu";
+        return Err(wrong("not a valid CPU model", remedy));
     }
     let settings = CpuModel::parse(model).settings;
-    // Others change what is checked (`enforce`), or are no part of what a host is compared by.
+    // Other settings change what is checked (`enforce`), or do not take part in the comparison of
+    // hosts.
     let other = settings.keys().find(|name| !matches!(name.as_str(), "vendor" | "min-level"));
     if let Some(setting) = other {
-        let detail = format!("\"{setting}\" is no feature of a baseline");
-        return Err(wrong(
-            detail,
-            "give features alone, as +avx2 or -avx2, and a model in a version",
-        ));
+        let detail = format!("\"{setting}\" is not a feature of a baseline");
+        return Err(wrong(detail, "use only features, as +avx2 or -avx2, and a versioned model"));
     }
     if without.len() > MOST_WITHOUT {
         return Err(wrong(
-            format!("{} hosts that may fall short", without.len()),
+            format!("too many hosts that may fall short: {}", without.len()),
             format!("{MOST_WITHOUT} at most"),
         ));
     }
     without.iter().try_for_each(|host| check_name(host))
 }
 
-/// What is asked for, as it would be set.
+/// Converts a request into a baseline plan.
 fn plan(
     seen: &CpuSurvey,
     request: SetCpuBaseline,
@@ -286,16 +283,15 @@ fn plan(
 fn unknown_name(seen: &CpuSurvey, model: &str) -> Problem {
     let names = seen.known_names();
     if names.is_empty() {
-        let detail = format!(
-            "no host has told yet what CPU guests can have, so nobody knows what {model} holds"
-        );
-        return Problem::new(ProblemCode::WrongState, detail, "wait until an agent is heard");
+        let detail =
+            format!("cannot look up {model}: no host has reported the CPU of its guests yet");
+        return Problem::new(ProblemCode::WrongState, detail, "wait until an agent is connected");
     }
-    let detail = format!("no host says what CPU model {model} holds");
-    wrong(detail, format!("take `computed`, or one of {names}"))
+    let detail = format!("no host knows the features of CPU model {model}");
+    wrong(detail, format!("use `computed`, or one of {names}"))
 }
 
-/// What a baseline means, and why it is not to be set; none: it may.
+/// Returns the effects of a baseline, and the reason to refuse it; `None`: it is acceptable.
 fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Problem>) {
     let hosts = seen.hosts(Some(&plan.baseline));
     let with = |fit: BaselineFit| move |host: &&BaselineHost| host.fit == Some(fit);
@@ -320,7 +316,7 @@ fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<
     (change, unmet)
 }
 
-/// Why a baseline is not set of which these hosts fall short.
+/// Returns the refusal of a baseline of which these hosts fall short; `None`: there are none.
 fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
     let first = hosts.first()?;
     let names: Vec<String> = hosts.iter().take(NAMED_HOSTS).map(|host| host.host.clone()).collect();
@@ -332,8 +328,7 @@ fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
         count => format!(" (and {} more hosts)", count - 1),
     };
     let remedy = format!(
-        "take a lower one (`computed` is what all hosts have), or say that no VM need go to {}: \
-            --without {}",
+        "set a lower baseline (`computed` is what all hosts have), or exclude {}: --without {}",
         Names(&names, hosts.len()),
         first.host
     );
@@ -341,7 +336,7 @@ fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
         name: CheckName::CpuBaseline,
         verdict: Verdict::Fail,
         evidence: evidence(host),
-        remedy: "take a lower one, or name the host as one that may fall short".to_owned(),
+        remedy: "set a lower baseline, or exclude the host with --without".to_owned(),
     };
     let checks = hosts.iter().take(NAMED_HOSTS).map(check).collect();
     let detail = format!("{}{others}", evidence(first));

@@ -1,4 +1,4 @@
-//! The baseline as it is saved.
+//! Saved form of the baseline.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use crate::storage::planned::Planned;
 pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
 pub(crate) const ID: &str = "cluster";
 
-/// The cluster's CPU baseline. Its features are saved with it: what a model holds hosts say, and
-/// they come and go.
+/// Saved CPU baseline of the cluster. It includes the features: only hosts know the features of a
+/// model, and hosts come and go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedBaseline {

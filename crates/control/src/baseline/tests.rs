@@ -16,8 +16,8 @@ fn request(model: &str, without: &[&str]) -> SetCpuBaseline {
     }
 }
 
-/// New hosts a and b with all of Haswell, an old one without avx2, and one that has not told. VMs
-/// of several models.
+/// Fills an inventory: hosts a and b with all features of Haswell, an old host without avx2, a host
+/// without a report of its CPU, and VMs of several models.
 fn cluster(inventory: &mut Inventory) {
     let (new, old) = (cpu(&["aes", "avx2"]), cpu(&["aes"]));
     let of_a = vec![vm("plain", "a", Some("Nehalem-v1")), vm("most", "a", Some("max"))];
@@ -47,7 +47,7 @@ async fn set(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_hosts_have_in_common_is_told_with_the_names_that_all_could_have() {
+async fn common_features_are_shown_with_the_names_that_all_hosts_support() {
     let manager = managed().await;
     let info = manager.baseline.show().await.unwrap();
     assert_eq!(info.baseline, None);
@@ -61,7 +61,7 @@ async fn what_hosts_have_in_common_is_told_with_the_names_that_all_could_have() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
+async fn a_dry_run_returns_the_effects_and_sets_nothing() {
     let manager = managed().await;
     let plan =
         manager.baseline.set(request("Haswell-v4", &[]), true, &Caller::root()).await.unwrap();
@@ -89,7 +89,7 @@ async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_in_use_that_falls_short_has_to_be_named() {
+async fn a_host_in_use_that_falls_short_must_be_excluded() {
     let manager = managed().await;
     let refused = set(&manager, request("Haswell-v4", &[])).await.unwrap_err();
     assert_eq!((refused.code, refused.checks.len()), (ProblemCode::BaselineUnmet, 1));
@@ -100,7 +100,7 @@ async fn a_host_in_use_that_falls_short_has_to_be_named() {
     let done = set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     assert!(done.set && done.falls_short[0].host == "old");
     assert_eq!(done.baseline.without, ["old"]);
-    // One that is empty and takes none anyway is in nobody's way.
+    // An empty host in maintenance does not matter.
     let manager = managed().await;
     manager.state.change(|inventory| {
         let address = "http://old:7700".to_owned();
@@ -113,7 +113,7 @@ async fn a_host_in_use_that_falls_short_has_to_be_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn computed_is_what_all_have_but_those_that_are_left_out() {
+async fn computed_is_what_all_hosts_have_that_are_not_excluded() {
     let manager = managed().await;
     let all = set(&manager, request("computed", &[])).await.unwrap();
     assert_eq!(
@@ -123,12 +123,12 @@ async fn computed_is_what_all_have_but_those_that_are_left_out() {
     assert!(all.falls_short.is_empty());
     let fewer = set(&manager, request("computed", &["old"])).await.unwrap();
     assert_eq!(fewer.baseline.cpu_model, "Haswell-v4");
-    // In the place of the one before, as it is a change of what was written last.
+    // It replaces the earlier baseline in the store.
     assert_eq!(manager.baseline.show().await.unwrap().baseline, Some(fewer.baseline));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hosts_that_run_guests_by_different_means_have_none_in_common_and_are_all_named() {
+async fn hosts_with_different_accelerators_have_no_common_baseline() {
     let manager = managed().await;
     manager.state.change(|inventory| {
         let mut by_tcg: Value = cpu(&["aes"]);
@@ -150,15 +150,15 @@ async fn hosts_that_run_guests_by_different_means_have_none_in_common_and_are_al
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_baseline_is_refused_with_what_is() {
+async fn invalid_baselines_are_refused_with_the_valid_names() {
     let manager = managed().await;
     for (model, why) in [
-        ("", "can't be a CPU model"),
-        ("Haswell-v4 -enable-kvm", "can't be a CPU model"),
-        ("Haswell-v4,enforce=off", "\"enforce\" is no feature"),
-        ("Haswell-v4,hv-time", "\"hv-time\" is no feature"),
-        ("host", "no host says what CPU model host holds"),
-        ("Zen9", "no host says what CPU model Zen9 holds"),
+        ("", "not a valid CPU model"),
+        ("Haswell-v4 -enable-kvm", "not a valid CPU model"),
+        ("Haswell-v4,enforce=off", "\"enforce\" is not a feature"),
+        ("Haswell-v4,hv-time", "\"hv-time\" is not a feature"),
+        ("host", "no host knows the features of CPU model host"),
+        ("Zen9", "no host knows the features of CPU model Zen9"),
     ] {
         let problem = set(&manager, request(model, &[])).await.unwrap_err();
         assert_eq!(problem.code, ProblemCode::InvalidRequest, "{model}");
@@ -167,7 +167,7 @@ async fn what_is_no_baseline_is_refused_with_what_is() {
     let problem = set(&manager, request("Zen9", &[])).await.unwrap_err();
     assert!(problem.remedy.contains("Nehalem-v1, Haswell-v4"), "{problem}");
     assert_eq!(manager.state.inventory().baseline(), None);
-    // A feature that nobody knows is one that each host lacks.
+    // Every host lacks an unknown feature.
     let problem = set(&manager, request("Nehalem-v1,+warp", &[])).await.unwrap_err();
     assert!(
         problem.code == ProblemCode::BaselineUnmet
@@ -185,7 +185,7 @@ async fn what_is_no_baseline_is_refused_with_what_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_alias_is_kept_as_the_version_that_it_stands_for() {
+async fn an_alias_is_saved_as_its_version() {
     let manager = managed().await;
     let set = set(&manager, request("Haswell,-avx2", &[])).await.unwrap();
     assert_eq!(set.baseline.cpu_model, "Haswell-v4,-avx2");
@@ -193,7 +193,7 @@ async fn an_alias_is_kept_as_the_version_that_it_stands_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
+async fn no_vm_goes_to_a_host_that_falls_short_until_the_baseline_is_cleared() {
     let manager = managed().await;
     let fits = async |manager: &Arc<Manager>| match manager
         .requests
@@ -217,18 +217,18 @@ async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     assert_eq!(fits(&manager).await, ["b", "old", "silent"]);
     let again = manager.baseline.clear().await.unwrap_err();
     assert_eq!(again.code, ProblemCode::NotFound);
-    let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
-    let told: Vec<_> = told.iter().map(|event| &event.change).collect();
+    let Some(Next::Events(events)) = events.next().await else { panic!("no events") };
+    let changes: Vec<_> = events.iter().map(|event| &event.change).collect();
     let [Change::CpuBaseline(_), Change::Host(short), Change::CpuBaselineGone, Change::Host(free)] =
-        told[..]
+        changes[..]
     else {
-        panic!("{told:?}")
+        panic!("{changes:?}")
     };
     assert_eq!((short.lacks_of_baseline.len(), free.lacks_of_baseline.len()), (1, 0));
 }
 
 #[test]
-fn it_outlives_the_manager_and_is_changed_by_the_next() {
+fn the_baseline_outlives_its_manager_and_the_next_one_can_change_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("manager.db");
     let fill = |manager: &Manager| {
@@ -242,7 +242,7 @@ fn it_outlives_the_manager_and_is_changed_by_the_next() {
         set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     });
     over_file(&path, async |manager| {
-        // Also while no host has been heard: its features are kept.
+        // The features are saved, so they are known before any host has reported.
         let kept = manager.baseline.show().await.unwrap().baseline.unwrap();
         assert_eq!(
             (kept.cpu_model.as_str(), kept.features.len(), kept.without.len()),
@@ -264,7 +264,7 @@ fn it_outlives_the_manager_and_is_changed_by_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_follows_knows_it() {
+async fn a_standby_manager_knows_the_baseline() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let manager = leader(Arc::clone(&store)).await;
     manager.state.change(|inventory| {

@@ -1,4 +1,4 @@
-//! The requests about drains.
+//! API requests for drains.
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
@@ -21,7 +21,7 @@ use crate::drains::Drains;
 use crate::moves::requests::check_qemu;
 use crate::storage::term::Term;
 
-/// Drains, while this manager leads.
+/// Access to drains while this manager leads.
 #[derive(Clone)]
 pub(crate) struct DrainRequests(pub(crate) Arc<Term<Drains>>);
 
@@ -37,25 +37,25 @@ where
         .routes(routes!(undo))
 }
 
-/// Which drains, and which page of them.
+/// Filter and page of a list of drains.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListDrains {
-    /// Those of this host.
+    /// Only drains of this host.
     host: Option<String>,
-    /// Where the page begins: `next` of the page before.
+    /// Start of the page: `next` of the previous page.
     cursor: Option<String>,
-    /// Items of the page.
+    /// Largest number of items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-/// Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and
-/// a move. VMs that can't are named with the
-/// reason. Asked again while a drain of the host runs, that one is told.
+/// Drains a host: the host goes into maintenance, and each VM that can leave gets a target and a
+/// move. The response lists VMs that must stay with the reason. If a drain of the host is already
+/// running, the request returns that drain.
 #[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", operation_id = "create_drain",
-    tag = "drains", params(("host" = String, Path, description = "The host")),
+    tag = "drains", params(("host" = String, Path, description = "Name of the host")),
     request_body = CreateDrain, responses(
     (status = 202, description = "The drain, with a plan for every VM", body = Drain),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
@@ -78,7 +78,7 @@ async fn create(
     Ok(made(StatusCode::ACCEPTED, format!("drain {}", drain.id), drain).into_response())
 }
 
-/// Drains, the oldest first.
+/// Lists drains, the oldest first.
 #[utoipa::path(get, path = "/api/v1/drains", operation_id = "list_drains", tag = "drains",
     params(ListDrains), responses(
     (status = 200, description = "A page of drains", body = Page<Drain>),
@@ -107,9 +107,9 @@ async fn list(
     Ok(Json(Page { items, total: wanted.len() as u64, next }))
 }
 
-/// One drain: what has become of each VM, and when it will be over.
+/// Returns a drain with the state of each VM and the predicted end.
 #[utoipa::path(get, path = "/api/v1/drains/{id}", operation_id = "show_drain", tag = "drains",
-    params(("id" = String, Path, description = "ID")), responses(
+    params(("id" = String, Path, description = "ID of the drain")), responses(
     (status = 200, description = "The drain", body = Drain),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
@@ -122,16 +122,20 @@ async fn show(
 ) -> Result<Json<Drain>, Refusal> {
     let found = drains.0.get()?.all().get(&id).cloned();
     let missing = || {
-        Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`")
+        Problem::new(
+            ProblemCode::NotFound,
+            format!("unknown drain {id}"),
+            "see `godwit host drains`",
+        )
     };
     Ok(Json(found.ok_or_else(missing)?))
 }
 
-/// Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay
-/// where they are.
+/// Cancels a drain. Waiting moves are cancelled, running moves continue, and finished moves stay as
+/// they are.
 #[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains",
-    params(("id" = String, Path, description = "ID")), responses(
-    (status = 202, description = "It is called off", body = Drain),
+    params(("id" = String, Path, description = "ID of the drain")), responses(
+    (status = 202, description = "The cancelled drain", body = Drain),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,
@@ -144,10 +148,10 @@ async fn cancel(
     Ok((StatusCode::ACCEPTED, Json(drains.0.get()?.cancel(&id).await?)))
 }
 
-/// Undoes a drain: the host takes VMs again, and those that had gone come back.
+/// Undoes a drain: ends the host's maintenance and moves its VMs back.
 #[utoipa::path(post, path = "/api/v1/drains/{id}/undo", operation_id = "undo_drain", tag = "drains",
-    params(("id" = String, Path, description = "ID")), responses(
-    (status = 202, description = "They come back", body = Drain),
+    params(("id" = String, Path, description = "ID of the drain")), responses(
+    (status = 202, description = "The drain, whose VMs are moved back", body = Drain),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,

@@ -1,7 +1,6 @@
-//! Drains as they are carried out: hosts that are emptied, and filled again where that is undone.
-//! One task owns them. What is to be done next is
-//! decided in `next.rs`, who goes where in [`godwit_planner::drain`], and who starts when by the
-//! queue; here it is only done and written down.
+//! Execution of drains, which move all VMs off a host, and of their undoing. One task owns all
+//! drains. `next.rs` decides the next step, [`godwit_planner::drain`] the targets, and the queue
+//! the order of the moves; this module executes and saves the steps.
 
 pub(crate) mod http;
 mod next;
@@ -25,7 +24,7 @@ use godwit_planner::placement::{self, Rule};
 use godwit_planner::queue::{Limits, RunningMove};
 use godwit_planner::words::millis;
 use godwit_types::Intent;
-use next::{Leaving, Next, next};
+use next::{Cancellation, Next, next};
 use record::{HostDrain, Legs, Way};
 use saved::{DRAINS, SavedDrain, check_size};
 use tokio::sync::{mpsc, oneshot};
@@ -42,18 +41,18 @@ use crate::cluster::state::State;
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
 use crate::storage::keeper::{Keeper, Writes};
 
-/// Interval at which a drain checks for its next steps.
+/// Poll interval for the next steps of all drains.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Drains that are over and remembered; the oldest are forgotten first.
+/// Largest number of finished drains; the oldest are removed first.
 const MOST_OVER: usize = 1_000;
-/// Steps that one look takes at most for one drain: each is another than the one before, or nothing
-/// is left to do.
+/// Largest number of steps of one drain per poll. Each step differs from the one before, or there
+/// is nothing left to do.
 const MOST_STEPS: usize = 4;
 
-/// Orders that wait for the task: who gives more waits.
+/// Capacity of the order channel. Further senders wait.
 const WAITING_ORDERS: usize = 64;
 
-/// What the one task that owns the drains is told.
+/// Order to the task that owns the drains.
 enum Order {
     Create(String, CreateDrain, String, Answer),
     Cancel(String, Answer),
@@ -62,14 +61,14 @@ enum Order {
 
 type Answer = oneshot::Sender<Result<Drain, Problem>>;
 
-/// The drains of the cluster, for everybody but the task that owns them.
+/// Handle to the drains of the cluster.
 #[derive(Debug)]
 pub(crate) struct Drains {
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
     orders: mpsc::Sender<Order>,
 }
 
-/// What drains work with.
+/// Services that drains use.
 #[derive(Clone)]
 pub(crate) struct Means {
     pub(crate) keeper: Arc<Keeper>,
@@ -78,7 +77,7 @@ pub(crate) struct Means {
 }
 
 impl Drains {
-    /// Takes up what the store has of drains, and carries them out from here on.
+    /// Loads the drains from the store and continues them.
     pub(crate) async fn begin(means: Means) -> Result<Drains, Problem> {
         let saved = means.keeper.read_all(DRAINS).await?;
         let drains = saved.into_iter().map(|(id, saved)| (id, saved.into())).collect();
@@ -93,12 +92,12 @@ impl Drains {
         Ok(Drains { shown, orders })
     }
 
-    /// Every drain that is remembered, by id.
+    /// Returns all drains, by ID.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Drain>> {
         self.shown.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The drain that empties a host, or that fills it again.
+    /// Returns the open drain of a host.
     pub(crate) fn of_host(&self, host: &str) -> Option<(String, DrainState)> {
         let all = self.all();
         let is_open = |one: &&Drain| {
@@ -107,8 +106,8 @@ impl Drains {
         all.values().find(is_open).map(|one| (one.id.clone(), one.state))
     }
 
-    /// Empties a host: it takes no VMs from here on, and a plan is made. Asked again while it runs,
-    /// that drain is told.
+    /// Sets a host into maintenance and plans its drain. Returns the existing drain if one is
+    /// running.
     pub(crate) async fn create(
         &self,
         host: &str,
@@ -119,13 +118,13 @@ impl Drains {
             .await
     }
 
-    /// Calls a drain off: VMs that wait stay, those on their way arrive, and the host takes VMs as
-    /// before.
+    /// Cancels a drain. Waiting moves are cancelled, running moves continue, and the host's
+    /// maintenance is as before the drain.
     pub(crate) async fn cancel(&self, id: &str) -> Result<Drain, Problem> {
         self.order(|answer| Order::Cancel(id.to_owned(), answer)).await
     }
 
-    /// Brings back what a drain has moved.
+    /// Moves the VMs of a drain back.
     pub(crate) async fn undo(&self, id: &str) -> Result<Drain, Problem> {
         self.order(|answer| Order::Undo(id.to_owned(), answer)).await
     }
@@ -133,14 +132,15 @@ impl Drains {
     async fn order(&self, order: impl FnOnce(Answer) -> Order) -> Result<Drain, Problem> {
         let (answer, answered) = oneshot::channel();
         let gone = || {
-            Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now")
+            let remedy = "send the request to the manager that leads now";
+            Problem::new(ProblemCode::NoLeader, "this manager no longer leads", remedy)
         };
         self.orders.send(order(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
 }
 
-/// The one task.
+/// State of the task that owns all drains.
 struct Driver {
     means: Means,
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
@@ -150,8 +150,8 @@ struct Driver {
 impl Driver {
     async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         self.end_cancelled().await;
-        let mut look = interval(LOOK_INTERVAL);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = interval(LOOK_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 order = orders.recv() => match order {
@@ -166,12 +166,12 @@ impl Driver {
                     }
                     None => return,
                 },
-                _ = look.tick() => {
+                _ = ticks.tick() => {
                     let open = self.drains.iter().filter(|(_, drain)| !drain.is_over());
                     let ids: Vec<String> = open.map(|(id, _)| id.clone()).collect();
                     for id in ids {
                         if let Err(problem) = self.go_on(&id).await {
-                            tracing::warn!(drain = id, %problem, "a drain does not go on");
+                            tracing::warn!(drain = id, %problem, "cannot continue a drain");
                         }
                     }
                 }
@@ -189,7 +189,8 @@ impl Driver {
         if let Some((id, drain)) = open {
             if drain.state == DrainState::Undoing {
                 let detail = format!("drain {id} of host {host} is being undone");
-                return Err(Problem::new(ProblemCode::WrongState, detail, "ask again when it is"));
+                let remedy = "try again when the undoing is finished";
+                return Err(Problem::new(ProblemCode::WrongState, detail, remedy));
             }
             return self.shown_drain(id);
         }
@@ -197,9 +198,8 @@ impl Driver {
             let inventory = self.means.state.inventory();
             let was = inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance;
             if inventory.seen_host(host).is_some_and(|seen| seen.state == HostState::Away) {
-                let detail =
-                    format!("host {host} is not heard, and without its agent no VM leaves it");
-                let remedy = "start its agent; if the host is dead see docs/recover.md";
+                let detail = format!("cannot drain host {host}: its agent is unreachable");
+                let remedy = "start its agent; if the host is dead, see docs/recover.md";
                 return Err(Problem::new(ProblemCode::HostAway, detail, remedy));
             }
             was
@@ -221,12 +221,12 @@ impl Driver {
             ended_unix_ms: None,
             outcome: Vec::new(),
         };
-        let homeless =
-            next::homeless(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
-        drain.plan = self.planned(host, &homeless, now_ms);
+        let unplaced =
+            next::unplaced(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
+        drain.plan = self.planned(host, &unplaced, now_ms);
         check_size(host, &drain.plan)?;
         if request.plan_only {
-            return Ok(drain.told("", &Legs::default(), now_ms));
+            return Ok(drain.summary("", &Legs::default(), now_ms));
         }
         let id = fresh_id('d', now_ms)?;
         let planned = drain.plan.moves.clone();
@@ -238,32 +238,33 @@ impl Driver {
 
     async fn cancel(&mut self, id: &str) -> Result<Drain, Problem> {
         let mut drain = self.open(id, &[DrainState::Running, DrainState::Undoing])?.clone();
-        // The drain first: a manager that takes over plans nothing anew for what is called off.
+        // Saves the drain first, so that a manager that takes over plans no moves for a cancelled
+        // drain.
         drain.state = DrainState::Cancelled;
         self.end(id, &mut drain);
         let was_in_maintenance = drain.was_in_maintenance;
         self.write(id, drain, Some(was_in_maintenance), &[]).await?;
-        self.call_off_waiting(id).await?;
+        self.cancel_waiting(id).await?;
         self.show(id);
         self.shown_drain(id)
     }
 
-    /// Calls off what a manager before left waiting that ended while it cancelled a drain.
+    /// Cancels waiting moves that an earlier manager left behind when it ended during a
+    /// cancellation.
     async fn end_cancelled(&mut self) {
         let cancelled =
             self.drains.iter().filter(|(_, drain)| drain.state == DrainState::Cancelled);
         let ids: Vec<String> = cancelled.map(|(id, _)| id.clone()).collect();
         for id in ids {
-            if let Err(problem) = self.call_off_waiting(&id).await {
-                tracing::warn!(drain = id, %problem, "moves of a cancelled drain are not called \
-                    off");
+            if let Err(problem) = self.cancel_waiting(&id).await {
+                tracing::warn!(drain = id, %problem, "cannot cancel moves of a cancelled drain");
             }
             self.show(&id);
         }
     }
 
-    /// Calls off the moves of a cancelled drain that have not begun.
-    async fn call_off_waiting(&mut self, id: &str) -> Result<(), Problem> {
+    /// Cancels the moves of a cancelled drain that have not started.
+    async fn cancel_waiting(&mut self, id: &str) -> Result<(), Problem> {
         let Some(drain) = self.drains.get(id).cloned() else { return Ok(()) };
         let waiting: Vec<String> = {
             let moves = self.means.moves.all();
@@ -275,7 +276,7 @@ impl Driver {
             return Ok(());
         }
         for one in waiting {
-            self.call_off(&one).await;
+            self.cancel_move(&one).await;
         }
         let outcome = self.outcome(id, &drain);
         self.save(id, HostDrain { outcome, ..drain }).await
@@ -290,8 +291,8 @@ impl Driver {
             .iter()
             .find(|(other, of)| other.as_str() != id && of.host == drain.host && !of.is_over());
         if let Some((other, _)) = other {
-            let detail = format!("drain {other} empties host {} now", drain.host);
-            return Err(Problem::new(ProblemCode::WrongState, detail, "cancel that one first"));
+            let detail = format!("host {} is being drained by drain {other}", drain.host);
+            return Err(Problem::new(ProblemCode::WrongState, detail, "cancel that drain first"));
         }
         let drain =
             HostDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
@@ -300,7 +301,7 @@ impl Driver {
         self.shown_drain(id)
     }
 
-    /// A drain that is in one of these states.
+    /// Returns a drain if it is in one of these states.
     fn open(&self, id: &str, states: &[DrainState]) -> Result<&HostDrain, Problem> {
         let drain = self.drains.get(id).ok_or_else(|| no_drain(id))?;
         if states.contains(&drain.state) {
@@ -311,7 +312,7 @@ impl Driver {
         Err(Problem::new(ProblemCode::WrongState, detail, "see `godwit host drains`"))
     }
 
-    /// Does for a drain what is to be done next.
+    /// Executes the next steps of a drain.
     async fn go_on(&mut self, id: &str) -> Result<(), Problem> {
         for _ in 0..MOST_STEPS {
             let now_ms = now_unix_ms();
@@ -324,14 +325,14 @@ impl Driver {
             match what {
                 Next::Wait => break,
                 Next::Close => self.write(id, drain, Some(true), &[]).await?,
-                Next::Place(homeless) => {
-                    let planned = self.planned(&drain.host, &homeless, now_ms);
+                Next::Place(unplaced) => {
+                    let planned = self.planned(&drain.host, &unplaced, now_ms);
                     drain.plan.take_in(&planned);
                     drain.placed_unix_ms = now_ms;
                     self.write(id, drain, None, &planned.moves).await?;
                 }
                 Next::Submit(planned) => self.write(id, drain, None, &planned).await?,
-                Next::CallOff(all) => self.call_all_off(id, drain, all).await?,
+                Next::Cancel(all) => self.cancel_all(id, drain, all).await?,
                 Next::BringBack(moved) => {
                     let back = self.way_back(&drain.host, &moved, now_ms);
                     let planned = back.moves.clone();
@@ -349,30 +350,30 @@ impl Driver {
         Ok(())
     }
 
-    async fn call_all_off(
+    async fn cancel_all(
         &mut self,
         id: &str,
         mut drain: HostDrain,
-        all: Vec<Leaving>,
+        all: Vec<Cancellation>,
     ) -> Result<(), Problem> {
-        for Leaving { vm, passed_over, .. } in &all {
+        for Cancellation { vm, passed_over, .. } in &all {
             drain.passed_over.entry(vm.clone()).or_default().extend(passed_over.clone());
         }
         self.save(id, drain).await?;
-        for leaving in &all {
-            self.call_off(&leaving.id).await;
+        for one in &all {
+            self.cancel_move(&one.id).await;
         }
         Ok(())
     }
 
-    async fn call_off(&self, id: &str) {
-        // It may be over by now.
+    async fn cancel_move(&self, id: &str) {
+        // The move may have ended by now.
         if let Err(problem) = self.means.moves.cancel(id).await {
-            tracing::debug!(job = id, %problem, "a drain's move is not called off");
+            tracing::debug!(job = id, %problem, "cannot cancel a drain's move");
         }
     }
 
-    /// Who goes where, and who stays.
+    /// Plans targets for VMs of a host.
     fn planned(&self, host: &str, vms: &[DrainVm], now_ms: u64) -> Way {
         let (arriving, running) = self.under_way();
         let (hosts, limits) = self.hosts(&arriving);
@@ -413,12 +414,12 @@ impl Driver {
         (placement_hosts(arriving, &limits, &inventory), limits)
     }
 
-    /// What operators have asked for.
+    /// Returns the placement rules.
     fn rules(&self) -> Vec<Rule> {
         self.means.state.inventory().rules()
     }
 
-    /// What goes where already, and what of it runs.
+    /// Returns the VMs on their way to each host, and the running migrations.
     fn under_way(&self) -> (Arriving, Vec<UnderWay>) {
         let (moves, inventory) = (self.means.moves.all(), self.means.state.inventory());
         let mut arriving = Arriving::new();
@@ -442,9 +443,9 @@ impl Driver {
         (arriving, running)
     }
 
-    /// Writes a drain, whether its host takes VMs, and the moves of a plan: together, as far as one
-    /// transaction holds them. What does not go
-    /// with the rest, or is not taken in, is met again at the next look.
+    /// Writes a drain, the maintenance of its host and planned moves, together as far as one
+    /// transaction can hold them. Moves that do not fit or are refused are planned again at the
+    /// next poll.
     async fn write(
         &mut self,
         id: &str,
@@ -470,7 +471,7 @@ impl Driver {
             state.change(|inventory| Some(inventory.plan_host(&host, plan)));
         }
         for (vm, problem) in refused {
-            tracing::warn!(drain = id, vm, %problem, "a drain's move is not taken in");
+            tracing::warn!(drain = id, vm, %problem, "a drain's move was refused");
         }
         Ok(())
     }
@@ -498,7 +499,7 @@ impl Driver {
         over.sort();
         for (_, id) in over.iter().take(over.len().saturating_sub(MOST_OVER)) {
             if let Err(problem) = self.means.keeper.remove(DRAINS, id).await {
-                tracing::warn!(drain = id, %problem, "an old drain can't be forgotten");
+                tracing::warn!(drain = id, %problem, "cannot remove an old drain");
                 return;
             }
             self.drains.remove(id);
@@ -506,12 +507,12 @@ impl Driver {
         }
     }
 
-    /// Shows a drain to everybody, where it has changed.
+    /// Publishes a drain if it has changed.
     fn show(&mut self, id: &str) {
         let Some(drain) = self.drains.get(id) else { return };
         let now = {
             let moves = self.means.moves.all();
-            drain.told(id, &Legs::of(id, &drain.host, moves.values()), now_unix_ms())
+            drain.summary(id, &Legs::of(id, &drain.host, moves.values()), now_unix_ms())
         };
         {
             let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
@@ -553,7 +554,7 @@ fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {
     }
 }
 
-/// A drain's move, as it is asked for.
+/// Returns the request for a drain's move.
 fn wanted(id: &str, drain: &HostDrain, planned: &PlannedMove) -> Wanted {
     let request = CreateMove {
         to: Some(planned.target.clone()),
@@ -574,5 +575,5 @@ fn wanted(id: &str, drain: &HostDrain, planned: &PlannedMove) -> Wanted {
 }
 
 fn no_drain(id: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`")
+    Problem::new(ProblemCode::NotFound, format!("unknown drain {id}"), "see `godwit host drains`")
 }

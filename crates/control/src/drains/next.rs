@@ -1,10 +1,9 @@
-//! What is to be done next for a drain, of what is known: no I/O and no clock.
+//! Decision on the next step of a drain, without I/O and without a clock.
 //!
-//! A VM that has no move and could go is **homeless**: it is planned and gets a move. So VMs that
-//! are met again later (their target was lost,
-//! their move failed, they came to the host meanwhile, or another manager took over between the
-//! plan and the moves) need no case of
-//! their own.
+//! A VM that could leave but has no move is **unplaced**: it gets a plan and a move. So there are
+//! no special cases for VMs that need another plan later: their target was lost, their move failed,
+//! they came to the host in the meantime, or another manager took over between the plan and the
+//! moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,47 +17,46 @@ use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::planner_input::{datastores, estimate_ms, placement_vm};
 use crate::preflight;
 
-/// Moves that a VM gets in a drain, each to another host.
+/// Largest number of moves of a VM in a drain, each to another host.
 const MOST_MOVES_OF_A_VM: usize = 3;
-/// A move that has waited so long for its target's memory gets another target.
+/// Longest wait of a move for its target's memory before it gets another target.
 const MEMORY_WAIT_MS: u64 = 60_000;
-/// So long a host that keeps pages of a VM may be silent before they are not waited for any more:
-/// what a cut lasts at most, unless somebody
-/// asked for more, before a migration is given up.
+/// Longest time for which a drain waits for pages of an unreachable host. By default a migration is
+/// given up after an interruption of this length.
 const PAGES_WAIT_MS: u64 = 5 * 60_000;
-/// What a waiting move's target will not come out of by itself soon.
+/// Codes of waiting moves whose target is unlikely to become eligible soon.
 const LOST_TARGETS: [&str; 3] = ["target-away", "target-maintenance", "target-not-in-inventory"];
 
-/// What is to be done next.
+/// Next step of a drain.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
-    /// The host takes VMs though it is emptied: it is set into maintenance again.
+    /// Set the host into maintenance again, because it takes VMs although it is being drained.
     Close,
-    /// A plan for these VMs, and moves by it.
+    /// Plan these VMs and request their moves.
     Place(Vec<DrainVm>),
-    /// Moves that are planned and that nobody has asked for yet: the plan was too large for one
-    /// transaction, and its rest was not written.
+    /// Request planned moves that do not exist yet: the plan was too large for one transaction, and
+    /// the rest was not written.
     Submit(Vec<PlannedMove>),
-    /// Call these moves off.
-    CallOff(Vec<Leaving>),
-    /// A plan to bring these back.
+    /// Cancel these moves.
+    Cancel(Vec<Cancellation>),
+    /// Plan to move these VMs back.
     BringBack(Vec<Moved>),
-    /// It is over.
+    /// End the drain in this state.
     End(DrainState),
-    /// Nothing until something happens.
+    /// Wait for the next change.
     Wait,
 }
 
-/// A move that is called off.
+/// Move to cancel.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Leaving {
+pub(super) struct Cancellation {
     pub(super) id: String,
     pub(super) vm: String,
-    /// The unavailable target, if another one is needed.
+    /// Target that became ineligible, if the VM needs another one.
     pub(super) passed_over: Option<String>,
 }
 
-/// What is to be done next for a drain that runs or is undone.
+/// Decides the next step of a drain that runs or is being undone.
 pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Next {
     let plan = inventory.host_plan(&drain.host);
     match drain.state {
@@ -68,20 +66,20 @@ pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, no
             let mut lost = lost_targets(legs, now_ms);
             lost.extend(strays(drain, legs, inventory, now_ms));
             if !lost.is_empty() {
-                return Next::CallOff(lost);
+                return Next::Cancel(lost);
             }
-            let homeless = homeless(drain, legs, inventory, now_ms);
-            let unasked = unasked_out(drain, legs, &homeless);
+            let unplaced = unplaced(drain, legs, inventory, now_ms);
+            let unasked = unasked_out(drain, legs, &unplaced);
             if !unasked.is_empty() {
                 return Next::Submit(unasked);
             }
-            let is_news = homeless.iter().any(|vm| !stays(drain, &vm.vm.name));
+            let is_news = unplaced.iter().any(|vm| !stays(drain, &vm.vm.name));
             let has_live = legs.live().next().is_some();
-            // What stayed because there was no room is tried once more when all others have gone.
+            // VMs that had no room are planned once more when all others have left.
             if is_news
-                || (!has_live && !homeless.is_empty() && drain.placed_unix_ms < last_end_ms(legs))
+                || (!has_live && !unplaced.is_empty() && drain.placed_unix_ms < last_end_ms(legs))
             {
-                return Next::Place(homeless);
+                return Next::Place(unplaced);
             }
             let has_passing =
                 inventory.vms_of(&drain.host).any(|info| is_passing(info, inventory, now_ms));
@@ -91,7 +89,7 @@ pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, no
             let live_out = legs.live().filter(|one| one.from == drain.host);
             let live_out: Vec<&Move> = live_out.collect();
             if !live_out.is_empty() {
-                return call_off_waiting(live_out.into_iter());
+                return cancel_waiting(live_out.into_iter());
             }
             let Some(back) = &drain.back else { return Next::BringBack(moved(legs, inventory)) };
             let unasked = unasked_back(back, legs, inventory);
@@ -112,32 +110,33 @@ pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, no
     }
 }
 
-/// Of a host that is not known any more: its moves end as failed, by themselves, and those that are
-/// on their way to it have their sources.
+/// Decides the next step if the host was removed. Moves from it fail by themselves, and moves on
+/// their way to it still have their sources.
 fn forgotten(legs: &Legs<'_>) -> Next {
     if legs.live().next().is_some() { Next::Wait } else { Next::End(DrainState::Cancelled) }
 }
 
-/// Calls off those that wait; where none do the others are waited for.
-fn call_off_waiting<'a>(live: impl Iterator<Item = &'a Move>) -> Next {
+/// Cancels the waiting moves; if there are none, waits for the others.
+fn cancel_waiting<'a>(live: impl Iterator<Item = &'a Move>) -> Next {
     let waiting = live.filter(|one| one.state == MoveState::Waiting);
-    let all: Vec<Leaving> = waiting.map(|one| called_off(one, None)).collect();
-    if all.is_empty() { Next::Wait } else { Next::CallOff(all) }
+    let all: Vec<Cancellation> = waiting.map(|one| cancellation(one, None)).collect();
+    if all.is_empty() { Next::Wait } else { Next::Cancel(all) }
 }
 
-/// Moves out that are planned, of VMs that could go, and not asked for: a VM gets each target once.
-fn unasked_out(drain: &HostDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec<PlannedMove> {
+/// Returns planned moves out of VMs that could leave and that have not been requested. A VM gets
+/// each target once.
+fn unasked_out(drain: &HostDrain, legs: &Legs<'_>, unplaced: &[DrainVm]) -> Vec<PlannedMove> {
     let was_asked = |planned: &PlannedMove| {
         let mut had = legs.out.get(planned.vm.as_str()).into_iter().flatten();
         had.any(|one| one.to.as_ref() == Some(&planned.target))
     };
     let is_unasked = |planned: &&PlannedMove| {
-        homeless.iter().any(|vm| vm.vm.name == planned.vm) && !was_asked(planned)
+        unplaced.iter().any(|vm| vm.vm.name == planned.vm) && !was_asked(planned)
     };
     drain.plan.moves.iter().filter(is_unasked).cloned().collect()
 }
 
-/// Moves of the way back that are not requested yet: each VM gets one move.
+/// Returns planned moves back that have not been requested. Each VM gets one move.
 fn unasked_back(back: &Way, legs: &Legs<'_>, inventory: &Inventory) -> Vec<PlannedMove> {
     let could_go = |planned: &PlannedMove| {
         inventory.planned_move(&planned.vm).is_none()
@@ -154,20 +153,19 @@ fn has_leg_back(back: &Way, legs: &Legs<'_>, vm: &str) -> bool {
     legs.back.get(vm).into_iter().flatten().any(|one| one.asked_unix_ms >= back.planned_at_ms)
 }
 
-/// Whether a planned move's VM may show yet: this manager has just begun, and the VM's host was not
-/// asked.
+/// Returns whether the VM of a planned move may still be reported: this manager has just started,
+/// and the VM's host has not reported yet.
 fn is_awaited(planned: &PlannedMove, inventory: &Inventory) -> bool {
     inventory.vm_info(&planned.vm).is_none()
         && inventory.seen_host(&planned.source).is_some_and(|host| host.is_awaited)
 }
 
-/// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that
-/// are still to come. It goes afterwards.
+/// Returns whether the obstacle to a VM's move ends by itself: its own migration, or missing pages.
+/// It can be moved afterwards.
 fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let lacks = info.page_in.as_ref();
-    // What is left of it here after it was handed over goes by itself. A host that is silent
-    // reported
-    // it before it handed the guest over, and reports again what it has.
+    // The remains of a VM after its hand-over disappear by themselves. An unreachable host reported
+    // the VM before the hand-over, and will report its real state later.
     let is_left_over = || {
         !inventory.holds(&info.host, &info.name)
             && !info.in_doubt
@@ -180,16 +178,14 @@ fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
         || lacks.is_some_and(|lacks| lacks.connected || pages_may_come(info, inventory, now_ms))
 }
 
-/// Whether a host may have the pages that a VM lacks and is not sent at present: one that is heard
-/// says that it keeps them, or one that is
-/// not heard has not been silent for long.
+/// Returns whether a host may still have the pages that a VM lacks and that are not being sent: a
+/// connected host that reports keeping them, or a host that has not been unreachable for long.
 fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let others = inventory.others_with(&info.name, &info.host);
-    // A host that keeps pages shows the VM as leaving, or where it was started anew meanwhile, as
-    // paused.
+    // A host that keeps pages reports the VM as leaving or, if the agent was restarted, as paused.
     let keeps = |host: &String| {
-        let told = inventory.vm_at(host, &info.name);
-        told.is_some_and(|told| matches!(told.state, VmState::MigratingOut | VmState::Paused))
+        let report = inventory.vm_at(host, &info.name);
+        report.is_some_and(|info| matches!(info.state, VmState::MigratingOut | VmState::Paused))
     };
     if others.iter().any(|host| inventory.is_heard(host) && keeps(host)) {
         return true;
@@ -199,7 +195,7 @@ fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
         host.is_awaited
             || host.heard_unix_ms.is_some_and(|heard_ms| now_ms < heard_ms + PAGES_WAIT_MS)
     };
-    // Where nobody tells of it, it may have come from any that is silent.
+    // If no other host reports the VM, it may have come from any unreachable host.
     let mut silent = inventory.seen_hosts().filter(is_silent);
     silent.any(|host| {
         (others.is_empty() || others.iter().any(|other| other == host.name)) && may_return(host)
@@ -210,13 +206,13 @@ fn stays(drain: &HostDrain, vm: &str) -> bool {
     drain.plan.stays.contains_key(vm)
 }
 
-/// When the last move ended, milliseconds since 1970.
+/// Returns when the last move out ended, milliseconds since 1970.
 fn last_end_ms(legs: &Legs<'_>) -> u64 {
     legs.out.values().flatten().filter_map(|one| one.ended_unix_ms).max().unwrap_or(0)
 }
 
-/// Waiting moves whose target is no longer available.
-fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
+/// Returns waiting moves whose target is ineligible.
+fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Cancellation> {
     let is_lost = |one: &&&Move| {
         let Some(waits) = one.waits.as_ref().filter(|_| one.state == MoveState::Waiting) else {
             return false;
@@ -225,11 +221,16 @@ fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
         LOST_TARGETS.contains(&waits.code.as_str()) || (waits.code == "target-memory" && has_waited)
     };
     let newest = legs.out.values().filter_map(|all| all.last());
-    newest.filter(is_lost).map(|one| called_off(one, one.to.clone())).collect()
+    newest.filter(is_lost).map(|one| cancellation(one, one.to.clone())).collect()
 }
 
-/// Waiting moves of VMs that are on the host no more, or don't run any more.
-fn strays(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Vec<Leaving> {
+/// Returns waiting moves of VMs that have left the host or cannot leave it any more.
+fn strays(
+    drain: &HostDrain,
+    legs: &Legs<'_>,
+    inventory: &Inventory,
+    now_ms: u64,
+) -> Vec<Cancellation> {
     let is_stray = |one: &&Move| {
         let info = inventory.vm_info(&one.vm);
         let can_leave = |info: &VmInfo| {
@@ -242,15 +243,15 @@ fn strays(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64
             && !info.is_some_and(|info| can_leave(info))
     };
     let newest = legs.out.values().filter_map(|all| all.last().copied());
-    newest.filter(is_stray).map(|one| called_off(one, None)).collect()
+    newest.filter(is_stray).map(|one| cancellation(one, None)).collect()
 }
 
-fn called_off(one: &Move, passed_over: Option<String>) -> Leaving {
-    Leaving { id: one.id.clone(), vm: one.vm.clone(), passed_over }
+fn cancellation(one: &Move, passed_over: Option<String>) -> Cancellation {
+    Cancellation { id: one.id.clone(), vm: one.vm.clone(), passed_over }
 }
 
-/// VMs that are on the host, could go, and have no move.
-pub(super) fn homeless(
+/// Returns VMs on the host that could leave and have no move.
+pub(super) fn unplaced(
     drain: &HostDrain,
     legs: &Legs<'_>,
     inventory: &Inventory,
@@ -272,12 +273,12 @@ pub(super) fn homeless(
             .filter_map(|one| one.to.as_ref())
             .chain(passed_over.into_iter().flatten())
             .collect();
-        // Somebody called its move off: it is not the drain's any more.
-        let was_called_off = had.last().is_some_and(|one| {
+        // A user has cancelled its move, so the drain leaves it alone.
+        let was_cancelled = had.last().is_some_and(|one| {
             one.state == MoveState::Cancelled
                 && one.to.as_ref().is_none_or(|to| !tried.contains(to))
         });
-        if was_called_off || tried.len() >= MOST_MOVES_OF_A_VM {
+        if was_cancelled || tried.len() >= MOST_MOVES_OF_A_VM {
             return None;
         }
         Some(leaving(info, &tried, inventory))
@@ -285,8 +286,8 @@ pub(super) fn homeless(
     vms.collect()
 }
 
-/// A VM whose name another host holds: moves by that name are the other VM's, so the manager moves
-/// it nowhere.
+/// Returns the entry of a VM whose name another host holds. Moves of that name apply to the other
+/// VM, so the manager cannot move this one.
 fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
     let (name, here) = (&info.name, &info.host);
     let holder = inventory.holder(name).unwrap_or("another host");
@@ -296,8 +297,9 @@ fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
     let what = if both_run { "2 running VMs are" } else { "2 VMs are" };
     let message = format!(
         "{what} named {name}: the one of host {holder} holds the name, and this one ({}) is {}; \
-         end the one that is not to stay at its own host (`godwit --host {here} vm stop {name} \
-         --force`, then `vm delete`), or give it the name with `godwit control bind {name} --to {here}`",
+         remove the unwanted one on its own host (for this one `godwit --host {here} vm stop \
+         {name} --force`, then `vm delete`), or bind the name to this one with \
+         `godwit control bind {name} --to {here}`",
         info.spec.uuid.map_or_else(|| "no uuid".to_owned(), |uuid| uuid.to_string()),
         info.state,
     );
@@ -312,7 +314,7 @@ fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
 
 fn leaving(info: &VmInfo, tried: &BTreeSet<&String>, inventory: &Inventory) -> DrainVm {
     let of_tried = |host: &&String| {
-        let message = format!("a move of it to {host} has failed already in this drain");
+        let message = format!("a move to {host} has failed already in this drain");
         ((*host).clone(), vec![Obstacle { code: "tried".to_owned(), message }])
     };
     let mut obstacles = preflight::obstacles(inventory, &info.name);
@@ -328,7 +330,7 @@ fn leaving(info: &VmInfo, tried: &BTreeSet<&String>, inventory: &Inventory) -> D
     }
 }
 
-/// What the drain has moved, for the way back.
+/// Returns the VMs that the drain has moved, to plan their way back.
 fn moved(legs: &Legs<'_>, inventory: &Inventory) -> Vec<Moved> {
     let done = legs
         .out
@@ -354,7 +356,7 @@ mod tests {
     use crate::rig;
 
     #[test]
-    fn what_a_silent_host_reported_before_it_handed_a_vm_over_is_no_second_vm() {
+    fn an_old_report_of_an_unreachable_source_is_not_a_second_vm() {
         let mut inventory = Inventory::default();
         let before = rig::vm("web", "a", None);
         rig::put_host(&mut inventory, rig::host("a", None), &[], vec![before.clone()]);
@@ -365,7 +367,7 @@ mod tests {
         inventory.heard("b", HostEvent::Vm(Box::new(arrived)), 2);
         assert_eq!(inventory.holder("web"), Some("b"));
         assert!(is_passing(&before, &inventory, 3));
-        // A second VM that runs on a host that answers does not leave by itself.
+        // A second VM on a connected host does not disappear by itself.
         inventory.reached("a");
         inventory.heard("a", HostEvent::Vm(Box::new(before.clone())), 4);
         inventory.heard("a", HostEvent::Known, 4);
@@ -373,23 +375,23 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_host_that_keeps_pages_is_waited_for_for_some_minutes() {
+    fn a_drain_waits_some_minutes_for_pages_of_an_unreachable_host() {
         let mut inventory = Inventory::default();
-        let told = VmInfo {
+        let guest = VmInfo {
             state: VmState::Running,
             page_in: Some(PageInState { missing_pages: 7, connected: false }),
             ..rig::vm("db", "a", None)
         };
         let kept = VmInfo { state: VmState::MigratingOut, epoch: 1, ..rig::vm("db", "b", None) };
-        rig::put_host(&mut inventory, rig::host("a", None), &[], vec![told.clone()]);
+        rig::put_host(&mut inventory, rig::host("a", None), &[], vec![guest.clone()]);
         rig::put_host(&mut inventory, rig::host("b", None), &[], vec![kept]);
-        // Heard at 1 ms.
-        let waits = |inventory: &Inventory, now_ms| is_passing(&told, inventory, now_ms);
-        assert!(waits(&inventory, 10 * PAGES_WAIT_MS), "it is heard");
+        // The host reported at 1 ms.
+        let waits = |inventory: &Inventory, now_ms| is_passing(&guest, inventory, now_ms);
+        assert!(waits(&inventory, 10 * PAGES_WAIT_MS), "the host is connected");
         inventory.lost("b", "silent");
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
-        // After the manager's start nobody knows where its pages are, until every host has been
-        // asked.
+        // After the manager's start the location of the pages is unknown until every host has
+        // reported.
         inventory.heard("b", HostEvent::VmGone("db".to_owned()), 1);
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
         inventory.plan_host("c", crate::cluster::inventory::HostPlan::default());
@@ -397,7 +399,7 @@ mod tests {
         inventory.lost("c", "no route");
         assert!(!waits(&inventory, 10 * PAGES_WAIT_MS));
         let connected =
-            VmInfo { page_in: Some(PageInState { missing_pages: 7, connected: true }), ..told };
+            VmInfo { page_in: Some(PageInState { missing_pages: 7, connected: true }), ..guest };
         assert!(is_passing(&connected, &inventory, 10 * PAGES_WAIT_MS));
     }
 }

@@ -1,4 +1,4 @@
-//! A drain: what was asked for and planned, as it is carried out and as it is told.
+//! State of a drain, and its form in the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use godwit_types::EngineKind;
 use godwit_planner::drain::eta::{MoveEta, Progress, eta};
 use godwit_planner::drain::{PlannedMove, Staying};
 
-/// A drain as it is carried out. What its moves have come to stands with them.
+/// Drain in execution. The progress is in its moves.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct HostDrain {
     pub(super) host: String,
@@ -21,40 +21,40 @@ pub(super) struct HostDrain {
     pub(super) engine: EngineKind,
     pub(super) qemu: QemuEngineOptions,
     pub(super) state: DrainState,
-    /// Whether the host took no VMs before.
+    /// Whether the host was in maintenance before.
     pub(super) was_in_maintenance: bool,
-    /// The way out: what was planned last of each VM.
+    /// Last plan of each VM for the way out.
     pub(super) plan: Way,
-    /// When it was last looked for targets.
+    /// Time of the last planning, milliseconds since 1970.
     pub(super) placed_unix_ms: u64,
-    /// The way back, where it is undone.
+    /// Plan of the way back, if the drain is undone.
     pub(super) back: Option<Way>,
-    /// Unavailable targets, by the VM whose move was cancelled for it.
+    /// Ineligible targets of a VM's cancelled moves.
     pub(super) passed_over: BTreeMap<String, BTreeSet<String>>,
     pub(super) ended_unix_ms: Option<u64>,
-    /// What became of its VMs, once it was over: moves are forgotten earlier than drains.
+    /// Result of each VM once the drain is over. Moves are removed earlier than drains.
     pub(super) outcome: Vec<DrainVm>,
 }
 
-/// What was planned of VMs: out of the host, or back.
+/// Plan for VMs: out of the host, or back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Way {
     pub(super) planned_at_ms: u64,
     pub(super) moves: Vec<PlannedMove>,
-    /// VMs that stay, by name, and why.
+    /// Reasons of VMs that stay, by name.
     pub(super) stays: BTreeMap<String, String>,
 }
 
 impl Way {
-    /// What a plan says, as far as a drain goes by it.
+    /// Returns the parts of a plan that a drain uses.
     pub(super) fn of(planned_at_ms: u64, moves: Vec<PlannedMove>, stays: Vec<Staying>) -> Way {
         let stays = stays.into_iter().map(|staying| (staying.vm, staying.text)).collect();
         Way { planned_at_ms, moves, stays }
     }
 
-    /// A later plan for some VMs holds in the place of what was planned of them before.
+    /// Replaces the plans of some VMs by those of a later plan.
     pub(super) fn take_in(&mut self, later: &Way) {
-        // Its times count from when it was made: the plan's do from its own beginning.
+        // Times of each plan are relative to its own creation.
         let shift_ms = later.planned_at_ms.saturating_sub(self.planned_at_ms);
         let named: BTreeSet<&String> =
             later.moves.iter().map(|one| &one.vm).chain(later.stays.keys()).collect();
@@ -71,7 +71,7 @@ impl Way {
     }
 }
 
-/// A drain's moves, by VM, the newest last.
+/// Moves of a drain, by VM, the newest last.
 #[derive(Debug, Default)]
 pub(super) struct Legs<'a> {
     pub(super) out: BTreeMap<&'a str, Vec<&'a Move>>,
@@ -79,7 +79,7 @@ pub(super) struct Legs<'a> {
 }
 
 impl<'a> Legs<'a> {
-    /// Of these, those that are a drain's. Ids are in the order of time, and so are the moves.
+    /// Collects the moves of a drain, in the order of their requests.
     pub(super) fn of(id: &str, host: &str, moves: impl Iterator<Item = &'a Move>) -> Legs<'a> {
         let mut legs = Legs::default();
         for one in moves.filter(|one| one.drain.as_deref() == Some(id)) {
@@ -92,7 +92,7 @@ impl<'a> Legs<'a> {
         legs
     }
 
-    /// Moves of either way that are not over.
+    /// Returns the open moves, out and back.
     pub(super) fn live(&self) -> impl Iterator<Item = &'a Move> {
         self.out
             .values()
@@ -104,13 +104,13 @@ impl<'a> Legs<'a> {
 }
 
 impl HostDrain {
-    /// Whether nothing comes after it.
+    /// Returns whether the drain is over.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.state, DrainState::Done | DrainState::Cancelled | DrainState::Undone)
     }
 
-    /// What everybody is told of it.
-    pub(super) fn told(&self, id: &str, legs: &Legs<'_>, now_ms: u64) -> Drain {
+    /// Converts the drain for the API.
+    pub(super) fn summary(&self, id: &str, legs: &Legs<'_>, now_ms: u64) -> Drain {
         let vms = if self.is_over() && !self.outcome.is_empty() {
             self.outcome.clone()
         } else {
@@ -132,7 +132,7 @@ impl HostDrain {
         }
     }
 
-    /// What has become of each VM so far.
+    /// Returns the current state of each VM.
     pub(super) fn vms(&self, legs: &Legs<'_>, now_ms: u64) -> Vec<DrainVm> {
         let expected = eta(&self.plan.moves, &progress(&legs.out), now_ms).moves;
         let expected: BTreeMap<&str, &MoveEta> =
@@ -158,34 +158,34 @@ impl HostDrain {
             let (Some(newest), Some(of)) = (all.last(), vms.get_mut(vm)) else { continue };
             of.r#move = Some(newest.id.clone());
             if newest.state == MoveState::Done {
-                (of.state, of.reason) = (DrainVmState::Back, "it came back".to_owned());
+                (of.state, of.reason) = (DrainVmState::Back, "moved back".to_owned());
             } else if let Some(failure) = newest.failure.as_ref().filter(|_| newest.state.is_over())
             {
-                of.reason = format!("its way back failed: {failure}");
+                of.reason = format!("the move back failed: {failure}");
             }
         }
         for (vm, why) in self.back.iter().flat_map(|back| &back.stays) {
             if let Some(of) = vms.get_mut(vm.as_str()) {
-                of.reason = format!("it does not come back: {why}");
+                of.reason = format!("not moved back: {why}");
             }
         }
         vms.into_values().collect()
     }
 }
 
-/// A VM that was planned to go, by its newest move.
+/// Returns the state of a VM with a planned move, by its newest move.
 fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
     let (state, reason) = match newest.map(|one| (one.state, one)) {
         Some((MoveState::Done, _)) => (DrainVmState::Gone, planned.why.clone()),
         Some((MoveState::Failed, one)) => (DrainVmState::Stays, failure(one)),
         Some((MoveState::Cancelled, _)) => {
-            (DrainVmState::Stays, "its move was called off".to_owned())
+            (DrainVmState::Stays, "its move was cancelled".to_owned())
         }
         Some((MoveState::Waiting, one)) => {
             let waits = one
                 .waits
                 .as_ref()
-                .map_or(String::new(), |waits| format!("; waits: {}", waits.text));
+                .map_or(String::new(), |waits| format!("; waiting: {}", waits.text));
             (DrainVmState::Going, format!("{}{waits}", planned.why))
         }
         Some((MoveState::Starting | MoveState::Running, _)) | None => {
@@ -203,11 +203,11 @@ fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
 }
 
 fn failure(one: &Move) -> String {
-    let told = one.failure.as_ref().map(ToString::to_string);
-    told.unwrap_or_else(|| "its move failed".to_owned())
+    let text = one.failure.as_ref().map(ToString::to_string);
+    text.unwrap_or_else(|| "its move failed".to_owned())
 }
 
-/// What has come of the moves, for the ETA.
+/// Returns the progress of the moves for the ETA.
 fn progress(leg: &BTreeMap<&str, Vec<&Move>>) -> BTreeMap<String, Progress> {
     let of = |one: &Move| match one.state {
         MoveState::Waiting => Progress::Waiting { not_before_ms: None },
@@ -224,8 +224,8 @@ fn progress(leg: &BTreeMap<&str, Vec<&Move>>) -> BTreeMap<String, Progress> {
     leg.iter().filter_map(|(vm, all)| Some(((*vm).to_owned(), of(all.last()?)))).collect()
 }
 
-/// The share of a migration that is done, 0 to 1: by its time where that is predicted, else by its
-/// bytes.
+/// Returns the finished share of a migration, 0 to 1: by its predicted duration if there is one,
+/// else by its bytes.
 fn done(one: &Move) -> f64 {
     let Some(progress) = &one.progress else { return 0.0 };
     match progress.eta_ms {

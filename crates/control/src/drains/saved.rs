@@ -1,8 +1,7 @@
-//! A drain as the store has it. It never outgrows what the store takes in one value: a drain that
-//! could not be written could neither end nor be
-//! called off. Its texts alone have no bound of their own, so they are shortened where there is no
-//! room; everything else of a VM is small, and a
-//! host of more VMs than fit is not drained at once ([`check_size`]).
+//! Saved form of drains. A record never exceeds the store's limit for one value: a drain that
+//! cannot be written could neither end nor be cancelled. Only its texts are unbounded, so they are
+//! cut if there is no room. Everything else of a VM is small, and [`check_size`] refuses a host
+//! with more VMs than fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,15 +18,15 @@ use crate::cluster::text::beginning;
 
 pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
 
-/// What the way out may take: the way back and what became of each VM take as much again, and
-/// targets that were passed over the rest.
+/// Largest size of the plan of the way out. The plan of the way back and the results of the VMs
+/// need the same size each, and ineligible targets the rest.
 const MOST_PLAN_BYTES: usize = MOST_VALUE_BYTES / 4;
-/// What is kept of a text, in bytes: as much of it as there is room for.
+/// Sizes to which texts are cut, in bytes; the first that fits is used.
 const TEXT_BYTES: [usize; 4] = [300, 120, 40, 0];
-/// What surrounds the record in the store's value.
+/// Size of the envelope around a record in the store, bytes.
 const ENVELOPE_BYTES: usize = 256;
 
-/// A drain as the store has it. What its moves have come to stands with them.
+/// Saved drain. The progress is in its moves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedDrain {
@@ -47,7 +46,7 @@ pub(crate) struct SavedDrain {
     outcome: Vec<DrainVm>,
 }
 
-/// What was planned. A store that an earlier version wrote has more in it, which nobody needs.
+/// Saved plan. Records of earlier versions have more fields, which are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SavedWay {
     planned_at_ms: u64,
@@ -84,7 +83,7 @@ impl Record for SavedDrain {
 }
 
 impl SavedDrain {
-    /// The drain, with as much of its texts as one value holds.
+    /// Converts a drain, with the longest texts that fit into one value.
     pub(super) fn of(drain: &HostDrain) -> SavedDrain {
         let mut saved = SavedDrain::with_texts(drain, TEXT_BYTES[0]);
         for most_bytes in &TEXT_BYTES[1..] {
@@ -175,7 +174,7 @@ impl From<SavedWay> for Way {
             target: planned.target,
             memory_bytes: planned.memory_bytes,
             why: planned.why,
-            // What the plan was made of: it is made already.
+            // Only needed during the planning.
             together_with: Vec::new(),
             expected: planned.expected.map(|SavedExpected { starts_in_ms, ends_in_ms }| Expected {
                 starts_in_ms,
@@ -188,7 +187,7 @@ impl From<SavedWay> for Way {
     }
 }
 
-/// Refuses a drain whose record could become too big on its way.
+/// Refuses a drain whose record could become too large.
 pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
     let is = bytes(&SavedWay::of(plan, TEXT_BYTES[1]));
     if is <= MOST_PLAN_BYTES {
@@ -197,17 +196,17 @@ pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
     let vms = plan.moves.len() + plan.stays.len();
     let fit = vms.saturating_mul(MOST_PLAN_BYTES) / is;
     let detail = format!(
-        "host {host} has {vms} VMs, too many for one drain: a plan with these names has room \
-            for about {fit}"
+        "cannot drain host {host} at once: it has {vms} VMs, and a plan with these names has room \
+        for about {fit}"
     );
     let remedy = format!(
-        "empty it in parts: set it into maintenance (`godwit control host maintenance {host} on`), \
-         move some of its VMs with `godwit control move create VM`, then drain the rest"
+        "drain it in parts: set it into maintenance (`godwit control host maintenance {host} \
+        on`), move some of its VMs with `godwit control move create VM`, then drain the rest"
     );
     Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
 }
 
-/// What it takes as JSON.
+/// Returns the size of a value as JSON, bytes.
 fn bytes<T: Serialize>(value: &T) -> usize {
     serde_json::to_vec(value).map_or(usize::MAX, |json| json.len())
 }
@@ -220,7 +219,7 @@ mod tests {
         format!("{number:063}")
     }
 
-    /// A drain in which everything of each VM is as long as it can be.
+    /// Returns a drain in which every field of each VM has its largest size.
     fn longest(vms: usize) -> HostDrain {
         let text = "\"ä\n".repeat(1000);
         let planned = |number: usize| PlannedMove {
@@ -266,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_drained_fits_whatever_becomes_of_it() {
+    fn an_accepted_drain_fits_in_every_state() {
         let most =
             (1..).take_while(|vms| check_size("a", &longest(*vms).plan).is_ok()).last().unwrap();
         let saved = SavedDrain::of(&longest(most));
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written_and_texts_are_cut_alone() {
+    fn a_saved_drain_equals_the_original_except_for_cut_texts() {
         let mut drain = longest(3);
         for way in [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten() {
             way.moves.iter_mut().for_each(|planned| {
@@ -297,14 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_version_wrote_is_read() {
+    fn records_of_earlier_versions_are_readable() {
         let mut old = serde_json::to_value(SavedDrain::of(&longest(1))).unwrap();
         let plan = old["plan"].as_object_mut().unwrap();
         plan.insert("host".into(), "a".into());
         plan.insert("takes_ms".into(), serde_json::Value::Null);
         plan.insert("text".into(), "1 move".into());
         let stay = serde_json::json!({
-            "vm": "s", "reason": { "kind": "with-others", "vms": [] }, "text": "it stays"
+            "vm": "s", "reason": { "kind": "with-others", "vms": [] }, "text": "it stays",
         });
         plan.insert("stays".into(), serde_json::json!([stay]));
         let read: SavedDrain = serde_json::from_value(old).unwrap();

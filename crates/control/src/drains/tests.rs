@@ -13,8 +13,8 @@ use crate::moves::{AgentAnswer, Agents, Job};
 
 const GIB: u64 = 1 << 30;
 
-/// Agents that move a VM at once, or refuse to move any to some hosts; where those have [`SLOW`] in
-/// them, what is begun has no end.
+/// Agents that complete each move at once, or refuse moves to some hosts. If `refused` has
+/// [`SLOW`], moves never end.
 struct QuickAgents {
     state: Arc<State>,
     refused: Vec<&'static str>,
@@ -23,7 +23,8 @@ struct QuickAgents {
 
 const SLOW: &str = "slow";
 
-/// VMs and their targets, by migration: an agent begins each once, whichever manager asks.
+/// VMs and their targets, by migration. An agent starts each migration once, regardless of the
+/// requesting manager.
 type Begun = Arc<Mutex<BTreeMap<String, (String, String)>>>;
 
 #[async_trait]
@@ -71,7 +72,7 @@ impl Agents for QuickAgents {
 
 const VMS: [&str; 4] = ["db", "off", "web-1", "web-2"];
 
-/// Three hosts; the first has all VMs, one of them stopped.
+/// Returns a cluster of three hosts; the first has all VMs, one of them stopped.
 fn cluster() -> Arc<State> {
     let state = Arc::<State>::default();
     for name in ["a", "b", "c"] {
@@ -81,7 +82,7 @@ fn cluster() -> Arc<State> {
         state.heard(name, HostEvent::Host(Box::new(host(name))));
         if name == "a" {
             for vm in VMS {
-                state.heard(name, vm_told(vm));
+                state.heard(name, vm_report(vm));
             }
         }
         state.heard(name, HostEvent::Known);
@@ -92,14 +93,13 @@ fn cluster() -> Arc<State> {
 fn host(name: &str) -> HostInfo {
     serde_json::from_value(serde_json::json!({
         "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 640 * GIB,
-        "logical_cores": 8,
-        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": ["10.0.0.1"],
-        "networks": {}, "peers": {}, "vms": 0,
+        "logical_cores": 8, "memory_committed_bytes": 0, "huge_pages": false,
+        "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
     }))
     .unwrap()
 }
 
-fn vm_told(name: &str) -> HostEvent {
+fn vm_report(name: &str) -> HostEvent {
     let spec: VmSpec =
         serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
     HostEvent::Vm(Box::new(VmInfo {
@@ -122,7 +122,7 @@ fn vm_told(name: &str) -> HostEvent {
     }))
 }
 
-/// What one manager has while it leads.
+/// A leading manager with its store and agents.
 struct Rig {
     state: Arc<State>,
     agents: Arc<QuickAgents>,
@@ -163,16 +163,16 @@ impl Rig {
             refused,
             begun: before.unwrap_or_default(),
         });
-        let told = mpsc::channel(64).1;
+        let news = mpsc::channel(64).1;
         let begun =
-            Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, told);
+            Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, news);
         let moves = Arc::new(begun.await.unwrap());
         let means = Means { keeper, state: Arc::clone(&state), moves: Arc::clone(&moves) };
         let drains = Drains::begin(means).await.unwrap();
         Rig { state, agents, drains, moves, store }
     }
 
-    /// The drain, once it is in that state.
+    /// Waits until a drain is in a state, and returns it.
     async fn when(&self, id: &str, state: DrainState) -> Drain {
         loop {
             let found = self.drains.all().get(id).cloned();
@@ -193,7 +193,7 @@ fn of<'a>(drain: &'a Drain, vm: &str) -> &'a godwit_api::control::DrainVm {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_is_emptied_and_what_stays_is_named_and_all_comes_back() {
+async fn a_host_is_drained_remaining_vms_are_named_and_all_can_be_moved_back() {
     let rig = Rig::begin(Vec::new()).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     assert_eq!(asked.vms.len(), 4);
@@ -224,7 +224,7 @@ async fn a_vm_that_one_host_refuses_goes_to_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_all_refuse_the_vms_stay_with_the_reason() {
+async fn vms_refused_by_all_hosts_stay_with_the_reason() {
     let rig = Rig::begin(vec!["b", "c"]).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let done = rig.when(&asked.id, DrainState::Done).await;
@@ -233,7 +233,7 @@ async fn where_all_refuse_the_vms_stay_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_alone_moves_nothing() {
+async fn a_dry_run_moves_nothing() {
     let rig = Rig::begin(Vec::new()).await;
     let request = CreateDrain { plan_only: true, ..CreateDrain::default() };
     let planned = rig.drains.create("a", request, "root").await.unwrap();
@@ -245,7 +245,7 @@ async fn a_plan_alone_moves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_is_away_is_not_drained_and_is_left_as_it_was() {
+async fn an_unreachable_host_is_not_drained_and_not_changed() {
     let rig = Rig::begin(Vec::new()).await;
     rig.state.lost("a", "no answer");
     let refused = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap_err();
@@ -255,14 +255,14 @@ async fn a_host_that_is_away_is_not_drained_and_is_left_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_that_is_called_off_leaves_who_has_not_gone() {
+async fn a_cancelled_drain_leaves_the_remaining_vms() {
     let rig = Rig::begin(Vec::new()).await;
     rig.state.lost("b", "no answer");
     rig.state.lost("c", "no answer");
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let cancelled = match rig.drains.cancel(&asked.id).await {
         Ok(cancelled) => cancelled,
-        // Nobody could go: it was over at once.
+        // No VM could leave, so the drain was over at once.
         Err(_) => rig.when(&asked.id, DrainState::Done).await,
     };
     assert!(cancelled.vms.iter().all(|vm| vm.state == DrainVmState::Stays), "{cancelled:?}");
@@ -270,7 +270,7 @@ async fn a_drain_that_is_called_off_leaves_who_has_not_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_manager_goes_on_where_the_one_before_ended() {
+async fn the_next_manager_continues_a_drain() {
     let rig = Rig::begin(Vec::new()).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let Rig { state, agents, drains, moves, store } = rig;
@@ -285,16 +285,16 @@ async fn the_next_manager_goes_on_where_the_one_before_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_on_its_way_or_lacks_pages_is_waited_for_and_goes() {
-    let told = |change: &dyn Fn(&mut VmInfo)| {
-        let HostEvent::Vm(mut info) = vm_told("db") else { unreachable!() };
+async fn a_drain_waits_for_vms_that_migrate_or_lack_pages() {
+    let report = |change: &dyn Fn(&mut VmInfo)| {
+        let HostEvent::Vm(mut info) = vm_report("db") else { unreachable!() };
         change(&mut info);
         HostEvent::Vm(info)
     };
-    let lacks_pages = told(&|info| {
+    let lacks_pages = report(&|info| {
         info.page_in = Some(godwit_api::PageInState { missing_pages: 7, connected: true });
     });
-    let leaves = told(&|info| info.state = VmState::MigratingOut);
+    let leaves = report(&|info| info.state = VmState::MigratingOut);
     for passing in [lacks_pages, leaves] {
         let rig = Rig::begin(Vec::new()).await;
         rig.state.heard("a", passing);
@@ -303,8 +303,8 @@ async fn what_is_on_its_way_or_lacks_pages_is_waited_for_and_goes() {
             tokio::task::yield_now().await;
         }
         assert_eq!((rig.host_of("db"), asked.state), ("a".to_owned(), DrainState::Running));
-        // It has all its pages, or its migration has failed.
-        rig.state.heard("a", vm_told("db"));
+        // Now the VM has all its pages, or its migration has failed.
+        rig.state.heard("a", vm_report("db"));
         rig.when(&asked.id, DrainState::Done).await;
         assert_ne!(rig.host_of("db"), "a");
     }
@@ -319,7 +319,7 @@ async fn ended(drains: Drains, moves: Arc<Moves>) {
     }
 }
 
-/// What a manager that ended did not come to write, or wrote last.
+/// Changes the store as an earlier manager could have left it.
 async fn rewrite(store: &MemoryStore, transaction: Transaction) {
     store.end_leadership_silently();
     let candidate = Candidate { name: "m0".into(), address: "http://m0:7800".into() };
@@ -343,10 +343,10 @@ async fn a_drain_its_host_and_all_its_moves_are_written_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_planned() {
+async fn moves_missing_after_a_split_transaction_follow_the_plan() {
     let state = cluster();
     for number in 0..130 {
-        state.heard("a", vm_told(&format!("vm{number:03}")));
+        state.heard("a", vm_report(&format!("vm{number:03}")));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, vec![SLOW], None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -363,7 +363,7 @@ async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_pl
             .collect()
     };
     ended(drains, moves).await;
-    // The next manager knows of moves by the store alone. The second transaction was not written.
+    // The next manager only knows the moves in the store. The second transaction was not written.
     state.change(|inventory| {
         planned.keys().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
     });
@@ -381,7 +381,7 @@ async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_pl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_is_emptied_is_in_maintenance_whatever_becomes_of_that() {
+async fn a_host_stays_in_maintenance_during_its_drain() {
     let rig = Rig::begin(vec![SLOW]).await;
     rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let opened =
@@ -393,7 +393,7 @@ async fn a_host_that_is_emptied_is_in_maintenance_whatever_becomes_of_that() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_goes_on_at_a_host_that_is_forgotten_ends() {
+async fn drain_and_moves_of_a_removed_host_end() {
     for undone in [false, true] {
         let rig = Rig::begin(if undone { Vec::new() } else { vec![SLOW] }).await;
         let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -417,11 +417,11 @@ async fn what_goes_on_at_a_host_that_is_forgotten_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_of_hundreds_of_vms_is_emptied_and_filled_again() {
+async fn a_host_with_hundreds_of_vms_is_drained_and_refilled() {
     const MANY: usize = 700;
     let state = cluster();
     for number in 0..MANY {
-        let HostEvent::Vm(info) = vm_told(&format!("vm{number:03}")) else { unreachable!() };
+        let HostEvent::Vm(info) = vm_report(&format!("vm{number:03}")) else { unreachable!() };
         state.heard("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
@@ -435,10 +435,10 @@ async fn a_host_of_hundreds_of_vms_is_emptied_and_filled_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_of_too_many_vms_for_one_drain_is_refused_before_anything_is_done() {
+async fn a_host_with_too_many_vms_is_refused_before_any_change() {
     let state = cluster();
     for number in 0..1500 {
-        let HostEvent::Vm(info) = vm_told(&format!("vm{number:060}")) else { unreachable!() };
+        let HostEvent::Vm(info) = vm_report(&format!("vm{number:060}")) else { unreachable!() };
         state.heard("a", HostEvent::Vm(Box::new(VmInfo { state: VmState::Stopped, ..*info })));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
@@ -454,7 +454,7 @@ async fn a_host_of_too_many_vms_for_one_drain_is_refused_before_anything_is_done
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_manager_left_waiting_that_ended_in_a_cancel_is_called_off() {
+async fn the_next_manager_completes_an_interrupted_cancellation() {
     let rig = Rig::begin(vec![SLOW]).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let Rig { state, agents, drains, moves, store } = rig;
@@ -465,7 +465,7 @@ async fn what_a_manager_left_waiting_that_ended_in_a_cancel_is_called_off() {
     let write = DRAINS.replace(Transaction::new(), &kept.id, kept.revision, &cancelled).unwrap();
     rewrite(&store, write).await;
     let next = Rig::with(store, state, vec![SLOW], Some(Arc::clone(&agents.begun))).await;
-    // Those that have begun arrive.
+    // Started moves arrive.
     while !next.moves.all().values().any(|one| one.state == MoveState::Cancelled) {
         tokio::task::yield_now().await;
     }
@@ -473,9 +473,9 @@ async fn what_a_manager_left_waiting_that_ended_in_a_cancel_is_called_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
+async fn a_vm_whose_missing_pages_are_lost_stays_and_the_drain_ends() {
     let lacks = |host: &str, state: VmState, epoch: u64, missing: Option<u64>| {
-        let HostEvent::Vm(info) = vm_told("db") else { unreachable!() };
+        let HostEvent::Vm(info) = vm_report("db") else { unreachable!() };
         let page_in = missing
             .map(|missing_pages| godwit_api::PageInState { missing_pages, connected: false });
         HostEvent::Vm(Box::new(VmInfo { host: host.into(), state, epoch, page_in, ..*info }))
@@ -487,7 +487,7 @@ async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     while ["web-1", "web-2"].iter().any(|vm| rig.host_of(vm) == "a") {
         tokio::task::yield_now().await;
     }
-    // Its source is heard, and keeps what it lacks.
+    // Its source is connected and keeps the missing pages.
     assert_eq!(rig.drains.all()[&asked.id].state, DrainState::Running);
     rig.state.heard("b", HostEvent::VmGone("db".into()));
     let done = rig.when(&asked.id, DrainState::Done).await;
@@ -500,17 +500,17 @@ async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     );
 }
 
-/// A second guest by the name of one that runs on host a.
+/// Returns the report of a second guest with the name of one on host a.
 fn second(name: &str, epoch: u64) -> HostEvent {
-    let HostEvent::Vm(info) = vm_told(name) else { unreachable!() };
+    let HostEvent::Vm(info) = vm_report(name) else { unreachable!() };
     let uuid = Some(godwit_qemu::Uuid::from_u128(u128::from(epoch)));
     HostEvent::Vm(Box::new(VmInfo { epoch, spec: VmSpec { uuid, ..info.spec.clone() }, ..*info }))
 }
 
-/// Before, the one of the lower epoch was invisible: a drain of its host ended with it running
-/// there.
+/// Regression: the guest with the lower epoch was invisible, and the drain of its host ended while
+/// it ran there.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_guest_of_a_name_keeps_its_host_from_being_empty() {
+async fn a_second_guest_with_the_same_name_stays_and_is_reported() {
     for epoch in [0, 9] {
         let rig = Rig::begin(Vec::new()).await;
         rig.state.heard("b", second("web-1", epoch));
@@ -519,9 +519,9 @@ async fn a_second_guest_of_a_name_keeps_its_host_from_being_empty() {
         let stays = of(&done, "web-1");
         assert_eq!(stays.state, DrainVmState::Stays);
         assert!(stays.reason.contains("2 running VMs are named web-1"), "{}", stays.reason);
-        // The guest that holds the name is not moved in its place.
+        // The guest that holds the name is not moved instead.
         assert_eq!((rig.host_of("web-1"), rig.moves.all().len()), ("a".to_owned(), 0));
-        // The other one leaves its host all the same.
+        // The other guest still leaves its host.
         rig.state.heard("b", HostEvent::VmGone("nothing".into()));
         let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
         let done = rig.when(&asked.id, DrainState::Done).await;

@@ -1,4 +1,4 @@
-//! The requests about hosts' certificates and those that are revoked.
+//! API requests for host certificates and revocations.
 
 use axum::Json;
 use axum::extract::{FromRef, State};
@@ -17,8 +17,8 @@ where
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show_revoked)).routes(routes!(revoke))
 }
 
-/// Hosts' certificates that the manager has issued or seen, and all that are revoked, by serial
-/// number.
+/// Lists the host certificates that the manager has issued or seen, and all revoked certificates,
+/// by serial number.
 #[utoipa::path(get, path = "/api/v1/certificates", operation_id = "list_certificates",
     tag = "access", responses(
     (status = 200, description = "Certificates", body = Vec<CertificateInfo>),
@@ -33,7 +33,7 @@ async fn list(
     Ok(Json(certificates.list().await?))
 }
 
-/// The list of revoked certificates, as every agent gets it.
+/// Returns the list of revoked certificates that every agent gets.
 #[utoipa::path(get, path = "/api/v1/revocations", operation_id = "show_revocations", tag = "access",
     responses(
     (status = 200, description = "The list", body = RevokedCertificates),
@@ -46,13 +46,13 @@ async fn show_revoked(
     Ok(Json(certificates.revoked()?))
 }
 
-/// Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next
-/// connection on. It is never good again.
+/// Revokes a certificate of any holder. Agents and managers refuse it from the next connection on.
+/// A revocation cannot be undone.
 #[utoipa::path(put, path = "/api/v1/revocations/{serial}", operation_id = "revoke_certificate",
     tag = "access",
     params(("serial" = String, Path, description = "Serial number, hexadecimal digits",
         pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
-    (status = 200, description = "The list as it is now", body = RevokedCertificates),
+    (status = 200, description = "The new list", body = RevokedCertificates),
     (status = "4XX", description = "The reason for the refusal", body = Problem,
         content_type = "application/problem+json"),
     (status = "5XX", description = "The reason for the failure", body = Problem,

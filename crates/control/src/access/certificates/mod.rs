@@ -1,10 +1,7 @@
-//! Certificates that are revoked: which there are, the list that the authority signs, and that
-//! every agent gets it.
-//!
-//! The list in the store is what counts: the manager that leads signs it, every manager reads it,
-//! and each handshake of a
-//! manager checks it. Which certificates a host has is noted when one is issued and when one is
-//! seen.
+//! Revoked certificates: the signed list, and its distribution to all agents.
+//! The list in the store is authoritative: the leading manager signs it, every manager reads it,
+//! and checks it in each handshake. The manager records a host's certificate when it issues the
+//! certificate and when it sees it in a handshake.
 
 pub(crate) mod http;
 #[cfg(test)]
@@ -31,14 +28,15 @@ use crate::storage::term::Term;
 
 pub(crate) const CERTIFICATES: Table<SavedCertificate> = Table::new();
 pub(crate) const REVOCATIONS: Table<SavedRevocations> = Table::new();
-/// The id of the one list.
+/// ID of the list's only record.
 const LIST: &str = "list";
 /// Interval between two checks of which agents lack the list.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a certificate stays on the list, and its record is kept, after its end: clocks differ.
+/// Time for which an expired certificate stays on the list and its record is kept, seconds. Clocks
+/// differ.
 const KEPT_AFTER_END_S: i64 = 7 * 24 * 3600;
 
-/// A host's certificate, by its serial number.
+/// Saved properties of a host certificate. The key of the record is the serial number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedCertificate {
@@ -62,14 +60,14 @@ impl SavedCertificate {
         }
     }
 
-    /// Whether it ended so long ago that nobody takes it, revoked or not.
+    /// Returns whether it expired so long ago that nobody accepts it, revoked or not.
     pub(crate) fn is_over(&self, now_unix_ms: u64) -> bool {
         let now_s = i64::try_from(now_unix_ms / 1000).unwrap_or(i64::MAX);
         self.ends_unix_s.saturating_add(KEPT_AFTER_END_S) < now_s
     }
 }
 
-/// The list of revoked certificates.
+/// Saved list of revoked certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedRevocations {
@@ -89,7 +87,7 @@ impl Planned<Certificates> for SavedRevocations {
     }
 
     fn set(certificates: &Certificates, _: &str, record: Option<SavedRevocations>) {
-        // A list that has gone from the store still counts for what it named.
+        // Certificates of a list that was removed from the store stay revoked.
         let Some(saved) = record else { return };
         let read = certificates.authorities.authority().map_err(|problem| problem.detail).and_then(
             |signing| {
@@ -99,12 +97,12 @@ impl Planned<Certificates> for SavedRevocations {
         );
         match read {
             Ok(list) => certificates.know(list),
-            Err(why) => tracing::error!(why, "cannot use the kept list of revoked certificates"),
+            Err(why) => tracing::error!(why, "cannot use the saved list of revoked certificates"),
         }
     }
 }
 
-/// Certificates of hosts: those that are noted, and those that are revoked.
+/// Recorded and revoked certificates.
 #[derive(Clone)]
 pub(crate) struct Certificates {
     hosts: Arc<Hosts>,
@@ -125,13 +123,13 @@ impl Certificates {
         Certificates { hosts, fleet, authorities, keeper, planning }
     }
 
-    /// Knows a list from now on, and connects anew to hosts whose certificates are new on it.
+    /// Applies a list, and reconnects to hosts whose certificates are new on it.
     fn know(&self, list: RevocationList) {
         let revocations = &self.hosts.revocations;
         let is_new = |serial: &&Serial| !revocations.has(serial);
         let new: Vec<Serial> = list.revoked().keys().filter(is_new).cloned().collect();
         if let Err(error) = revocations.accept(list) {
-            tracing::warn!(%error, "an older list of revoked certificates is left out");
+            tracing::warn!(%error, "ignored an older list of revoked certificates");
         }
         let holders: BTreeSet<String> =
             new.iter().filter_map(|serial| revocations.holder(serial)).collect();
@@ -140,7 +138,7 @@ impl Certificates {
         }
     }
 
-    /// Hosts' certificates, and all that are revoked, by serial number.
+    /// Returns the recorded host certificates and all revoked certificates, by serial number.
     pub(crate) async fn list(&self) -> Result<Vec<CertificateInfo>, Problem> {
         let noted = self.keeper.get()?.read_all(CERTIFICATES).await?;
         let ms = |unix_s: i64| u64::try_from(unix_s).ok().map(|unix_s| unix_s.saturating_mul(1000));
@@ -164,10 +162,10 @@ impl Certificates {
         Ok(all.into_values().collect())
     }
 
-    /// The list of revoked certificates.
+    /// Returns the list of revoked certificates.
     pub(crate) fn revoked(&self) -> Result<RevokedCertificates, Problem> {
-        self.hosts.revocations.newest().as_ref().map(told).ok_or_else(|| {
-            let remedy = "revoke one with `godwit control certificate revoke`, or forget a host";
+        self.hosts.revocations.newest().as_ref().map(revoked_certificates).ok_or_else(|| {
+            let remedy = "revoke one with `godwit control certificate revoke`, or remove a host";
             Problem::new(ProblemCode::NotFound, "no certificate has been revoked", remedy)
         })
     }
@@ -180,7 +178,7 @@ impl Certificates {
         let remedy = "see `godwit control certificate list`, or `godwit pki show FILE`";
         let serial: Serial = serial.parse().map_err(|why: String| wrong(why, remedy))?;
         if self.hosts.identity().is_some_and(|own| *own.serial() == serial) {
-            let remedy = "give the manager another certificate first";
+            let remedy = "install another certificate for the manager first";
             return Err(wrong("cannot revoke the manager's own certificate".to_owned(), remedy));
         }
         let certificates = self.clone();
@@ -192,7 +190,7 @@ impl Certificates {
             .await
     }
 
-    /// Revokes a host's certificates. A manager that signs for no hosts leaves that to who does.
+    /// Revokes a host's certificates. A manager without a signing authority only logs a warning.
     pub(crate) async fn revoke_host(&self, keeper: &Keeper, host: &str) -> Result<(), Problem> {
         let now = now_unix_ms();
         let all = keeper.read_all(CERTIFICATES).await?.into_iter();
@@ -205,15 +203,15 @@ impl Certificates {
             tracing::warn!(
                 host,
                 ?serials,
-                "this manager has no authority that signs: revoke the host's certificates with \
-                    `godwit pki revoke`"
+                "cannot revoke the host's certificates: this manager has no authority that signs \
+                (use `godwit pki revoke`)"
             );
             return Ok(());
         }
         self.revoke_all(keeper, serials).await
     }
 
-    /// Signs a list with these as well, and keeps it.
+    /// Adds certificates to the list, signs it and saves it.
     async fn revoke_all(
         &self,
         keeper: &Keeper,
@@ -222,7 +220,7 @@ impl Certificates {
         let authority = &self.authorities.authority()?.authority;
         let now = now_unix_ms();
         let now_s = i64::try_from(now / 1000).unwrap_or(i64::MAX);
-        // What `godwit pki revoke` has put on the authority's own list counts as well.
+        // Includes the authority's own list, which `godwit pki revoke` writes.
         let own = authority.own_list().map_err(|error| failed(&error))?;
         let newest = self.hosts.revocations.newest();
         let before = || newest.iter().chain(&own);
@@ -232,7 +230,7 @@ impl Certificates {
         for serial in serials {
             revoked.entry(serial).or_insert(now_s);
         }
-        // Nobody takes a certificate that has ended.
+        // Nobody accepts an expired certificate.
         for (serial, noted) in keeper.read_all(CERTIFICATES).await? {
             if let (true, Ok(serial)) = (noted.is_over(now), serial.parse()) {
                 revoked.remove(&serial);
@@ -249,15 +247,15 @@ impl Certificates {
 
 fn failed(error: &PkiError) -> Problem {
     if let PkiError::BadList { .. } = error {
-        let remedy = "see crl.pem beside the certificate of [authority]; where the list is \
-            full, make a new authority (docs/recover.md)";
+        let remedy = "check crl.pem beside the certificate of [authority]; if the list is full, \
+            create a new authority (docs/recover.md)";
         return Problem::new(ProblemCode::WrongState, error.to_string(), error.remedy_and(remedy));
     }
-    let remedy = "see the files of [authority] in the manager's configuration";
+    let remedy = "check the files of [authority] in the manager's configuration";
     Problem::new(ProblemCode::ManagerFailed, error.to_string(), error.remedy_and(remedy))
 }
 
-fn told(list: &RevocationList) -> RevokedCertificates {
+fn revoked_certificates(list: &RevocationList) -> RevokedCertificates {
     RevokedCertificates {
         number: list.number(),
         certificates: list.revoked().len(),
@@ -265,14 +263,14 @@ fn told(list: &RevocationList) -> RevokedCertificates {
     }
 }
 
-/// Gives the list to every agent that lacks it, and notes hosts' certificates, as long as this
-/// manager leads.
+/// Sends the list to every agent that lacks it, and records hosts' certificates, while this manager
+/// leads.
 pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
-    let mut look = interval(LOOK_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(LOOK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = Vec::new();
     loop {
-        look.tick().await;
+        ticks.tick().await;
         let Some(hosts) = hosts.upgrade() else { return };
         note_seen(&hosts, &keeper, &mut seen).await;
         let Some(list) = hosts.revocations.newest() else { continue };
@@ -280,13 +278,13 @@ pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
     }
 }
 
-/// Notes certificates that hosts have shown, also those that were issued by hand. What cannot be
-/// written waits.
+/// Records certificates that hosts have presented, also manually issued ones. A failed write is
+/// repeated at the next call.
 async fn note_seen(hosts: &Hosts, keeper: &Keeper, waiting: &mut Vec<Description>) {
     let own = hosts.identity().map_or(&[][..], Identity::addresses);
     let fresh = hosts.revocations.take_seen().into_iter().filter(|seen| seen.role == Role::Host);
     waiting.extend(fresh.inspect(|seen| {
-        // Earlier versions let a joining host choose its addresses.
+        // In earlier versions a joining host could choose its addresses.
         let shared: Vec<_> =
             seen.addresses.iter().filter(|address| own.contains(address)).collect();
         if !shared.is_empty() {
@@ -295,8 +293,8 @@ async fn note_seen(hosts: &Hosts, keeper: &Keeper, waiting: &mut Vec<Description
                 host,
                 %serial,
                 ?shared,
-                "a host's certificate stands for addresses of this manager: have the host join \
-                    anew and revoke it, unless both are one machine"
+                "a host's certificate is valid for addresses of this manager: let the host join \
+                again and revoke the certificate, unless both run on one machine"
             );
         }
     }));
@@ -307,7 +305,7 @@ async fn note_seen(hosts: &Hosts, keeper: &Keeper, waiting: &mut Vec<Description
             found => found.map(drop),
         };
         if let Err(problem) = noted {
-            tracing::warn!(%problem, serial, "a host's certificate is not noted yet");
+            tracing::warn!(%problem, serial, "cannot record a host's certificate yet");
             return;
         }
         waiting.pop();

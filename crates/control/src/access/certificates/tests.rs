@@ -1,5 +1,5 @@
-//! Certificates are noted, revoked and told to agents, over the whole of the manager and simulated
-//! agents.
+//! Recording, revocation and distribution of certificates, tested with a complete manager and
+//! simulated agents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ async fn until(is_so: impl Fn() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
+async fn certificates_of_a_removed_host_are_on_the_list_of_every_agent() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let store = Arc::new(MemoryStore::new());
@@ -90,8 +90,8 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
     assert!(read.revoked().contains_key(&old.parse().unwrap()) && read.number() == list.number);
     until(|| fleet.revoked_at(stays).as_ref() == Some(&list.list)).await;
 
-    // It joins anew by another certificate. What `godwit pki revoke` put on the authority's list is
-    // on the next one.
+    // The host joins again with another certificate. The next list includes what `godwit pki
+    // revoke` put on the authority's list.
     join(&managed, dir.path(), gone, gone_at).await;
     let by_hand = "4100000000000000000000000000000b";
     authority.revoke([by_hand.parse().unwrap()]).unwrap();
@@ -113,7 +113,7 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
     let refused = managed.ask(Method::PUT, &path, Some(&operator), None).await;
     assert_eq!(refused.problem(), ProblemCode::Forbidden);
 
-    // The next manager has it, and an agent that comes back gets it.
+    // The next manager has the list.
     drop(managed);
     let managed = Managed::with_authorities(store, authorities(dir.path())).await;
     assert_eq!(
@@ -123,7 +123,7 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_does_not_lead_has_the_list_too() {
+async fn a_standby_manager_has_the_list() {
     let dir = tempfile::tempdir().unwrap();
     Authority::create(dir.path(), "test", 30).unwrap();
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -134,14 +134,14 @@ async fn a_manager_that_does_not_lead_has_the_list_too() {
     let list = leader.certificates.revoke("41").await.unwrap();
     until(|| follower.hosts.revocations.newest().is_some_and(|known| known.pem() == list.list))
         .await;
-    // Without an authority none is signed, and a host can be forgotten still.
+    // Without an authority no list is signed.
     let without = Managed::begin().await;
     let refused = without.root(Method::PUT, &format!("{REVOCATIONS}/41"), None).await;
     assert_eq!(refused.problem(), ProblemCode::WrongState);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
+async fn a_presented_certificate_is_recorded_and_revoked_with_its_host() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let load = |name: &str, role, revocations: &Revocations| {
@@ -171,11 +171,11 @@ async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
     }
     manager.host_requests.forget_host("a", true).await.unwrap();
     assert!(manager.hosts.revocations.has(host.serial()));
-    // The manager itself speaks to it no more.
+    // The manager itself refuses the host.
     let client = Client::secure(address.parse().unwrap(), &own, "a");
     let refused = client.host().await.unwrap_err().to_string();
     assert!(refused.contains("Revoked"), "{refused}");
-    // Nor does it cut itself off.
+    // The manager does not revoke its own certificate.
     let refused = manager.certificates.revoke(&own.serial().to_string()).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::InvalidRequest);
 }
