@@ -254,7 +254,7 @@ mod tests {
         match open_vhost("lan", &network(true)) {
             Ok(vhost) => assert!(vhost.is_some(), "this kernel supports it"),
             Err(error) => {
-                assert!(error.to_string().contains("networks.lan.vhost = false"), "{error}")
+                assert!(error.to_string().contains("networks.lan.vhost = false"), "{error}");
             }
         }
     }

@@ -275,7 +275,7 @@ fn free_later(bases: Vec<Base>) {
         return;
     }
     in_the_background("free-bases", move || {
-        bases.iter().for_each(|base| empty(&base.vm, &base.content))
+        bases.iter().for_each(|base| empty(&base.vm, &base.content));
     });
 }
 

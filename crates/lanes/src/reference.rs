@@ -64,7 +64,7 @@ impl Sought {
         for (page, (_, place)) in (self.run.first..).zip(&self.pages) {
             match runs.last_mut() {
                 Some((run, first)) if continues(*first, u64::from(run.count), *place) => {
-                    run.count += 1
+                    run.count += 1;
                 }
                 _ => runs.push((PageRun { first: page, count: 1, ..self.run }, *place)),
             }

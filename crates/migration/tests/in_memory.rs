@@ -221,7 +221,7 @@ impl World {
                 self.source_events.push_back(SourceEvent::CannotThrottle);
             }
             SourceAction::Throttle { .. } => {
-                self.writes_per_step = self.writes_per_step.div_ceil(2)
+                self.writes_per_step = self.writes_per_step.div_ceil(2);
             }
             SourceAction::LetWritersGo => self.writes_per_step *= 2,
             SourceAction::PreparePageIn => {
@@ -288,7 +288,7 @@ impl World {
         match action {
             DestinationAction::SendReady => self.send(Word::Ready),
             DestinationAction::NoteTakeOver => {
-                self.destination_events.push_back(DestinationEvent::Noted)
+                self.destination_events.push_back(DestinationEvent::Noted);
             }
             DestinationAction::FinishLoad => {
                 self.destination_events.push_back(if self.load_fails {
@@ -298,7 +298,7 @@ impl World {
                     ))
                 } else {
                     DestinationEvent::Loaded
-                })
+                });
             }
             DestinationAction::RunGuest { run } => {
                 assert!(!self.source_runs, "runs at both ends");
@@ -312,7 +312,7 @@ impl World {
             DestinationAction::SendRunning => self.send(Word::Running),
             DestinationAction::Refuse(failure) => self.send(Word::Refused(failure)),
             DestinationAction::Discard(_) => {
-                assert!(!self.destination_runs, "discards a guest that runs")
+                assert!(!self.destination_runs, "discards a guest that runs");
             }
             DestinationAction::Promote => assert!(self.destination_runs),
             // The source does not return: the state is kept until that is known.
@@ -452,7 +452,7 @@ impl World {
         match fault {
             Fault::LaneCut => self.cut_lane(),
             Fault::SourceFails => {
-                self.source_events.push_front(SourceEvent::Failed(failed("source")))
+                self.source_events.push_front(SourceEvent::Failed(failed("source")));
             }
             Fault::DestinationFails => {
                 // While the guest is being started, a failure is the answer to that: it does not

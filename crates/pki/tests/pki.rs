@@ -228,7 +228,11 @@ fn an_altered_or_truncated_list_is_refused() {
             // The signature covers the list's content, but not every byte around it.
             match read(&altered) {
                 Ok(read) => {
-                    assert_eq!((read.number(), read.revoked()), (7, list.revoked()), "{at} {other}")
+                    assert_eq!(
+                        (read.number(), read.revoked()),
+                        (7, list.revoked()),
+                        "{at} {other}"
+                    );
                 }
                 Err(_) => refused += 1,
             }

@@ -87,7 +87,7 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
         match is_shown {
             Some(true) => lied.shown += 1,
             Some(false) if lied.unshown.len() < 10 => {
-                lied.unshown.push(format!("{number}: {lie:?}"))
+                lied.unshown.push(format!("{number}: {lie:?}"));
             }
             _ => {}
         }

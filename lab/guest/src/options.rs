@@ -82,7 +82,7 @@ impl Options {
             "fill" => self.fill_bytes = Some(parse_bytes(value)?),
             "mix" => self.mix = Some(value.parse()?),
             "seed" => {
-                self.seed = Some(value.parse().map_err(|_| ParseError::new(value, "a number"))?)
+                self.seed = Some(value.parse().map_err(|_| ParseError::new(value, "a number"))?);
             }
             "workload" => self.workload = value.parse()?,
             "root" => self.root = Some(absolute(value)?),

@@ -49,7 +49,7 @@ impl World {
             Step::Destination(action) => self.destination_acts(host, action),
             Step::StopGuest => self.stop_guest(host),
             Step::TellReleased => {
-                self.source_takes(host, godwit_migration::source::Event::Released)
+                self.source_takes(host, godwit_migration::source::Event::Released);
             }
             Step::NoteGone => self.note_gone(host),
             Step::RemoveRecord => {
@@ -239,7 +239,7 @@ impl World {
             Word::Answer { offered, answer } => self.receives_answer(to, attempt, offered, answer),
             word => match &self.hosts[to].work {
                 Work::Sending(sending) if sending.attempt == attempt => {
-                    self.source_receives(to, &word)
+                    self.source_receives(to, &word);
                 }
                 Work::Receiving(receiving) if receiving.attempt == attempt => {
                     self.destination_receives(to, word);

@@ -140,7 +140,7 @@ impl World {
         match &self.hosts[host].work {
             Work::Sending(_) => self.source_takes(host, source::Event::LaneLost(lost())),
             Work::Receiving(_) => {
-                self.destination_takes(host, destination::Event::LaneLost(lost()))
+                self.destination_takes(host, destination::Event::LaneLost(lost()));
             }
             _ => {}
         }

@@ -222,7 +222,7 @@ impl Trial {
                     ensure!(state == VmState::Running, "on host {host} the VM is {state}");
                 }
                 Ok(state) => {
-                    ensure!(state == VmState::Stopped, "on host {host} too, the VM is {state}")
+                    ensure!(state == VmState::Stopped, "on host {host} too, the VM is {state}");
                 }
                 Err(error) => ensure!(host != guest.host, "on host {host}: {error}"),
             }

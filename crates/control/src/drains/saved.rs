@@ -284,7 +284,7 @@ mod tests {
         let mut drain = longest(3);
         for way in [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten() {
             way.moves.iter_mut().for_each(|planned| {
-                (planned.why, planned.together_with) = ("short".into(), vec![])
+                (planned.why, planned.together_with) = ("short".into(), vec![]);
             });
             way.stays.insert("s".into(), "it stays".into());
         }

@@ -99,7 +99,7 @@ impl Campaign {
                 Ok(0) => {}
                 Ok(entries) => tracing::info!(entries, "removed old entries of the audit log"),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot remove old entries of the audit log")
+                    tracing::warn!(%error, "cannot remove old entries of the audit log");
                 }
             }
         }

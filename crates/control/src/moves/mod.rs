@@ -309,7 +309,7 @@ impl Driver {
             match self.keeper.write(writes).await {
                 Ok(()) => self.take_in(batch),
                 Err(problem) => {
-                    refused.extend(batch.into_iter().map(|job| (job.vm, problem.clone())))
+                    refused.extend(batch.into_iter().map(|job| (job.vm, problem.clone())));
                 }
             }
         }

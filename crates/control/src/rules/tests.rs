@@ -176,7 +176,7 @@ fn rules_outlive_the_manager() {
         manager.rules.create(request(asked)).await.unwrap();
     });
     over_file(&path, async |manager| {
-        assert_eq!(manager.rules.show("r2").unwrap().kind, RuleKind::Together)
+        assert_eq!(manager.rules.show("r2").unwrap().kind, RuleKind::Together);
     });
 }
 

@@ -74,7 +74,7 @@ impl Agent {
                     Ok(Settled::Over) => return,
                     Ok(Settled::Open) => {}
                     Err(error) => {
-                        tracing::warn!(vm = name.as_str(), %error, "cannot settle the doubt yet")
+                        tracing::warn!(vm = name.as_str(), %error, "cannot settle the doubt yet");
                     }
                 }
                 tokio::time::sleep(wait).await;
@@ -234,11 +234,11 @@ impl Agent {
             );
             match (record.role, here) {
                 (Role::HandingOver, true) => {
-                    agent.take_back(&name, record, word.keep_memory).await?
+                    agent.take_back(&name, record, word.keep_memory).await?;
                 }
                 (Role::HandingOver, false) => agent.give_up(&name).await?,
                 (Role::TakingOver | Role::Stranded, true) => {
-                    agent.own_what_is_gone(&name, record).await?
+                    agent.own_what_is_gone(&name, record).await?;
                 }
                 (Role::TakingOver | Role::Stranded, false) => agent.forget_shadow(&name).await?,
                 (Role::Owner | Role::Shadow, _) => return Err(not_in_doubt(&agent)),

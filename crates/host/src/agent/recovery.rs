@@ -247,7 +247,7 @@ impl Agent {
             match self.take_in(taking.clone(), found.clone()).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet")
+                    tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet");
                 }
             }
         }
@@ -467,7 +467,7 @@ impl Agent {
             match self.take_in_running(taking.clone(), vm, vcpus).await {
                 Ok(()) => return tracing::info!(vm = name.as_str(), "QEMU responds again"),
                 Err(error) => {
-                    tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet")
+                    tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet");
                 }
             }
         }

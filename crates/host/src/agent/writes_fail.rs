@@ -358,7 +358,7 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         match before {
             // A VM that was being handed over runs here, in a new epoch.
             Some((VmState::MigratingOut, ..)) => {
-                assert_eq!(state(&agent), Some(VmState::Running), "{what}")
+                assert_eq!(state(&agent), Some(VmState::Running), "{what}");
             }
             _ => assert_eq!(shown(&agent), before, "{what}"),
         }

@@ -108,7 +108,7 @@ impl Outgoing {
                 }
                 Err(failure) if failure.code == FailureCode::Cancelled => return Err(failure),
                 Err(failure) => {
-                    tracing::debug!(vm, %failure, "no lane yet")
+                    tracing::debug!(vm, %failure, "no lane yet");
                 }
             }
         }

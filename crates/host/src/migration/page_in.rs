@@ -271,7 +271,7 @@ impl Serving<'_> {
                 Ok(Ok(answer)) => match self.open(&answer) {
                     Ok(streams) => return Again::Session(streams),
                     Err(failure) => {
-                        tracing::warn!(vm = self.vm, %failure, "no page-in session yet")
+                        tracing::warn!(vm = self.vm, %failure, "no page-in session yet");
                     }
                 },
                 Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::NotFound => {
@@ -284,7 +284,7 @@ impl Serving<'_> {
                     tracing::warn!(vm = self.vm, %error, "no page-in session from the destination");
                 }
                 Err(_) => {
-                    tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer")
+                    tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer");
                 }
             }
             self.runtime.block_on(async { tokio::time::sleep(AGAIN_INTERVAL).await });

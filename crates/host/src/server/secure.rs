@@ -54,7 +54,7 @@ impl TlsListener {
             match self.places.take(&who) {
                 Some(place) => return Some((stream, place, Connection(peer))),
                 None => {
-                    tracing::warn!(peer = %address, who, "connection closed: too many connections")
+                    tracing::warn!(peer = %address, who, "connection closed: too many connections");
                 }
             }
         }

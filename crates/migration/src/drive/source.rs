@@ -330,7 +330,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Hello { migration: self.job.migration, stream: CONTROL_STREAM, versions: SUPPORTED };
         match say_hello(&mut self.sender, &mut receiver, hello) {
             Ok(version) => {
-                tracing::debug!(version, peer = %self.job.control.peer(), "control stream up")
+                tracing::debug!(version, peer = %self.job.control.peer(), "control stream up");
             }
             Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
         }
@@ -519,7 +519,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Message::PageInReady { able } => self.page_in_peer(at, able),
             Message::Running(running) => self.take(at, Event::PeerRunning(running)),
             Message::Refused(reason) => {
-                self.take(at, Event::PeerRefused(Failure::from_peer(&reason)))
+                self.take(at, Event::PeerRefused(Failure::from_peer(&reason)));
             }
             Message::Pong { sent_ns, answered_ns } => {
                 self.dispatch.took_answer();

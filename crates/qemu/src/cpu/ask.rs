@@ -182,7 +182,7 @@ async fn ask(qmp: &Qmp) -> Result<Answers, QmpError> {
             Ok(answer) => definitions.push((name.to_owned(), answer)),
             // A model that cannot be expanded cannot be a baseline either.
             Err(QmpError::Command { desc, .. }) => {
-                tracing::debug!(model = name, desc, "not expanded")
+                tracing::debug!(model = name, desc, "not expanded");
             }
             Err(error) => return Err(error),
         }

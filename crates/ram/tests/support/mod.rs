@@ -35,11 +35,11 @@ impl Bench {
         if !rustix::process::geteuid().is_root() {
             return skip("mounting a tmpfs and a process of another user need root");
         }
+        use rustix::thread::{UnshareFlags, unshare_unsafe};
         // SAFETY: only this thread's view of the mounts changes; descriptors and memory stay shared
         // as before.
-        if let Err(errno) =
-            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
-        {
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNS) };
+        if let Err(errno) = unshared {
             return skip(&format!("no mount namespace: {errno}"));
         }
         let private = rustix::mount::MountPropagationFlags::PRIVATE
@@ -154,7 +154,7 @@ pub(crate) fn spawn(command: &mut Command) -> Child {
     loop {
         match command.spawn() {
             Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
-                std::thread::yield_now()
+                std::thread::yield_now();
             }
             child => return child.expect("the program starts"),
         }

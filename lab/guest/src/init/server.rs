@@ -112,7 +112,7 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
         Request::Poweroff {} => {
             // A guest without a NIC powers off, too.
             network::take_down().ok();
-            rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?
+            rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?;
         }
     }
     Ok(guest.status())

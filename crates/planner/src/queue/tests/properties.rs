@@ -241,7 +241,7 @@ impl World {
                     );
                 }
                 WaitReason::TotalLimit { line } => {
-                    prop_assert_eq!(self.count(|_| true), line.limit)
+                    prop_assert_eq!(self.count(|_| true), line.limit);
                 }
                 WaitReason::Target { obstacle: TargetObstacle::Limit { host: name, line } } => {
                     prop_assert_eq!(self.count(|running| &running.target == name), line.limit);
