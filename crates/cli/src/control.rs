@@ -36,18 +36,21 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    let config = Config::load(config).map_err(|error| Failure::with_remedy(Exit::Usage, &error))?;
     match godwit_control::run(config).await {
         Ok(()) => Ok(Exit::Ok),
-        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::told(Exit::Conflict, &error)),
-        Err(error) => Err(Failure::told(Exit::Failure, &error)),
+        Err(error @ RunError::SocketInUse { .. }) => {
+            Err(Failure::with_remedy(Exit::Conflict, &error))
+        }
+        Err(error) => Err(Failure::with_remedy(Exit::Failure, &error)),
     }
 }
 
 /// Copies a manager's store to a new file.
 pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, Failure> {
-    let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
-    godwit_control::back_up(&config, to).map_err(|error| Failure::told(Exit::Failure, &error))?;
+    let config = Config::load(config).map_err(|error| Failure::with_remedy(Exit::Usage, &error))?;
+    godwit_control::back_up(&config, to)
+        .map_err(|error| Failure::with_remedy(Exit::Failure, &error))?;
     let told = serde_json::json!({ "backup": to });
     output
         .result(&told, || format!("the manager's store, as it is now, is in {}", to.display()))?;
@@ -116,13 +119,13 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
         return Ok(ManagerClient::new(endpoint, token));
     };
     let Some(ca) = place.authority().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
-        let message = format!("{endpoint} is checked by a certificate, and none is named");
+        let message = format!("cannot verify {endpoint}: no certificate of its authority is given");
         return Err(Failure::usage(
             message,
-            "name the authority's: --ca FILE, GODWIT_CA, or [tls] in the hosts file",
+            "give it with --ca FILE, GODWIT_CA, or [tls] in the hosts file",
         ));
     };
-    let trust = Trust::load(&ca).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    let trust = Trust::load(&ca).map_err(|error| Failure::with_remedy(Exit::Usage, &error))?;
     let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
     let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
     Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
@@ -291,7 +294,7 @@ async fn certificates(
             let revoked = json!({
                 "revoked": serial, "number": list.number, "certificates": list.certificates
             });
-            output.result(&revoked,  || {
+            output.result(&revoked, || {
                 format!("certificate {serial} is revoked: every agent gets list {}", list.number)
             })
         }

@@ -175,7 +175,7 @@ impl Failure {
     }
 
     /// Splits an error of this project into its message and the remedy in parentheses at its end.
-    pub(crate) fn told(exit: Exit, error: &impl fmt::Display) -> Failure {
+    pub(crate) fn with_remedy(exit: Exit, error: &impl fmt::Display) -> Failure {
         let text = error.to_string();
         let apart = text.strip_suffix(')').and_then(|text| text.rsplit_once(" ("));
         // An error number of the system in parentheses is not a remedy.
@@ -322,7 +322,7 @@ mod tests {
             ),
             ("it is so", "it is so", ""),
         ] {
-            let failure = Failure::told(Exit::Usage, &text);
+            let failure = Failure::with_remedy(Exit::Usage, &text);
             assert_eq!((failure.message.as_str(), failure.remedy.as_str()), (message, remedy));
         }
     }

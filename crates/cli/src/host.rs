@@ -26,12 +26,14 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
         .with_ansi(false)
         .init();
     let config =
-        Config::load_or_alone(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
+        Config::load_or_alone(config).map_err(|error| Failure::with_remedy(Exit::Usage, &error))?;
     match godwit_host::run(config).await {
         Ok(()) => Ok(Exit::Ok),
         Err(RunError::State(error)) => Err(error.into()),
-        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::told(Exit::Conflict, &error)),
-        Err(error) => Err(Failure::told(Exit::Failure, &error)),
+        Err(error @ RunError::SocketInUse { .. }) => {
+            Err(Failure::with_remedy(Exit::Conflict, &error))
+        }
+        Err(error) => Err(Failure::with_remedy(Exit::Failure, &error)),
     }
 }
 

@@ -115,7 +115,7 @@ fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Fail
         Some(said) if said != token.authority => {
             let message =
                 format!("the token is of the authority {}, and not of {said}", token.authority);
-            Err(Failure::usage(message, "have a token made by the manager of that authority"))
+            Err(Failure::usage(message, "use a token of the manager of that authority"))
         }
         _ => Ok(()),
     }
@@ -126,9 +126,11 @@ impl From<JoinError> for Failure {
         match error {
             JoinError::Manager(error) => error.into(),
             JoinError::Pki(error) => error.into(),
-            JoinError::Unprotected { .. } => Failure::told(Exit::Usage, &error),
-            JoinError::OtherAuthority { .. } => Failure::told(Exit::Conflict, &error),
-            JoinError::Answer(_) | JoinError::File { .. } => Failure::told(Exit::Failure, &error),
+            JoinError::Unprotected { .. } => Failure::with_remedy(Exit::Usage, &error),
+            JoinError::OtherAuthority { .. } => Failure::with_remedy(Exit::Conflict, &error),
+            JoinError::Answer(_) | JoinError::File { .. } => {
+                Failure::with_remedy(Exit::Failure, &error)
+            }
         }
     }
 }

@@ -79,8 +79,8 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     };
     if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
-            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext and \
-             --autostart belong to QEMU's own engine",
+            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext \
+             and --autostart belong to QEMU's own engine",
             "add --engine qemu, or leave them out",
         ));
     }
@@ -112,7 +112,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     }
     if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
         let message =
-            "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
+            "--dry-run belongs to Godwit's own engine: the duration of QEMU's is not predicted";
         return Err(Failure::usage(message, "leave out --engine qemu"));
     }
     Ok(MigrationRequest {
@@ -151,7 +151,7 @@ fn interrupts() -> Result<Signal, Failure> {
 }
 
 fn detached(id: &str, output: Output) -> Exit {
-    output.note(&format!("left to itself; `godwit migration show {id}` tells how it ends"));
+    output.note(&format!("the migration continues; `godwit migration show {id}` shows its result"));
     Exit::Interrupted
 }
 
@@ -310,8 +310,8 @@ async fn resolve(
         let text = match &resolved.vm {
             Some(info) if info.state == VmState::Failed => {
                 format!(
-                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` boots \
-                     it from its disks"
+                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` \
+                     boots it from its disks"
                 )
             }
             Some(info) => format!("VM {vm} is host {host}'s now, and {}", info.state),

@@ -137,6 +137,6 @@ impl From<PkiError> for Failure {
             | PkiError::BadList { .. } => Exit::Usage,
             _ => Exit::Failure,
         };
-        Failure::told(exit, &error)
+        Failure::with_remedy(exit, &error)
     }
 }

@@ -215,10 +215,10 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
         let passes = mtu.passes.map_or_else(|| "less".to_owned(), |passes| passes.to_string());
         if mtu.black_hole {
             lines.push(format!(
-                "{name}: the interface has an MTU of {interface}, but only {passes} passes, and larger \
-                 packets are dropped silently: a migration would stall for seconds and continue with \
-                 small packets\n  remedy: set the interface's MTU to {passes} on both hosts, or \
-                 configure the network between them for {interface}\n"
+                "{name}: MTU of the interface {interface}, but only {passes} passes, and larger \
+                 packets are dropped silently: a migration would stall for seconds and continue \
+                 with small packets\n  remedy: set the interface's MTU to {passes} on both \
+                 hosts, or configure the network between them for {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
             lines.push(format!(

@@ -20,7 +20,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// The daemon does not listen.
-    #[error("cannot connect to the prober at {}: {source}; start it, or remove [watch] from the hosts file",
+    #[error(
+        "cannot connect to the prober at {}: {source}; start it, or remove [watch] from the hosts \
+         file",
         socket.display()
     )]
     Connect {

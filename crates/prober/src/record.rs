@@ -246,9 +246,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_probe_is_accounted_for(answered in prop::collection::vec(any::<bool>(), 1..300), since in 0_u64..300, span in 0_u64..300) {
-            let log = log_of(answered.len() as u64, |number| answered[usize::try_from(number).unwrap()]);
-            let gaps = log.gaps(START + since * MS, START + (since + span) * MS, START + 10_000 * MS);
+        fn every_probe_is_accounted_for(
+            answered in prop::collection::vec(any::<bool>(), 1..300),
+            since in 0_u64..300,
+            span in 0_u64..300,
+        ) {
+            let is_answered = |number: u64| answered[usize::try_from(number).unwrap()];
+            let log = log_of(answered.len() as u64, is_answered);
+            let (from, to) = (START + since * MS, START + (since + span) * MS);
+            let gaps = log.gaps(from, to, START + 10_000 * MS);
             prop_assert_eq!(gaps.sent, gaps.received + gaps.lost + gaps.pending);
             prop_assert!(gaps.longest_lost_run <= gaps.lost);
             prop_assert!(gaps.longest_gap_ns.unwrap_or(0) <= span * MS);

@@ -2,11 +2,16 @@
 //! one JSON line each, and so do the answers:
 //!
 //! ```text
-//! {"cmd":"watch","target":"10.88.0.21"}                                → {"ok":true}
-//! {"cmd":"gaps","target":"10.88.0.21","since_ns":N,"until_ns":M}       → {"sent":…,"received":…,"lost":…,…}
-//! {"cmd":"wait","target":"10.88.0.21","since_ns":N,"timeout_ms":T}     → {"answered_ns":N} or null in it
-//! {"cmd":"targets"}                                                    → {"targets":["10.88.0.21"]}
-//! {"cmd":"unwatch","target":"10.88.0.21"}                              → {"ok":true}
+//! {"cmd":"watch","target":"10.88.0.21"}
+//!   → {"ok":true}
+//! {"cmd":"gaps","target":"10.88.0.21","since_ns":N,"until_ns":M}
+//!   → {"sent":…,"received":…,"lost":…,…}
+//! {"cmd":"wait","target":"10.88.0.21","since_ns":N,"timeout_ms":T}
+//!   → {"answered_ns":N}, or {"answered_ns":null}
+//! {"cmd":"targets"}
+//!   → {"targets":["10.88.0.21"]}
+//! {"cmd":"unwatch","target":"10.88.0.21"}
+//!   → {"ok":true}
 //! ```
 //!
 //! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. A request that
@@ -147,7 +152,9 @@ fn done(result: Result<()>) -> Value {
 }
 
 fn refuse(code: &str, message: &str, remedy: &str) -> Value {
-    json!({ "error": Refusal { code: code.to_owned(), message: message.to_owned(), remedy: remedy.to_owned() } })
+    let refusal =
+        Refusal { code: code.to_owned(), message: message.to_owned(), remedy: remedy.to_owned() };
+    json!({ "error": refusal })
 }
 
 #[cfg(test)]

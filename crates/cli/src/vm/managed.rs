@@ -42,7 +42,7 @@ pub(crate) async fn run(
         Ok(()) => Ok(Some(Exit::Ok)),
         // If no manager was named explicitly, the hosts answer themselves.
         Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
-            output.note(&format!("note: {}; the hosts are asked instead", error.detail()));
+            output.note(&format!("note: {}; querying the hosts instead", error.detail()));
             Ok(None)
         }
         Err(Asked::Refused(error)) => Err(error.into()),
@@ -113,7 +113,7 @@ async fn ask(
             let vm = manager.vm(name).await?;
             if !vm.summary.is_current {
                 output.note(&format!(
-                    "note: host {} is not heard; this is what it told last",
+                    "note: host {} is unreachable; this is its last report",
                     vm.summary.host
                 ));
             }
