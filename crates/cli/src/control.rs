@@ -122,10 +122,10 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
         return Ok(ManagerClient::new(endpoint, token));
     };
     let Some(ca) = place.authority().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
-        let message = format!("{endpoint} is checked by a certificate, and none is named");
+        let message = format!("cannot verify {endpoint}: no certificate of its authority is given");
         return Err(Failure::usage(
             message,
-            "name the authority's: --ca FILE, GODWIT_CA, or [tls] in the hosts file",
+            "give it with --ca FILE, GODWIT_CA, or [tls] in the hosts file",
         ));
     };
     let trust = Trust::load(&ca)

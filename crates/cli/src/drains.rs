@@ -11,7 +11,7 @@ use crate::control::client;
 use crate::exit::{Exit, Failure};
 use crate::moves::move_exit;
 use crate::output::{Output, spinner, table};
-use crate::waiting::{Heard, Waiting};
+use crate::waiting::{Reply, Waiting};
 
 pub(crate) async fn run(
     args: DrainArgs,
@@ -21,10 +21,11 @@ pub(crate) async fn run(
     let manager = client(&args.place, hosts)?;
     let mut waiting = Waiting::begin(output)?;
     let begun = match waiting.ask(begin(&args, &manager)).await? {
-        Heard::Answer(begun) => begun,
-        Heard::Interrupted => {
+        Reply::Answer(begun) => begun,
+        Reply::Interrupted => {
             output.note(
-                "it is not known whether the manager has taken that in (see `godwit host drains`)",
+                "it is unknown whether the manager has accepted the request (see `godwit host \
+                 drains`)",
             );
             return Ok(Exit::Interrupted);
         }
@@ -37,8 +38,9 @@ pub(crate) async fn run(
     output.result(&over, || drain_text(&over))?;
     if was_interrupted {
         let host = &over.host;
-        output
-            .note(&format!("the drain goes on (`godwit host drain {host} --cancel` calls it off)"));
+        output.note(&format!(
+            "the drain continues (cancel it with `godwit host drain {host} --cancel`)"
+        ));
         return Ok(Exit::Interrupted);
     }
     let wanted = if args.undo { DrainState::Undone } else { DrainState::Done };
@@ -125,8 +127,8 @@ async fn follow(
             .look(look, &format!("the drain of host {}", now.host), "godwit host drains")
             .await?
         {
-            Heard::Answer(told) => now = told,
-            Heard::Interrupted => return Ok((now, true)),
+            Reply::Answer(told) => now = told,
+            Reply::Interrupted => return Ok((now, true)),
         }
     }
     Ok((now, false))
@@ -139,8 +141,8 @@ async fn failed_moves(manager: &ManagerClient, drain: &Drain, waiting: &mut Wait
     for id in drain.vms.iter().filter(|vm| !is_there(vm.state)).filter_map(|vm| vm.r#move.as_ref())
     {
         match waiting.ask(manager.find_move(id)).await {
-            Ok(Heard::Answer(one)) => found.push(one),
-            Ok(Heard::Interrupted) => break,
+            Ok(Reply::Answer(one)) => found.push(one),
+            Ok(Reply::Interrupted) => break,
             // The manager deletes moves earlier than drains.
             Err(_) => {}
         }

@@ -48,7 +48,7 @@ async fn tell_all(
             Err(Cut::Manager(error)) => return Err(error.into()),
             Err(Cut::Failed(failure)) => return Err(failure),
         };
-        output.note(&format!("note: {why}; it is asked again"));
+        output.note(&format!("note: {why}; reconnecting"));
         tokio::time::sleep(PAUSE).await;
     }
 }
@@ -79,7 +79,7 @@ async fn hear(
                 *behind = None;
                 let missed = json!({ "kind": "missed", "data": null });
                 tell(&missed, output, || {
-                    "some changes were missed: look at what there is".to_owned()
+                    "some changes were missed: query the current state".to_owned()
                 })
             }
         };

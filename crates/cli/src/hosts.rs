@@ -123,8 +123,8 @@ impl Hosts {
 
     fn parse(text: &str, path: PathBuf) -> Result<Hosts, Failure> {
         let wrong = |why: String| {
-            let remedy = "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", \
-                          see docs/cli.md";
+            let remedy = "write [hosts.NAME] with api = \"unix:/path\" or \
+                          \"https://address:port\", see docs/cli.md";
             Failure::usage(format!("{}: {why}", path.display()), remedy)
         };
         let file: HostsFile = toml::from_str(text).map_err(|error| {

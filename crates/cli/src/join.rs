@@ -115,7 +115,7 @@ fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Fail
         Some(said) if said != token.authority => {
             let message =
                 format!("the token is of the authority {}, and not of {said}", token.authority);
-            Err(Failure::usage(message, "have a token made by the manager of that authority"))
+            Err(Failure::usage(message, "use a token of the manager of that authority"))
         }
         _ => Ok(()),
     }

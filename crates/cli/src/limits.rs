@@ -58,7 +58,7 @@ fn render(limits: &MoveLimits) -> String {
 
 fn step(LinkMoves { bits_per_s, moves }: &LinkMoves) -> String {
     match bits_per_s {
-        None => format!("{moves} where its speed is not known"),
+        None => format!("{moves} if its speed is unknown"),
         Some(bits) => format!("{moves} from {} Mb/s on", bits / 1_000_000),
     }
 }

@@ -112,7 +112,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     }
     if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
         let message =
-            "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
+            "--dry-run belongs to Godwit's own engine: the duration of QEMU's is not predicted";
         return Err(Failure::usage(message, "leave out --engine qemu"));
     }
     Ok(MigrationRequest {
@@ -151,7 +151,7 @@ fn interrupts() -> Result<Signal, Failure> {
 }
 
 fn detached(id: &str, output: Output) -> Exit {
-    output.note(&format!("left to itself; `godwit migration show {id}` tells how it ends"));
+    output.note(&format!("the migration continues; `godwit migration show {id}` shows its result"));
     Exit::Interrupted
 }
 

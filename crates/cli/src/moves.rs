@@ -11,7 +11,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::{Output, fields, spinner, table};
 use crate::report::render;
 use crate::units::{byte_count, millis};
-use crate::waiting::{Heard, Waiting};
+use crate::waiting::{Reply, Waiting};
 
 pub(crate) async fn run(
     command: MoveCommand,
@@ -60,8 +60,8 @@ async fn create(
 ) -> Result<Exit, Failure> {
     let mut waiting = Waiting::begin(output)?;
     let asked = match waiting.ask(manager.create_move(vm, request)).await? {
-        Heard::Answer(asked) => asked,
-        Heard::Interrupted => {
+        Reply::Answer(asked) => asked,
+        Reply::Interrupted => {
             output.note(
                 "it is unknown whether the manager has accepted the move (see `godwit control move \
                  list`)",
@@ -80,7 +80,9 @@ async fn create(
     })?;
     if was_interrupted {
         let id = &over.id;
-        output.note(&format!("move {id} goes on (`godwit control move cancel {id}` calls it off)"));
+        output.note(&format!(
+            "move {id} continues (cancel it with `godwit control move cancel {id}`)"
+        ));
         return Ok(Exit::Interrupted);
     }
     Ok(move_exit(&over))
@@ -167,8 +169,8 @@ async fn follow(
         let (what, command) =
             (format!("move {}", now.id), format!("godwit control move show {}", now.id));
         match waiting.look(|| manager.find_move(&now.id), &what, &command).await? {
-            Heard::Answer(told) => now = told,
-            Heard::Interrupted => return Ok((now, true)),
+            Reply::Answer(told) => now = told,
+            Reply::Interrupted => return Ok((now, true)),
         }
     }
     Ok((now, false))

@@ -41,7 +41,7 @@ fn at_host(at: &DatastoreAtHost) -> String {
         (Some(free), Some(total)) => {
             format!("{} ({} of {})", at.host, byte_count(free), byte_count(total))
         }
-        _ => format!("{} (not told)", at.host),
+        _ => format!("{} (not reported)", at.host),
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn run(
                 let remedy =
                     "name a manager (--manager, or [manager] in the hosts file), or omit --label";
                 return Err(Failure::usage(
-                    "labels are kept by a manager, and none makes this VM",
+                    "labels need a manager, and this VM is created without one",
                     remedy,
                 ));
             }

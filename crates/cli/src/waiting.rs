@@ -19,7 +19,7 @@ const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
 /// First of two events: an answer or an interrupt.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard<T> {
+pub(crate) enum Reply<T> {
     Answer(T),
     /// Ctrl-C.
     Interrupted,
@@ -46,10 +46,10 @@ impl Waiting {
     pub(crate) async fn ask<T, E>(
         &mut self,
         request: impl Future<Output = Result<T, E>>,
-    ) -> Result<Heard<T>, E> {
+    ) -> Result<Reply<T>, E> {
         tokio::select! {
-            answer = request => answer.map(Heard::Answer),
-            _ = self.interrupts.recv() => Ok(Heard::Interrupted),
+            answer = request => answer.map(Reply::Answer),
+            _ = self.interrupts.recv() => Ok(Reply::Interrupted),
         }
     }
 
@@ -60,13 +60,13 @@ impl Waiting {
         request: impl Fn() -> F,
         what: &str,
         command: &str,
-    ) -> Result<Heard<T>, Failure> {
+    ) -> Result<Reply<T>, Failure> {
         let mut away_since = None;
         loop {
             let interval = sleep(self.look_interval);
             tokio::select! {
                 () = interval => {}
-                _ = self.interrupts.recv() => return Ok(Heard::Interrupted),
+                _ = self.interrupts.recv() => return Ok(Reply::Interrupted),
             }
             let error = match self.ask(request()).await {
                 Ok(heard) => return Ok(heard),
@@ -74,7 +74,7 @@ impl Waiting {
                 Err(error) => return Err(error.into()),
             };
             if away_since.is_none() {
-                self.output.note(&format!("note: {}; it is asked again", error.detail()));
+                self.output.note(&format!("note: {}; retrying", error.detail()));
             }
             let since = *away_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.longest_away {
@@ -141,7 +141,7 @@ mod tests {
             async { answer }
         };
         let heard = waiting(Duration::MAX).look(look, "it", "godwit").await;
-        assert_eq!(heard.unwrap(), Heard::Answer(4));
+        assert_eq!(heard.unwrap(), Reply::Answer(4));
     }
 
     #[tokio::test]

@@ -63,7 +63,7 @@ impl BlackoutWatch {
                 None
             }
             Err(why) => {
-                output.note(&format!("note: the blackout is not known: {why}"));
+                output.note(&format!("note: the blackout is unknown: {why}"));
                 None
             }
         }

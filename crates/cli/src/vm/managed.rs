@@ -123,7 +123,7 @@ async fn ask(
             let vm = manager.vm(name).await?;
             if !vm.summary.is_current {
                 output.note(&format!(
-                    "note: host {} is not heard; this is what it told last",
+                    "note: host {} is unreachable; this is its last report",
                     vm.summary.host
                 ));
             }
