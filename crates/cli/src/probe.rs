@@ -451,7 +451,7 @@ mod tests {
             &[
                 "can't connect [lane-lost]",
                 "remedy: look at it",
-                "MTU of the interface 9000, but only 1500 passes",
+                "MTU of 9000, but only 1500 passes",
                 "failed",
                 "no lane carries a migration",
             ],

@@ -321,7 +321,7 @@ fn a_key_that_others_may_read_keeps_the_agent_from_starting() {
             panic!("another error");
         };
         assert!(
-            error.message.contains("can be read by others") && error.message.contains("chmod 600"),
+            error.message.contains("can be read by others") && error.remedy.contains("chmod 600"),
             "{error}"
         );
         assert_eq!(error.code, ErrorCode::InvalidRequest);

@@ -146,7 +146,7 @@ impl StoreError {
             StoreError::Conflict { .. } => "read it again and decide again",
             StoreError::LeadershipLost { .. } => "send requests to the leader",
             StoreError::Unavailable { .. } => {
-                "try again in a moment; if the problem persists, check the store (docs/store.md)"
+                "try again in a moment; if the problem persists, check the store: docs/store.md"
             }
             StoreError::Refused { remedy, .. } => remedy,
             StoreError::HistoryGone { .. } => "read everything again and watch from there",

@@ -161,17 +161,17 @@ async fn faulty_tokens_are_refused_and_audited() {
     let (_, body) = signed.split_once('.').unwrap();
     let wrong = [
         ("expired", key.sign(&with(good.clone(), "exp", json!(now_s - 120)))),
-        ("not good yet", key.sign(&with(good.clone(), "nbf", json!(now_s + 120)))),
+        ("not valid yet", key.sign(&with(good.clone(), "nbf", json!(now_s + 120)))),
         ("audience", key.sign(&with(good.clone(), "aud", json!("other")))),
         ("another issuer", key.sign(&with(good.clone(), "iss", json!("https://other")))),
-        ("does not hold", foreign.sign(&good)),
-        ("no such key", Key { id: "k2", ..foreign }.sign(&good)),
+        ("it is invalid", foreign.sign(&good)),
+        ("no key of this ID", Key { id: "k2", ..foreign }.sign(&good)),
         ("not accepted", encode(&by_secret, &good, &EncodingKey::from_secret(&public)).unwrap()),
         // {"alg":"none"}
-        ("can't be read", format!("eyJhbGciOiJub25lIn0.{body}")),
-        ("can't be read", "..".to_owned()),
+        ("cannot read it", format!("eyJhbGciOiJub25lIn0.{body}")),
+        ("cannot read it", "..".to_owned()),
         (
-            "does not hold",
+            "it is invalid",
             key.sign(&json!({ "iss": issuer.address, "aud": "godwit", "sub": "ann" })),
         ),
     ];

@@ -45,7 +45,7 @@ fn a_rule_that_contradicts_itself_or_has_no_effect_is_refused() {
             "has no key",
             json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "labels": { "": "v" } } }),
         ),
-        ("can't be a name", json!({ "name": "../r", "kind": "apart", "vms": ["x", "y"] })),
+        ("invalid name", json!({ "name": "../r", "kind": "apart", "vms": ["x", "y"] })),
         ("VM \"a/b\"", json!({ "name": "r", "kind": "apart", "vms": ["x", "a/b"] })),
         ("names 257 VMs", json!({ "name": "r", "kind": "apart", "vms": vec!["x"; 257] })),
     ] {
