@@ -11,7 +11,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Who did what, the newest first. */
+        /** Lists the audit log, the newest entry first. */
         get: operations["list_audit"];
         put?: never;
         post?: never;
@@ -28,7 +28,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Hosts' certificates that the manager has issued or seen, and all that are revoked, by serial number. */
+        /**
+         * Lists the host certificates that the manager has issued or seen, and all revoked certificates,
+         *     by serial number.
+         */
         get: operations["list_certificates"];
         put?: never;
         post?: never;
@@ -62,15 +65,22 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The baseline, every host with whether it meets it and what it lacks, what the hosts have in common, and which names all of them could have. */
+        /**
+         * Returns the baseline, whether each host meets it and what it lacks, the features that all hosts
+         *     have in common, and the baseline names that all hosts support.
+         */
         get: operations["show_cpu_baseline"];
         /**
-         * Sets the baseline: VMs that are made from now on get it, and none goes to a host that falls short. VMs that run keep their CPU; those
-         *     that have another one than this are told. Refused where a host in use falls short that is not named in `without`.
+         * Sets the baseline. New VMs get it, and no VM goes to a host that falls short of it. Running VMs
+         *     keep their CPU; the response lists those with another CPU. The request is refused if a host in
+         *     use falls short and is not named in `without`.
          */
         put: operations["set_cpu_baseline"];
         post?: never;
-        /** The cluster has no baseline any more: VMs get what their specifications say, and hosts that fell short take them again. */
+        /**
+         * Removes the baseline. New VMs get the CPU of their specifications, and hosts that fell short
+         *     take VMs again.
+         */
         delete: operations["clear_cpu_baseline"];
         options?: never;
         head?: never;
@@ -84,7 +94,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** VMs that run with another CPU than the baseline's, by name: each has to be started with it to have it. */
+        /**
+         * Lists running VMs whose CPU differs from the baseline, by name. Each gets the baseline at its
+         *     next start.
+         */
         get: operations["list_cpu_baseline_vms"];
         put?: never;
         post?: never;
@@ -121,7 +134,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Drains, the oldest first. */
+        /** Lists drains, the oldest first. */
         get: operations["list_drains"];
         put?: never;
         post?: never;
@@ -138,11 +151,14 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** One drain: what has become of each VM, and when it will be over. */
+        /** Returns a drain with the state of each VM and the predicted end. */
         get: operations["show_drain"];
         put?: never;
         post?: never;
-        /** Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay where they are. */
+        /**
+         * Cancels a drain. Waiting moves are cancelled, running moves continue, and finished moves stay as
+         *     they are.
+         */
         delete: operations["cancel_drain"];
         options?: never;
         head?: never;
@@ -158,7 +174,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Undoes a drain: the host takes VMs again, and those that had gone come back. */
+        /** Undoes a drain: ends the host's maintenance and moves its VMs back. */
         post: operations["undo_drain"];
         delete?: never;
         options?: never;
@@ -196,10 +212,13 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Hosts by name. */
+        /** Lists hosts by name. */
         get: operations["list_hosts"];
         put?: never;
-        /** Takes a host in whose agent has a certificate already. */
+        /**
+         * Adds a host.
+         * @description The host's agent must already have a certificate. The manager follows it from then on.
+         */
         post: operations["add_host"];
         delete?: never;
         options?: never;
@@ -214,20 +233,24 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** One host, with what its agent told last. */
+        /** Shows one host: its plan and its agent's last report. */
         get: operations["show_host"];
         put?: never;
         post?: never;
         /**
-         * Forgets a host. What runs there runs on; the manager does not know of it any more. A host that is emptied or filled again, has moves, or
-         *     answers and runs VMs is forgotten with `force` alone.
+         * Forgets a host.
+         * @description Its VMs run on, but the manager no longer knows them. A host that is being drained or refilled,
+         *     has
+         *     open moves, or is reachable and runs VMs is forgotten only with `force`.
          */
         delete: operations["forget_host"];
         options?: never;
         head?: never;
         /**
-         * Changes what is planned of a host. `maintenance` alone needs the role operator, everything else admin. A host that is being emptied is not taken
-         *     out of maintenance.
+         * Changes a host's plan.
+         * @description A change of `maintenance` alone requires the role operator, any other the role admin. A host
+         *     that
+         *     is being drained cannot leave maintenance.
          */
         patch: operations["update_host"];
         trace?: never;
@@ -242,8 +265,9 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and a move. VMs that can't are named with the
-         *     reason. Asked again while a drain of the host runs, that one is told.
+         * Drains a host: the host goes into maintenance, and each VM that can leave gets a target and a
+         *     move. The response lists VMs that must stay with the reason. If a drain of the host is already
+         *     running, the request returns that drain.
          */
         post: operations["create_drain"];
         delete?: never;
@@ -261,7 +285,12 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** A host joins by its token: it gets a certificate for the key that it made, and is followed from now on. */
+        /**
+         * Joins a host with its token.
+         * @description The host gets a certificate for the key that it generated. The manager follows its agent from
+         *     then
+         *     on.
+         */
         post: operations["join_host"];
         delete?: never;
         options?: never;
@@ -276,10 +305,13 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Every join token, without its secret. */
+        /** Lists join tokens, without their secrets. */
         get: operations["list_join_tokens"];
         put?: never;
-        /** Lets one host join, once. The token's secret is told in the answer and never again. */
+        /**
+         * Creates a token with which one host can join once.
+         * @description Only this answer contains the token's secret.
+         */
         post: operations["create_join_token"];
         delete?: never;
         options?: never;
@@ -297,7 +329,10 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Revokes a join token. A host that has joined by it stays. */
+        /**
+         * Revokes a join token.
+         * @description A host that has joined with it stays.
+         */
         delete: operations["revoke_join_token"];
         options?: never;
         head?: never;
@@ -333,7 +368,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Who asks, and what they may: a program with a token can hide what it would be refused. */
+        /**
+         * Returns the caller and its role. A client can use this to hide actions that the role does not
+         *     permit.
+         */
         get: operations["show_me"];
         put?: never;
         post?: never;
@@ -467,7 +505,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The list of revoked certificates, as every agent gets it. */
+        /** Returns the list of revoked certificates that every agent gets. */
         get: operations["show_revocations"];
         put?: never;
         post?: never;
@@ -485,7 +523,10 @@ export interface paths {
             cookie?: never;
         };
         get?: never;
-        /** Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next connection on. It is never good again. */
+        /**
+         * Revokes a certificate of any holder. Agents and managers refuse it from the next connection on.
+         *     A revocation cannot be undone.
+         */
         put: operations["revoke_certificate"];
         post?: never;
         delete?: never;
@@ -547,10 +588,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Every token, without its secret. */
+        /** Lists all tokens, without their secrets. */
         get: operations["list_tokens"];
         put?: never;
-        /** Makes a token. Its secret is told in the answer and never again. */
+        /** Creates a token. The secret is only in this response and cannot be read later. */
         post: operations["create_token"];
         delete?: never;
         options?: never;
@@ -568,7 +609,7 @@ export interface paths {
         get?: never;
         put?: never;
         post?: never;
-        /** Revokes a token: from now on it is as unknown as one that never was. */
+        /** Revokes a token. From then on it is treated like an unknown token. */
         delete: operations["revoke_token"];
         options?: never;
         head?: never;
@@ -778,34 +819,35 @@ export interface components {
          */
         Accelerator: "kvm" | "tcg";
         /**
-         * @description `POST /api/v1/hosts`: takes a host in whose agent has a certificate of the cluster's authority already.
+         * @description Request of `POST /api/v1/hosts`: adds a host whose agent already has a certificate of the
+         *     cluster's authority.
          * @example {
          *       "address": "https://10.0.0.11:7700",
          *       "name": "host-a"
          *     }
          */
         AddHost: {
-            /** @description Its agent's address. */
+            /** @description Address of the host's agent. */
             address: string;
-            /** @description What an operator named it by. */
+            /** @description Labels set by an operator. */
             labels?: {
                 [key: string]: string;
             };
             /**
              * Format: int64
-             * @description What its link carries, bits per second.
+             * @description Speed of the host's link, in bits per second.
              */
             link_bits_per_s?: number | null;
             /**
              * Format: int32
-             * @description Moves out of it and into it at a time.
+             * @description Limit of concurrent moves out of the host and into it.
              */
             most_moves?: number | null;
-            /** @description Its name, as in its certificate. */
+            /** @description Name of the host, as in its certificate. */
             name: string;
         };
         /**
-         * @description A line of the audit log.
+         * @description An entry of the audit log.
          * @example {
          *       "from": "10.0.0.9",
          *       "outcome": "refused",
@@ -819,31 +861,34 @@ export interface components {
          *     }
          */
         AuditEntry: {
-            /** @description From where. */
+            /** @description Address of the client. */
             from?: string | null;
-            /** @description What was made by it, with its id or name. */
+            /** @description Created object, with its ID or name. */
             made?: string | null;
-            /** @description How it ended. */
+            /** @description Outcome of the request. */
             outcome: components["schemas"]["AuditOutcome"];
-            /** @description Why it was refused. */
+            /** @description Reason for the refusal. */
             reason?: string | null;
             role?: components["schemas"]["Role"] | null;
             /** Format: int32 */
             status: number;
-            /** @description The id of its token: names may be those of several. */
+            /** @description ID of the token, because several tokens can have the same name. */
             token?: string | null;
             /**
              * Format: int64
-             * @description When, milliseconds since 1970.
+             * @description Time of the request, in milliseconds since 1970.
              */
             unix_ms: number;
-            /** @description What: a method and a path; `500 more requests` for those of nobody's that were counted. */
+            /** @description Method and path; `500 more requests` for unauthenticated requests that were only counted. */
             what: string;
-            /** @description Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known. */
+            /**
+             * @description User: the name of a token, an OIDC subject or the name of a certificate; `nobody` if
+             *     unknown.
+             */
             who: string;
         };
         /**
-         * @description How a request ended that stands in the audit log.
+         * @description Outcome of a request in the audit log.
          * @enum {string}
          */
         AuditOutcome: "done" | "refused";
@@ -866,29 +911,33 @@ export interface components {
             ms: number;
         };
         /**
-         * @description Whether a host has all of the baseline.
+         * @description Whether a host satisfies the baseline.
          * @enum {string}
          */
         BaselineFit: "meets" | "falls-short" | "unknown";
-        /** @description A host against the baseline. */
+        /** @description A host compared with the baseline. */
         BaselineHost: {
-            /** @description What runs its guests: `kvm` or `tcg`. */
+            /** @description Accelerator for its guests: `kvm` or `tcg`. */
             accel?: string | null;
             fit?: components["schemas"]["BaselineFit"] | null;
-            /** @description The host. */
+            /** @description Name of the host. */
             host: string;
-            /** @description What it lacks: features by QEMU's names, or the model itself where its QEMU does not have it whole. */
+            /**
+             * @description Missing features, by QEMU's names, or the model itself if the host's QEMU cannot run it in
+             *     full.
+             */
             lacks?: string[];
-            /** @description The highest level of the x86-64 psABI that its guests can have. */
+            /** @description Highest x86-64 psABI level available to its guests. */
             level?: string | null;
-            /** @description Its processor's vendor, as CPUID tells it. */
+            /** @description Vendor of the processor, as CPUID reports it. */
             vendor?: string | null;
-            /** @description Why it is not known. */
+            /** @description Reason why the comparison is unknown. */
             why?: string | null;
         };
         /**
-         * @description A VM that runs with another CPU than the baseline's. It keeps that until QEMU is started for it with the baseline's model, which has to stand in
-         *     its specification: a restart inside the guest is not enough.
+         * @description A running VM whose CPU differs from the baseline. The VM keeps its CPU until QEMU is started
+         *     with the baseline's model, which must be in the VM's specification. A reboot inside the guest is
+         *     not enough.
          * @example {
          *       "beyond": [
          *         "avx2",
@@ -901,32 +950,33 @@ export interface components {
          *     }
          */
         BaselineVm: {
-            /** @description What it has that the baseline has not: until then it can't go to every host. */
+            /** @description Features that the VM has beyond the baseline; with them it cannot move to every host. */
             beyond?: string[];
-            /** @description The model that it was started with. */
+            /** @description CPU model that the VM was started with. */
             cpu_model: string;
-            /** @description The host that has it. */
+            /** @description Host that has the VM. */
             host: string;
-            /** @description What it would get. */
+            /** @description Features that the VM would gain. */
             lacks?: string[];
             vm: string;
-            /** @description The same in one line, or that nobody says what its model holds. */
+            /** @description Explanation in one line; also given if the features of the VM's model are unknown. */
             why: string;
         };
         /**
-         * @description `POST /api/v1/vms/{vm}/binding`: an operator's word on which host holds a name.
+         * @description Request of `POST /api/v1/vms/{vm}/binding`: an operator's decision about which host holds a
+         *     name.
          * @example {
          *       "host": "host-b"
          *     }
          */
         BindVm: {
-            /** @description The host whose VM has the name from now on. */
+            /** @description Host whose VM has the name from now on. */
             host: string;
         };
         /** @description A number of bytes, or text such as `4GiB`. Responses contain text. */
         ByteSize: string | number;
         /**
-         * @description A certificate that the manager has issued, has seen at a host, or has revoked.
+         * @description A certificate that the manager issued, saw at a host, or revoked.
          * @example {
          *       "ends_unix_ms": 1826981030237,
          *       "holder": "host-c",
@@ -938,29 +988,29 @@ export interface components {
         CertificateInfo: {
             /** Format: int64 */
             ends_unix_ms?: number | null;
-            /** @description The host in it; none: it was revoked by its number alone. */
+            /** @description Host named in the certificate; absent if it was revoked by its serial number alone. */
             holder?: string | null;
             /**
              * Format: int64
-             * @description When it was issued, or first seen.
+             * @description Time at which it was issued or first seen.
              */
             noted_unix_ms?: number | null;
             /**
              * Format: int64
-             * @description When it was revoked; none: it is not.
+             * @description Time of the revocation; absent if the certificate is not revoked.
              */
             revoked_unix_ms?: number | null;
-            /** @description Its serial number, hexadecimal digits. */
+            /** @description Serial number, in hexadecimal digits. */
             serial: string;
         };
-        /** @description What changed. */
+        /** @description Kind of a change, with the changed object. */
         Change: {
             /** @description A host is new or has changed. */
             data: components["schemas"]["HostSummary"];
             /** @enum {string} */
             kind: "host";
         } | {
-            /** @description A host is known no more, by its name. */
+            /** @description A host was removed; its name. */
             data: string;
             /** @enum {string} */
             kind: "host-gone";
@@ -970,17 +1020,17 @@ export interface components {
             /** @enum {string} */
             kind: "vm";
         } | {
-            /** @description A VM is known no more, by its name. */
+            /** @description A VM no longer exists; its name. */
             data: string;
             /** @enum {string} */
             kind: "vm-gone";
         } | {
-            /** @description Other hosts than its own claim a VM's name, and nothing explains it, or other ones than before. */
+            /** @description Other hosts claim the name of a VM without an explanation, or the claims have changed. */
             data: components["schemas"]["NameConflict"];
             /** @enum {string} */
             kind: "name-conflict";
         } | {
-            /** @description Only its own host claims a VM's name again, by that name. */
+            /** @description A name conflict is over; the name of the VM. */
             data: string;
             /** @enum {string} */
             kind: "name-conflict-gone";
@@ -995,17 +1045,17 @@ export interface components {
             /** @enum {string} */
             kind: "drain";
         } | {
-            /** @description A rule is new, and whether it is kept now: what VMs do later, their own events tell. */
+            /** @description A rule is new, with its current state. Later changes follow from the events of the VMs. */
             data: components["schemas"]["RuleInfo"];
             /** @enum {string} */
             kind: "rule";
         } | {
-            /** @description A rule is no more, by its name. */
+            /** @description A rule was removed; its name. */
             data: string;
             /** @enum {string} */
             kind: "rule-gone";
         } | {
-            /** @description The cluster's CPU baseline was set; hosts that fall short of it from now on are told as such. */
+            /** @description The cluster's CPU baseline was set. Hosts that do not satisfy it get events of their own. */
             data: components["schemas"]["CpuBaseline"];
             /** @enum {string} */
             kind: "cpu-baseline";
@@ -1013,13 +1063,13 @@ export interface components {
             /** @enum {string} */
             kind: "cpu-baseline-gone";
         } | {
-            /** @description Other limits hold for moves: those of single hosts their own events tell. */
+            /** @description The limits for moves have changed. Limits of single hosts are in the hosts' own events. */
             data: components["schemas"]["MoveLimits"];
             /** @enum {string} */
             kind: "limits";
         };
         /**
-         * @description One check.
+         * @description A preflight check.
          * @example {
          *       "evidence": "host-b has no network \"prod\"",
          *       "name": "networks",
@@ -1028,21 +1078,21 @@ export interface components {
          *     }
          */
         Check: {
-            /** @description What was seen, one line. */
+            /** @description Observation, in one line. */
             evidence: string;
             name: components["schemas"]["CheckName"];
-            /** @description What to do about it; empty: nothing is to be done. */
+            /** @description How to fix it; empty if nothing has to be done. */
             remedy?: string;
-            /** @description How it came out. */
+            /** @description Result of the check. */
             verdict: components["schemas"]["Verdict"];
         };
         /**
-         * @description What is checked. Stable: programs may match on the kebab-case names.
+         * @description Name of a check. Stable: programs may match on the kebab-case names.
          * @enum {string}
          */
         CheckName: "vm-state" | "target" | "cpu" | "cpu-baseline" | "accelerator" | "machine-type" | "qemu-version" | "memory" | "huge-pages" | "disks" | "networks" | "devices" | "tracking" | "lanes" | "protocol" | "limits" | "page-in" | "rules" | "agents" | "prediction";
         /**
-         * @description `GET /api/v1/cluster`.
+         * @description Response of `GET /api/v1/cluster`.
          * @example {
          *       "hosts": 3,
          *       "hosts_up": 3,
@@ -1070,21 +1120,21 @@ export interface components {
         Cluster: {
             /**
              * Format: int64
-             * @description Hosts, away ones included.
+             * @description All hosts, unreachable ones included.
              */
             hosts: number;
             /**
              * Format: int64
-             * @description Hosts that report what no agent reports, or more than the manager takes.
+             * @description Hosts that send invalid reports, or reports beyond the manager's limits.
              */
             hosts_faulty?: number;
             /**
              * Format: int64
-             * @description Hosts whose agent has been heard lately.
+             * @description Hosts whose agent is reachable.
              */
             hosts_up: number;
             leader?: components["schemas"]["Leader"] | null;
-            /** @description What moves are held to. */
+            /** @description Limits for concurrent moves. */
             limits: components["schemas"]["MoveLimits"];
             /** Format: int64 */
             moves_running: number;
@@ -1092,7 +1142,7 @@ export interface components {
             moves_waiting: number;
             /**
              * Format: int64
-             * @description VMs' names that other hosts than their own claim, without a move that explains it.
+             * @description VM names that several hosts claim without a move that explains it.
              */
             name_conflicts?: number;
             version: string;
@@ -1102,7 +1152,8 @@ export interface components {
             vms_running: number;
         };
         /**
-         * @description A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
+         * @description A numbered change of the cluster. A client that reconnects continues after the last number it
+         *     received (`Last-Event-ID`).
          * @example {
          *       "data": "web",
          *       "kind": "vm-gone",
@@ -1113,48 +1164,48 @@ export interface components {
         ClusterEvent: components["schemas"]["Change"] & {
             /**
              * Format: int64
-             * @description Grows by one with each; begins anew with each manager that leads.
+             * @description Number of the event. It increases by one and restarts with each new leader.
              */
             number: number;
             /**
              * Format: int64
-             * @description When, milliseconds since 1970.
+             * @description Time of the change, in milliseconds since 1970.
              */
             unix_ms: number;
         };
-        /** @description What the hosts have in common. */
+        /** @description CPU common to all hosts. */
         CommonCpu: {
-            /** @description As a CPU model: what `computed` would set. */
+            /** @description The common CPU as a model: the baseline that `computed` would set. */
             cpu_model: string;
-            /** @description All that a guest has by it. */
+            /** @description All CPU features of a guest with this model. */
             features: string[];
-            /** @description The highest level of the x86-64 psABI that it reaches. */
+            /** @description Highest x86-64 psABI level that the model reaches. */
             level?: string | null;
-            /** @description The vendors of the hosts' processors. */
+            /** @description Vendors of the hosts' processors. */
             vendors: string[];
         };
-        /** @description The CPU that guests of the cluster get. */
+        /** @description CPU of the cluster's guests. */
         CpuBaseline: {
-            /** @description What was asked for: a name, or `computed`. */
+            /** @description Requested model: a name, or `computed`. */
             asked: string;
-            /** @description What QEMU's `-cpu` takes: a VM's `cpu_model`. */
+            /** @description Value for QEMU's `-cpu`: the `cpu_model` of a VM. */
             cpu_model: string;
-            /** @description All that a guest has by it, by QEMU's names. */
+            /** @description All CPU features of a guest with this model, by QEMU's names. */
             features: string[];
-            /** @description The highest level of the x86-64 psABI that it reaches; none: not even the first. */
+            /** @description Highest x86-64 psABI level that the model reaches; absent if not even the first one. */
             level?: string | null;
-            /** @description Who set it. */
+            /** @description User who set it. */
             set_by: string;
             /**
              * Format: int64
-             * @description When it was set, milliseconds since 1970.
+             * @description Time at which it was set, in milliseconds since 1970.
              */
             set_unix_ms: number;
-            /** @description Hosts that may fall short of it, as was said when it was set. */
+            /** @description Hosts exempted from the baseline when it was set. */
             without?: string[];
         };
         /**
-         * @description What a baseline means, set or planned.
+         * @description Consequences of a baseline, set or planned.
          * @example {
          *       "baseline": {
          *         "asked": "Haswell-v4",
@@ -1200,24 +1251,28 @@ export interface components {
          */
         CpuBaselineChange: {
             baseline: components["schemas"]["CpuBaseline"];
-            /** @description Hosts that fall short of it, those in `without` too. */
+            /** @description Hosts that do not satisfy it, those in `without` included. */
             falls_short: components["schemas"]["BaselineHost"][];
-            /** @description The first of them, by name; `GET /api/v1/cpu-baseline/vms` lists all when it is set. */
+            /**
+             * @description The first of these VMs, by name. After the baseline is set, `GET /api/v1/cpu-baseline/vms`
+             *     lists all of them.
+             */
             must_restart: components["schemas"]["BaselineVm"][];
             /**
              * Format: int64
-             * @description VMs that run with another CPU, and have to be started with this one to have it.
+             * @description Running VMs with another CPU; they must be restarted with this model to get it.
              */
             must_restart_count: number;
-            /** @description Why it would not be set; none: it would. */
+            /** @description Reason why the baseline would be refused; absent if it would be accepted. */
             refused?: string | null;
-            /** @description Whether it was set; else it is a plan, and nothing has changed. */
+            /** @description Whether the baseline was set; false for a plan, which changes nothing. */
             set: boolean;
-            /** @description Hosts of which it is not known. */
+            /** @description Hosts whose CPU is unknown. */
             unknown: string[];
         };
         /**
-         * @description `GET /api/v1/cpu-baseline`. The hosts that have told what CPU guests can have make up `common` and `named`.
+         * @description Response of `GET /api/v1/cpu-baseline`. Hosts that have reported the CPU available to guests
+         *     determine `common` and `named`.
          * @example {
          *       "baseline": {
          *         "asked": "computed",
@@ -1265,7 +1320,7 @@ export interface components {
          *         {
          *           "fit": "unknown",
          *           "host": "host-c",
-         *           "why": "its agent has not been heard"
+         *           "why": "its agent has not reported yet"
          *         }
          *       ],
          *       "must_restart_count": 1,
@@ -1284,16 +1339,16 @@ export interface components {
             hosts: components["schemas"]["BaselineHost"][];
             /**
              * Format: int64
-             * @description VMs that run with another CPU than the baseline's: `GET /api/v1/cpu-baseline/vms` lists them.
+             * @description Running VMs whose CPU differs from the baseline; `GET /api/v1/cpu-baseline/vms` lists them.
              */
             must_restart_count: number;
-            /** @description Names that each of them satisfies. */
+            /** @description Named baselines that every host satisfies. */
             named: components["schemas"]["NamedCpu"][];
-            /** @description Why they have nothing in common, and what to do about it. */
+            /** @description Reason why the hosts have no common CPU, and how to fix it. */
             no_common?: string | null;
         };
         /**
-         * @description `POST /api/v1/hosts/{host}/drain`.
+         * @description Request of `POST /api/v1/hosts/{host}/drain`.
          * @example {
          *       "plan_only": true,
          *       "priority": "high"
@@ -1301,22 +1356,22 @@ export interface components {
          */
         CreateDrain: {
             /**
-             * @description Who moves the memory: `godwit` or `qemu`.
+             * @description Engine that transfers the memory: `godwit` or `qemu`.
              * @default godwit
              */
             engine?: components["schemas"]["EngineKind"];
             /**
-             * @description Plan and tell, and move nothing.
+             * @description Return the plan without moving anything.
              * @default false
              */
             plan_only?: boolean;
             /**
-             * @description How soon its moves are to come.
+             * @description Priority of the drain's moves.
              * @default normal
              */
             priority?: components["schemas"]["MovePriority"];
             /**
-             * @description Settings of QEMU's own engine.
+             * @description Settings of QEMU's built-in engine.
              * @default {
              *       "auto_converge": false,
              *       "autostart": false,
@@ -1329,7 +1384,7 @@ export interface components {
             qemu?: components["schemas"]["QemuEngineOptions"];
         };
         /**
-         * @description `POST /api/v1/vms`.
+         * @description Request of `POST /api/v1/vms`.
          * @example {
          *       "labels": {
          *         "tier": "front"
@@ -1359,19 +1414,19 @@ export interface components {
          *     }
          */
         CreateManagedVm: {
-            /** @description Where; none: the manager's choice. */
+            /** @description Host; absent: the manager chooses one. */
             host?: string | null;
-            /** @description What an operator named it by. */
+            /** @description Labels set by an operator. */
             labels?: {
                 [key: string]: string;
             };
-            /** @description What to make. */
+            /** @description Specification of the VM. */
             spec: components["schemas"]["VmSpec"];
-            /** @description Whether it is started at once. */
+            /** @description Whether to start the VM immediately. */
             start?: boolean;
         };
         /**
-         * @description `POST /api/v1/vms/{vm}/moves`.
+         * @description Request of `POST /api/v1/vms/{vm}/moves`.
          * @example {
          *       "priority": "high",
          *       "to": "host-b"
@@ -1379,27 +1434,29 @@ export interface components {
          */
         CreateMove: {
             /**
-             * @description Who moves the memory: `godwit` or `qemu`.
+             * @description Engine that transfers the memory: `godwit` or `qemu`.
              * @default godwit
              */
             engine?: components["schemas"]["EngineKind"];
             /**
-             * @description Whether the guest may run at the target while pages of it are still at the source: `never`, `allowed`, `now`.
+             * @description Whether the guest may run at the target while some of its pages are still at the source:
+             *     `never`, `allowed`, `now`.
              * @default allowed
              */
             page_in?: components["schemas"]["PageInUse"];
             /**
-             * @description What matters most: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s` (`ms`, `s`, `min` or `h`).
+             * @description Goal of the migration: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`,
+             *     `deadline=90s` (`ms`, `s`, `min` or `h`).
              * @default auto
              */
             policy?: string;
             /**
-             * @description How soon.
+             * @description Priority in the queue.
              * @default normal
              */
             priority?: components["schemas"]["MovePriority"];
             /**
-             * @description Settings of QEMU's own engine.
+             * @description Settings of QEMU's built-in engine.
              * @default {
              *       "auto_converge": false,
              *       "autostart": false,
@@ -1411,18 +1468,18 @@ export interface components {
              */
             qemu?: components["schemas"]["QemuEngineOptions"];
             /**
-             * @description It is tried although preflight says that it can't be: the agents check again.
+             * @description Attempt the move even if preflight fails. The agents repeat their own checks.
              * @default false
              */
             skip_preflight?: boolean;
             /**
-             * @description Where; none: the manager's choice, told with its reason.
+             * @description Target host; absent: the manager chooses one and gives its reason.
              * @default null
              */
             to?: string | null;
         };
         /**
-         * @description `POST /api/v1/rules`.
+         * @description Request of `POST /api/v1/rules`.
          * @example {
          *       "kind": "apart",
          *       "name": "db-apart",
@@ -1434,17 +1491,20 @@ export interface components {
          */
         CreateRule: {
             hosts?: components["schemas"]["RuleHosts"] | null;
-            /** @description What it asks for. */
+            /** @description Constraint of the rule. */
             kind: components["schemas"]["RuleKind"];
-            /** @description Names it. */
+            /** @description Name of the rule. */
             name: string;
-            /** @description Whether it may be broken. */
+            /** @description Whether the rule may be violated. */
             strength?: components["schemas"]["RuleStrength"];
-            /** @description The VMs that it is for, whether they are there or not: at least two for `together` and `apart`. */
+            /**
+             * @description VMs that the rule applies to, at least two for `together` and `apart`; the VMs need not
+             *     exist.
+             */
             vms: string[];
         };
         /**
-         * @description `POST /api/v1/tokens`.
+         * @description Request of `POST /api/v1/tokens`.
          * @example {
          *       "days": 90,
          *       "name": "monitoring",
@@ -1454,16 +1514,16 @@ export interface components {
         CreateToken: {
             /**
              * Format: int32
-             * @description How long it is good for.
+             * @description Validity in days.
              */
             days?: number;
-            /** @description Whose it is; stands in the audit log. */
+            /** @description Name of the token's owner, as in the audit log. */
             name: string;
-            /** @description What it allows. */
+            /** @description Role of the token. */
             role: components["schemas"]["Role"];
         };
         /**
-         * @description The answer to [`CreateToken`]: the one time that its secret is told.
+         * @description Response to [`CreateToken`]. It is the only response that contains the secret.
          * @example {
          *       "expires_unix_ms": 1803220970237,
          *       "id": "8c1f0a52b7d94e36",
@@ -1475,7 +1535,7 @@ export interface components {
          *     }
          */
         CreatedToken: components["schemas"]["TokenInfo"] & {
-            /** @description What goes behind `Authorization: Bearer`. */
+            /** @description Token to send in the header `Authorization: Bearer`. */
             token: string;
         };
         /** @description A cut of the link, while the guest ran at the source. */
@@ -1492,37 +1552,39 @@ export interface components {
             lasted_ms: number;
             /**
              * Format: int64
-             * @description Pages that the destination lacked when it went on, beside what the guest had written meanwhile.
+             * @description Pages that the destination lacked when it went on, beside what the guest had written
+             *     meanwhile.
              */
             unsent_pages: number;
             /** @description How it was noticed. */
             why: string;
         };
-        /** @description A datastore at a host. */
+        /** @description A datastore on a host. */
         DatastoreAtHost: {
             /**
              * Format: int64
-             * @description What of that users may still fill, bytes.
+             * @description Bytes still available to unprivileged users.
              */
             free_bytes?: number | null;
-            /** @description The host. */
+            /** @description Name of the host. */
             host: string;
             /**
              * Format: int64
-             * @description What its file system holds, bytes; none: the host does not tell, or has no such directory.
+             * @description Capacity of the file system in bytes; absent if the host does not report it or has no such
+             *     directory.
              */
             total_bytes?: number | null;
         };
-        /** @description The file system that a directory of a host is on. */
+        /** @description Capacity of the file system that contains a directory of a host. */
         DatastoreInfo: {
             /**
              * Format: int64
-             * @description What of that users may still fill, bytes.
+             * @description Bytes still available to unprivileged users.
              */
             free_bytes: number;
             /**
              * Format: int64
-             * @description What it holds, bytes.
+             * @description Total size in bytes.
              */
             total_bytes: number;
         };
@@ -1557,7 +1619,7 @@ export interface components {
          */
         DiskFormat: "raw" | "qcow2";
         /**
-         * @description `GET /api/v1/drains/{id}`.
+         * @description Response of `GET /api/v1/drains/{id}`.
          * @example {
          *       "asked_by": "ana",
          *       "asked_unix_ms": 1795444970237,
@@ -1575,7 +1637,7 @@ export interface components {
          *           "vm": "web"
          *         },
          *         {
-         *           "reason": "a device of it can't move",
+         *           "reason": "one of its devices cannot be migrated",
          *           "state": "stays",
          *           "vm": "gpu"
          *         }
@@ -1583,33 +1645,34 @@ export interface components {
          *     }
          */
         Drain: {
-            /** @description Who asked for it. */
+            /** @description User who requested the drain. */
             asked_by: string;
             /**
              * Format: int64
-             * @description When.
+             * @description Time of the request.
              */
             asked_unix_ms: number;
             /**
              * Format: int64
-             * @description When it was over.
+             * @description End time.
              */
             ended_unix_ms?: number | null;
             /**
              * Format: int64
-             * @description When all that can go are foreseen to be gone, milliseconds since 1970, as far as is known now.
+             * @description Predicted time at which all VMs that can move have left, in milliseconds since 1970, from
+             *     current knowledge.
              */
             eta_unix_ms?: number | null;
-            /** @description The host that is emptied. */
+            /** @description Host that is drained. */
             host: string;
-            /** @description Names it. */
+            /** @description ID of the drain. */
             id: string;
-            /** @description Where it is. */
+            /** @description State of the drain. */
             state: components["schemas"]["DrainState"];
             vms: components["schemas"]["DrainVm"][];
         };
         /**
-         * @description Where a drain is.
+         * @description State of a drain.
          * @enum {string}
          */
         DrainState: "planned" | "running" | "done" | "cancelled" | "undoing" | "undone";
@@ -1617,22 +1680,22 @@ export interface components {
         DrainVm: {
             /**
              * Format: int64
-             * @description When it is foreseen to be gone, milliseconds since 1970.
+             * @description Predicted time at which the VM has left, in milliseconds since 1970.
              */
             gone_unix_ms?: number | null;
-            /** @description Its move. */
+            /** @description ID of its move. */
             move?: string | null;
-            /** @description Why there, or why it stays. */
+            /** @description Reason for the target, or why the VM stays. */
             reason: string;
-            /** @description Where it is. */
+            /** @description State of the VM in the drain. */
             state: components["schemas"]["DrainVmState"];
-            /** @description Where it goes. */
+            /** @description Target host. */
             to?: string | null;
-            /** @description Its name. */
+            /** @description Name of the VM. */
             vm: string;
         };
         /**
-         * @description Where a VM of a drain is.
+         * @description State of a VM in a drain.
          * @enum {string}
          */
         DrainVmState: "going" | "gone" | "stays" | "back";
@@ -1640,7 +1703,8 @@ export interface components {
         DryRun: {
             /**
              * Format: double
-             * @description The longest silence that clients of the guest will see: the pause, and what the lab's client saw beside it.
+             * @description The longest silence that clients of the guest will see: the pause, and what the lab's client
+             *     saw beside it.
              */
             blackout_ms?: number | null;
             /**
@@ -1735,13 +1799,13 @@ export interface components {
              */
             p99: number;
         };
-        /** @description A model of a generation. */
+        /** @description CPU model of a generation. */
         GenerationInfo: {
-            /** @description Other names for it. */
+            /** @description Aliases of the model. */
             aliases?: string[];
-            /** @description What it holds. */
+            /** @description Features of the model. */
             features: string[];
-            /** @description What this host lacks of it: nothing, or what no baseline keeps. */
+            /** @description Features that this host lacks: none, or those that no baseline keeps. */
             missing?: string[];
         };
         /** @description What was seen of a guest. */
@@ -1772,119 +1836,138 @@ export interface components {
             working_set_pages: number;
             /**
              * Format: double
-             * @description The same for those that it writes.
+             * @description Bytes on the wire for a page that the guest writes.
              */
             written_wire_bytes_per_page: number;
         };
-        /** @description The CPU that guests can have on a host. Features and models by QEMU's names, sorted. */
+        /** @description CPU available to guests on a host. Features and models have QEMU's names and are sorted. */
         HostCpuInfo: {
-            /** @description What runs guests that ask for nothing else. */
+            /** @description Default accelerator for guests. */
             accel: components["schemas"]["Accelerator"];
-            /** @description Those that a later QEMU will not have. */
+            /** @description Models that a later QEMU will drop. */
             deprecated?: string[];
-            /** @description What guests can have and keep while they move. */
+            /** @description CPU features that guests can have and keep across migrations. */
             features: string[];
-            /** @description Of each generation the model that runs here best, by its versioned name; and those that levels and defaults are made of. */
+            /**
+             * @description For each CPU generation the model that runs best here, by its versioned name; and the models
+             *     that levels and defaults are built from.
+             */
             generations?: {
                 [key: string]: components["schemas"]["GenerationInfo"];
             };
-            /** @description The highest level of the x86-64 psABI that guests can have: `x86-64-v3`; none: not even the first. */
+            /**
+             * @description Highest x86-64 psABI level available to guests, for example `x86-64-v3`; absent if not even
+             *     the first level is available.
+             */
             level?: string | null;
-            /** @description The CPU models, aliases among them, that run here whole. */
+            /** @description CPU models, aliases included, that run here with all their features. */
             models: string[];
-            /** @description The processor's name. */
+            /** @description Model name of the processor. */
             name: string;
-            /** @description The processor's vendor as CPUID tells it: `GenuineIntel`, `AuthenticAMD`. */
+            /** @description Vendor of the processor as CPUID reports it: `GenuineIntel`, `AuthenticAMD`. */
             vendor: string;
         };
-        /** @description `GET /v1/host`. */
+        /** @description Response of `GET /v1/host`. */
         HostInfo: {
             cpu?: components["schemas"]["HostCpuInfo"] | null;
-            /** @description Why QEMU did not say what CPU guests can have. */
+            /** @description Reason why QEMU did not report the CPU available to guests. */
             cpu_problem?: string | null;
-            /** @description Room in these and in directories of VMs' disks, of those that are there; empty: none has been asked yet, or the agent is of an older version. */
+            /**
+             * @description Capacity of these directories and of directories with VM disks, for those that exist; empty
+             *     until the first one was queried or if the agent has an older version.
+             */
             datastores?: {
                 [key: string]: components["schemas"]["DatastoreInfo"];
             };
             /** @description Whether the kernel backs guest memory with huge pages. */
             huge_pages: boolean;
-            /** @description The running kernel. */
+            /** @description Version of the running kernel. */
             kernel: string;
-            /** @description Whether a 64-bit guest really runs under KVM here; none while nobody has asked QEMU yet. */
+            /**
+             * @description Whether a 64-bit guest really runs under KVM on this host; absent until QEMU has been
+             *     probed.
+             */
             kvm?: boolean | null;
-            /** @description Why not, or how that is known. */
+            /** @description Reason why KVM is unusable, or how the value of `kvm` was determined. */
             kvm_reason?: string | null;
             /**
              * Format: double
-             * @description Tasks that ran or wanted to, on average over the last minute.
+             * @description Load average over the last minute: runnable tasks.
              */
             load_average_1min?: number;
             /**
              * Format: int32
-             * @description Processors that run, each thread of a core counted; 0: the agent is of an older version.
+             * @description Online logical processors, counting each hardware thread; 0 if the agent has an older
+             *     version.
              */
             logical_cores?: number;
-            /** @description The machine types that it has, by their versioned names; empty: it can't be used, or the agent is of an older version. */
+            /**
+             * @description Versioned machine types of that QEMU; empty if QEMU is unusable or the agent has an older
+             *     version.
+             */
             machines?: string[];
             /**
              * Format: int64
-             * @description Guest memory that a new VM can get.
+             * @description Guest memory available for a new VM.
              */
             memory_available_bytes: number;
             /**
              * Format: int64
-             * @description Guest memory promised to the VMs that are active here.
+             * @description Guest memory committed to the active VMs.
              */
             memory_committed_bytes: number;
             /**
              * Format: int64
-             * @description Guest memory that there would be without any VM; 0: the agent is of an older version.
+             * @description Guest memory that would be available without any VM; 0 if the agent has an older version.
              */
             memory_total_bytes?: number;
-            /** @description Addresses at which migrations arrive. */
+            /** @description Addresses on which the host accepts migrations. */
             migration_addresses: string[];
-            /** @description The host's name, as in its configuration. */
+            /** @description Name of the host, as configured. */
             name: string;
-            /** @description The networks that a NIC can join. */
+            /** @description Networks that a NIC can join. */
             networks: {
                 [key: string]: components["schemas"]["NetworkInfo"];
             };
-            /** @description The hosts that VMs can be moved to. */
+            /** @description Hosts to which VMs can migrate: agent addresses, by name. */
             peers: {
                 [key: string]: string;
             };
-            /** @description The QEMU that VMs get that name none; none where it can't be used (`qemu_problem` says why). */
+            /** @description QEMU binary for VMs that name none; absent if it is unusable (see `qemu_problem`). */
             qemu?: string | null;
-            /** @description Why it can't be used. */
+            /** @description Reason why QEMU is unusable. */
             qemu_problem?: string | null;
-            /** @description Its version. */
+            /** @description Version of that QEMU. */
             qemu_version?: string | null;
-            /** @description What arriving guests' pages may be told by. */
+            /** @description Memory that pages of arriving guests may be sent by reference to. */
             references?: components["schemas"]["ReferencesInfo"];
-            /** @description Why the external engine can't track memory here; none where it can. */
+            /** @description Reason why the external engine cannot track memory on this host; absent if it can. */
             tracking_problem?: string | null;
-            /** @description The agent's version. */
+            /** @description Version of the agent. */
             version: string;
-            /** @description Directories below which disks of arriving guests have to be; empty: the agent is of an older version. */
+            /**
+             * @description Directories that must contain the disks of arriving guests; empty if the agent has an older
+             *     version.
+             */
             vm_dirs?: string[];
-            /** @description VMs defined here, shadows included. */
+            /** @description VMs defined on this host, shadow VMs included. */
             vms: number;
         };
-        /** @description A host's own numbers. */
+        /** @description Limits of a host. */
         HostMoves: {
             /**
              * Format: int32
-             * @description Into it; none: as for every host.
+             * @description Moves into the host; absent: the general limit applies.
              */
             into?: number | null;
             /**
              * Format: int32
-             * @description Out of it; none: as for every host.
+             * @description Moves out of the host; absent: the general limit applies.
              */
             out?: number | null;
         };
         /**
-         * @description What the manager knows of a host's agent.
+         * @description State of a host's agent.
          * @enum {string}
          */
         HostState: "unknown" | "up" | "away";
@@ -1910,61 +1993,61 @@ export interface components {
          */
         HostSummary: {
             address: string;
-            /** @description What its agent reported that no agent reports, or that is more than the manager takes. */
+            /** @description Error in a report of its agent: an invalid value, or more than the manager accepts. */
             fault?: string | null;
-            /** @description What an operator named it by. */
+            /** @description Labels set by an operator. */
             labels?: {
                 [key: string]: string;
             };
-            /** @description What it lacks of the cluster's CPU baseline, as far as it has told: no VM is moved there. */
+            /** @description Features of the cluster's CPU baseline that the host is known to lack. No VM is moved to it. */
             lacks_of_baseline?: string[];
             /**
              * Format: double
-             * @description Its load over the last minute, as its agent told last.
+             * @description Load average over the last minute, from the last report.
              */
             load_average_1min?: number;
             /**
              * Format: int32
-             * @description Its logical cores; 0 until it has been heard.
+             * @description Logical cores; 0 until the host has reported.
              */
             logical_cores?: number;
-            /** @description Whether it is being emptied, or empty and to stay so. */
+            /** @description Whether the host is in maintenance mode: draining, or drained and accepting no VMs. */
             maintenance: boolean;
             /**
              * Format: int64
-             * @description Guest memory that it can still give, bytes.
+             * @description Guest memory available, in bytes.
              */
             memory_available_bytes: number;
             /**
              * Format: int64
-             * @description Guest memory that it has promised, bytes.
+             * @description Guest memory committed to VMs, in bytes.
              */
             memory_committed_bytes: number;
             /**
              * Format: int64
-             * @description Its memory in all, bytes; 0 until it has been heard.
+             * @description Total memory in bytes; 0 until the host has reported.
              */
             memory_total_bytes?: number;
             /**
              * Format: int64
-             * @description Moves that arrive there now.
+             * @description Incoming moves that run now.
              */
             moves_in: number;
             /**
              * Format: int64
-             * @description Moves that leave it now.
+             * @description Outgoing moves that run now.
              */
             moves_out: number;
             name: string;
-            /** @description Why it is away, as far as is known. */
+            /** @description Known reason why the host is unreachable. */
             reason?: string | null;
-            /** @description Whether its agent is heard. */
+            /** @description State of the host's agent. */
             state: components["schemas"]["HostState"];
             /** Format: int64 */
             vms: number;
         };
         /**
-         * @description A VM that was made, started or stopped.
+         * @description A VM that was created, started or stopped.
          * @example {
          *       "accel": "kvm",
          *       "addresses": [
@@ -1997,29 +2080,29 @@ export interface components {
          *     }
          */
         HostedVm: components["schemas"]["VmInfo"] & {
-            /** @description Why that host, where it was made there by the manager's choice. */
+            /** @description Reason for the host, if the manager chose it at creation. */
             host_reason?: string | null;
         };
         /**
-         * @description `POST /api/v1/join-tokens`: lets one host join, once.
+         * @description Request of `POST /api/v1/join-tokens`: allows one host to join, once.
          * @example {
          *       "host": "host-a",
          *       "minutes": 60
          *     }
          */
         JoinGrant: {
-            /** @description Its agent's address. */
+            /** @description Address of the host's agent. */
             address?: string | null;
-            /** @description The host's name. */
+            /** @description Name of the host. */
             host: string;
             /**
              * Format: int32
-             * @description How long it is good for.
+             * @description Validity in minutes.
              */
             minutes?: number;
         };
         /**
-         * @description `POST /api/v1/join`: the token in it says that the host may.
+         * @description Request of `POST /api/v1/join`. The join token in it authenticates the host.
          * @example {
          *       "address": "https://10.0.0.13:7700",
          *       "host": "host-c",
@@ -2028,19 +2111,19 @@ export interface components {
          *     }
          */
         JoinRequest: {
-            /** @description The host's agent's address; none: the one that the token was made with. */
+            /** @description Address of the host's agent; absent: the address in the token. */
             address?: string | null;
-            /** @description Ignored: a certificate has the host's name and the agent's address of the join token. */
+            /** @description Ignored: a certificate contains the host name and agent address of the join token. */
             addresses?: (string)[];
-            /** @description The host's name, as the token was made for. */
+            /** @description Name of the host, which the token was created for. */
             host: string;
-            /** @description A certificate signing request, PEM (PKCS #10): its key never leaves the host. */
+            /** @description Certificate signing request, PEM (PKCS #10). The private key never leaves the host. */
             request: string;
-            /** @description The join token, as it was made. */
+            /** @description Join token, unchanged. */
             token: string;
         };
         /**
-         * @description The answer to a [`JoinGrant`]: the one time that its secret is told.
+         * @description Response to a [`JoinGrant`]. It is the only response that contains the secret.
          * @example {
          *       "address": "https://10.0.0.13:7700",
          *       "expires_unix_ms": 1795448570237,
@@ -2052,7 +2135,7 @@ export interface components {
          *     }
          */
         JoinToken: components["schemas"]["JoinTokenInfo"] & {
-            /** @description What `godwit host join` is given. */
+            /** @description Token for `godwit host join`. */
             token: string;
         };
         /**
@@ -2068,31 +2151,31 @@ export interface components {
          *     }
          */
         JoinTokenInfo: {
-            /** @description Its agent's address, where that is fixed. */
+            /** @description Address of the host's agent, if it is fixed. */
             address?: string | null;
             /**
              * Format: int64
-             * @description Until when it is good.
+             * @description Expiry time.
              */
             expires_unix_ms: number;
-            /** @description The host that may join by it. */
+            /** @description Host that may join with the token. */
             host: string;
-            /** @description Names it. */
+            /** @description ID of the token. */
             id: string;
             made_by: string;
             /**
              * Format: int64
-             * @description When it was made.
+             * @description Creation time.
              */
             made_unix_ms: number;
             /**
              * Format: int64
-             * @description When a host joined by it; none: none has.
+             * @description Time at which the host joined; absent if the token is unused.
              */
             used_unix_ms?: number | null;
         };
         /**
-         * @description The answer to a [`JoinRequest`].
+         * @description Response to a [`JoinRequest`].
          * @example {
          *       "address": "https://10.0.0.13:7700",
          *       "authority": "-----BEGIN CERTIFICATE-----\nBASE64\n-----END CERTIFICATE-----\n",
@@ -2100,10 +2183,10 @@ export interface components {
          *     }
          */
         Joined: {
-            /** @description The host's agent's address, as the manager knows it now. */
+            /** @description Address of the host's agent, as the manager stores it. */
             address: string;
             authority: string;
-            /** @description The host's certificate, PEM. */
+            /** @description Certificate of the host, PEM. */
             certificate: string;
         };
         /** @description What one path between the two hosts carries while a migration runs. */
@@ -2115,7 +2198,7 @@ export interface components {
             bytes: number;
             /**
              * Format: double
-             * @description The same a second, since progress was told before.
+             * @description Bytes per second since the previous progress.
              */
             bytes_per_s: number;
             /** @description The source's address; none: the kernel's choice. */
@@ -2148,7 +2231,8 @@ export interface components {
             to: string;
             /**
              * Format: int32
-             * @description The MTU of its interface, bytes, where packets of that size were found to vanish while small ones passed; its streams went on
+             * @description The MTU of its interface, bytes, where packets of that size were found to vanish while small
+             *     ones passed; its streams went on
              *     with small ones.
              */
             vanishing_mtu?: number | null;
@@ -2175,30 +2259,31 @@ export interface components {
          * @enum {string}
          */
         LanesKnownBy: "probe" | "migration";
-        /** @description The manager that leads. */
+        /** @description The leading manager. */
         Leader: {
-            /** @description Where its API is. */
+            /** @description Address of its API. */
             address: string;
-            /** @description Whether it is the one that answers. */
+            /** @description Whether it is the manager that answered. */
             is_self: boolean;
             /** @description Its name. */
             name: string;
         };
-        /** @description Moves at a time over a link, in each direction. */
+        /** @description Concurrent moves over a link, in each direction. */
         LinkMoves: {
             /**
              * Format: int64
-             * @description From this speed on, bits per second; none: the speed is not known.
+             * @description Lowest link speed of this entry, in bits per second; absent: the speed is unknown.
              */
             bits_per_s?: number | null;
             /**
              * Format: int32
-             * @description So many.
+             * @description Number of moves.
              */
             moves: number;
         };
         /**
-         * @description A directory of disks, by its path. Whether it is the same storage at two hosts they alone know. `GET /api/v1/vms?datastore=PATH` has its VMs.
+         * @description A directory with disks, by its path. Only the hosts know whether two of them share the storage.
+         *     `GET /api/v1/vms?datastore=PATH` lists its VMs.
          * @example {
          *       "hosts": [
          *         {
@@ -2212,18 +2297,18 @@ export interface components {
          *     }
          */
         ManagedDatastore: {
-            /** @description Hosts that have it, by name: it is one of their `vm_dirs`, or a VM there has a disk in it. */
+            /** @description Hosts that have the datastore, by name: it is in their `vm_dirs`, or a VM has a disk in it. */
             hosts: components["schemas"]["DatastoreAtHost"][];
-            /** @description Its path, by which limits name it too. */
+            /** @description Path of the directory; limits refer to the datastore by the same path. */
             name: string;
             /**
              * Format: int64
-             * @description VMs with a disk in it.
+             * @description VMs with a disk in the datastore.
              */
             vms: number;
         };
         /**
-         * @description `GET /api/v1/hosts/{host}`.
+         * @description Response of `GET /api/v1/hosts/{host}`.
          * @example {
          *       "address": "https://10.0.0.11:7700",
          *       "heard_unix_ms": 1795444970339,
@@ -2247,28 +2332,32 @@ export interface components {
         ManagedHost: components["schemas"]["HostSummary"] & {
             /**
              * Format: int64
-             * @description When it was heard last, milliseconds since 1970.
+             * @description Time of the last report, in milliseconds since 1970.
              */
             heard_unix_ms?: number | null;
             info?: components["schemas"]["HostInfo"] | null;
             /**
              * Format: int64
-             * @description What its link carries, bits per second, as somebody said; none: nobody did, and two moves at a time are taken for it.
+             * @description Configured speed of the host's link, in bits per second; absent: unknown, and two concurrent
+             *     moves are assumed to be safe.
              */
             link_bits_per_s?: number | null;
             /**
              * Format: int32
-             * @description Moves out of it and into it at a time, as somebody said; none: by the link.
+             * @description Configured limit of concurrent moves out of the host and into it; absent: determined by the
+             *     link.
              */
             most_moves?: number | null;
             /**
              * Format: int64
-             * @description Reports of its agent that were refused since this manager began: `fault` says why the last one was.
+             * @description Reports of the agent refused since this manager started; `fault` gives the reason for the
+             *     last one.
              */
             refused_reports?: number;
         };
         /**
-         * @description A network, by the name that hosts give it in their configurations. `GET /api/v1/vms?network=NAME` has its VMs.
+         * @description A network, by its name in the configurations of the hosts. `GET /api/v1/vms?network=NAME` lists
+         *     its VMs.
          * @example {
          *       "hosts": [
          *         {
@@ -2285,17 +2374,17 @@ export interface components {
          *     }
          */
         ManagedNetwork: {
-            /** @description Hosts that have it, by name; empty: VMs name it, and no host has it any more. */
+            /** @description Hosts that have the network, by name; empty if VMs refer to it but no host has it any more. */
             hosts: components["schemas"]["NetworkAtHost"][];
             name: string;
             /**
              * Format: int64
-             * @description VMs with an interface in it.
+             * @description VMs with a NIC in the network.
              */
             vms: number;
         };
         /**
-         * @description `GET /api/v1/vms/{vm}`: what is planned, and what is.
+         * @description Response of `GET /api/v1/vms/{vm}`: the desired and the actual state.
          * @example {
          *       "also_at": [],
          *       "host": "host-a",
@@ -2340,23 +2429,26 @@ export interface components {
          *     }
          */
         ManagedVm: components["schemas"]["VmSummary"] & {
-            /** @description Other hosts that have something of that name: a shadow, or, where `in_doubt`, a second half of it. */
+            /**
+             * @description Other hosts that have a VM with that name: a shadow VM or, if `in_doubt`, the other half of
+             *     a hand-over.
+             */
             also_at?: string[];
-            /** @description As its host tells it. */
+            /** @description Report of the host. */
             info: components["schemas"]["VmInfo"];
             planned?: components["schemas"]["PlannedPower"] | null;
         };
         /**
-         * @description `GET /api/v1/me`: who asks, as the manager knows them.
+         * @description Response of `GET /api/v1/me`: the authenticated user.
          * @example {
          *       "name": "ana",
          *       "role": "operator"
          *     }
          */
         Me: {
-            /** @description As the audit log names them. */
+            /** @description Name of the user, as in the audit log. */
             name: string;
-            /** @description What they may. */
+            /** @description Role of the user. */
             role: components["schemas"]["Role"];
         };
         /**
@@ -2372,7 +2464,7 @@ export interface components {
             size: components["schemas"]["ByteSize"];
         };
         /**
-         * @description `GET /api/v1/moves/{id}`.
+         * @description Response of `GET /api/v1/moves/{id}`.
          * @example {
          *       "asked_by": "ana",
          *       "asked_unix_ms": 1795444970237,
@@ -2383,7 +2475,7 @@ export interface components {
          *       "priority": "normal",
          *       "state": "waiting",
          *       "to": "host-b",
-         *       "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+         *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
          *       "vm": "web",
          *       "waits": {
          *         "code": "source-limit",
@@ -2392,52 +2484,52 @@ export interface components {
          *     }
          */
         Move: {
-            /** @description Who asked for it. */
+            /** @description User who requested the move. */
             asked_by: string;
             /**
              * Format: int64
-             * @description When.
+             * @description Time of the request.
              */
             asked_unix_ms: number;
             /**
              * Format: int32
-             * @description Times that it was begun.
+             * @description Number of attempts.
              */
             attempts: number;
-            /** @description The drain that it is part of. */
+            /** @description Drain that the move belongs to. */
             drain?: string | null;
             /**
              * Format: int64
-             * @description When it was over.
+             * @description End time.
              */
             ended_unix_ms?: number | null;
             failure?: components["schemas"]["Fault"] | null;
-            /** @description The host that it leaves. */
+            /** @description Source host. */
             from: string;
-            /** @description Names it; also names the migration at the source's agent, with the attempt behind it. */
+            /** @description ID of the move. Followed by the attempt, it is also the migration ID at the source's agent. */
             id: string;
-            /** @description The migration at the source's agent. */
+            /** @description Migration ID at the source's agent. */
             migration?: string | null;
-            /** @description How soon it is to come. */
+            /** @description Priority in the queue. */
             priority: components["schemas"]["MovePriority"];
             progress?: components["schemas"]["Progress"] | null;
             report?: components["schemas"]["Report"] | null;
             /**
              * Format: int64
-             * @description When it began to run, the last attempt.
+             * @description Start time of the last attempt.
              */
             started_unix_ms?: number | null;
-            /** @description Where it is. */
+            /** @description State of the move. */
             state: components["schemas"]["MoveState"];
-            /** @description The host that it goes to; none: not chosen yet. */
+            /** @description Target host; absent until one is chosen. */
             to?: string | null;
-            /** @description Why that one, where the manager chose. */
+            /** @description Reason for the target, if the manager chose it. */
             to_reason?: string | null;
             vm: string;
             waits?: components["schemas"]["Waits"] | null;
         };
         /**
-         * @description `GET /api/v1/limits`: how many moves may run at a time, as it holds now. 0 lets nothing begin.
+         * @description Response of `GET /api/v1/limits`: the current limits for concurrent moves. 0 prevents new moves.
          * @example {
          *       "by_link": [
          *         {
@@ -2466,19 +2558,19 @@ export interface components {
          */
         MoveLimits: {
             /**
-             * @description What a host's link makes of it, slowest first.
+             * @description Limits derived from the speed of a host's link, slowest first.
              * @default []
              */
             by_link?: components["schemas"]["LinkMoves"][];
             /**
-             * @description Datastores with a number of their own, by path.
+             * @description Limits of single datastores, by path.
              * @default {}
              */
             datastores?: {
                 [key: string]: number;
             };
             /**
-             * @description Hosts with numbers of their own: by `most_moves` of the host, or by the manager's configuration.
+             * @description Limits of single hosts, from `most_moves` of the host or the manager's configuration.
              * @default {}
              */
             hosts?: {
@@ -2486,36 +2578,36 @@ export interface components {
             };
             /**
              * Format: int32
-             * @description In all; none: no limit.
+             * @description Moves in the cluster; absent: unlimited.
              * @default null
              */
             in_all?: number | null;
             /**
              * Format: int32
-             * @description Into each host that has no number of its own; none: by its link.
+             * @description Moves into each host without a limit of its own; absent: determined by the host's link.
              * @default null
              */
             into_host?: number | null;
             /**
              * Format: int32
-             * @description Out of each host that has no number of its own; none: by its link.
+             * @description Moves out of each host without a limit of its own; absent: determined by the host's link.
              * @default null
              */
             out_of_host?: number | null;
             /**
              * Format: int32
-             * @description Of VMs with disks on one datastore, where it has no number of its own.
+             * @description Moves of VMs with disks on the same datastore, for datastores without a limit of their own.
              * @default 0
              */
             per_datastore?: number;
         };
         /**
-         * @description How soon a move is to come.
+         * @description Priority of a move in the queue.
          * @enum {string}
          */
         MovePriority: "low" | "normal" | "high" | "urgent";
         /**
-         * @description `GET /api/v1/moves/{id}/samples`: of the last attempt.
+         * @description Response of `GET /api/v1/moves/{id}/samples`, for the last attempt.
          * @example {
          *       "id": "v6b0450ea-9781d5ce",
          *       "migration": "v6b0450ea-9781d5ce-1",
@@ -2560,42 +2652,48 @@ export interface components {
          *     }
          */
         MoveSamples: {
-            /** @description The move. */
+            /** @description ID of the move. */
             id: string;
-            /** @description The migration at the source's agent; none: nothing is kept of it, since it has not begun, is long over, or began under another manager. */
+            /**
+             * @description Migration ID at the source's agent; absent if nothing is stored: the migration has not
+             *     started, ended long ago, or started under another manager.
+             */
             migration?: string | null;
-            /** @description The phases that it came to. */
+            /** @description Phases of the migration. */
             phases: components["schemas"]["PhaseMark"][];
-            /** @description How far it was, 600 times at most: of a longer one fewer for each second. A round trip to the guest is the longest since the sample before. */
+            /**
+             * @description Progress over time, at most 600 samples: a longer migration has fewer samples per second.
+             *     The round trip to the guest is the longest one since the previous sample.
+             */
             samples: components["schemas"]["Progress"][];
             /**
              * Format: int64
-             * @description When that was asked for, milliseconds since 1970.
+             * @description Time at which the migration was requested, in milliseconds since 1970.
              */
             started_unix_ms?: number | null;
         };
         /**
-         * @description Where a move is.
+         * @description State of a move.
          * @enum {string}
          */
         MoveState: "waiting" | "starting" | "running" | "done" | "failed" | "cancelled";
-        /** @description What a host reports of a VM's name. */
+        /** @description Claim of a host to a VM's name. */
         NameClaim: {
             /**
              * Format: int64
-             * @description The epoch in which the host says it owns it; none: it has not been heard.
+             * @description Epoch in which the host claims ownership; absent if the host has not reported yet.
              */
             epoch?: number | null;
-            /** @description The host. */
+            /** @description Name of the host. */
             host: string;
-            /** @description The guest's incarnation. */
+            /** @description Incarnation of the guest. */
             incarnation?: string;
             state?: components["schemas"]["VmState"] | null;
-            /** @description The guest's uuid; none: the host reports none. */
+            /** @description UUID of the guest; absent if the host reports none. */
             uuid?: string | null;
         };
         /**
-         * @description A VM's name that other hosts than its own claim, without a move that explains it.
+         * @description A VM name that several hosts claim without a move that explains it.
          * @example {
          *       "claims": [
          *         {
@@ -2617,30 +2715,30 @@ export interface components {
          *     }
          */
         NameConflict: {
-            /** @description What the others report. */
+            /** @description Claims of the other hosts. */
             claims: components["schemas"]["NameClaim"][];
-            /** @description The host that holds it: operations on the VM go there. */
+            /** @description Host that holds the name: operations on the VM go there. */
             holder: components["schemas"]["NameClaim"];
-            /** @description The name. */
+            /** @description Name of the VM. */
             vm: string;
         };
-        /** @description A baseline by name that all hosts could have. */
+        /** @description A named baseline that all hosts satisfy. */
         NamedCpu: {
-            /** @description What `-cpu` would take. */
+            /** @description Value for QEMU's `-cpu`. */
             cpu_model: string;
-            /** @description A level of the psABI, or a generation's model. */
+            /** @description A psABI level, or the model of a CPU generation. */
             name: string;
         };
-        /** @description A network at a host. */
+        /** @description A network on a host. */
         NetworkAtHost: {
-            /** @description The bridge that taps join there. */
+            /** @description Bridge that the tap devices join on that host. */
             bridge: string;
-            /** @description The host. */
+            /** @description Name of the host. */
             host: string;
         };
         /** @description A network of a host. */
         NetworkInfo: {
-            /** @description The bridge that taps join. */
+            /** @description Bridge that the tap devices join. */
             bridge: string;
         };
         /** @description A network interface as its user describes it. */
@@ -2687,9 +2785,9 @@ export interface components {
             /** @description Those times by their length; classes that nobody waited in are left out. */
             waits?: components["schemas"]["WaitClass"][];
         };
-        /** @description What a VM that runs already lacks of its memory. */
+        /** @description Memory that a running VM still has to receive. */
         PageInState: {
-            /** @description Whether they come at the moment: not while the link to the source is cut. */
+            /** @description Whether pages arrive now; false while the link to the source is interrupted. */
             connected: boolean;
             /**
              * Format: int64
@@ -2698,376 +2796,384 @@ export interface components {
             missing_pages: number;
         };
         /**
-         * @description Whether the guest may run at the destination while pages of its memory are still at the source. It then needs both hosts, and the
+         * @description Whether the guest may run at the destination while pages of its memory are still at the source.
+         *     It then needs both hosts, and the
          *     link between them, until the last page has been fetched.
          * @enum {string}
          */
         PageInUse: "never" | "allowed" | "now";
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_AuditEntry: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description From where. */
+                /** @description Address of the client. */
                 from?: string | null;
-                /** @description What was made by it, with its id or name. */
+                /** @description Created object, with its ID or name. */
                 made?: string | null;
-                /** @description How it ended. */
+                /** @description Outcome of the request. */
                 outcome: components["schemas"]["AuditOutcome"];
-                /** @description Why it was refused. */
+                /** @description Reason for the refusal. */
                 reason?: string | null;
                 role?: components["schemas"]["Role"] | null;
                 /** Format: int32 */
                 status: number;
-                /** @description The id of its token: names may be those of several. */
+                /** @description ID of the token, because several tokens can have the same name. */
                 token?: string | null;
                 /**
                  * Format: int64
-                 * @description When, milliseconds since 1970.
+                 * @description Time of the request, in milliseconds since 1970.
                  */
                 unix_ms: number;
-                /** @description What: a method and a path; `500 more requests` for those of nobody's that were counted. */
+                /** @description Method and path; `500 more requests` for unauthenticated requests that were only counted. */
                 what: string;
-                /** @description Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known. */
+                /**
+                 * @description User: the name of a token, an OIDC subject or the name of a certificate; `nobody` if
+                 *     unknown.
+                 */
                 who: string;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_BaselineVm: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description What it has that the baseline has not: until then it can't go to every host. */
+                /** @description Features that the VM has beyond the baseline; with them it cannot move to every host. */
                 beyond?: string[];
-                /** @description The model that it was started with. */
+                /** @description CPU model that the VM was started with. */
                 cpu_model: string;
-                /** @description The host that has it. */
+                /** @description Host that has the VM. */
                 host: string;
-                /** @description What it would get. */
+                /** @description Features that the VM would gain. */
                 lacks?: string[];
                 vm: string;
-                /** @description The same in one line, or that nobody says what its model holds. */
+                /** @description Explanation in one line; also given if the features of the VM's model are unknown. */
                 why: string;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_Drain: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description Who asked for it. */
+                /** @description User who requested the drain. */
                 asked_by: string;
                 /**
                  * Format: int64
-                 * @description When.
+                 * @description Time of the request.
                  */
                 asked_unix_ms: number;
                 /**
                  * Format: int64
-                 * @description When it was over.
+                 * @description End time.
                  */
                 ended_unix_ms?: number | null;
                 /**
                  * Format: int64
-                 * @description When all that can go are foreseen to be gone, milliseconds since 1970, as far as is known now.
+                 * @description Predicted time at which all VMs that can move have left, in milliseconds since 1970, from
+                 *     current knowledge.
                  */
                 eta_unix_ms?: number | null;
-                /** @description The host that is emptied. */
+                /** @description Host that is drained. */
                 host: string;
-                /** @description Names it. */
+                /** @description ID of the drain. */
                 id: string;
-                /** @description Where it is. */
+                /** @description State of the drain. */
                 state: components["schemas"]["DrainState"];
                 vms: components["schemas"]["DrainVm"][];
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_HostSummary: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
                 address: string;
-                /** @description What its agent reported that no agent reports, or that is more than the manager takes. */
+                /** @description Error in a report of its agent: an invalid value, or more than the manager accepts. */
                 fault?: string | null;
-                /** @description What an operator named it by. */
+                /** @description Labels set by an operator. */
                 labels?: {
                     [key: string]: string;
                 };
-                /** @description What it lacks of the cluster's CPU baseline, as far as it has told: no VM is moved there. */
+                /** @description Features of the cluster's CPU baseline that the host is known to lack. No VM is moved to it. */
                 lacks_of_baseline?: string[];
                 /**
                  * Format: double
-                 * @description Its load over the last minute, as its agent told last.
+                 * @description Load average over the last minute, from the last report.
                  */
                 load_average_1min?: number;
                 /**
                  * Format: int32
-                 * @description Its logical cores; 0 until it has been heard.
+                 * @description Logical cores; 0 until the host has reported.
                  */
                 logical_cores?: number;
-                /** @description Whether it is being emptied, or empty and to stay so. */
+                /** @description Whether the host is in maintenance mode: draining, or drained and accepting no VMs. */
                 maintenance: boolean;
                 /**
                  * Format: int64
-                 * @description Guest memory that it can still give, bytes.
+                 * @description Guest memory available, in bytes.
                  */
                 memory_available_bytes: number;
                 /**
                  * Format: int64
-                 * @description Guest memory that it has promised, bytes.
+                 * @description Guest memory committed to VMs, in bytes.
                  */
                 memory_committed_bytes: number;
                 /**
                  * Format: int64
-                 * @description Its memory in all, bytes; 0 until it has been heard.
+                 * @description Total memory in bytes; 0 until the host has reported.
                  */
                 memory_total_bytes?: number;
                 /**
                  * Format: int64
-                 * @description Moves that arrive there now.
+                 * @description Incoming moves that run now.
                  */
                 moves_in: number;
                 /**
                  * Format: int64
-                 * @description Moves that leave it now.
+                 * @description Outgoing moves that run now.
                  */
                 moves_out: number;
                 name: string;
-                /** @description Why it is away, as far as is known. */
+                /** @description Known reason why the host is unreachable. */
                 reason?: string | null;
-                /** @description Whether its agent is heard. */
+                /** @description State of the host's agent. */
                 state: components["schemas"]["HostState"];
                 /** Format: int64 */
                 vms: number;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_ManagedDatastore: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description Hosts that have it, by name: it is one of their `vm_dirs`, or a VM there has a disk in it. */
+                /** @description Hosts that have the datastore, by name: it is in their `vm_dirs`, or a VM has a disk in it. */
                 hosts: components["schemas"]["DatastoreAtHost"][];
-                /** @description Its path, by which limits name it too. */
+                /** @description Path of the directory; limits refer to the datastore by the same path. */
                 name: string;
                 /**
                  * Format: int64
-                 * @description VMs with a disk in it.
+                 * @description VMs with a disk in the datastore.
                  */
                 vms: number;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_ManagedNetwork: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description Hosts that have it, by name; empty: VMs name it, and no host has it any more. */
+                /** @description Hosts that have the network, by name; empty if VMs refer to it but no host has it any more. */
                 hosts: components["schemas"]["NetworkAtHost"][];
                 name: string;
                 /**
                  * Format: int64
-                 * @description VMs with an interface in it.
+                 * @description VMs with a NIC in the network.
                  */
                 vms: number;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_Move: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description Who asked for it. */
+                /** @description User who requested the move. */
                 asked_by: string;
                 /**
                  * Format: int64
-                 * @description When.
+                 * @description Time of the request.
                  */
                 asked_unix_ms: number;
                 /**
                  * Format: int32
-                 * @description Times that it was begun.
+                 * @description Number of attempts.
                  */
                 attempts: number;
-                /** @description The drain that it is part of. */
+                /** @description Drain that the move belongs to. */
                 drain?: string | null;
                 /**
                  * Format: int64
-                 * @description When it was over.
+                 * @description End time.
                  */
                 ended_unix_ms?: number | null;
                 failure?: components["schemas"]["Fault"] | null;
-                /** @description The host that it leaves. */
+                /** @description Source host. */
                 from: string;
-                /** @description Names it; also names the migration at the source's agent, with the attempt behind it. */
+                /** @description ID of the move. Followed by the attempt, it is also the migration ID at the source's agent. */
                 id: string;
-                /** @description The migration at the source's agent. */
+                /** @description Migration ID at the source's agent. */
                 migration?: string | null;
-                /** @description How soon it is to come. */
+                /** @description Priority in the queue. */
                 priority: components["schemas"]["MovePriority"];
                 progress?: components["schemas"]["Progress"] | null;
                 report?: components["schemas"]["Report"] | null;
                 /**
                  * Format: int64
-                 * @description When it began to run, the last attempt.
+                 * @description Start time of the last attempt.
                  */
                 started_unix_ms?: number | null;
-                /** @description Where it is. */
+                /** @description State of the move. */
                 state: components["schemas"]["MoveState"];
-                /** @description The host that it goes to; none: not chosen yet. */
+                /** @description Target host; absent until one is chosen. */
                 to?: string | null;
-                /** @description Why that one, where the manager chose. */
+                /** @description Reason for the target, if the manager chose it. */
                 to_reason?: string | null;
                 vm: string;
                 waits?: components["schemas"]["Waits"] | null;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_NameConflict: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description What the others report. */
+                /** @description Claims of the other hosts. */
                 claims: components["schemas"]["NameClaim"][];
-                /** @description The host that holds it: operations on the VM go there. */
+                /** @description Host that holds the name: operations on the VM go there. */
                 holder: components["schemas"]["NameClaim"];
-                /** @description The name. */
+                /** @description Name of the VM. */
                 vm: string;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_RuleInfo: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description VMs that it names and that no host tells of. */
+                /** @description VMs of the rule that no host reports. */
                 absent?: string[];
-                /** @description They, by name: in a list and in events the first of them. */
+                /** @description VMs that violate the rule, by name. Lists and events contain only the first ones. */
                 broken_by?: components["schemas"]["RuleBreaker"][];
                 /**
                  * Format: int64
-                 * @description VMs by which it is broken.
+                 * @description Number of VMs that violate the rule.
                  */
                 broken_by_count: number;
                 hosts?: components["schemas"]["RuleHosts"] | null;
-                /** @description What it asks for. */
+                /** @description Constraint of the rule. */
                 kind: components["schemas"]["RuleKind"];
                 name: string;
-                /** @description Whether it is kept, by where hosts told last that VMs are. */
+                /** @description Whether the rule is satisfied, by the last reports of the hosts. */
                 state: components["schemas"]["RuleState"];
-                /** @description Whether it may be broken. */
+                /** @description Whether the rule may be violated. */
                 strength: components["schemas"]["RuleStrength"];
-                /** @description The VMs that it is for. */
+                /** @description VMs that the rule applies to. */
                 vms: string[];
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
         };
-        /** @description A page of a list, in the order of the items' names or times. */
+        /** @description A page of a list, ordered by name or time of the items. */
         Page_VmSummary: {
-            /** @description What is on it. */
+            /** @description Items of the page. */
             items: {
-                /** @description Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended. */
+                /**
+                 * @description Other hosts that run a VM with this name at the same time: two guests, one of which must be
+                 *     stopped.
+                 */
                 also_runs_at?: string[];
                 /**
-                 * @description Other hosts that claim this name, and nothing that the manager or its host did explains it. Operations on the
-                 *     VM go to `host`.
+                 * @description Other hosts that claim this name without an explanation in the actions of the manager or of
+                 *     the VM's host. Operations on the VM go to `host`.
                  */
                 conflicts?: string[];
-                /** @description The host that runs it, or has it. */
+                /** @description Host that runs the VM, or has it. */
                 host: string;
-                /** @description Whether it is not known which host may run it. */
+                /** @description Whether it is unknown which host may run the VM. */
                 in_doubt?: boolean;
-                /** @description Whether its host's agent was heard lately: else this is what was heard last. */
+                /** @description Whether the host's agent is reachable. If not, this is its last report. */
                 is_current: boolean;
-                /** @description What an operator named it by. */
+                /** @description Labels set by an operator. */
                 labels?: {
                     [key: string]: string;
                 };
                 /**
                  * Format: int64
-                 * @description Its memory, bytes.
+                 * @description Memory in bytes.
                  */
                 memory_bytes: number;
-                /** @description The move that has it, or waits for its turn. */
+                /** @description ID of the move that runs or waits for this VM. */
                 move?: string | null;
                 name: string;
-                /** @description What is known about how it came into that state. */
+                /** @description Known cause of the state. */
                 reason?: string | null;
-                /** @description What it does. */
+                /** @description State of the VM. */
                 state: components["schemas"]["VmState"];
                 /**
                  * Format: int32
-                 * @description Its virtual CPUs.
+                 * @description Number of virtual CPUs.
                  */
                 vcpus: number;
             }[];
-            /** @description What the next page is asked for by (`cursor=`); none: this is the last. */
+            /** @description Cursor of the next page (`cursor=`); absent on the last page. */
             next?: string | null;
             /**
              * Format: int64
-             * @description All that the request's filter lets through, on whatever page.
+             * @description Number of items that match the request's filter, on all pages.
              * @example 1
              */
             total: number;
@@ -3078,18 +3184,18 @@ export interface components {
          * @enum {string}
          */
         Phase: "preflight" | "prepare" | "pre-copy" | "reconnect" | "convergence" | "switchover" | "page-in" | "announce" | "report";
-        /** @description When a migration came to a phase. */
+        /** @description Start of a phase of a migration. */
         PhaseMark: {
             /**
              * Format: double
-             * @description Since the migration was asked for, milliseconds, when it was first heard of.
+             * @description First observation of the phase, in milliseconds since the migration was requested.
              */
             at_ms: number;
-            /** @description The phase. */
+            /** @description Phase. */
             phase: components["schemas"]["Phase"];
             /**
              * Format: int32
-             * @description The round that it was in.
+             * @description Round in which the phase began.
              */
             round: number;
         };
@@ -3103,46 +3209,46 @@ export interface components {
             /** @description The phase. */
             phase: components["schemas"]["Phase"];
         };
-        /** @description Of what a host's points are. */
+        /** @description Components of a host's placement score. */
         PlacementScore: {
             /**
              * Format: double
-             * @description For a clone of the VM that is there, at most 5.
+             * @description Points for a clone of the VM on the host, at most 5.
              */
             clones: number;
             /**
              * Format: double
-             * @description For cores that are idle, at most 30.
+             * @description Points for idle cores, at most 30.
              */
             cpu: number;
             /**
              * Format: double
-             * @description For few that arrive, at most 15.
+             * @description Points for few incoming moves, at most 15.
              */
             lanes: number;
             /**
              * Format: double
-             * @description For memory that is left, at most 40.
+             * @description Points for remaining memory, at most 40.
              */
             memory: number;
             /**
              * Format: double
-             * @description What broken `should` rules take.
+             * @description Deduction for violated `should` rules.
              */
             rules: number;
             /**
              * Format: double
-             * @description All of them together, at most 100.
+             * @description Total, at most 100.
              */
             total: number;
             /**
              * Format: double
-             * @description For few vCPUs a core, at most 10.
+             * @description Points for few vCPUs per core, at most 10.
              */
             vcpus: number;
         };
         /**
-         * @description Whether a VM shall run.
+         * @description Desired power state of a VM.
          * @enum {string}
          */
         PlannedPower: "on" | "off";
@@ -3177,7 +3283,7 @@ export interface components {
             wire_bytes: number;
         };
         /**
-         * @description `GET /api/v1/vms/{vm}/preflight`.
+         * @description Response of `GET /api/v1/vms/{vm}/preflight`.
          * @example {
          *       "checks": [
          *         {
@@ -3206,65 +3312,65 @@ export interface components {
             /** @enum {string} */
             kind: "ranking";
         });
-        /** @description A VM and all hosts: where it can go, best first, and where it can't. */
+        /** @description Preflight result for a VM and all hosts: eligible hosts, best first, and ineligible ones. */
         PreflightRanking: {
             best?: components["schemas"]["PreflightReport"] | null;
-            /** @description Hosts that can take it, best first. */
+            /** @description Eligible hosts, best first. */
             fits: components["schemas"]["RankedHost"][];
-            /** @description The host that has it. */
+            /** @description Host that has the VM. */
             from: string;
-            /** @description What keeps it from going anywhere; empty: nothing. */
+            /** @description Failed checks that rule out every target; empty if there are none. */
             immovable: components["schemas"]["Check"][];
-            /** @description The others, by name. */
+            /** @description Ineligible hosts, by name. */
             ruled_out: components["schemas"]["RuledOutHost"][];
-            /** @description The VM. */
+            /** @description Name of the VM. */
             vm: string;
         };
-        /** @description A VM and a target, every check named. */
+        /** @description Preflight result for a VM and a target host, with every check. */
         PreflightReport: {
-            /** @description Every one of them. */
+            /** @description All checks. */
             checks: components["schemas"]["Check"][];
-            /** @description The host that has it. */
+            /** @description Host that has the VM. */
             from: string;
             prediction?: components["schemas"]["DryRun"] | null;
-            /** @description The host that it would go to. */
+            /** @description Target host. */
             to: string;
-            /** @description The worst of the checks. */
+            /** @description Worst result of the checks. */
             verdict: components["schemas"]["Verdict"];
-            /** @description The VM. */
+            /** @description Name of the VM. */
             vm: string;
         };
         /**
-         * @description The body of every answer that is not a success: `application/problem+json`.
+         * @description Body of every unsuccessful response: `application/problem+json`.
          * @example {
          *       "code": "not-found",
          *       "detail": "no VM \"web\"",
          *       "remedy": "see `godwit vm list`",
          *       "status": 404,
-         *       "title": "There is no such thing",
+         *       "title": "Not found",
          *       "type": "urn:godwit:problem:not-found"
          *     }
          */
         Problem: {
-            /** @description The code of the agent that refused. */
+            /** @description Error code of the agent that refused the request. */
             cause?: string | null;
-            /** @description The checks that say no, where preflight does. */
+            /** @description Failed preflight checks, if the code is `preflight`. */
             checks?: components["schemas"]["Check"][];
             /** @description Stable code for programs. */
             code: components["schemas"]["ProblemCode"];
-            /** @description What failed and why, one line. */
+            /** @description What failed and why, in one line. */
             detail: string;
-            /** @description What to do about it; empty where the detail says it all. */
+            /** @description How to fix it; empty if `detail` already says it. */
             remedy?: string;
             /** Format: int32 */
             status: number;
-            /** @description What all problems of this type have in common. */
+            /** @description Summary shared by all problems of this type. */
             title: string;
             /** @description `urn:godwit:problem:CODE`. */
             type: string;
         };
         /**
-         * @description Why a request was not carried out. Stable: programs may match on the kebab-case names.
+         * @description Reason why a request failed. Stable: programs may match on the kebab-case names.
          * @enum {string}
          */
         ProblemCode: "invalid-request" | "unauthenticated" | "forbidden" | "not-found" | "method-not-allowed" | "already-exists" | "wrong-state" | "conflict" | "key-reused" | "too-long" | "unsupported-type" | "too-many-requests" | "preflight" | "no-host" | "baseline-unmet" | "host-away" | "host-refused" | "no-leader" | "store-away" | "issuer-away" | "manager-failed" | "unknown";
@@ -3289,12 +3395,15 @@ export interface components {
             elapsed_ms: number;
             /**
              * Format: double
-             * @description Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
+             * @description Time to the end, as far as it can be told: by what was predicted, or by the rates where
+             *     those
+             *     say that it will be later.
              */
             eta_ms?: number | null;
             /**
              * Format: double
-             * @description The longest that the guest took to answer lately, as seen at the source's host: it grows while an answer is missing. None where
+             * @description The longest that the guest took to answer lately, as seen at the source's host: it grows
+             *     while an answer is missing. None where
              *     the specification names no IPv4 address of the guest, or it has not answered yet.
              */
             guest_round_trip_ms?: number | null;
@@ -3328,66 +3437,72 @@ export interface components {
              */
             total_bytes: number;
         };
-        /** @description Settings of QEMU's own migration, for `engine: qemu`. */
+        /** @description Settings of QEMU's built-in migration, for `engine: qemu`. */
         QemuEngineOptions: {
-            /** @description Throttle the vCPUs where the migration does not converge. */
+            /** @description Throttle the vCPUs if the migration does not converge (QEMU's auto-converge). */
             auto_converge?: boolean;
             /**
-             * @description The destination's QEMU runs the guest as soon as it has loaded it, without the source agent's word: half a round
-             *     trip sooner, and a link that breaks at the very end can leave two that run. Post-copy is always so.
+             * @description Let the destination's QEMU run the guest as soon as it has loaded it, without waiting for
+             *     the source agent. This saves half a round trip. If the link breaks at the very end, two
+             *     copies of the guest can run. Post-copy always works this way.
              */
             autostart?: boolean;
-            /** @description `zstd`, `zlib` or `none`, with multifd: QEMU's `multifd-compression`. */
+            /** @description QEMU's `multifd-compression`: `zstd`, `zlib` or `none`. Requires multifd. */
             compression?: string | null;
             /**
              * Format: int32
-             * @description Parallel channels; none: one plain stream.
+             * @description Number of multifd channels; absent: a single stream without multifd.
              */
             multifd_channels?: number | null;
-            /** @description Between hosts that protect what they say: QEMU's own engine may send the guest's memory unprotected all the same. */
+            /** @description Allow QEMU to send guest memory without TLS between hosts that otherwise use TLS. */
             plaintext?: boolean;
-            /** @description Switch to post-copy when the first round is over. */
+            /** @description Switch to post-copy after the first round. */
             postcopy?: boolean;
         };
         /** @description A host that can take the VM. */
         RankedHost: {
-            /** @description `should` rules that it breaks, by name. */
+            /** @description Names of the `should` rules that the placement violates. */
             breaks: string[];
-            /** @description The host. */
+            /** @description Name of the host. */
             host: string;
-            /** @description Its points. */
+            /** @description Placement score. */
             score: components["schemas"]["PlacementScore"];
-            /** @description Why it stands where it does. */
+            /** @description Reason for the rank. */
             why: string;
         };
-        /** @description Memory of a host that arriving guests' pages may be told by. */
+        /** @description Memory of a host that pages of arriving guests may be sent by reference to. */
         ReferencesInfo: {
             /**
              * Format: int64
-             * @description Memory that this takes; it counts as available.
+             * @description Bytes of retained memory; they count as available.
              */
             base_bytes: number;
-            /** @description VMs that left and whose memory is kept for their way back. */
+            /** @description VMs that have left and whose memory is retained for their return. */
             bases: number;
             /**
              * Format: int64
-             * @description Pages of them whose digests are worked out: what is not is worked out when a migration asks for it, which takes time.
+             * @description Pages whose digests are computed. The other digests are computed when a migration needs
+             *     them, which takes time.
              */
             digested_pages: number;
             /**
              * Format: int64
-             * @description Pages of these and of VMs that arrived and run here.
+             * @description Pages of retained memory and of VMs that have arrived and run here.
              */
             pages: number;
         };
         /** @description The report of a migration. Times in milliseconds, sizes in bytes. */
         Report: {
             /**
-             * @description What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report; empty where nothing was
+             * @description What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the
+             *     report; empty where nothing was
              *     sent, and in the log's line.
              */
             bandwidth?: components["schemas"]["BandwidthPoint"][];
-            /** @description The limit that held the migration's pages at its end: the least of its own, its lanes' and its host's. */
+            /**
+             * @description The limit that held the migration's pages at its end: the least of its own, its lanes' and
+             *     its host's.
+             */
             bandwidth_limit?: string | null;
             /**
              * Format: double
@@ -3459,7 +3574,7 @@ export interface components {
             wire_bytes: number;
         };
         /**
-         * @description The list of revoked certificates, as every agent gets it.
+         * @description List of revoked certificates, as every agent receives it.
          * @example {
          *       "certificates": 1,
          *       "list": "-----BEGIN X509 CRL-----\nBASE64\n-----END X509 CRL-----\n",
@@ -3468,16 +3583,16 @@ export interface components {
          */
         RevokedCertificates: {
             certificates: number;
-            /** @description An X.509 revocation list that the cluster's authority has signed, PEM. */
+            /** @description X.509 certificate revocation list signed by the cluster's certificate authority, PEM. */
             list: string;
             /**
              * Format: int64
-             * @description Its number: a later list has a higher one.
+             * @description Number of the list; it increases with each new list.
              */
             number: number;
         };
         /**
-         * @description What the holder of a token may do; each may do what those before it may.
+         * @description Permissions of a token. Each role includes the permissions of those before it.
          * @enum {string}
          */
         Role: "viewer" | "operator" | "admin";
@@ -3495,7 +3610,8 @@ export interface components {
             dirty_pages_per_s: number;
             /**
              * Format: double
-             * @description From the first page looked at to the destination's word that all is applied; to the last page handed to the wire where
+             * @description From the first page looked at to the destination's word that all is applied; to the last
+             *     page handed to the wire where
              *     the next round followed at once.
              */
             duration_ms: number;
@@ -3520,32 +3636,32 @@ export interface components {
              */
             zero_pages: number;
         };
-        /** @description A VM by which a rule is broken. */
+        /** @description A VM that violates a rule. */
         RuleBreaker: {
-            /** @description The host that has it; while it moves, the one that runs it. */
+            /** @description Host that has the VM; during a move, the host that runs it. */
             host: string;
-            /** @description The VM. */
+            /** @description Name of the VM. */
             vm: string;
-            /** @description How it breaks the rule, one line. */
+            /** @description How the VM violates the rule, in one line. */
             why: string;
         };
-        /** @description Hosts by name or by labels. It means a host if either does. */
+        /** @description Hosts selected by name or by labels; either selects a host. */
         RuleHosts: {
             /**
-             * @description Those that have all of these labels.
+             * @description Labels that a host must have, all of them.
              * @default {}
              */
             labels?: {
                 [key: string]: string;
             };
             /**
-             * @description These, whether they are there or not.
+             * @description Host names; the hosts need not exist.
              * @default []
              */
             names?: string[];
         };
         /**
-         * @description A rule, and whether it is kept.
+         * @description A rule and its current state.
          * @example {
          *       "absent": [
          *         "db3"
@@ -3575,50 +3691,50 @@ export interface components {
          *     }
          */
         RuleInfo: {
-            /** @description VMs that it names and that no host tells of. */
+            /** @description VMs of the rule that no host reports. */
             absent?: string[];
-            /** @description They, by name: in a list and in events the first of them. */
+            /** @description VMs that violate the rule, by name. Lists and events contain only the first ones. */
             broken_by?: components["schemas"]["RuleBreaker"][];
             /**
              * Format: int64
-             * @description VMs by which it is broken.
+             * @description Number of VMs that violate the rule.
              */
             broken_by_count: number;
             hosts?: components["schemas"]["RuleHosts"] | null;
-            /** @description What it asks for. */
+            /** @description Constraint of the rule. */
             kind: components["schemas"]["RuleKind"];
             name: string;
-            /** @description Whether it is kept, by where hosts told last that VMs are. */
+            /** @description Whether the rule is satisfied, by the last reports of the hosts. */
             state: components["schemas"]["RuleState"];
-            /** @description Whether it may be broken. */
+            /** @description Whether the rule may be violated. */
             strength: components["schemas"]["RuleStrength"];
-            /** @description The VMs that it is for. */
+            /** @description VMs that the rule applies to. */
             vms: string[];
         };
         /**
-         * @description What a rule asks for, of the VMs that it names.
+         * @description Constraint that a rule places on its VMs.
          * @enum {string}
          */
         RuleKind: "together" | "apart" | "on" | "not-on";
         /**
-         * @description Whether a rule is kept at present.
+         * @description Whether a rule is satisfied now.
          * @enum {string}
          */
         RuleState: "kept" | "broken";
         /**
-         * @description Whether a rule may be broken.
+         * @description Whether a rule may be violated.
          * @enum {string}
          */
         RuleStrength: "must" | "should";
-        /** @description A host that can't take the VM. */
+        /** @description A host that cannot take the VM. */
         RuledOutHost: {
-            /** @description The host. */
+            /** @description Name of the host. */
             host: string;
-            /** @description All that is in the way, one line. */
+            /** @description All reasons, in one line. */
             why: string;
         };
         /**
-         * @description `PUT /api/v1/cpu-baseline`.
+         * @description Request of `PUT /api/v1/cpu-baseline`.
          * @example {
          *       "model": "x86-64-v3",
          *       "without": [
@@ -3628,28 +3744,29 @@ export interface components {
          */
         SetCpuBaseline: {
             /**
-             * @description `computed`: what the hosts have in common; or a level of the psABI (`x86-64-v2`), or a model of QEMU's in a version, with
-             *     `,+feature` and `,-feature` behind it.
+             * @description `computed` for the CPU common to the hosts, a psABI level (`x86-64-v2`), or a versioned QEMU
+             *     model, which `,+feature` and `,-feature` may follow.
              */
             model: string;
-            /** @description Hosts in use that may fall short of it: no VM is moved there from then on. `computed` leaves them out. */
+            /** @description Exempted hosts in use: no VM is moved to them from then on. `computed` ignores them. */
             without?: string[];
         };
         /**
-         * @description `POST /api/v1/vms/{vm}/start`.
+         * @description Request of `POST /api/v1/vms/{vm}/start`.
          * @example {
          *       "skip_preflight": false
          *     }
          */
         StartManagedVm: {
             /**
-             * @description It is started although its CPU model is more than the cluster's baseline: it can't move to every host then.
+             * @description Start the VM even if its CPU model exceeds the cluster's baseline. It then cannot move to
+             *     every host.
              * @default false
              */
             skip_preflight?: boolean;
         };
         /**
-         * @description `POST /api/v1/vms/{vm}/stop`.
+         * @description Request of `POST /api/v1/vms/{vm}/stop`.
          * @example {
          *       "force": false,
          *       "grace_ms": 30000
@@ -3657,19 +3774,21 @@ export interface components {
          */
         StopManagedVm: {
             /**
-             * @description The guest is not asked: its hypervisor is ended at once. What a VM in doubt needs.
+             * @description Terminate the hypervisor immediately, without a shutdown of the guest. Required for a VM in
+             *     doubt.
              * @default false
              */
             force?: boolean;
             /**
              * Format: int64
-             * @description How long the guest may take after the power button, milliseconds, an hour at most; none: the agent's default.
+             * @description Time the guest may take to shut down after the ACPI power button, in milliseconds, at most
+             *     one hour; absent: the agent's default.
              * @default null
              */
             grace_ms?: number | null;
         };
         /**
-         * @description A change as it stands in the stream of server-sent events.
+         * @description A change, as sent in the stream of server-sent events.
          * @example {
          *       "data": "{\"number\":1201,\"unix_ms\":1795444970253,\"kind\":\"vm-gone\",\"data\":\"web\"}",
          *       "event": "vm-gone",
@@ -3677,11 +3796,14 @@ export interface components {
          *     }
          */
         StreamedEvent: {
-            /** @description A ClusterEvent as JSON; null where changes were missed. */
+            /** @description A ClusterEvent as JSON; null if changes were missed. */
             data: string;
-            /** @description The kind of the change; `missed` where changes were missed that are kept no more: ask for everything anew. */
+            /**
+             * @description Kind of the change; `missed` if changes were missed that are no longer stored: query
+             *     everything again.
+             */
             event: string;
-            /** @description The change's number, to go on behind it (`Last-Event-ID`). */
+            /** @description Number of the change, for resuming after it (`Last-Event-ID`). */
             id: string;
         };
         /** @description The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole. */
@@ -3698,7 +3820,8 @@ export interface components {
             flight_ms: number;
             /**
              * Format: double
-             * @description Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+             * @description Guest stopped → last dirty pages handed to the wire (the device state is written
+             *     meanwhile).
              */
             last_pages_ms: number;
             /**
@@ -3731,7 +3854,8 @@ export interface components {
             held_ms: number;
             /**
              * Format: double
-             * @description The least CPU time that a quota left the vCPUs, in percent of what they could take; none without a quota.
+             * @description The least CPU time that a quota left the vCPUs, in percent of what they could take; none
+             *     without a quota.
              */
             least_cpu_percent?: number | null;
             /** @description By what: the quota, where it was used at all; faults may have been before or after. */
@@ -3756,23 +3880,24 @@ export interface components {
         TokenInfo: {
             /**
              * Format: int64
-             * @description Until when it is good.
+             * @description Expiry time.
              */
             expires_unix_ms: number;
-            /** @description Names it. */
+            /** @description ID of the token. */
             id: string;
             made_by: string;
             /**
              * Format: int64
-             * @description When it was made.
+             * @description Creation time.
              */
             made_unix_ms: number;
             name: string;
-            /** @description What it allows. */
+            /** @description Role of the token. */
             role: components["schemas"]["Role"];
         };
         /**
-         * @description `PATCH /api/v1/hosts/{host}`: what is absent stays; of link and most moves null takes back what was set.
+         * @description Request of `PATCH /api/v1/hosts/{host}`. An absent field stays unchanged. Null resets
+         *     `link_bits_per_s` and `most_moves`.
          * @example {
          *       "labels": {
          *         "rack": "r2"
@@ -3781,32 +3906,33 @@ export interface components {
          *     }
          */
         UpdateHost: {
-            /** @description Its agent's address. */
+            /** @description Address of the host's agent. */
             address?: string | null;
-            /** @description What an operator named it by. */
+            /** @description Labels set by an operator. */
             labels?: {
                 [key: string]: string;
             } | null;
             /**
              * Format: int64
-             * @description What its link carries, bits per second.
+             * @description Speed of the host's link, in bits per second.
              * @default null
              */
             link_bits_per_s?: number | null;
             /**
-             * @description Whether it takes no VMs.
+             * @description Whether the host is in maintenance mode and accepts no VMs.
              * @default null
              */
             maintenance?: boolean | null;
             /**
              * Format: int32
-             * @description Moves out of it and into it at a time.
+             * @description Limit of concurrent moves out of the host and into it.
              * @default null
              */
             most_moves?: number | null;
         };
         /**
-         * @description `PATCH /api/v1/limits`: what is absent stays, and null takes back what was set: then the manager's configuration holds.
+         * @description Request of `PATCH /api/v1/limits`. An absent field stays unchanged; null restores the value of
+         *     the manager's configuration.
          * @example {
          *       "datastores": {
          *         "/srv/slow": 2
@@ -3816,83 +3942,86 @@ export interface components {
          *     }
          */
         UpdateLimits: {
-            /** @description Numbers of single datastores, by path; null takes one back. Those that are not named stay. */
+            /** @description Limits of single datastores, by path; null removes one. Datastores that are not listed stay unchanged. */
             datastores?: {
                 [key: string]: number | null;
             };
             /**
              * Format: int32
-             * @description In all.
+             * @description Moves in the cluster.
              * @default null
              */
             in_all?: number | null;
             /**
              * Format: int32
-             * @description Into each host that has no number of its own.
+             * @description Moves into each host without a limit of its own.
              * @default null
              */
             into_host?: number | null;
             /**
              * Format: int32
-             * @description Out of each host that has no number of its own.
+             * @description Moves out of each host without a limit of its own.
              * @default null
              */
             out_of_host?: number | null;
             /**
              * Format: int32
-             * @description Of VMs with disks on one datastore.
+             * @description Moves of VMs with disks on the same datastore.
              * @default null
              */
             per_datastore?: number | null;
         };
         /**
-         * @description How a check came out; the later, the worse for a move.
+         * @description Result of a check, ordered from best to worst.
          * @enum {string}
          */
         Verdict: "pass" | "warn" | "unknown" | "fail";
-        /** @description A VM as one host sees it. */
+        /** @description A VM as one host reports it. */
         VmInfo: {
             /** @description `kvm` or `tcg`. */
             accel: string;
-            /** @description Addresses of its NICs, as the specification names them. */
+            /** @description IP addresses of its NICs, as the specification lists them. */
             addresses: string[];
             /**
              * Format: int64
-             * @description The generation of its ownership: grows with each move.
+             * @description Ownership generation; it increases with each migration.
              */
             epoch: number;
-            /** @description The host's name. */
+            /** @description Name of the host. */
             host: string;
-            /** @description Whether it is not known if this host or another may run it. */
+            /** @description Whether it is unknown which host may run the VM, this one or another. */
             in_doubt?: boolean;
-            /** @description Which life of the VM this is: another one after it was deleted and created again. */
+            /**
+             * @description Identifies this instance of the VM: a VM that is deleted and created again gets a new
+             *     incarnation.
+             */
             incarnation?: string;
-            /** @description The versioned machine type. */
+            /** @description Versioned machine type. */
             machine: string;
             /**
              * Format: int64
-             * @description All memory blocks together.
+             * @description Memory of the VM in bytes, all memory blocks together.
              */
             memory_bytes: number;
-            /** @description The migration that holds it. */
+            /** @description Migration in progress for this VM. */
             migration?: string | null;
-            /** @description Its name, unique on a host. */
+            /** @description Name of the VM, unique on a host. */
             name: string;
             page_in?: components["schemas"]["PageInState"] | null;
             /**
              * Format: int32
-             * @description The hypervisor's process, where there is one.
+             * @description Process ID of the hypervisor, if there is one.
              */
             pid?: number | null;
-            /** @description What is known about how it came into that state (why it failed, what it waits for). */
+            /** @description Known cause of the state: why the VM failed, or what it waits for. */
             reason?: string | null;
-            /** @description The specification it was made from, with everything filled in. */
+            /** @description Specification of the VM, with all defaults filled in. */
             spec: components["schemas"]["VmSpec"];
-            /** @description What it does. */
+            /** @description State of the VM on this host. */
             state: components["schemas"]["VmState"];
             /**
              * Format: int32
-             * @description Virtual CPUs.
+             * @description Number of virtual CPUs.
              */
             vcpus: number;
         };
@@ -3942,7 +4071,7 @@ export interface components {
             vcpus?: number;
         };
         /**
-         * @description What a VM does on this host.
+         * @description State of a VM on a host.
          * @enum {string}
          */
         VmState: "stopped" | "starting" | "running" | "paused" | "stopping" | "migrating-out" | "migrating-in" | "failed";
@@ -3962,38 +4091,41 @@ export interface components {
          *     }
          */
         VmSummary: {
-            /** @description Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended. */
+            /**
+             * @description Other hosts that run a VM with this name at the same time: two guests, one of which must be
+             *     stopped.
+             */
             also_runs_at?: string[];
             /**
-             * @description Other hosts that claim this name, and nothing that the manager or its host did explains it. Operations on the
-             *     VM go to `host`.
+             * @description Other hosts that claim this name without an explanation in the actions of the manager or of
+             *     the VM's host. Operations on the VM go to `host`.
              */
             conflicts?: string[];
-            /** @description The host that runs it, or has it. */
+            /** @description Host that runs the VM, or has it. */
             host: string;
-            /** @description Whether it is not known which host may run it. */
+            /** @description Whether it is unknown which host may run the VM. */
             in_doubt?: boolean;
-            /** @description Whether its host's agent was heard lately: else this is what was heard last. */
+            /** @description Whether the host's agent is reachable. If not, this is its last report. */
             is_current: boolean;
-            /** @description What an operator named it by. */
+            /** @description Labels set by an operator. */
             labels?: {
                 [key: string]: string;
             };
             /**
              * Format: int64
-             * @description Its memory, bytes.
+             * @description Memory in bytes.
              */
             memory_bytes: number;
-            /** @description The move that has it, or waits for its turn. */
+            /** @description ID of the move that runs or waits for this VM. */
             move?: string | null;
             name: string;
-            /** @description What is known about how it came into that state. */
+            /** @description Known cause of the state. */
             reason?: string | null;
-            /** @description What it does. */
+            /** @description State of the VM. */
             state: components["schemas"]["VmState"];
             /**
              * Format: int32
-             * @description Its virtual CPUs.
+             * @description Number of virtual CPUs.
              */
             vcpus: number;
         };
@@ -4001,7 +4133,8 @@ export interface components {
         WaitClass: {
             /**
              * Format: double
-             * @description Shorter than this and no shorter than half of it; the first begins at 0, the last has no end.
+             * @description Shorter than this and no shorter than half of it; the first begins at 0, the last has no
+             *     end.
              */
             below_ms?: number | null;
             /**
@@ -4010,11 +4143,11 @@ export interface components {
              */
             waits: number;
         };
-        /** @description What a move waits for. */
+        /** @description Reason why a move waits. */
         Waits: {
             /** @description Stable code for programs. */
             code: string;
-            /** @description One line for people. */
+            /** @description Explanation in one line. */
             text: string;
         };
     };
@@ -4029,9 +4162,9 @@ export interface operations {
     list_audit: {
         parameters: {
             query?: {
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the previous page. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Largest number of items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -4040,7 +4173,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Entries; `total` counts those of this page alone */
+            /** @description A page of entries; `total` counts only the entries of this page */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4067,7 +4200,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_AuditEntry"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4079,14 +4212,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4098,7 +4231,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4136,7 +4269,7 @@ export interface operations {
                     "application/json": components["schemas"]["CertificateInfo"][];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4148,14 +4281,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4167,7 +4300,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4231,7 +4364,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -4249,7 +4382,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The baseline, or that there is none */
+            /** @description The baseline, if there is one, and the hosts */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4303,7 +4436,7 @@ export interface operations {
                      *         {
                      *           "fit": "unknown",
                      *           "host": "host-c",
-                     *           "why": "its agent has not been heard"
+                     *           "why": "its agent has not reported yet"
                      *         }
                      *       ],
                      *       "must_restart_count": 1,
@@ -4318,7 +4451,7 @@ export interface operations {
                     "application/json": components["schemas"]["CpuBaselineInfo"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4330,14 +4463,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4349,7 +4482,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4361,7 +4494,7 @@ export interface operations {
     set_cpu_baseline: {
         parameters: {
             query?: {
-                /** @description Nothing is set: what it would mean is told. */
+                /** @description Dry run: sets nothing and returns the effects. */
                 plan?: boolean;
             };
             header?: never;
@@ -4382,7 +4515,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description What it means */
+            /** @description The effects */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -4435,7 +4568,7 @@ export interface operations {
                     "application/json": components["schemas"]["CpuBaselineChange"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4447,14 +4580,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4466,7 +4599,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4484,14 +4617,14 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description There is none any more */
+            /** @description The baseline is removed */
             204: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4503,14 +4636,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4522,7 +4655,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4534,9 +4667,9 @@ export interface operations {
     list_cpu_baseline_vms: {
         parameters: {
             query?: {
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the previous page. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Largest number of items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -4571,7 +4704,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_BaselineVm"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4583,14 +4716,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4602,7 +4735,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4664,7 +4797,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -4676,11 +4809,11 @@ export interface operations {
     list_drains: {
         parameters: {
             query?: {
-                /** @description Those of this host. */
+                /** @description Only drains of this host. */
                 host?: string;
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the previous page. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Largest number of items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -4715,7 +4848,7 @@ export interface operations {
                      *               "vm": "web"
                      *             },
                      *             {
-                     *               "reason": "a device of it can't move",
+                     *               "reason": "one of its devices cannot be migrated",
                      *               "state": "stays",
                      *               "vm": "gpu"
                      *             }
@@ -4728,7 +4861,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_Drain"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4740,14 +4873,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4759,7 +4892,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4773,7 +4906,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the drain */
                 id: string;
             };
             cookie?: never;
@@ -4804,7 +4937,7 @@ export interface operations {
                      *           "vm": "web"
                      *         },
                      *         {
-                     *           "reason": "a device of it can't move",
+                     *           "reason": "one of its devices cannot be migrated",
                      *           "state": "stays",
                      *           "vm": "gpu"
                      *         }
@@ -4814,7 +4947,7 @@ export interface operations {
                     "application/json": components["schemas"]["Drain"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4826,14 +4959,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4845,7 +4978,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4859,14 +4992,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the drain */
                 id: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is called off */
+            /** @description The cancelled drain */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -4890,7 +5023,7 @@ export interface operations {
                      *           "vm": "web"
                      *         },
                      *         {
-                     *           "reason": "a device of it can't move",
+                     *           "reason": "one of its devices cannot be migrated",
                      *           "state": "stays",
                      *           "vm": "gpu"
                      *         }
@@ -4900,7 +5033,7 @@ export interface operations {
                     "application/json": components["schemas"]["Drain"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4912,14 +5045,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -4931,7 +5064,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -4951,14 +5084,14 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description Its id */
+                /** @description ID of the drain */
                 id: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description They come back */
+            /** @description The drain, whose VMs are moved back */
             202: {
                 headers: {
                     [name: string]: unknown;
@@ -4982,7 +5115,7 @@ export interface operations {
                      *           "vm": "web"
                      *         },
                      *         {
-                     *           "reason": "a device of it can't move",
+                     *           "reason": "one of its devices cannot be migrated",
                      *           "state": "stays",
                      *           "vm": "gpu"
                      *         }
@@ -4992,7 +5125,7 @@ export interface operations {
                     "application/json": components["schemas"]["Drain"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5004,14 +5137,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5023,7 +5156,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5072,7 +5205,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -5084,17 +5217,17 @@ export interface operations {
     list_hosts: {
         parameters: {
             query?: {
-                /** @description Those in this state. */
+                /** @description Hosts in this state. */
                 state?: components["schemas"]["HostState"];
-                /** @description Those in maintenance, or those that are not. */
+                /** @description Hosts in maintenance, or hosts not in maintenance. */
                 maintenance?: boolean;
-                /** @description Those with this in their name. */
+                /** @description Hosts with this text in their name. */
                 search?: string;
-                /** @description Those with this label, `key=value`. */
+                /** @description Hosts with this label, `key=value`. */
                 label?: string;
-                /** @description Where the page begins: `next` of the page before. */
+                /** @description Start of the page: `next` of the page before. */
                 cursor?: string;
-                /** @description Items of the page. */
+                /** @description Most items on the page. */
                 limit?: number;
             };
             header?: never;
@@ -5136,7 +5269,7 @@ export interface operations {
                     "application/json": components["schemas"]["Page_HostSummary"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5148,7 +5281,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -5182,7 +5315,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description It is followed from now on */
+            /** @description The host is added */
             201: {
                 headers: {
                     [name: string]: unknown;
@@ -5212,7 +5345,7 @@ export interface operations {
                     "application/json": components["schemas"]["ManagedHost"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5224,14 +5357,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5243,7 +5376,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5257,7 +5390,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the host */
                 host: string;
             };
             cookie?: never;
@@ -5294,7 +5427,7 @@ export interface operations {
                     "application/json": components["schemas"]["ManagedHost"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5306,7 +5439,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -5318,26 +5451,30 @@ export interface operations {
     forget_host: {
         parameters: {
             query?: {
-                /** @description Also one in use: moves from it, and those that wait to go there, end as failed, and its drain ends. */
+                /**
+                 * @description Whether to forget a host in use: moves from it and moves that wait to go there end as
+                 *     failed,
+                 *     and its drain ends.
+                 */
                 force?: boolean;
             };
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the host */
                 host: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is not known any more */
+            /** @description The host is forgotten */
             204: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5349,14 +5486,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5368,7 +5505,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5382,7 +5519,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its name */
+                /** @description Name of the host */
                 host: string;
             };
             cookie?: never;
@@ -5401,7 +5538,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description As it is now */
+            /** @description The host after the change */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -5431,7 +5568,7 @@ export interface operations {
                     "application/json": components["schemas"]["ManagedHost"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5443,14 +5580,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5462,7 +5599,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5482,7 +5619,7 @@ export interface operations {
                 "Idempotency-Key"?: string;
             };
             path: {
-                /** @description The host */
+                /** @description Name of the host */
                 host: string;
             };
             cookie?: never;
@@ -5523,7 +5660,7 @@ export interface operations {
                      *           "vm": "web"
                      *         },
                      *         {
-                     *           "reason": "a device of it can't move",
+                     *           "reason": "one of its devices cannot be migrated",
                      *           "state": "stays",
                      *           "vm": "gpu"
                      *         }
@@ -5533,7 +5670,7 @@ export interface operations {
                     "application/json": components["schemas"]["Drain"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5545,14 +5682,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5564,7 +5701,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5594,7 +5731,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Its certificate */
+            /** @description The host's certificate */
             201: {
                 headers: {
                     [name: string]: unknown;
@@ -5610,7 +5747,7 @@ export interface operations {
                     "application/json": components["schemas"]["Joined"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5622,14 +5759,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5641,7 +5778,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5681,7 +5818,7 @@ export interface operations {
                     "application/json": components["schemas"]["JoinTokenInfo"][];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5693,14 +5830,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5712,7 +5849,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5766,7 +5903,7 @@ export interface operations {
                     "application/json": components["schemas"]["JoinToken"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5778,14 +5915,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5797,7 +5934,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5811,21 +5948,21 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the token */
                 id: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is revoked */
+            /** @description The token is revoked */
             204: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5837,14 +5974,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -5856,7 +5993,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -5922,7 +6059,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6001,7 +6138,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6020,7 +6157,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -6038,7 +6175,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The caller */
+            /** @description The caller and its role */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6053,7 +6190,7 @@ export interface operations {
                     "application/json": components["schemas"]["Me"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6065,7 +6202,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6123,7 +6260,7 @@ export interface operations {
                      *           "priority": "normal",
                      *           "state": "waiting",
                      *           "to": "host-b",
-                     *           "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *           "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
                      *           "vm": "web",
                      *           "waits": {
                      *             "code": "source-limit",
@@ -6149,7 +6286,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6187,7 +6324,7 @@ export interface operations {
                      *       "priority": "normal",
                      *       "state": "waiting",
                      *       "to": "host-b",
-                     *       "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
                      *       "vm": "web",
                      *       "waits": {
                      *         "code": "source-limit",
@@ -6210,7 +6347,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6248,7 +6385,7 @@ export interface operations {
                      *       "priority": "normal",
                      *       "state": "waiting",
                      *       "to": "host-b",
-                     *       "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
                      *       "vm": "web",
                      *       "waits": {
                      *         "code": "source-limit",
@@ -6271,7 +6408,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6290,7 +6427,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -6357,7 +6494,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6443,7 +6580,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6513,7 +6650,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6578,7 +6715,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6612,7 +6749,7 @@ export interface operations {
                     "application/json": components["schemas"]["RevokedCertificates"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6624,7 +6761,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6638,14 +6775,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its serial number, hexadecimal digits */
+                /** @description Serial number, hexadecimal digits */
                 serial: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description The list as it is now */
+            /** @description The new list */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6661,7 +6798,7 @@ export interface operations {
                     "application/json": components["schemas"]["RevokedCertificates"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6673,14 +6810,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -6692,7 +6829,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -6774,7 +6911,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6862,7 +6999,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6881,7 +7018,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -6952,7 +7089,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -6992,7 +7129,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7011,7 +7148,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7050,7 +7187,7 @@ export interface operations {
                     "application/json": components["schemas"]["TokenInfo"][];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7062,7 +7199,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7117,7 +7254,7 @@ export interface operations {
                     "application/json": components["schemas"]["CreatedToken"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7129,14 +7266,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7148,7 +7285,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7162,21 +7299,21 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Its id */
+                /** @description ID of the token */
                 id: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description It is revoked */
+            /** @description The token is revoked */
             204: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content?: never;
             };
-            /** @description Why not */
+            /** @description The reason for the refusal */
             "4XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7188,14 +7325,14 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description Why not */
+            /** @description The reason for the failure */
             "5XX": {
                 headers: {
                     [name: string]: unknown;
@@ -7207,7 +7344,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7282,7 +7419,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7392,7 +7529,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7411,7 +7548,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7497,7 +7634,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7543,7 +7680,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7562,7 +7699,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7663,7 +7800,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7682,7 +7819,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7722,7 +7859,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7741,7 +7878,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7789,7 +7926,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7808,7 +7945,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7862,7 +7999,7 @@ export interface operations {
                      *       "priority": "normal",
                      *       "state": "waiting",
                      *       "to": "host-b",
-                     *       "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
                      *       "vm": "web",
                      *       "waits": {
                      *         "code": "source-limit",
@@ -7885,7 +8022,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -7904,7 +8041,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -7977,7 +8114,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -8066,7 +8203,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -8085,7 +8222,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
@@ -8175,7 +8312,7 @@ export interface operations {
                      *       "detail": "no VM \"web\"",
                      *       "remedy": "see `godwit vm list`",
                      *       "status": 404,
-                     *       "title": "There is no such thing",
+                     *       "title": "Not found",
                      *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
@@ -8194,7 +8331,7 @@ export interface operations {
                      *       "detail": "the store does not answer",
                      *       "remedy": "check the store (docs/store.md); running VMs are not affected",
                      *       "status": 503,
-                     *       "title": "The store does not answer",
+                     *       "title": "Store unreachable",
                      *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
