@@ -158,7 +158,7 @@ impl Receiving {
                         return end;
                     }
                 }
-                run = entry.word(), if self.loaded.is_some() => return self.obey(run).await,
+                run = entry.word(), if self.loaded.is_some() => return self.obey(run, events).await,
                 _ = poll.tick() => {
                     if let Some(failure) = self.overdue(cancel) {
                         return End::Not(failure);
@@ -195,7 +195,7 @@ impl Receiving {
     }
 
     /// Carries out the decision of a source that has released the guest.
-    async fn obey(&self, run: bool) -> End {
+    async fn obey(&mut self, run: bool, events: &mut broadcast::Receiver<QmpEvent>) -> End {
         if let Err(error) = self.agent.note_take_over(&self.vm).await {
             return End::Not(Failure::new(FailureCode::Internal, error.message));
         }
@@ -204,6 +204,12 @@ impl Receiving {
             return End::Not(Failure::new(FailureCode::Internal, detail));
         }
         if run && let Err(error) = self.vm.process.qmp.resume().await {
+            // QEMU reports running vCPUs before it answers. If it ends or stalls after that, the
+            // guest has run here, and must not run at the source again.
+            queued(events).for_each(|event| self.note(&event));
+            if self.running.is_some() {
+                return End::Runs;
+            }
             return End::Not(qemu_failure(&self.agent.config().name, "resume the guest", &error));
         }
         End::Runs
