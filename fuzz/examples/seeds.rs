@@ -405,8 +405,7 @@ fn reports() -> Vec<Vec<u8>> {
         "peers": { "a": "http://a:1" }, "vms": 2, "load_average_1min": 0.5,
     });
     let host = format!("event: host\ndata: {host}\n\n");
-    let progress =
-        serde_json::to_value(godwit_types::Progress::begin(1 << 20)).expect("progress");
+    let progress = serde_json::to_value(godwit_types::Progress::begin(1 << 20)).expect("progress");
     let migration = |from: &str, to: &str| {
         let status = json!({
             "id": "m1", "vm": "web", "from": from, "to": to, "engine": "godwit",
@@ -475,8 +474,7 @@ fn answers() -> Vec<Vec<u8>> {
 
 /// Returns responses to the manager's other requests. The number is an index of the target's table.
 fn outcomes() -> Vec<Vec<u8>> {
-    let progress =
-        serde_json::to_value(godwit_types::Progress::begin(1 << 20)).expect("progress");
+    let progress = serde_json::to_value(godwit_types::Progress::begin(1 << 20)).expect("progress");
     let status = |report: Value| {
         json!({
             "id": "m1", "vm": "web", "from": "a", "to": "b", "engine": "godwit",

@@ -5,10 +5,10 @@ use godwit_api::{
     IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus, IncomingRequest,
     IncomingResume, IncomingRun, IncomingStatus, Limits, MigrationAccepted, MigrationEvent,
     MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest, ProbeEvent, ProbeRequest,
-    Resolve, Resolved, SetLimit, SetPeers, StopVm, Told, VmInfo,
+    Resolve, Resolved, SetLimit, SetPeers, StopVm, StreamEvent, VmInfo,
 };
-use godwit_types::DryRun;
 use godwit_migration::handover::Known;
+use godwit_types::DryRun;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -67,7 +67,7 @@ fn same<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(body: &[u
 }
 
 /// Checks that the events do not depend on the pieces in which they arrive.
-fn events<T: Told>(body: &[u8]) {
+fn events<T: StreamEvent>(body: &[u8]) {
     let mut parser = EventParser::default();
     let whole = parser.push(body);
     let mut parser = EventParser::default();

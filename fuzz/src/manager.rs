@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use godwit_api::control::{JoinRequest, JoinTokenText, ManagedVm, PreflightReport, Problem};
 use godwit_api::{
     ApiError, EventParser, HostEvent, HostInfo, MigrationAccepted, MigrationStatus,
-    RevocationsTaken, SetPeers, Told, VmInfo,
+    RevocationsTaken, SetPeers, StreamEvent, VmInfo,
 };
 use godwit_control::cluster::inventory::{HostPlan, Inventory};
 use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration};

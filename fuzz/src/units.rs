@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use godwit_api::Endpoint;
-use godwit_types::{BitRate, RateLimit, Intent};
 use godwit_qemu::{ByteSize, MacAddress};
+use godwit_types::{BitRate, Intent, RateLimit};
 use godwit_wire::MigrationId;
 
 pub fn run(data: &[u8]) {
