@@ -1,7 +1,7 @@
 //! Lab for one trial, shared by the end-to-end tests and the benchmarks.
 //!
 //! A [`Trial`] starts a lab with its own prefix and directory, so that it never meets a lab that
-//! somebody uses. It boots guests and talks to them from the client's namespace, moves them through
+//! a person uses. It boots guests and talks to them from the client's namespace, moves them through
 //! the agents' API, measures the blackout with the client's prober, and reports what is left over
 //! after the lab's removal. Everything blocks until it is done or a deadline has passed. Trials on
 //! one machine wait for each other, unless `turn` lets some of them run at the same time.

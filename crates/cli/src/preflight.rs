@@ -38,7 +38,7 @@ fn report_text(report: &PreflightReport, output: Output) -> String {
         Verdict::Pass => (Tone::Good, "can move"),
         Verdict::Warn => (Tone::Good, "can move; see the warnings"),
         Verdict::Unknown => {
-            (Tone::Strong, "can move as far as is known (--predict asks the hosts)")
+            (Tone::Strong, "can move, by what the manager knows (--predict asks the hosts)")
         }
         Verdict::Fail => (Tone::Bad, "can't move"),
     };

@@ -80,7 +80,7 @@ impl Waiting {
             if since.elapsed() >= self.longest_away {
                 let fault = Failure::from(error).fault;
                 let remedy =
-                    format!("{what} goes on without this command: `{command}` tells how it ends");
+                    format!("{what} continues without this command: `{command}` shows its state");
                 let fault = Fault { remedy, ..fault };
                 return Err(Failure { exit: Exit::Unreachable, fault });
             }

@@ -193,6 +193,15 @@ impl World {
         }
     }
 
+    fn count_remaining(&self) -> SourceEvent {
+        SourceEvent::RemainingCounted {
+            pages: self.dirty.len() as u64,
+            round_trip: Duration::from_millis(1),
+            limit_bytes_per_s: None,
+            scan: Duration::ZERO,
+        }
+    }
+
     fn source_acts(&mut self, action: SourceAction) -> Result<(), NotSent> {
         match action {
             SourceAction::SendBegin => self.say(Word::Begin)?,
@@ -206,14 +215,8 @@ impl World {
             }
             SourceAction::Drain => self.say(Word::RoundEnd(self.source.round()))?,
             SourceAction::CountRemaining => {
-                let pages = self.dirty.len() as u64;
-                let round_trip = Duration::from_millis(1);
-                self.source_events.push_back(SourceEvent::RemainingCounted {
-                    pages,
-                    round_trip,
-                    limit_bytes_per_s: None,
-                    scan: Duration::ZERO,
-                });
+                let counted = self.count_remaining();
+                self.source_events.push_back(counted);
             }
             // On some hosts it is impossible; where it is possible, the guest writes less from then
             // on.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum points of a report.
 pub const MOST_POINTS: usize = 200;
 
-/// So much had been sent by then.
+/// Bytes sent by a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BandwidthPoint {

@@ -36,17 +36,17 @@ pub enum ReferenceUse {
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum EncodingName {
-    /// Told to be zero: a few bytes a run.
+    /// A zero page: a few bytes per run.
     Zero,
-    /// As they are.
+    /// Unencoded.
     Raw,
     /// Compressed by LZ4.
     Lz4,
     /// Compressed by Zstandard.
     Zstd,
-    /// Told by their content, which the destination had.
+    /// A reference to content that the destination holds.
     Reference,
-    /// Told by what differed from what was sent of them before.
+    /// The difference to what was sent of the page before.
     Delta,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Display for EncodingName {
 pub struct EncodingReport {
     /// How they were sent.
     pub name: EncodingName,
-    /// How many; what was sent again after a stream broke counts again.
+    /// Number of pages. Pages that are sent again after a stream broke count again.
     pub pages: u64,
     /// Bytes of the pages themselves.
     pub raw_bytes: u64,

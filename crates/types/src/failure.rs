@@ -56,7 +56,7 @@ codes! {
     Internal = 10, "internal", "see the logs of both agents";
     /// The connection to the peer broke.
     LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit \
-        probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
+        probe` shows which lane carries nothing, also where that is its MTU), then migrate again";
     /// More streams were requested than a migration may have.
     TooManyStreams = 13, "too-many-streams", "ask for fewer with --streams, or leave that to \
         measurement";

@@ -26,18 +26,17 @@ pub enum Intent {
 }
 
 /// Whether the guest may run at the destination while pages of its memory are still at the source.
-/// It then needs both hosts, and the
-/// link between them, until the last page has been fetched.
+/// It then needs both hosts, and the link between them, until the last page has been fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum PageInUse {
     /// No.
     Never,
-    /// Where the policy finds nothing better.
+    /// If the policy finds nothing better.
     #[default]
     Allowed,
-    /// Yes, when each page has been sent once.
+    /// Yes, once each page has been sent.
     Now,
 }
 

@@ -1,4 +1,4 @@
-//! The prediction of a migration: within its report, and as a dry run. Times are in milliseconds,
+//! Prediction of a migration, in its report and as a dry run. Times are in milliseconds,
 //! sizes in bytes.
 
 use serde::{Deserialize, Serialize};
@@ -8,18 +8,18 @@ use crate::fault::Fault;
 use crate::intent::Intent;
 use crate::rate::BitRate;
 
-/// By what a guest is brought to its switchover.
+/// Means by which a guest reaches its switchover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Means {
-    /// By rounds alone.
+    /// Rounds only.
     Plain,
-    /// Its writers are slowed.
+    /// The guest's writers are throttled.
     Throttle,
-    /// It runs at the destination while the rest of its memory follows.
+    /// The guest runs at the destination while the rest of its memory follows.
     PageIn,
-    /// Not at all: it writes too much.
+    /// None: the guest writes too much.
     None,
 }
 
@@ -42,110 +42,110 @@ impl std::fmt::Display for Means {
     }
 }
 
-/// What a migration will be.
+/// Predicted figures of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Predicted {
-    /// From the request to the source's letting go.
+    /// Time from the request until the source releases the guest.
     pub migration_time_ms: f64,
     /// Bytes on the wire.
     pub wire_bytes: u64,
-    /// Rounds, the last one included.
+    /// Number of rounds, including the last one.
     pub rounds: u32,
-    /// The vCPUs' pause.
+    /// Pause of the vCPUs.
     pub switchover_ms: f64,
-    /// By what it comes to its switchover.
+    /// Means of convergence.
     pub means: Means,
-    /// The lowest limit that its writers will be held to; none: they are not.
+    /// Lowest limit of the guest's writers; absent if they will not be throttled.
     pub throttled_to_pages_per_s: Option<f64>,
 }
 
-/// What a dry run tells.
+/// Result of a dry run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DryRun {
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
-    /// The source host's name.
+    /// Name of the source host.
     pub from: String,
-    /// The destination host's name.
+    /// Name of the destination host.
     pub to: String,
-    /// What is to matter most.
+    /// Goal of the migration.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub policy: Intent,
-    /// What the pause is to be at most.
+    /// Longest permitted pause.
     pub switchover_budget_ms: f64,
-    /// The guest's RAM.
+    /// Size of the guest's RAM.
     pub guest_bytes: u64,
-    /// What the migration will be; none where it would be refused.
+    /// Prediction; absent if the migration would be refused.
     pub predicted: Option<Predicted>,
-    /// The longest silence that clients of the guest will see: the pause, and what the lab's client
-    /// saw beside it.
+    /// Longest silence that clients of the guest will see: the pause, and what the lab's client
+    /// measured beyond it.
     pub blackout_ms: Option<f64>,
-    /// Why by these means, one line for people.
+    /// Reason for these means, one line for people.
     pub why: Option<String>,
-    /// What was seen of the guest.
+    /// Figures of the guest.
     pub guest: Option<GuestFigures>,
-    /// What is known of the lanes.
+    /// Figures of the lanes.
     pub lanes: Option<LanesFigures>,
-    /// Why the migration would be refused, as its report would say.
+    /// Reason why the migration would be refused.
     pub error: Option<Fault>,
-    /// How long the dry run took.
+    /// Duration of the dry run.
     pub dry_run_time_ms: f64,
 }
 
-/// What was seen of a guest.
+/// Figures of a guest, from a sample of its memory and its writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GuestFigures {
-    /// Pages that hold something else than zeros, by a sample.
+    /// Number of pages that are not zero, estimated from a sample.
     pub data_pages: u64,
-    /// As what these will go.
+    /// Encoding in which they will be sent.
     pub sent_as: EncodingName,
-    /// Bytes on the wire for each of them.
+    /// Bytes on the wire for each of these pages.
     pub wire_bytes_per_page: f64,
     /// Bytes on the wire for a page that the guest writes.
     pub written_wire_bytes_per_page: f64,
-    /// Pages that it writes a second.
+    /// Number of pages that the guest writes per second.
     pub dirty_pages_per_s: f64,
-    /// Pages that it wrote within the longest time looked at.
+    /// Number of pages that the guest wrote during the longest sample.
     pub working_set_pages: u64,
-    /// What was counted.
+    /// Samples of the dirty rate.
     pub samples: Vec<DirtySample>,
 }
 
-/// So many different pages were written within so long.
+/// Number of different pages that were written within a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DirtySample {
-    /// Since all were protected.
+    /// Time since all pages were protected.
     pub ms: f64,
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
 }
 
-/// How it is known what the lanes carry.
+/// Source of the lanes' figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum LanesKnownBy {
-    /// By a short probe, just now.
+    /// A short probe, just now.
     Probe,
-    /// By what was carried there lately.
+    /// Recent migrations.
     Migration,
 }
 
-/// What is known of the lanes.
+/// Figures of all lanes together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LanesFigures {
-    /// What they carry together, bytes a second, whatever the limits.
+    /// Throughput without limits, bytes per second.
     pub bytes_per_s: f64,
-    /// The shortest round trip.
+    /// Shortest round trip.
     pub round_trip_ms: f64,
-    /// The limit that would hold the migration; none: there is none.
+    /// Bandwidth limit that would apply; absent if there is none.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
-    /// How that is known.
+    /// Source of these figures.
     pub known_by: LanesKnownBy,
 }

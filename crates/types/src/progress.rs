@@ -7,59 +7,58 @@ use serde::{Deserialize, Serialize};
 use crate::phase::Phase;
 use crate::rate::BitRate;
 
-/// Where a running migration is.
+/// State of a running migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Progress {
     /// The phase.
     pub phase: Phase,
-    /// The round.
+    /// Number of the current round.
     pub round: u32,
-    /// Bytes of guest memory that this round still has to look at or send.
+    /// Bytes of guest memory that this round still has to check or send.
     pub remaining_bytes: u64,
-    /// The guest's RAM.
+    /// Size of the guest's RAM.
     pub total_bytes: u64,
     /// Bytes sent over the wire so far.
     pub sent_bytes: u64,
-    /// What the guest dirties.
+    /// Rate at which the guest dirties memory.
     pub dirty_bytes_per_s: f64,
-    /// What the wire takes, measured.
+    /// Measured throughput.
     pub bandwidth_bytes_per_s: f64,
-    /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
+    /// Current bandwidth limit: the lowest of the limits of the migration, its lanes and its host.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
-    /// Time to the end, as far as it can be told: by what was predicted, or by the rates where
-    /// those
-    /// say that it will be later.
+    /// Predicted time to the end, or the time by the current rates if that is longer. Absent if
+    /// unknown.
     pub eta_ms: Option<f64>,
     /// Time since the request.
     pub elapsed_ms: f64,
-    /// What each lane carries; none before the first stream is open, and by QEMU's engine.
+    /// What each lane carries; empty before the first stream is open, and for QEMU's engine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<LaneProgress>,
-    /// What the guest's writers are held to; none: they are not slowed.
+    /// Limit of the guest's writers; absent if they are not throttled.
     #[serde(default)]
     pub throttled_to_pages_per_s: Option<f64>,
-    /// The longest that the guest took to answer lately, as seen at the source's host: it grows
-    /// while an answer is missing. None where
-    /// the specification names no IPv4 address of the guest, or it has not answered yet.
+    /// Longest recent round trip from the source host to the guest; it grows while an answer is
+    /// missing. Absent if the specification names no IPv4 address of the guest, or it has not
+    /// answered yet.
     #[serde(default)]
     pub guest_round_trip_ms: Option<f64>,
 }
 
-/// What one path between the two hosts carries while a migration runs.
+/// What one path between the two hosts carries during a migration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LaneProgress {
-    /// The source's address; none: the kernel's choice.
+    /// The source's address; absent if the kernel chooses it.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub from: Option<IpAddr>,
-    /// The destination's; none: not told yet.
+    /// The destination's address; absent until it is known.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub to: Option<SocketAddr>,
-    /// Data streams that are open on it.
+    /// Number of open data streams.
     pub streams: u32,
-    /// Bytes handed to them so far, headers and padding included.
+    /// Bytes handed to the streams so far, including headers and padding.
     pub bytes: u64,
     /// Bytes per second since the previous progress.
     pub bytes_per_s: f64,
@@ -91,7 +90,7 @@ impl Progress {
     pub fn with_lane_rates(mut self, before: &Progress) -> Self {
         let seconds = (self.elapsed_ms - before.elapsed_ms) / 1e3;
         for (number, lane) in self.lanes.iter_mut().enumerate() {
-            // The count began anew if the link was cut in between.
+            // The count starts again after a cut of the link.
             let before = before.lanes.get(number).map_or(0, |lane| lane.bytes).min(lane.bytes);
             lane.bytes_per_s =
                 if seconds > 0.0 { (lane.bytes - before) as f64 / seconds } else { 0.0 };
@@ -118,8 +117,8 @@ mod tests {
     #[test]
     fn the_end_is_what_was_predicted_or_later() {
         let eta = |eta_ms, predicted_ms| {
-            let told = Progress { eta_ms, elapsed_ms: 4000.0, ..Progress::begin(1) };
-            told.with_predicted(predicted_ms).eta_ms
+            let progress = Progress { eta_ms, elapsed_ms: 4000.0, ..Progress::begin(1) };
+            progress.with_predicted(predicted_ms).eta_ms
         };
         assert_eq!(eta(Some(500.0), None), Some(500.0));
         assert_eq!(eta(Some(500.0), Some(10_000.0)), Some(6000.0));

@@ -24,109 +24,109 @@ pub enum Outcome {
     Completed,
     /// Nothing moved; the guest runs on at the source.
     Failed,
-    /// Somebody cancelled; the guest runs on at the source.
+    /// The migration was cancelled; the guest runs on at the source.
     Cancelled,
-    /// The link broke after the commit and the destination did not answer since: the guest is kept
-    /// paused at
-    /// the source until it is known whether the destination runs it.
+    /// The link broke after the commit, and the destination has not answered since. The guest is
+    /// kept paused at the source until it is known whether the destination runs it.
     InDoubt,
 }
 
-/// One sweep over the guest's memory.
+/// Round of pre-copy: one pass over the guest's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RoundReport {
-    /// 0 is all of memory but what is hot already; the last one runs while the guest stands still.
+    /// Number of the round. Round 0 sends all memory except pages that are hot already; the last
+    /// round runs while the guest is paused.
     pub round: u32,
-    /// Pages sent, zero pages included.
+    /// Number of pages sent, including zero pages.
     pub pages: u64,
-    /// Pages of them that were zero and cost a few bytes a run.
+    /// Number of zero pages among them; a run of zero pages costs a few bytes.
     pub zero_pages: u64,
     /// Bytes on the wire.
     pub bytes: u64,
-    /// From the first page looked at to the destination's word that all is applied; to the last
-    /// page handed to the wire where
-    /// the next round followed at once.
+    /// Time from the first page until the destination has applied all; until the last page was
+    /// handed to the wire if the next round followed at once.
     pub duration_ms: f64,
-    /// Pages that the guest dirtied meanwhile, a second.
+    /// Rate at which the guest dirtied pages during the round.
     pub dirty_pages_per_s: f64,
-    /// What its writers were held to meanwhile; none: they were not.
+    /// Limit of the guest's writers during the round; absent if they were not throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled_to_pages_per_s: Option<f64>,
 }
 
-/// By what writers are slowed.
+/// Means of throttling writers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum ThrottleMeans {
-    /// Each write to a page that would have to be sent again waits for an answer.
+    /// Each write to a page that would have to be sent again causes a fault, which waits for an
+    /// answer.
     #[default]
     Faults,
     /// The vCPUs get less CPU time.
     Quota,
 }
 
-/// What slowing the guest's writers did.
+/// Effect of throttling the guest's writers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ThrottleReport {
-    /// By what: the quota, where it was used at all; faults may have been before or after.
+    /// `quota` if a quota was used at any time; faults may have been used before or after it.
     #[serde(default)]
     pub means: ThrottleMeans,
-    /// Writes that waited for the answer that let them go on; those of no limit count too.
+    /// Number of writes that waited for an answer, including those without a limit.
     pub faults: u64,
-    /// Pages that were let go by them.
+    /// Number of pages that these answers released.
     pub pages: u64,
-    /// How long the vCPUs waited, all together.
+    /// Time that all vCPUs together waited.
     pub held_ms: f64,
-    /// The least CPU time that a quota left the vCPUs, in percent of what they could take; none
-    /// without a quota.
+    /// Least CPU time that a quota left the vCPUs, in percent of what they could use.
+    /// Absent without a quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_cpu_percent: Option<f64>,
 }
 
-/// How the pages came that the guest lacked when it was handed over.
+/// Page-in: how the missing pages arrived after the hand-over.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PageInReport {
-    /// Pages that it lacked.
+    /// Number of missing pages.
     pub pages: u64,
-    /// Pages of them that it came to before they were there.
+    /// Number of missing pages that the guest accessed before they arrived.
     pub demanded_pages: u64,
-    /// How often the link was cut, or an agent away, meanwhile.
+    /// Number of times that the link was cut or an agent was away.
     pub cuts: u64,
-    /// From the word of what it will lack to the destination's that all is there.
+    /// Time from the message about the missing pages until the destination reported all of them.
     pub duration_ms: f64,
-    /// How long it waited for such a page.
+    /// Times that the guest waited for a page.
     pub fetch_ms: FetchTimes,
-    /// Those times by their length; classes that nobody waited in are left out.
+    /// Histogram of these times, without empty classes.
     #[serde(default)]
     pub waits: Vec<WaitClass>,
 }
 
-/// How long a guest waited for pages that it lacked: 0 where it came to none.
+/// Times that a guest waited for missing pages; 0 if it accessed none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FetchTimes {
-    /// Half of the times were no longer,
+    /// Median.
     pub median: f64,
-    /// nine of ten,
+    /// 90th percentile.
     pub p90: f64,
-    /// ninety-nine of a hundred,
+    /// 99th percentile.
     pub p99: f64,
-    /// and the longest.
+    /// Longest time.
     pub max: f64,
 }
 
-/// Waits of one length.
+/// Class of a histogram of waiting times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct WaitClass {
-    /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no
-    /// end.
+    /// Upper bound, exclusive. The lower bound is half of it, and 0 for the first class. Absent for
+    /// the last class, which has no upper bound.
     pub below_ms: Option<f64>,
-    /// How many.
+    /// Number of waits.
     pub waits: u64,
 }
 
@@ -134,21 +134,20 @@ pub struct WaitClass {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LaneReport {
-    /// The source's address; none: the kernel's choice.
+    /// The source's address; absent if the kernel chose it.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub from: Option<IpAddr>,
-    /// The destination's.
+    /// The destination's address.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub to: SocketAddr,
-    /// Data streams that were open on it.
+    /// Number of data streams that were open on it.
     pub streams: u32,
-    /// Bytes handed to them, headers and padding included.
+    /// Bytes handed to the streams, including headers and padding.
     pub bytes: u64,
-    /// Why streams of it broke or could not be opened. Their work was done by the others.
+    /// Reasons why streams broke or could not be opened. Other streams took over their work.
     pub broken: Vec<String>,
-    /// The MTU of its interface, bytes, where packets of that size were found to vanish while small
-    /// ones passed; its streams went on
-    /// with small ones.
+    /// MTU of the interface in bytes, if packets of that size were dropped while small ones passed;
+    /// the streams then continued with small packets.
     #[serde(default)]
     pub vanishing_mtu: Option<u32>,
 }
@@ -168,7 +167,7 @@ impl LaneReport {
     }
 }
 
-/// Time spent in one phase, summed over its visits.
+/// Total time in one phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PhaseReport {
@@ -178,35 +177,35 @@ pub struct PhaseReport {
     pub duration_ms: f64,
 }
 
-/// A cut of the link, while the guest ran at the source.
+/// Cut of the link while the guest ran at the source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CutReport {
-    /// When it was noticed, since the migration's begin.
+    /// Time of detection, since the request.
     pub at_ms: f64,
-    /// How long nothing was sent after that.
+    /// Time after that in which nothing was sent.
     pub lasted_ms: f64,
-    /// Pages that the destination lacked when it went on, beside what the guest had written
-    /// meanwhile.
+    /// Number of pages that the destination lacked when the migration continued, not counting what
+    /// the guest had written since the cut.
     pub unsent_pages: u64,
-    /// How it was noticed.
+    /// How it was detected.
     pub why: String,
 }
 
-/// The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole.
+/// Parts of the vCPUs' pause. They follow each other and add up to the whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SwitchoverReport {
-    /// Guest stopped → last dirty pages handed to the wire (the device state is written
-    /// meanwhile).
+    /// From the guest's stop until the last dirty pages are handed to the wire (QEMU writes the
+    /// device state at the same time).
     pub last_pages_ms: f64,
-    /// → the device state's last byte and the commit handed to the wire.
+    /// From then until the last byte of the device state and the commit are handed to the wire.
     pub device_state_ms: f64,
-    /// → the commit read at the destination (clocks compared by the lane's pings).
+    /// From then until the destination has read the commit (clocks compared by the lane's pings).
     pub flight_ms: f64,
-    /// → the device state loaded there.
+    /// From then until the device state is loaded.
     pub load_ms: f64,
-    /// → the vCPUs run.
+    /// From then until the vCPUs run.
     pub resume_ms: f64,
 }
 
@@ -218,85 +217,86 @@ impl SwitchoverReport {
     }
 }
 
-/// The report of a migration. Times in milliseconds, sizes in bytes.
+/// Report of a migration. Times are in milliseconds, sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Report {
-    /// How it ended.
+    /// How the migration ended.
     pub outcome: Outcome,
-    /// Which engine moved it.
+    /// Engine that moved the memory.
     pub engine: EngineKind,
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: String,
-    /// The source host's name.
+    /// Name of the source host.
     pub from: String,
-    /// The destination host's name.
+    /// Name of the destination host.
     pub to: String,
-    /// From the request to the guest running at the destination and the source let go.
+    /// Time from the request until the guest runs at the destination and the source has released
+    /// it.
     pub migration_time_ms: f64,
-    /// The vCPUs' pause; none where the guest was never stopped.
+    /// Pause of the vCPUs; absent if the guest was never stopped.
     pub switchover_ms: Option<f64>,
-    /// What the vCPUs' pause was to be at most.
+    /// Switchover budget: the longest permitted pause.
     #[serde(default)]
     pub switchover_budget_ms: Option<f64>,
-    /// The longest silence that a client outside saw; none where nobody watches, or nothing moved.
+    /// Longest silence that a client outside measured; absent if none was measured.
     pub blackout_ms: Option<f64>,
     /// Bytes sent over the wire.
     pub wire_bytes: u64,
-    /// The guest's RAM.
+    /// Size of the guest's RAM.
     pub guest_bytes: u64,
-    /// The limit that held the migration's pages at its end: the least of its own, its lanes' and
-    /// its host's.
+    /// Bandwidth limit at the end: the lowest of the limits of the migration, its lanes and its
+    /// host.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
-    /// The shortest round trip that the lane's pings saw.
+    /// Shortest round trip of the lane's pings.
     pub round_trip_ms: Option<f64>,
-    /// What each lane carried; none by QEMU's engine, which has one path.
+    /// What each lane carried; empty for QEMU's engine, which has one path.
     #[serde(default)]
     pub lanes: Vec<LaneReport>,
-    /// What the pages were sent as; empty where the engine does not tell.
+    /// Encodings of the pages; empty if the engine does not report them.
     #[serde(default)]
     pub encodings: Vec<EncodingReport>,
-    /// Pages that were told by their content, were not there any more, and were sent after all.
+    /// Number of pages that were sent by reference, were no longer at the destination, and were
+    /// sent after that.
     #[serde(default)]
     pub missing_pages: u64,
-    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the
-    /// report; empty where nothing was
-    /// sent, and in the log's line.
+    /// Bytes sent over time, at most [`MOST_POINTS`](crate::MOST_POINTS) points; the last is that
+    /// of the report. Empty if nothing was sent, and in the log.
     #[serde(default)]
     pub bandwidth: Vec<BandwidthPoint>,
-    /// Every round.
+    /// All rounds.
     pub rounds: Vec<RoundReport>,
-    /// What slowing the guest's writers did; none where they were not.
+    /// Effect of throttling; absent if the writers were not throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleReport>,
-    /// How the pages came that the guest lacked when it was handed over; none where it lacked none.
+    /// Page-in; absent if no page was missing at the hand-over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_in: Option<PageInReport>,
-    /// What was to matter most; none by QEMU's engine.
+    /// Goal of the migration; absent for QEMU's engine.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub policy: Option<Intent>,
-    /// By what it came to its switchover, or that it did not converge; none where it ended by
-    /// something else, and by QEMU's engine.
+    /// Means of convergence, or `none` if the guest did not converge; absent if the migration ended
+    /// for another reason, and for QEMU's engine.
     #[serde(default)]
     pub means: Option<Means>,
-    /// What was predicted before round 0; none where too little was known.
+    /// Prediction before round 0; absent if too little was known.
     #[serde(default)]
     pub predicted: Option<Predicted>,
-    /// The cuts of the link after which it went on where it was.
+    /// Cuts of the link after which the migration continued.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<CutReport>,
-    /// Every phase entered.
+    /// All phases that were entered.
     pub phases: Vec<PhaseReport>,
-    /// The pause in pieces; none where the engine does not tell them.
+    /// Parts of the pause; absent if the engine does not report them.
     pub switchover: Option<SwitchoverReport>,
-    /// Why it did not complete.
+    /// Reason why the migration did not complete.
     pub error: Option<Fault>,
 }
 
 impl Report {
-    /// Creates a report of a migration from which nothing has come yet.
+    /// Creates the report of a migration with all figures empty.
     pub fn blank(
         outcome: Outcome,
         vm: impl Into<String>,

@@ -23,23 +23,7 @@ impl World {
             }
             Choice::CrashQemu(host) => {
                 limits.qemu_crashes -= 1;
-                self.kill(host, true);
-                match &self.hosts[host].work {
-                    Work::Sending(_) => {
-                        self.source_notices(host, source::Event::Failed(failure("QEMU is gone")));
-                    }
-                    Work::Receiving(_) => {
-                        self.destination_takes(
-                            host,
-                            destination::Event::Failed(failure("QEMU is gone")),
-                        );
-                    }
-                    Work::Cut { .. } => self.hosts[host].work = Work::Idle,
-                    Work::Waiting { .. } => self.expire(host),
-                    // Nothing is kept there any more.
-                    Work::Serving { .. } => self.hosts[host].work = Work::Doubt { asked: false },
-                    _ => {}
-                }
+                self.crash_qemu(host);
             }
             Choice::Cut(attempt, to_destination, to_source) => {
                 limits.cuts -= 1;
@@ -91,6 +75,23 @@ impl World {
                 limits.cancels -= 1;
                 self.source_takes(host, source::Event::CancelRequested);
             }
+            _ => {}
+        }
+    }
+
+    /// Kills a host's QEMU; its migration, if it has one, notices.
+    fn crash_qemu(&mut self, host: HostId) {
+        self.kill(host, true);
+        let gone = failure("QEMU is gone");
+        match &self.hosts[host].work {
+            Work::Sending(_) => self.source_notices(host, source::Event::Failed(gone)),
+            Work::Receiving(_) => {
+                self.destination_takes(host, destination::Event::Failed(gone));
+            }
+            Work::Cut { .. } => self.hosts[host].work = Work::Idle,
+            Work::Waiting { .. } => self.expire(host),
+            // Nothing is kept there any more.
+            Work::Serving { .. } => self.hosts[host].work = Work::Doubt { asked: false },
             _ => {}
         }
     }

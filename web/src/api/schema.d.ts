@@ -897,7 +897,7 @@ export interface components {
          * @enum {string}
          */
         Backing: "shared" | "private";
-        /** @description So much had been sent by then. */
+        /** @description Bytes sent by a point in time. */
         BandwidthPoint: {
             /**
              * Format: int64
@@ -1538,25 +1538,25 @@ export interface components {
             /** @description Token to send in the header `Authorization: Bearer`. */
             token: string;
         };
-        /** @description A cut of the link, while the guest ran at the source. */
+        /** @description Cut of the link while the guest ran at the source. */
         CutReport: {
             /**
              * Format: double
-             * @description When it was noticed, since the migration's begin.
+             * @description Time of detection, since the request.
              */
             at_ms: number;
             /**
              * Format: double
-             * @description How long nothing was sent after that.
+             * @description Time after that in which nothing was sent.
              */
             lasted_ms: number;
             /**
              * Format: int64
-             * @description Pages that the destination lacked when it went on, beside what the guest had written
-             *     meanwhile.
+             * @description Number of pages that the destination lacked when the migration continued, not counting what
+             *     the guest had written since the cut.
              */
             unsent_pages: number;
-            /** @description How it was noticed. */
+            /** @description How it was detected. */
             why: string;
         };
         /** @description A datastore on a host. */
@@ -1588,16 +1588,16 @@ export interface components {
              */
             total_bytes: number;
         };
-        /** @description So many different pages were written within so long. */
+        /** @description Number of different pages that were written within a time. */
         DirtySample: {
             /**
              * Format: double
-             * @description Since all were protected.
+             * @description Time since all pages were protected.
              */
             ms: number;
             /**
              * Format: int64
-             * @description Pages.
+             * @description Number of pages.
              */
             pages: number;
         };
@@ -1699,42 +1699,42 @@ export interface components {
          * @enum {string}
          */
         DrainVmState: "going" | "gone" | "stays" | "back";
-        /** @description What a dry run tells. */
+        /** @description Result of a dry run. */
         DryRun: {
             /**
              * Format: double
-             * @description The longest silence that clients of the guest will see: the pause, and what the lab's client
-             *     saw beside it.
+             * @description Longest silence that clients of the guest will see: the pause, and what the lab's client
+             *     measured beyond it.
              */
             blackout_ms?: number | null;
             /**
              * Format: double
-             * @description How long the dry run took.
+             * @description Duration of the dry run.
              */
             dry_run_time_ms: number;
             error?: components["schemas"]["Fault"] | null;
-            /** @description The source host's name. */
+            /** @description Name of the source host. */
             from: string;
             guest?: components["schemas"]["GuestFigures"] | null;
             /**
              * Format: int64
-             * @description The guest's RAM.
+             * @description Size of the guest's RAM.
              */
             guest_bytes: number;
             lanes?: components["schemas"]["LanesFigures"] | null;
-            /** @description What is to matter most. */
+            /** @description Goal of the migration. */
             policy: string;
             predicted?: components["schemas"]["Predicted"] | null;
             /**
              * Format: double
-             * @description What the pause is to be at most.
+             * @description Longest permitted pause.
              */
             switchover_budget_ms: number;
-            /** @description The destination host's name. */
+            /** @description Name of the destination host. */
             to: string;
-            /** @description The VM's name. */
+            /** @description Name of the VM. */
             vm: string;
-            /** @description Why by these means, one line for people. */
+            /** @description Reason for these means, one line for people. */
             why?: string | null;
         };
         /**
@@ -1748,7 +1748,7 @@ export interface components {
             name: components["schemas"]["EncodingName"];
             /**
              * Format: int64
-             * @description How many; what was sent again after a stream broke counts again.
+             * @description Number of pages. Pages that are sent again after a stream broke count again.
              */
             pages: number;
             /**
@@ -1776,26 +1776,26 @@ export interface components {
             /** @description What to do about it. Empty if the message says it all. */
             remedy: string;
         };
-        /** @description How long a guest waited for pages that it lacked: 0 where it came to none. */
+        /** @description Times that a guest waited for missing pages; 0 if it accessed none. */
         FetchTimes: {
             /**
              * Format: double
-             * @description and the longest.
+             * @description Longest time.
              */
             max: number;
             /**
              * Format: double
-             * @description Half of the times were no longer,
+             * @description Median.
              */
             median: number;
             /**
              * Format: double
-             * @description nine of ten,
+             * @description 90th percentile.
              */
             p90: number;
             /**
              * Format: double
-             * @description ninety-nine of a hundred,
+             * @description 99th percentile.
              */
             p99: number;
         };
@@ -1808,30 +1808,30 @@ export interface components {
             /** @description Features that this host lacks: none, or those that no baseline keeps. */
             missing?: string[];
         };
-        /** @description What was seen of a guest. */
+        /** @description Figures of a guest, from a sample of its memory and its writes. */
         GuestFigures: {
             /**
              * Format: int64
-             * @description Pages that hold something else than zeros, by a sample.
+             * @description Number of pages that are not zero, estimated from a sample.
              */
             data_pages: number;
             /**
              * Format: double
-             * @description Pages that it writes a second.
+             * @description Number of pages that the guest writes per second.
              */
             dirty_pages_per_s: number;
-            /** @description What was counted. */
+            /** @description Samples of the dirty rate. */
             samples: components["schemas"]["DirtySample"][];
-            /** @description As what these will go. */
+            /** @description Encoding in which they will be sent. */
             sent_as: components["schemas"]["EncodingName"];
             /**
              * Format: double
-             * @description Bytes on the wire for each of them.
+             * @description Bytes on the wire for each of these pages.
              */
             wire_bytes_per_page: number;
             /**
              * Format: int64
-             * @description Pages that it wrote within the longest time looked at.
+             * @description Number of pages that the guest wrote during the longest sample.
              */
             working_set_pages: number;
             /**
@@ -2189,11 +2189,11 @@ export interface components {
             /** @description Certificate of the host, PEM. */
             certificate: string;
         };
-        /** @description What one path between the two hosts carries while a migration runs. */
+        /** @description What one path between the two hosts carries during a migration. */
         LaneProgress: {
             /**
              * Format: int64
-             * @description Bytes handed to them so far, headers and padding included.
+             * @description Bytes handed to the streams so far, including headers and padding.
              */
             bytes: number;
             /**
@@ -2201,61 +2201,60 @@ export interface components {
              * @description Bytes per second since the previous progress.
              */
             bytes_per_s: number;
-            /** @description The source's address; none: the kernel's choice. */
+            /** @description The source's address; absent if the kernel chooses it. */
             from?: string | null;
             /**
              * Format: int32
-             * @description Data streams that are open on it.
+             * @description Number of open data streams.
              */
             streams: number;
-            /** @description The destination's; none: not told yet. */
+            /** @description The destination's address; absent until it is known. */
             to?: string | null;
         };
         /** @description One path between the two hosts. */
         LaneReport: {
-            /** @description Why streams of it broke or could not be opened. Their work was done by the others. */
+            /** @description Reasons why streams broke or could not be opened. Other streams took over their work. */
             broken: string[];
             /**
              * Format: int64
-             * @description Bytes handed to them, headers and padding included.
+             * @description Bytes handed to the streams, including headers and padding.
              */
             bytes: number;
-            /** @description The source's address; none: the kernel's choice. */
+            /** @description The source's address; absent if the kernel chose it. */
             from?: string | null;
             /**
              * Format: int32
-             * @description Data streams that were open on it.
+             * @description Number of data streams that were open on it.
              */
             streams: number;
-            /** @description The destination's. */
+            /** @description The destination's address. */
             to: string;
             /**
              * Format: int32
-             * @description The MTU of its interface, bytes, where packets of that size were found to vanish while small
-             *     ones passed; its streams went on
-             *     with small ones.
+             * @description MTU of the interface in bytes, if packets of that size were dropped while small ones passed;
+             *     the streams then continued with small packets.
              */
             vanishing_mtu?: number | null;
         };
-        /** @description What is known of the lanes. */
+        /** @description Figures of all lanes together. */
         LanesFigures: {
-            /** @description The limit that would hold the migration; none: there is none. */
+            /** @description Bandwidth limit that would apply; absent if there is none. */
             bandwidth_limit?: string | null;
             /**
              * Format: double
-             * @description What they carry together, bytes a second, whatever the limits.
+             * @description Throughput without limits, bytes per second.
              */
             bytes_per_s: number;
-            /** @description How that is known. */
+            /** @description Source of these figures. */
             known_by: components["schemas"]["LanesKnownBy"];
             /**
              * Format: double
-             * @description The shortest round trip.
+             * @description Shortest round trip.
              */
             round_trip_ms: number;
         };
         /**
-         * @description How it is known what the lanes carry.
+         * @description Source of the lanes' figures.
          * @enum {string}
          */
         LanesKnownBy: "probe" | "migration";
@@ -2452,7 +2451,7 @@ export interface components {
             role: components["schemas"]["Role"];
         };
         /**
-         * @description By what a guest is brought to its switchover.
+         * @description Means by which a guest reaches its switchover.
          * @enum {string}
          */
         Means: "plain" | "throttle" | "page-in" | "none";
@@ -2758,31 +2757,31 @@ export interface components {
          * @enum {string}
          */
         Outcome: "completed" | "failed" | "cancelled" | "in-doubt";
-        /** @description How the pages came that the guest lacked when it was handed over. */
+        /** @description Page-in: how the missing pages arrived after the hand-over. */
         PageInReport: {
             /**
              * Format: int64
-             * @description How often the link was cut, or an agent away, meanwhile.
+             * @description Number of times that the link was cut or an agent was away.
              */
             cuts: number;
             /**
              * Format: int64
-             * @description Pages of them that it came to before they were there.
+             * @description Number of missing pages that the guest accessed before they arrived.
              */
             demanded_pages: number;
             /**
              * Format: double
-             * @description From the word of what it will lack to the destination's that all is there.
+             * @description Time from the message about the missing pages until the destination reported all of them.
              */
             duration_ms: number;
-            /** @description How long it waited for such a page. */
+            /** @description Times that the guest waited for a page. */
             fetch_ms: components["schemas"]["FetchTimes"];
             /**
              * Format: int64
-             * @description Pages that it lacked.
+             * @description Number of missing pages.
              */
             pages: number;
-            /** @description Those times by their length; classes that nobody waited in are left out. */
+            /** @description Histogram of these times, without empty classes. */
             waits?: components["schemas"]["WaitClass"][];
         };
         /** @description Memory that a running VM still has to receive. */
@@ -2797,8 +2796,7 @@ export interface components {
         };
         /**
          * @description Whether the guest may run at the destination while pages of its memory are still at the source.
-         *     It then needs both hosts, and the
-         *     link between them, until the last page has been fetched.
+         *     It then needs both hosts, and the link between them, until the last page has been fetched.
          * @enum {string}
          */
         PageInUse: "never" | "allowed" | "now";
@@ -3199,7 +3197,7 @@ export interface components {
              */
             round: number;
         };
-        /** @description Time spent in one phase, summed over its visits. */
+        /** @description Total time in one phase. */
         PhaseReport: {
             /**
              * Format: double
@@ -3252,28 +3250,28 @@ export interface components {
          * @enum {string}
          */
         PlannedPower: "on" | "off";
-        /** @description What a migration will be. */
+        /** @description Predicted figures of a migration. */
         Predicted: {
-            /** @description By what it comes to its switchover. */
+            /** @description Means of convergence. */
             means: components["schemas"]["Means"];
             /**
              * Format: double
-             * @description From the request to the source's letting go.
+             * @description Time from the request until the source releases the guest.
              */
             migration_time_ms: number;
             /**
              * Format: int32
-             * @description Rounds, the last one included.
+             * @description Number of rounds, including the last one.
              */
             rounds: number;
             /**
              * Format: double
-             * @description The vCPUs' pause.
+             * @description Pause of the vCPUs.
              */
             switchover_ms: number;
             /**
              * Format: double
-             * @description The lowest limit that its writers will be held to; none: they are not.
+             * @description Lowest limit of the guest's writers; absent if they will not be throttled.
              */
             throttled_to_pages_per_s?: number | null;
             /**
@@ -3374,18 +3372,18 @@ export interface components {
          * @enum {string}
          */
         ProblemCode: "invalid-request" | "unauthenticated" | "forbidden" | "not-found" | "method-not-allowed" | "already-exists" | "wrong-state" | "conflict" | "key-reused" | "too-long" | "unsupported-type" | "too-many-requests" | "preflight" | "no-host" | "baseline-unmet" | "host-away" | "host-refused" | "no-leader" | "store-away" | "issuer-away" | "manager-failed" | "unknown";
-        /** @description Where a running migration is. */
+        /** @description State of a running migration. */
         Progress: {
             /**
              * Format: double
-             * @description What the wire takes, measured.
+             * @description Measured throughput.
              */
             bandwidth_bytes_per_s: number;
-            /** @description The limit that holds its pages now: the least of its own, its lanes' and its host's. */
+            /** @description Current bandwidth limit: the lowest of the limits of the migration, its lanes and its host. */
             bandwidth_limit?: string | null;
             /**
              * Format: double
-             * @description What the guest dirties.
+             * @description Rate at which the guest dirties memory.
              */
             dirty_bytes_per_s: number;
             /**
@@ -3395,30 +3393,29 @@ export interface components {
             elapsed_ms: number;
             /**
              * Format: double
-             * @description Time to the end, as far as it can be told: by what was predicted, or by the rates where
-             *     those
-             *     say that it will be later.
+             * @description Predicted time to the end, or the time by the current rates if that is longer. Absent if
+             *     unknown.
              */
             eta_ms?: number | null;
             /**
              * Format: double
-             * @description The longest that the guest took to answer lately, as seen at the source's host: it grows
-             *     while an answer is missing. None where
-             *     the specification names no IPv4 address of the guest, or it has not answered yet.
+             * @description Longest recent round trip from the source host to the guest; it grows while an answer is
+             *     missing. Absent if the specification names no IPv4 address of the guest, or it has not
+             *     answered yet.
              */
             guest_round_trip_ms?: number | null;
-            /** @description What each lane carries; none before the first stream is open, and by QEMU's engine. */
+            /** @description What each lane carries; empty before the first stream is open, and for QEMU's engine. */
             lanes?: components["schemas"]["LaneProgress"][];
             /** @description The phase. */
             phase: components["schemas"]["Phase"];
             /**
              * Format: int64
-             * @description Bytes of guest memory that this round still has to look at or send.
+             * @description Bytes of guest memory that this round still has to check or send.
              */
             remaining_bytes: number;
             /**
              * Format: int32
-             * @description The round.
+             * @description Number of the current round.
              */
             round: number;
             /**
@@ -3428,12 +3425,12 @@ export interface components {
             sent_bytes: number;
             /**
              * Format: double
-             * @description What the guest's writers are held to; none: they are not slowed.
+             * @description Limit of the guest's writers; absent if they are not throttled.
              */
             throttled_to_pages_per_s?: number | null;
             /**
              * Format: int64
-             * @description The guest's RAM.
+             * @description Size of the guest's RAM.
              */
             total_bytes: number;
         };
@@ -3491,81 +3488,82 @@ export interface components {
              */
             pages: number;
         };
-        /** @description The report of a migration. Times in milliseconds, sizes in bytes. */
+        /** @description Report of a migration. Times are in milliseconds, sizes in bytes. */
         Report: {
             /**
-             * @description What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the
-             *     report; empty where nothing was
-             *     sent, and in the log's line.
+             * @description Bytes sent over time, at most [`MOST_POINTS`](crate::MOST_POINTS) points; the last is that
+             *     of the report. Empty if nothing was sent, and in the log.
              */
             bandwidth?: components["schemas"]["BandwidthPoint"][];
             /**
-             * @description The limit that held the migration's pages at its end: the least of its own, its lanes' and
-             *     its host's.
+             * @description Bandwidth limit at the end: the lowest of the limits of the migration, its lanes and its
+             *     host.
              */
             bandwidth_limit?: string | null;
             /**
              * Format: double
-             * @description The longest silence that a client outside saw; none where nobody watches, or nothing moved.
+             * @description Longest silence that a client outside measured; absent if none was measured.
              */
             blackout_ms?: number | null;
-            /** @description The cuts of the link after which it went on where it was. */
+            /** @description Cuts of the link after which the migration continued. */
             cuts?: components["schemas"]["CutReport"][];
-            /** @description What the pages were sent as; empty where the engine does not tell. */
+            /** @description Encodings of the pages; empty if the engine does not report them. */
             encodings?: components["schemas"]["EncodingReport"][];
-            /** @description Which engine moved it. */
+            /** @description Engine that moved the memory. */
             engine: components["schemas"]["EngineKind"];
             error?: components["schemas"]["Fault"] | null;
-            /** @description The source host's name. */
+            /** @description Name of the source host. */
             from: string;
             /**
              * Format: int64
-             * @description The guest's RAM.
+             * @description Size of the guest's RAM.
              */
             guest_bytes: number;
-            /** @description What each lane carried; none by QEMU's engine, which has one path. */
+            /** @description What each lane carried; empty for QEMU's engine, which has one path. */
             lanes?: components["schemas"]["LaneReport"][];
             means?: components["schemas"]["Means"] | null;
             /**
              * Format: double
-             * @description From the request to the guest running at the destination and the source let go.
+             * @description Time from the request until the guest runs at the destination and the source has released
+             *     it.
              */
             migration_time_ms: number;
             /**
              * Format: int64
-             * @description Pages that were told by their content, were not there any more, and were sent after all.
+             * @description Number of pages that were sent by reference, were no longer at the destination, and were
+             *     sent after that.
              */
             missing_pages?: number;
-            /** @description How it ended. */
+            /** @description How the migration ended. */
             outcome: components["schemas"]["Outcome"];
             page_in?: components["schemas"]["PageInReport"] | null;
-            /** @description Every phase entered. */
+            /** @description All phases that were entered. */
             phases: components["schemas"]["PhaseReport"][];
-            /** @description What was to matter most; none by QEMU's engine. */
+            /** @description Goal of the migration; absent for QEMU's engine. */
             policy?: string | null;
             predicted?: components["schemas"]["Predicted"] | null;
             /**
              * Format: double
-             * @description The shortest round trip that the lane's pings saw.
+             * @description Shortest round trip of the lane's pings.
              */
             round_trip_ms?: number | null;
-            /** @description Every round. */
+            /** @description All rounds. */
             rounds: components["schemas"]["RoundReport"][];
             switchover?: components["schemas"]["SwitchoverReport"] | null;
             /**
              * Format: double
-             * @description What the vCPUs' pause was to be at most.
+             * @description Switchover budget: the longest permitted pause.
              */
             switchover_budget_ms?: number | null;
             /**
              * Format: double
-             * @description The vCPUs' pause; none where the guest was never stopped.
+             * @description Pause of the vCPUs; absent if the guest was never stopped.
              */
             switchover_ms?: number | null;
             throttle?: components["schemas"]["ThrottleReport"] | null;
-            /** @description The destination host's name. */
+            /** @description Name of the destination host. */
             to: string;
-            /** @description The VM's name. */
+            /** @description Name of the VM. */
             vm: string;
             /**
              * Format: int64
@@ -3596,7 +3594,7 @@ export interface components {
          * @enum {string}
          */
         Role: "viewer" | "operator" | "admin";
-        /** @description One sweep over the guest's memory. */
+        /** @description Round of pre-copy: one pass over the guest's memory. */
         RoundReport: {
             /**
              * Format: int64
@@ -3605,34 +3603,34 @@ export interface components {
             bytes: number;
             /**
              * Format: double
-             * @description Pages that the guest dirtied meanwhile, a second.
+             * @description Rate at which the guest dirtied pages during the round.
              */
             dirty_pages_per_s: number;
             /**
              * Format: double
-             * @description From the first page looked at to the destination's word that all is applied; to the last
-             *     page handed to the wire where
-             *     the next round followed at once.
+             * @description Time from the first page until the destination has applied all; until the last page was
+             *     handed to the wire if the next round followed at once.
              */
             duration_ms: number;
             /**
              * Format: int64
-             * @description Pages sent, zero pages included.
+             * @description Number of pages sent, including zero pages.
              */
             pages: number;
             /**
              * Format: int32
-             * @description 0 is all of memory but what is hot already; the last one runs while the guest stands still.
+             * @description Number of the round. Round 0 sends all memory except pages that are hot already; the last
+             *     round runs while the guest is paused.
              */
             round: number;
             /**
              * Format: double
-             * @description What its writers were held to meanwhile; none: they were not.
+             * @description Limit of the guest's writers during the round; absent if they were not throttled.
              */
             throttled_to_pages_per_s?: number | null;
             /**
              * Format: int64
-             * @description Pages of them that were zero and cost a few bytes a run.
+             * @description Number of zero pages among them; a run of zero pages costs a few bytes.
              */
             zero_pages: number;
         };
@@ -3806,63 +3804,63 @@ export interface components {
             /** @description Number of the change, for resuming after it (`Last-Event-ID`). */
             id: string;
         };
-        /** @description The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole. */
+        /** @description Parts of the vCPUs' pause. They follow each other and add up to the whole. */
         SwitchoverReport: {
             /**
              * Format: double
-             * @description → the device state's last byte and the commit handed to the wire.
+             * @description From then until the last byte of the device state and the commit are handed to the wire.
              */
             device_state_ms: number;
             /**
              * Format: double
-             * @description → the commit read at the destination (clocks compared by the lane's pings).
+             * @description From then until the destination has read the commit (clocks compared by the lane's pings).
              */
             flight_ms: number;
             /**
              * Format: double
-             * @description Guest stopped → last dirty pages handed to the wire (the device state is written
-             *     meanwhile).
+             * @description From the guest's stop until the last dirty pages are handed to the wire (QEMU writes the
+             *     device state at the same time).
              */
             last_pages_ms: number;
             /**
              * Format: double
-             * @description → the device state loaded there.
+             * @description From then until the device state is loaded.
              */
             load_ms: number;
             /**
              * Format: double
-             * @description → the vCPUs run.
+             * @description From then until the vCPUs run.
              */
             resume_ms: number;
         };
         /**
-         * @description By what writers are slowed.
+         * @description Means of throttling writers.
          * @enum {string}
          */
         ThrottleMeans: "faults" | "quota";
-        /** @description What slowing the guest's writers did. */
+        /** @description Effect of throttling the guest's writers. */
         ThrottleReport: {
             /**
              * Format: int64
-             * @description Writes that waited for the answer that let them go on; those of no limit count too.
+             * @description Number of writes that waited for an answer, including those without a limit.
              */
             faults: number;
             /**
              * Format: double
-             * @description How long the vCPUs waited, all together.
+             * @description Time that all vCPUs together waited.
              */
             held_ms: number;
             /**
              * Format: double
-             * @description The least CPU time that a quota left the vCPUs, in percent of what they could take; none
-             *     without a quota.
+             * @description Least CPU time that a quota left the vCPUs, in percent of what they could use.
+             *     Absent without a quota.
              */
             least_cpu_percent?: number | null;
-            /** @description By what: the quota, where it was used at all; faults may have been before or after. */
+            /** @description `quota` if a quota was used at any time; faults may have been used before or after it. */
             means?: components["schemas"]["ThrottleMeans"];
             /**
              * Format: int64
-             * @description Pages that were let go by them.
+             * @description Number of pages that these answers released.
              */
             pages: number;
         };
@@ -4129,17 +4127,17 @@ export interface components {
              */
             vcpus: number;
         };
-        /** @description Waits of one length. */
+        /** @description Class of a histogram of waiting times. */
         WaitClass: {
             /**
              * Format: double
-             * @description Shorter than this and no shorter than half of it; the first begins at 0, the last has no
-             *     end.
+             * @description Upper bound, exclusive. The lower bound is half of it, and 0 for the first class. Absent for
+             *     the last class, which has no upper bound.
              */
             below_ms?: number | null;
             /**
              * Format: int64
-             * @description How many.
+             * @description Number of waits.
              */
             waits: number;
         };

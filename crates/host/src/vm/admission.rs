@@ -21,7 +21,7 @@ pub(crate) enum Condition {
     Paused,
     /// The vCPUs are paused because another host may run the guest.
     InDoubt {
-        /// Host that lacks pages which only this host has, as far as is known.
+        /// Host that is known to lack pages which only this host has.
         keeps_pages_for: Option<String>,
     },
     /// Another host may run the guest and fetches its pages from here; without them the guest is

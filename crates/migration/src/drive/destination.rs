@@ -129,7 +129,7 @@ pub fn receive<H: DestinationHypervisor>(
 /// State of the page-in that brings the pages that the guest lacks.
 #[derive(Default)]
 struct PageInPlace {
-    /// `None`: the guest lacks no pages, as far as is known.
+    /// `None`: no page is known to be missing.
     page_in: Option<Arc<PagingIn>>,
     /// Streams that arrived before the message on the control stream that requests page-in.
     early: Vec<WelcomedStream>,

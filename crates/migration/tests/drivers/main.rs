@@ -11,6 +11,7 @@ mod page_in;
 mod quota;
 mod references;
 mod resume;
+mod secure;
 mod ways;
 mod world;
 

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_lanes::{Carries, Interrupt, LaneError, Stream, accept, connect};
@@ -20,7 +20,6 @@ use godwit_migration::drive::{
 };
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, MeansUse, PageIn, Policy};
-use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{
     CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
 };
@@ -28,6 +27,7 @@ use godwit_types::{Compression, FailureCode, Incarnation, Lane, Ownership, Progr
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 use super::faults::FakeFaults;
+use super::secure::Secure;
 use super::ways::{Corrupted, Corruption, path, stalling_lane, unanswering};
 
 /// The ownership that the destination receives.
@@ -392,56 +392,6 @@ pub(crate) struct Moved {
 
 pub(crate) fn migrate(twist: Twist) -> Moved {
     migrate_paced(twist, &Pacing::default().migration(RateLimit::NONE), &|_, _| {})
-}
-
-/// Certificates of both hosts, with the destination's clock judging the source's.
-struct Secure {
-    source: Identity,
-    destination: Identity,
-    /// Whether the source's certificate has expired.
-    ended: Arc<AtomicBool>,
-    /// Numbers of data streams that were requested, and that were admitted.
-    asked: AtomicUsize,
-    let_in: AtomicUsize,
-    /// Whether one was refused.
-    refused: Arc<AtomicBool>,
-}
-
-impl Secure {
-    fn new(folder: &tempfile::TempDir) -> Secure {
-        let authority = Authority::create(folder.path(), "test", 9).unwrap();
-        let identity = |name: &str, days| {
-            let grant =
-                Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days };
-            let issued = authority.issue(&grant).unwrap();
-            Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
-        };
-        let begun = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        let ended = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&ended);
-        let two_days = Duration::from_secs(2 * 86_400);
-        let now = move || if told.load(Ordering::SeqCst) { begun + two_days } else { begun };
-        Secure {
-            source: identity("a", 1),
-            destination: identity("b", 8).with_clock(now),
-            ended,
-            asked: AtomicUsize::new(0),
-            let_in: AtomicUsize::new(0),
-            refused: Arc::default(),
-        }
-    }
-
-    /// Waits before a data stream is connected; the source's certificate expires when `last` of
-    /// them have been admitted. A connection that waited for that itself would keep others from
-    /// being admitted.
-    fn data_stream_comes(&self, last: usize) {
-        if self.asked.fetch_add(1, Ordering::SeqCst) >= last {
-            while self.let_in.load(Ordering::SeqCst) < last {
-                std::thread::yield_now();
-            }
-            self.ended.store(true, Ordering::SeqCst);
-        }
-    }
 }
 
 impl Twist {

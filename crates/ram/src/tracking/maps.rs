@@ -67,7 +67,7 @@ pub(super) struct WantedFile {
     pub(super) pages: PageRange,
 }
 
-/// Why the mappings can't be told.
+/// Error in reading the mappings.
 #[derive(Debug)]
 pub(super) enum MapsError {
     /// The file is empty: a zombie has no address space.

@@ -139,7 +139,7 @@ impl Request {
     }
 }
 
-/// Why nothing of a group was written, as far as is known.
+/// Reason why nothing of a group was written, if it is known.
 struct Failure {
     error: rusqlite::Error,
     at_commit: bool,

@@ -1,20 +1,17 @@
-//! Which guest has a name, and which host holds it.
+//! Bindings of names to guests and hosts.
 //!
-//! A name is a label: any host can report a VM of any name. So what operations on a name go to is
-//! its **binding**: the
-//! guest (uuid and incarnation) and the host that holds it. A binding begins with the first host
-//! that reports the name.
-//! It moves only where the holder agrees:
+//! A name is a label: any host can report a VM with any name. Operations on a name therefore use
+//! its **binding**: the guest (UUID and incarnation) and the host that holds it. The first host
+//! that reports a name gets it. A binding moves only in these cases:
 //!
-//! - the holder reports a migration of the VM to another host, or the manager began one, and that
-//!   host reports the same
-//!   guest in a later epoch;
-//! - the holder, heard, has the VM no more;
-//! - its host is forgotten, or an operator binds the name.
+//! - The holder reports a migration of the VM to another host, or the manager started one, and that
+//!   host reports the same guest in a later epoch.
+//! - The holder is reachable and no longer has the VM.
+//! - The holder is forgotten.
+//! - An operator binds the name.
 //!
-//! Every other claim is a **conflict**: shown, and without effect. The store keeps bindings, so
-//! that a new leader trusts
-//! no earlier claim than the one before did.
+//! Every other claim is a **conflict**: it is shown, and has no effect. The store keeps bindings,
+//! so that a new leader trusts no claim that the previous leader did not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,13 +24,13 @@ use godwit_types::{Incarnation, Outcome};
 use super::select::{Cursor, page};
 use super::{Host, Inventory, Vm, standing};
 
-/// The guest that has a name, and the host that holds it.
+/// Guest that has a name, and host that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Its uuid; none: its host reports none.
+    /// UUID of the guest; none: the host reports none.
     pub uuid: Option<Uuid>,
     pub incarnation: Incarnation,
-    /// The host that holds it.
+    /// Host that holds the name.
     pub host: String,
 }
 
@@ -42,7 +39,7 @@ impl Binding {
         Binding { uuid: info.spec.uuid, incarnation: info.incarnation, host: info.host.clone() }
     }
 
-    /// Returns whether a host reports the same guest. Agents of older versions report no
+    /// Returns whether a report is of the same guest. Agents of older versions report no
     /// incarnation.
     fn is_of(&self, info: &VmInfo) -> bool {
         let same_uuid =
@@ -52,21 +49,22 @@ impl Binding {
     }
 }
 
-/// A name's binding, and what may change it.
+/// Binding of a name, and the facts that can change it.
 #[derive(Debug, Default)]
 pub(crate) struct Bound {
     binding: Option<Binding>,
-    /// The holder was promised the guest and reports it as arriving.
+    /// Whether the guest was handed to the holder, which reports it as arriving.
     arrives: bool,
-    /// The epoch in which the holder has it; none: the holder has not been heard yet.
+    /// Epoch in which the holder has the guest; none: the holder has not reported it yet.
     epoch: Option<u64>,
-    /// The migration that the holder reports, and its destination.
+    /// Migration that the holder reports, and its destination.
     handed: Option<(String, String)>,
-    /// The host that handed it over last.
+    /// Host that last handed the guest over.
     handed_from: Option<String>,
-    /// The binding before, while nobody holds the name, and the host that it was handed to.
+    /// Previous binding while no host holds the name, and the host that the guest was handed to.
     before: Option<(Binding, Option<String>)>,
-    /// The host that the manager makes a VM of this name on: no other one gets the name meanwhile.
+    /// Host on which the manager is creating a VM with this name: no other host gets the name
+    /// meanwhile.
     expected: Option<String>,
 }
 
@@ -75,7 +73,7 @@ impl Bound {
         self.binding.as_ref().map(|binding| binding.host.as_str())
     }
 
-    /// Returns whether the name is to be remembered although no host reports it.
+    /// Returns whether the name must be kept although no host reports it.
     pub(crate) fn is_kept(&self) -> bool {
         self.binding.is_some() || self.expected.is_some()
     }
@@ -93,12 +91,12 @@ impl Bound {
         (self.arrives, self.epoch, self.handed_from) = (false, None, None);
     }
 
-    /// Brings the binding up to date with what hosts report.
+    /// Updates the binding from the hosts' reports.
     fn settle(&mut self, claims: &Claims<'_>) {
         if let Some(binding) = &mut self.binding {
             match claims.at.get(&binding.host) {
                 Some(info) if info.state == VmState::MigratingIn && self.arrives => {}
-                // It says itself that another host has the guest.
+                // The holder itself reports that another host has the guest.
                 Some(info) if info.state == VmState::MigratingIn => self.release(),
                 Some(info) => {
                     *binding = Binding::of(info);
@@ -123,11 +121,11 @@ impl Bound {
         }
     }
 
-    /// The report of the host that the holder has handed the guest over to.
+    /// Returns the report of the host to which the holder has handed the guest over.
     fn successor<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
         let binding = self.binding.as_ref()?;
         let of_holder = claims.at.get(&binding.host);
-        // A source that keeps pages reports no migration any more.
+        // A source that keeps pages no longer reports a migration.
         let is_current = |migration: &String| {
             of_holder.is_none_or(|info| info.migration.as_ref().is_none_or(|now| now == migration))
         };
@@ -144,7 +142,7 @@ impl Bound {
         })
     }
 
-    /// The report that gets a name that nobody holds.
+    /// Returns the report that gets a name without holder.
     fn first_claim<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
         if let Some(expected) = &self.expected {
             return claims.at.get(expected);
@@ -154,7 +152,7 @@ impl Bound {
             None => (None, None),
         };
         let is_same = |info: &&Arc<VmInfo>| before.is_none_or(|before| before.is_of(info));
-        // It may not have reported yet that the guest runs there.
+        // The destination may not report the guest as running yet.
         let promised = handed_to.and_then(|to| claims.at.get(to)).filter(is_same);
         let others = || {
             let has_it = claims.at.values().filter(|info| info.state != VmState::MigratingIn);
@@ -163,8 +161,8 @@ impl Bound {
         promised.or_else(others)
     }
 
-    /// Returns whether a report that is not the holder's belongs to a hand-over that is under way,
-    /// or was.
+    /// Returns whether a current or past hand-over explains a report by a host other than the
+    /// holder.
     fn explains(&self, info: &VmInfo, claims: &Claims<'_>) -> bool {
         let Some(binding) = &self.binding else { return true };
         if info.state == VmState::MigratingIn {
@@ -179,24 +177,25 @@ impl Bound {
         let arrives = of_holder.is_some_and(|holder| {
             holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
         });
-        // What it said last before it fell silent, and gave away since.
+        // The last report of an unreachable host that has handed the guest over since.
         let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_heard(&info.host);
         is_left_over || arrives || is_past
     }
 
-    /// Returns whether a host takes part in the holder's hand-over: its doubt is the VM's.
+    /// Returns whether a host takes part in the holder's hand-over. If such a host is in doubt, so
+    /// is the VM.
     fn takes_part(&self, host: &str, move_target: Option<&str>) -> bool {
         let handed_to = self.handed.as_ref().map(|(_, to)| to.as_str());
         [self.holder(), handed_to, self.handed_from.as_deref(), move_target].contains(&Some(host))
     }
 }
 
-/// Returns whether a host in that state may have handed the guest over, or is about to.
+/// Returns whether a host that reports this state may have handed the guest over, or is about to.
 fn lets_go(state: VmState) -> bool {
     matches!(state, VmState::MigratingOut | VmState::Paused | VmState::Stopping)
 }
 
-/// What hosts report of one name.
+/// Reports of one name.
 struct Claims<'a> {
     at: &'a BTreeMap<String, Arc<VmInfo>>,
     move_target: Option<&'a str>,
@@ -210,7 +209,8 @@ impl Claims<'_> {
 }
 
 impl Vm {
-    /// The holder's report. Where nobody holds the name, that of a host where it arrives.
+    /// Returns the holder's report. If no host holds the name, returns that of a host where the
+    /// guest arrives.
     pub(crate) fn main(&self) -> Option<&Arc<VmInfo>> {
         match self.bound.holder() {
             Some(host) => self.at.get(host),
@@ -218,7 +218,7 @@ impl Vm {
         }
     }
 
-    /// Returns whether it is not known which host may run it.
+    /// Returns whether it is unknown which host may run the VM.
     pub(crate) fn in_doubt(&self) -> bool {
         let target = self.move_target.as_deref();
         let counts =
@@ -230,7 +230,7 @@ impl Vm {
         Claims { at: &self.at, move_target: self.move_target.as_deref(), hosts }
     }
 
-    /// Reports of other hosts that nothing explains, by host.
+    /// Returns the reports of other hosts that no hand-over explains, by host.
     pub(crate) fn conflicting<'a>(
         &'a self,
         hosts: &'a BTreeMap<String, Host>,
@@ -256,7 +256,8 @@ fn claim(host: &str, info: Option<&Arc<VmInfo>>, binding: Option<&Binding>) -> N
 }
 
 impl Inventory {
-    /// Brings a name's binding up to date; a change where its conflicts are others than before.
+    /// Updates a name's binding. Returns a change if its conflicts differ from those last
+    /// published.
     pub(crate) fn settle(&mut self, name: &str) -> Option<Change> {
         let vm = self.vms.get_mut(name)?;
         let claims =
@@ -277,7 +278,7 @@ impl Inventory {
         Some(change)
     }
 
-    /// Notes a migration that a host reports: of a VM that it holds, where that goes.
+    /// Notes a reported migration: the destination of a VM whose name the reporting host holds.
     pub(crate) fn note_handing(&mut self, host: &str, status: &MigrationStatus) -> Vec<Change> {
         let Some(vm) = self.vms.get_mut(&status.vm) else { return Vec::new() };
         let handed = Some((status.id.clone(), status.to.clone()));
@@ -294,20 +295,20 @@ impl Inventory {
         self.vm_changed(&status.vm)
     }
 
-    /// Releases a name that this host holds: it has the VM no more, or is forgotten.
+    /// Releases a name if this host holds it: the host no longer has the VM, or is forgotten.
     pub(crate) fn release(&mut self, host: &str, vm: &str) {
         if let Some(vm) = self.vms.get_mut(vm).filter(|vm| vm.bound.holder() == Some(host)) {
             vm.bound.release();
         }
     }
 
-    /// Names that a host holds and reports nothing of.
+    /// Returns the names that a host holds although it does not report them.
     pub(crate) fn held_unreported(&self, host: &str) -> Vec<String> {
         let is_so = |vm: &Vm| vm.bound.holder() == Some(host) && !vm.at.contains_key(host);
         self.vms.iter().filter(|(_, vm)| is_so(vm)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The host that holds a name; none: nobody does.
+    /// Returns the host that holds a name, if one does.
     #[must_use]
     pub fn holder(&self, vm: &str) -> Option<&str> {
         self.vms.get(vm)?.bound.holder()
@@ -319,7 +320,7 @@ impl Inventory {
         self.holder(vm) == Some(host)
     }
 
-    /// Returns whether a host claims a VM's name, and nothing explains it.
+    /// Returns whether a host claims a VM's name and no hand-over explains it.
     #[must_use]
     pub fn is_conflict(&self, host: &str, vm: &str) -> bool {
         self.vms
@@ -327,16 +328,17 @@ impl Inventory {
             .is_some_and(|vm| vm.conflicting(&self.hosts).any(|(other, _)| other == host))
     }
 
-    /// Reserves a name for a host on which the manager makes a VM; none: no longer.
+    /// Reserves a name for the host on which the manager is creating a VM; none: ends the
+    /// reservation.
     pub fn expect_vm(&mut self, vm: &str, host: Option<&str>) -> Vec<Change> {
         self.vms.entry(vm.to_owned()).or_default().bound.expected = host.map(str::to_owned);
         self.vm_changed(vm)
     }
 
-    /// Binds a name to the guest that a host reports, by an operator's word.
+    /// Binds a name to the guest that a host reports, as an operator's request.
     ///
     /// # Errors
-    /// The host reports no VM of that name that it has.
+    /// [`NoClaim`].
     pub fn bind(&mut self, vm: &str, host: &str) -> Result<Vec<Change>, NoClaim> {
         self.claim_of(vm, host)?;
         if let Some(entry) = self.vms.get_mut(vm)
@@ -348,10 +350,10 @@ impl Inventory {
         Ok(self.vm_changed(vm))
     }
 
-    /// The binding that a host's report of a VM would make.
+    /// Returns the binding that would follow from a host's report of a VM.
     ///
     /// # Errors
-    /// The host reports no VM of that name that it has.
+    /// [`NoClaim`].
     pub fn claim_of(&self, vm: &str, host: &str) -> Result<Binding, NoClaim> {
         let found = self.vms.get(vm).and_then(|vm| vm.at.get(host));
         found
@@ -360,7 +362,7 @@ impl Inventory {
             .ok_or(NoClaim)
     }
 
-    /// Takes over what the store has of a binding; none: it has none any more.
+    /// Adopts a binding from the store; none: the store no longer has one.
     pub fn know_binding(&mut self, vm: &str, stored: Option<Binding>) -> Vec<Change> {
         self.binding_stored(vm, stored.clone());
         let Some(binding) = stored else { return Vec::new() };
@@ -375,7 +377,7 @@ impl Inventory {
         self.vm_changed(vm)
     }
 
-    /// Notes that the store has a binding, or none.
+    /// Notes the binding that the store has, if any.
     pub fn binding_stored(&mut self, vm: &str, stored: Option<Binding>) {
         match stored {
             Some(binding) => drop(self.stored.insert(vm.to_owned(), binding)),
@@ -393,7 +395,7 @@ impl Inventory {
         }
     }
 
-    /// Releases what hosts hold that are not known any more.
+    /// Releases names whose holders are no longer known.
     pub fn release_forgotten(&mut self) -> Vec<Change> {
         let is_lost =
             |vm: &Vm| vm.bound.holder().is_some_and(|host| !self.hosts.contains_key(host));
@@ -408,12 +410,12 @@ impl Inventory {
         lost.iter().flat_map(release).collect()
     }
 
-    /// Names whose binding in the store is known.
+    /// Returns the names that have a binding in the store.
     pub fn stored_bindings(&self) -> impl Iterator<Item = &str> {
         self.stored.keys().map(String::as_str)
     }
 
-    /// Bindings that the store does not have as they are, by name; none: it is to forget it.
+    /// Returns the bindings that differ from the store's, by name; none: the store must delete it.
     #[must_use]
     pub fn unstored_bindings(&self) -> BTreeMap<String, Option<Binding>> {
         let binding = |name: &String| self.vms.get(name).and_then(|vm| vm.bound.binding.clone());
@@ -429,7 +431,7 @@ impl Inventory {
         (!claims.is_empty()).then(|| NameConflict { vm: name.to_owned(), holder, claims })
     }
 
-    /// Names that hosts claim and nothing explains, by name, a page at a time.
+    /// Returns a page of the names in conflict, by name.
     #[must_use]
     pub fn name_conflicts(&self, cursor: &Cursor) -> Page<NameConflict> {
         let found = self.vms.iter().filter(|(_, vm)| !vm.shown_conflicts.is_empty());
@@ -441,14 +443,14 @@ impl Inventory {
         }
     }
 
-    /// How many names are in conflict.
+    /// Returns the number of names in conflict.
     #[must_use]
     pub fn conflict_count(&self) -> u64 {
         self.vms.values().filter(|vm| !vm.shown_conflicts.is_empty()).count() as u64
     }
 }
 
-/// The host reports no VM of that name that it has.
+/// The host does not report a VM with that name, or only one that is arriving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the host reports no VM of that name that it has")]
+#[error("the host does not report that it has a VM with that name")]
 pub struct NoClaim;

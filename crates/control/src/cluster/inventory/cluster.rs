@@ -1,4 +1,4 @@
-//! What is planned of the cluster as a whole: its CPU baseline, and rules about where VMs may be.
+//! Plans of the cluster as a whole: its CPU baseline and its placement rules.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,25 @@ use super::Inventory;
 use super::select::{Cursor, page};
 use crate::cluster::rule_state::told;
 
-/// VMs by which a rule is broken that a list names.
+/// Most VMs that a list names as breaking a rule.
 const LISTED_BREAKERS: usize = 16;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RuleFilter {
-    /// A VM that they name.
+    /// VM that the rules name.
     pub(crate) vm: Option<String>,
-    /// Whether they are kept.
+    /// Whether the rules are kept.
     pub(crate) state: Option<RuleState>,
 }
 
-/// The CPU that guests of the cluster get, and how it came to be.
+/// CPU baseline of the cluster, and how it was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaselinePlan {
-    /// The CPU.
     pub baseline: Baseline,
-    /// What was asked for: a name, or `computed`.
+    /// Requested baseline: a name, or `computed`.
     pub asked: String,
-    /// Hosts that may fall short of it.
+    /// Hosts that may lack features of the baseline.
     pub without: Vec<String>,
-    /// When it was set.
     pub set_unix_ms: u64,
     pub set_by: String,
 }
@@ -49,7 +47,7 @@ impl BaselinePlan {
     }
 }
 
-/// What the store keeps of the cluster, as it is worked with.
+/// Baseline and rules, which the store keeps.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterPlan {
     baseline: Option<BaselinePlan>,
@@ -63,29 +61,28 @@ impl ClusterPlan {
 }
 
 impl Inventory {
-    /// The CPU that guests of the cluster get; none: each has its own.
+    /// Returns the cluster's CPU baseline; none: each VM has the CPU of its host or specification.
     #[must_use]
     pub fn baseline(&self) -> Option<&Baseline> {
         self.cluster.baseline()
     }
 
-    /// Returns it with its origin.
+    /// Returns the cluster's CPU baseline, and how it was set.
     #[must_use]
     pub fn baseline_plan(&self) -> Option<&BaselinePlan> {
         self.cluster.baseline.as_ref()
     }
 
-    /// What QEMU's `-cpu` takes for a VM that names no model of its own: the cluster's baseline,
-    /// with all its features and settings. None:
-    /// there is none, and the host's default holds.
+    /// Returns the argument of QEMU's `-cpu` for a VM that names no model: the cluster's baseline
+    /// with all its features and settings. None: without a baseline, the host's default applies.
     #[must_use]
     pub fn guest_cpu_model(&self) -> Option<&str> {
         self.baseline().map(|baseline| baseline.cpu_model.as_str())
     }
 
-    /// What a host lacks of the cluster's baseline, by what its agent told last. Empty: nothing, or
-    /// there is no baseline. None: it has not
-    /// told what CPU its guests can have, or it is not known.
+    /// Returns the features of the cluster's baseline that a host lacks, according to its agent's
+    /// last report. Empty: it lacks nothing, or there is no baseline. None: the host is unknown or
+    /// has not reported which CPU its guests can have.
     #[must_use]
     pub fn lacks_of_baseline(&self, host: &str) -> Option<CpuFeatures> {
         let host = self.hosts.get(host)?;
@@ -93,8 +90,8 @@ impl Inventory {
         Some(host.lacks.clone())
     }
 
-    /// Sets the CPU that guests of the cluster get. Hosts that fall short of it otherwise than
-    /// before are told.
+    /// Sets the cluster's CPU baseline. The changes include the hosts whose missing features differ
+    /// from before.
     pub fn plan_baseline(&mut self, plan: Option<BaselinePlan>) -> Vec<Change> {
         if self.cluster.baseline == plan {
             return Vec::new();
@@ -113,20 +110,20 @@ impl Inventory {
         changes
     }
 
-    /// Rules about where VMs may be, by name.
+    /// Returns the placement rules, by name.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
         self.cluster.rules.values().cloned().collect()
     }
 
-    /// One of them; none: there is none of that name.
+    /// Returns a placement rule; none: unknown rule.
     #[must_use]
     pub fn rule(&self, name: &str) -> Option<&Rule> {
         self.cluster.rules.get(name)
     }
 
-    /// Those that a filter lets through, by name, a page at a time, each with the first of the VMs
-    /// by which it is broken.
+    /// Returns a page of the rules that match a filter, by name. Each has the first
+    /// [`LISTED_BREAKERS`] of the VMs that break it.
     pub(crate) fn rules_page(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
         let found = self.cluster.rules.iter().filter(|(_, rule)| {
             filter.vm.as_ref().is_none_or(|vm| rule.vms.contains(vm))
@@ -135,7 +132,7 @@ impl Inventory {
         page(found, cursor, |_, rule| told(rule, self, LISTED_BREAKERS))
     }
 
-    /// Sets a rule; none: there is none of that name any more. A change, unless it was so before.
+    /// Sets or removes a rule. Returns the change, unless the rule is the same as before.
     pub(crate) fn plan_rule(&mut self, name: &str, rule: Option<Rule>) -> Option<Change> {
         match rule {
             Some(rule) => {
@@ -157,7 +154,7 @@ mod tests {
     use crate::rig::{baseline, cpu, host, put_host};
 
     #[test]
-    fn a_host_that_has_told_its_cpu_meets_the_baseline_or_lacks_some_of_it() {
+    fn a_host_that_reports_its_cpu_meets_the_baseline_or_lacks_features() {
         let mut inventory = Inventory::default();
         put_host(&mut inventory, host("a", Some(&cpu(&["aes"]))), &[], vec![]);
         put_host(&mut inventory, host("b", Some(&cpu(&[]))), &[], vec![]);
@@ -165,7 +162,7 @@ mod tests {
         assert_eq!(inventory.guest_cpu_model(), None);
         assert_eq!(inventory.lacks_of_baseline("b"), Some(CpuFeatures::new()));
         let changes = inventory.plan_baseline(Some(baseline("Nehalem-v1,+aes", &["aes"])));
-        // Of the hosts only the one is told that is no longer as it was.
+        // Of the hosts, only the one that has changed is published.
         let [Change::CpuBaseline(set), Change::Host(short)] = &changes[..] else {
             panic!("{changes:?}")
         };
@@ -177,7 +174,7 @@ mod tests {
         assert_eq!(inventory.lacks_of_baseline("nobody"), None);
         let again = inventory.plan_baseline(Some(baseline("Nehalem-v1,+aes", &["aes"])));
         assert_eq!(again, []);
-        // A host whose agent tells another CPU, as after an update, is judged anew.
+        // A host that reports another CPU, as after an update, is compared again.
         inventory.heard("b", HostEvent::Host(Box::new(host("b", Some(&cpu(&["aes"]))))), 2);
         assert!(inventory.host_summary("b").unwrap().lacks_of_baseline.is_empty());
         inventory.heard("silent", HostEvent::Host(Box::new(host("silent", Some(&cpu(&[]))))), 2);

@@ -1,9 +1,9 @@
-//! Which hosts and VMs there are: what is planned, and beside it what the agents tell. In memory;
-//! no I/O and no clock.
+//! Inventory of hosts and VMs: their plans, and what the agents report. In memory, without I/O and
+//! clock.
 //!
-//! What runs on a host is what that host reports: names are unique there. In the cluster a name is
-//! a label, and
-//! [`bindings`] says which host holds it; the others that report it are shown beside it.
+//! Each host reports which VMs run there; their names are unique on that host. In the cluster a
+//! name is a label: [`bindings`] determines which host holds it. Other hosts that report the name
+//! are shown with the VM.
 
 #[cfg(test)]
 mod binding_tests;
@@ -38,26 +38,26 @@ pub(crate) use seen::{SeenHost, SeenVm};
 pub use select::{Cursor, HostFilter, VmFilter};
 pub use tally::Tally;
 
-/// What is planned of a host: what the store keeps of it.
+/// Plan of a host, which the store keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPlan {
     pub address: String,
-    /// What rules may name it by.
+    /// Labels by which rules select hosts.
     pub labels: BTreeMap<String, String>,
-    /// What its link carries, bits per second; none: nobody said.
+    /// Speed of the host's link, bits per second; none: not configured.
     pub link_bits_per_s: Option<u64>,
-    /// Moves out of it and into it at a time; none: by the link.
+    /// Limit of concurrent moves from the host, and of those to it; none: derived from the link.
     pub most_moves: Option<u32>,
-    /// Whether it takes no VMs.
+    /// Whether the host accepts no VMs.
     pub maintenance: bool,
 }
 
-/// What is planned of a VM: what the store keeps of it.
+/// Plan of a VM, which the store keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmPlan {
-    /// Whether it shall run.
+    /// Whether the VM should run.
     pub power: PlannedPower,
-    /// By what VMs are listed.
+    /// Labels by which lists of VMs are filtered.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -68,9 +68,9 @@ pub struct Inventory {
     vms: BTreeMap<String, Vm>,
     cluster: cluster::ClusterPlan,
     limits: move_limits::KnownLimits,
-    /// Bindings of names as the store has them.
+    /// Bindings of names in the store.
     stored: BTreeMap<String, Binding>,
-    /// Names whose binding is another one than the store has.
+    /// Names whose binding differs from the store's.
     unstored: BTreeSet<String>,
 }
 
@@ -78,24 +78,24 @@ pub struct Inventory {
 struct Host {
     plan: HostPlan,
     state: HostState,
-    /// Why it is away.
+    /// Reason why the host is away.
     reason: Option<String>,
-    /// What it reported that no agent reports.
+    /// Last reason for which a report was refused.
     fault: Option<String>,
     info: Option<Arc<HostInfo>>,
-    /// What it lacks of the cluster's baseline, by `info`.
+    /// Features of the cluster's baseline that the host lacks, according to `info`.
     lacks: CpuFeatures,
-    /// Of the other hosts that its agent knows; `info` has none of them, as each host would have
-    /// all.
+    /// Digest of the other hosts that the agent knows. `info` omits them, because every host would
+    /// have the list of all hosts.
     peers_digest: Option<u64>,
     heard_unix_ms: Option<u64>,
-    /// VMs that it told of last, and the bytes of each.
+    /// VMs in the host's last reports, and the bytes of each.
     vms: BTreeMap<String, usize>,
-    /// Whether it reported what no agent reports since its agent was reached.
-    has_lied: bool,
+    /// Whether a report was refused on the current connection.
+    has_refused_report: bool,
     refused_reports: u64,
-    /// Those that it has told of since its agent was reached; none: it has told of all.
-    told: Option<BTreeSet<String>>,
+    /// VMs reported so far on the current connection; none: the host has reported all.
+    reported: Option<BTreeSet<String>>,
     moves_out: u64,
     moves_in: u64,
 }
@@ -103,17 +103,17 @@ struct Host {
 #[derive(Debug, Default)]
 struct Vm {
     plan: Option<VmPlan>,
-    /// As each host tells it that has something of it.
+    /// Report of each host that has the VM or a shadow of it.
     at: BTreeMap<String, Arc<VmInfo>>,
-    /// The host that holds the name.
+    /// Binding of the name.
     bound: bindings::Bound,
-    /// Hosts that claim the name, as was told last, and nothing explains it.
+    /// Hosts whose claims were last published as conflicts.
     shown_conflicts: Vec<String>,
-    /// The move that has it, or waits.
+    /// Running or waiting move of the VM.
     planned_move: Option<String>,
-    /// Where that move takes it, once it has begun.
+    /// Target of that move, once it has begun.
     move_target: Option<String>,
-    /// As everybody was told of it last; none: nobody was, or that it is gone.
+    /// Summary that was last published; none: none was, or the VM was published as gone.
     shown: Option<Box<VmSummary>>,
 }
 
@@ -129,15 +129,15 @@ impl Host {
             peers_digest: None,
             heard_unix_ms: None,
             vms: BTreeMap::new(),
-            has_lied: false,
+            has_refused_report: false,
             refused_reports: 0,
-            told: None,
+            reported: None,
             moves_out: 0,
             moves_in: 0,
         }
     }
 
-    /// Counts a VM of so many bytes, where it has room for it.
+    /// Counts a VM of `bytes` bytes, unless the host's VMs exceed a limit with it.
     fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Misreport> {
         let others = self.vms.iter().filter(|(name, _)| name.as_str() != vm);
         let (count, sum) =
@@ -147,13 +147,14 @@ impl Host {
         }
         if sum > MOST_VM_BYTES_OF_HOST {
             let most = MOST_VM_BYTES_OF_HOST >> 20;
-            return Err(Misreport::new(format!("its VMs take more than {most} MiB")));
+            return Err(Misreport::new(format!("its reports of VMs take more than {most} MiB")));
         }
         self.vms.insert(vm.to_owned(), bytes);
         Ok(())
     }
 
-    /// Whether it has not been heard since this manager began, and nothing says that it is away.
+    /// Returns whether the host has not reported since this manager started, and no connection to
+    /// it has failed.
     fn is_awaited(&self) -> bool {
         self.state == HostState::Unknown && self.reason.is_none()
     }
@@ -180,8 +181,8 @@ impl Host {
         }
     }
 
-    /// Compares what it gives to guests with the cluster's baseline; whether that came out
-    /// otherwise than before.
+    /// Compares the CPU that the host gives to guests with the cluster's baseline. Returns whether
+    /// the missing features have changed.
     fn compare(&mut self, baseline: Option<&Baseline>) -> bool {
         let cpu = self.info.as_ref().and_then(|info| info.cpu.as_ref());
         let lacks =
@@ -192,7 +193,7 @@ impl Host {
     }
 }
 
-/// How much of a VM a host has that tells this of it.
+/// Rank of a report among several of one VM: how much of the VM the host has.
 fn standing(info: &VmInfo) -> u8 {
     match info.state {
         VmState::MigratingIn => 0,
@@ -204,19 +205,19 @@ fn standing(info: &VmInfo) -> u8 {
 }
 
 impl Inventory {
-    /// Takes a host in, or changes what is planned of it.
+    /// Adds a host or replaces its plan.
     pub fn plan_host(&mut self, name: &str, plan: HostPlan) -> Change {
         let host =
             self.hosts.entry(name.to_owned()).or_insert_with(|| Host::new(HostPlan::default()));
         if host.plan.address != plan.address {
-            // It may be another agent.
+            // Another agent may answer at the new address.
             host.state = HostState::Unknown;
         }
         host.plan = plan;
         Change::Host(Box::new(host.summary(name)))
     }
 
-    /// Forgets a host and what it told.
+    /// Forgets a host and its reports.
     pub fn forget_host(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.remove(name) else { return Vec::new() };
         let mut changes: Vec<Change> =
@@ -228,17 +229,18 @@ impl Inventory {
         changes
     }
 
-    /// Sets what is planned of a VM; none: nothing any more.
+    /// Sets or removes the plan of a VM.
     pub fn plan_vm(&mut self, name: &str, plan: Option<VmPlan>) -> Vec<Change> {
         let vm = self.vms.entry(name.to_owned()).or_default();
         vm.plan = plan;
-        let is_told = !vm.at.is_empty();
+        let is_reported = !vm.at.is_empty();
         let changes = self.vm_changed(name);
-        // What no host tells of is not gone by that.
-        if is_told { changes } else { Vec::new() }
+        // A VM that no host reports was never published, so it is not gone now.
+        if is_reported { changes } else { Vec::new() }
     }
 
-    /// The move that has a VM, or waits for its turn; `target`: where it goes, once it has begun.
+    /// Sets or removes the running or waiting move of a VM. `target` is its target, once it has
+    /// begun.
     pub fn plan_move(
         &mut self,
         vm: &str,
@@ -248,13 +250,13 @@ impl Inventory {
         if planned.is_none() && !self.vms.contains_key(vm) {
             return Vec::new();
         }
-        // Its host may not have been heard yet.
+        // The VM's host may not have reported yet.
         let entry = self.vms.entry(vm.to_owned()).or_default();
         (entry.planned_move, entry.move_target) = (planned, target);
         self.vm_changed(vm)
     }
 
-    /// Moves that leave a host and arrive there now.
+    /// Sets the numbers of moves that run from a host and to it.
     pub fn count_moves(&mut self, host: &str, out: u64, arriving: u64) -> Option<Change> {
         let entry = self.hosts.get_mut(host)?;
         if (entry.moves_out, entry.moves_in) == (out, arriving) {
@@ -264,18 +266,18 @@ impl Inventory {
         Some(Change::Host(Box::new(entry.summary(host))))
     }
 
-    /// A host's agent was reached, and begins to tell.
+    /// Notes a new connection to a host's agent, which begins to report everything.
     pub fn reached(&mut self, name: &str) {
         if let Some(host) = self.hosts.get_mut(name) {
-            host.told = Some(BTreeSet::new());
-            host.has_lied = false;
+            host.reported = Some(BTreeSet::new());
+            host.has_refused_report = false;
         }
     }
 
-    /// A host's agent is heard no more.
+    /// Notes the loss of the connection to a host's agent.
     pub fn lost(&mut self, name: &str, reason: &str) -> Option<Change> {
         let host = self.hosts.get_mut(name)?;
-        // What was never heard stays unknown; why is told all the same.
+        // A host that has never reported stays unknown, but shows the reason.
         let state = if host.heard_unix_ms.is_some() { HostState::Away } else { HostState::Unknown };
         let reason = &beginning(reason, bounds::MOST_REASON_BYTES);
         let is_news = host.state != state || host.reason.as_ref() != Some(reason);
@@ -283,7 +285,8 @@ impl Inventory {
         is_news.then(|| Change::Host(Box::new(host.summary(name))))
     }
 
-    /// What a host's agent tells. Of a host that is not known, nothing is kept.
+    /// Applies an event from a host's agent, or notes why it is refused. Events of unknown hosts
+    /// are ignored.
     pub fn heard(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Vec<Change> {
         match self.take(name, event, unix_ms) {
             Ok(changes) => changes,
@@ -291,20 +294,20 @@ impl Inventory {
         }
     }
 
-    /// Notes what a host reported that no agent reports.
+    /// Notes a refused report of a host.
     pub fn blame(&mut self, name: &str, fault: &Misreport) -> Option<Change> {
         let host = self.hosts.get_mut(name)?;
-        host.has_lied = true;
+        host.has_refused_report = true;
         host.refused_reports += 1;
         let is_news = host.fault.as_ref() != Some(&fault.0);
         host.fault = Some(fault.0.clone());
         is_news.then(|| Change::Host(Box::new(host.summary(name))))
     }
 
-    /// Takes what a host's agent tells, as far as it is what agents tell.
+    /// Applies an event from a host's agent.
     ///
     /// # Errors
-    /// [`Misreport`]: it is not, or more than the manager takes. Nothing of it is kept.
+    /// [`Misreport`]: the event is invalid or exceeds a limit. Nothing of it is kept.
     pub fn take(
         &mut self,
         name: &str,
@@ -329,12 +332,12 @@ impl Inventory {
             HostEvent::Vm(mut info) => {
                 let bytes = bounds::check_vm(&mut info)?;
                 host.make_room(&info.name, bytes)?;
-                if let Some(told) = &mut host.told {
-                    told.insert(info.name.clone());
+                if let Some(reported) = &mut host.reported {
+                    reported.insert(info.name.clone());
                 }
                 let vm = info.name.clone();
                 let entry = self.vms.entry(vm.clone()).or_default();
-                // Who tells it is known by its connection, not by what it says.
+                // The connection identifies the reporting host, not the report's content.
                 entry
                     .at
                     .insert(name.to_owned(), Arc::new(VmInfo { host: name.to_owned(), ..*info }));
@@ -349,22 +352,23 @@ impl Inventory {
                 bounds::check_migration(name, &status)?;
                 self.note_handing(name, &status)
             }
-            HostEvent::Known => self.all_told(name),
+            HostEvent::Known => self.all_reported(name),
         })
     }
 
-    /// A host has told of everything: what it did not tell of is gone.
-    fn all_told(&mut self, name: &str) -> Vec<Change> {
+    /// Notes that a host has reported everything: VMs that it did not report are gone.
+    fn all_reported(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
-        if host.has_lied {
-            // What it has in truth is not known.
-            host.told = None;
+        if host.has_refused_report {
+            // After a refused report, the list of the host's VMs is incomplete.
+            host.reported = None;
             return Vec::new();
         }
         (host.state, host.reason, host.fault) = (HostState::Up, None, None);
-        let told = host.told.take().unwrap_or_default();
-        let gone: Vec<String> = host.vms.keys().filter(|vm| !told.contains(*vm)).cloned().collect();
-        host.vms.retain(|vm, _| told.contains(vm));
+        let reported = host.reported.take().unwrap_or_default();
+        let gone: Vec<String> =
+            host.vms.keys().filter(|vm| !reported.contains(*vm)).cloned().collect();
+        host.vms.retain(|vm, _| reported.contains(vm));
         let mut changes = vec![Change::Host(Box::new(host.summary(name)))];
         changes.extend(gone.iter().flat_map(|vm| self.vm_gone(name, vm)));
         for vm in self.held_unreported(name) {
@@ -393,7 +397,7 @@ impl Inventory {
         if summary.is_none() && vm.at.is_empty() && !is_known {
             self.vms.remove(name);
         }
-        // What nobody sees of it is no news.
+        // A change that the summary does not show is not published.
         let change = summary.map_or_else(|| Change::VmGone(name.to_owned()), Change::Vm);
         is_news.then_some(change).into_iter().chain(conflict).collect()
     }
@@ -416,10 +420,10 @@ impl Inventory {
         })
     }
 
-    /// Where else a VM runs, by what hosts tell that are heard: it was made anew while its old host
-    /// was away, and that is back with the old one.
+    /// Returns the other hosts where a VM runs, according to reachable hosts. That happens if the
+    /// VM was created anew while its old host was away, and that host returns with the old VM.
     fn also_runs_at(&self, vm: &Vm, main: &VmInfo) -> Vec<String> {
-        // A host that keeps pages for a guest that was handed over has it paused.
+        // A source that keeps pages for a guest that it has handed over reports it as paused.
         let runs = |info: &VmInfo| {
             info.state == VmState::Running
                 && !info.in_doubt
@@ -432,7 +436,7 @@ impl Inventory {
         others.map(|info| info.host.clone()).collect()
     }
 
-    /// A host; none: it is not known.
+    /// Returns a host; none: unknown host.
     #[must_use]
     pub fn host(&self, name: &str) -> Option<ManagedHost> {
         let host = self.hosts.get(name)?;
@@ -446,86 +450,86 @@ impl Inventory {
         })
     }
 
-    /// A host as in a list; none: it is not known.
+    /// Returns a host's entry for lists; none: unknown host.
     #[must_use]
     pub fn host_summary(&self, name: &str) -> Option<HostSummary> {
         self.hosts.get(name).map(|host| host.summary(name))
     }
 
-    /// What a host's agent told last; none: it has not been heard.
+    /// Returns the last report of a host's agent about the host; none: there is no report.
     #[must_use]
     pub fn host_info(&self, name: &str) -> Option<&Arc<HostInfo>> {
         self.hosts.get(name)?.info.as_ref()
     }
 
-    /// A VM as the host tells it that holds its name; none: no host tells of it.
+    /// Returns the report of a VM by the host that holds its name; none: there is no report.
     #[must_use]
     pub fn vm_info(&self, name: &str) -> Option<&Arc<VmInfo>> {
         self.vms.get(name)?.main()
     }
 
-    /// The move that has a VM, or waits for its turn; none: there is none.
+    /// Returns the running or waiting move of a VM.
     #[must_use]
     pub fn planned_move(&self, vm: &str) -> Option<&str> {
         self.vms.get(vm)?.planned_move.as_deref()
     }
 
-    /// Whether a host's agent has told of everything that it has, and is heard.
+    /// Returns whether a host is reachable and has reported everything that it has.
     #[must_use]
     pub fn is_heard(&self, host: &str) -> bool {
         self.hosts.get(host).is_some_and(|host| host.state == HostState::Up)
     }
 
-    /// Whether a host tells of a VM, be it as a shadow.
+    /// Returns whether a host reports a VM or a shadow of it.
     #[must_use]
     pub fn has_vm(&self, host: &str, vm: &str) -> bool {
         self.vms.get(vm).is_some_and(|vm| vm.at.contains_key(host))
     }
 
-    /// What is planned of a host; none: it is not known.
+    /// Returns the plan of a host; none: unknown host.
     #[must_use]
     pub fn host_plan(&self, name: &str) -> Option<&HostPlan> {
         self.hosts.get(name).map(|host| &host.plan)
     }
 
-    /// What is planned of every host, by name.
+    /// Returns the plans of all hosts, by name.
     pub fn plans(&self) -> impl Iterator<Item = (&str, &HostPlan)> {
         self.hosts.iter().map(|(name, host)| (name.as_str(), &host.plan))
     }
 
-    /// VMs of which something is planned, by name.
+    /// Returns the names of the VMs with a plan, in order.
     pub fn planned_vms(&self) -> impl Iterator<Item = &str> {
         self.vms.iter().filter(|(_, vm)| vm.plan.is_some()).map(|(name, _)| name.as_str())
     }
 
-    /// What is planned of a VM; none: nothing.
+    /// Returns the plan of a VM, if it has one.
     #[must_use]
     pub fn vm_plan(&self, name: &str) -> Option<&VmPlan> {
         self.vms.get(name)?.plan.as_ref()
     }
 
-    /// Other hosts than `host` that tell of a VM.
+    /// Returns the hosts other than `host` that report a VM.
     #[must_use]
     pub fn others_with(&self, vm: &str, host: &str) -> Vec<String> {
         let at = self.vms.get(vm).into_iter().flat_map(|vm| vm.at.keys());
         at.filter(|other| *other != host).cloned().collect()
     }
 
-    /// A host that is not heard: it may have VMs that nobody tells of; none: all are.
+    /// Returns an unreachable host, which may have unreported VMs; none: all hosts are reachable.
     #[must_use]
     pub fn unheard_host(&self) -> Option<&str> {
         let mut hosts = self.hosts.iter();
         hosts.find(|(_, host)| host.state != HostState::Up).map(|(name, _)| name.as_str())
     }
 
-    /// A host that has not been heard since this manager began, and of which nothing says that it
-    /// is away; none: there is none.
+    /// Returns a host that has not reported since this manager started although no connection to it
+    /// has failed, if there is one.
     #[must_use]
     pub fn awaited_host(&self) -> Option<&str> {
         self.hosts.iter().find(|(_, host)| host.is_awaited()).map(|(name, _)| name.as_str())
     }
 
-    /// A VM; none: no host tells of it.
+    /// Returns a VM; none: no host reports it.
     #[must_use]
     pub fn vm(&self, name: &str) -> Option<ManagedVm> {
         let vm = self.vms.get(name)?;
@@ -535,31 +539,31 @@ impl Inventory {
         Some(ManagedVm { summary, planned: vm.plan.as_ref().map(|plan| plan.power), info, also_at })
     }
 
-    /// Every VM that a host tells of, as the host tells it that holds its name.
+    /// Returns the report of each VM by the host that holds its name.
     pub fn all_vms(&self) -> impl Iterator<Item = &Arc<VmInfo>> {
         self.vms.values().filter_map(Vm::main)
     }
 
-    /// Returns all VMs that a host reports, also those whose names other hosts hold.
+    /// Returns all VMs that a host reports, including those whose names another host holds.
     pub fn vms_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<VmInfo>> + Clone {
         let names = self.hosts.get(host).into_iter().flat_map(|host| host.vms.keys());
         names.filter_map(move |name| self.vms.get(name)?.at.get(host))
     }
 
-    /// How many hosts there are, and how many of them are heard.
+    /// Returns the number of hosts, and of reachable hosts.
     #[must_use]
     pub fn host_counts(&self) -> (u64, u64) {
         let up = self.hosts.values().filter(|host| host.state == HostState::Up).count();
         (self.hosts.len() as u64, up as u64)
     }
 
-    /// How many hosts report what no agent reports.
+    /// Returns the number of faulty hosts, whose last reports were refused.
     #[must_use]
     pub fn faulty_hosts(&self) -> u64 {
         self.hosts.values().filter(|host| host.fault.is_some()).count() as u64
     }
 
-    /// How many VMs hosts tell of, and how many of them run.
+    /// Returns the number of reported VMs, and of running VMs.
     #[must_use]
     pub fn vm_counts(&self) -> (u64, u64) {
         let mut counts = (0, 0);

@@ -1,5 +1,5 @@
-//! How many moves may run at a time: what the configuration says, over that what was set since, and
-//! over both what single hosts are set to.
+//! Limits of concurrent moves. Limits that were set at run time override the configuration; limits
+//! of single hosts override both.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use godwit_planner::queue::{HostLimit, Limits, moves_at_once};
 
 use super::Inventory;
 
-/// Speeds from which on a link carries more moves (docs/queue.md).
+/// Speeds of a link from which it can carry one more concurrent move (docs/queue.md).
 const STEPS_BITS_PER_S: [u64; 8] = [
     100_000_000,
     500_000_000,
@@ -20,18 +20,20 @@ const STEPS_BITS_PER_S: [u64; 8] = [
     10_000_000_000,
 ];
 
-/// What was set while managers run; none, or not named: as configured.
+/// Limits set at run time. Where a field is none or a datastore is missing, the configuration
+/// applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitsPlan {
     pub out_of_host: Option<u32>,
     pub into_host: Option<u32>,
-    /// Of VMs with disks on a datastore.
+    /// Limit of moves of VMs with disks on one datastore.
     pub per_datastore: Option<u32>,
+    /// Limit of all moves in the cluster.
     pub in_all: Option<u32>,
     pub datastores: BTreeMap<String, u32>,
 }
 
-/// What an inventory knows of limits.
+/// Limits from the configuration, and those set at run time.
 #[derive(Debug, Default)]
 pub(crate) struct KnownLimits {
     configured: Limits,
@@ -39,12 +41,12 @@ pub(crate) struct KnownLimits {
 }
 
 impl Inventory {
-    /// Sets what the manager's configuration says.
+    /// Sets the limits of the manager's configuration.
     pub(crate) fn configure_limits(&mut self, limits: Limits) {
         self.limits.configured = limits;
     }
 
-    /// Sets what was set while managers run; none: nothing is any more.
+    /// Sets the limits of the run time; none: removes them all.
     pub fn plan_limits(&mut self, plan: Option<LimitsPlan>) -> Option<Change> {
         let plan = plan.unwrap_or_default();
         if self.limits.plan == plan {
@@ -54,13 +56,13 @@ impl Inventory {
         Some(Change::Limits(Box::new(self.move_limits())))
     }
 
-    /// What was set while managers run.
+    /// Returns the limits set at run time.
     #[must_use]
     pub fn limits_plan(&self) -> &LimitsPlan {
         &self.limits.plan
     }
 
-    /// How many migrations may run at once, without what single hosts are set to.
+    /// Returns the limits without those set for single hosts at run time.
     fn limits_of_all(&self) -> Limits {
         let (mut limits, plan) = (self.limits.configured.clone(), &self.limits.plan);
         limits.total = plan.in_all.or(limits.total);
@@ -71,7 +73,7 @@ impl Inventory {
         limits
     }
 
-    /// How many migrations may run at once.
+    /// Returns the limits of concurrent moves.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let mut limits = self.limits_of_all();
@@ -85,7 +87,8 @@ impl Inventory {
         limits
     }
 
-    /// Moves that may leave a host at once, and arrive there. For questions about very many hosts.
+    /// Returns the limits of concurrent moves from a host and to it. For queries about very many
+    /// hosts.
     pub(crate) fn moves_at_once(&self, host: &str) -> (u32, u32) {
         let plan = self.host_plan(host);
         if let Some(most) = plan.and_then(|plan| plan.most_moves) {
@@ -99,7 +102,7 @@ impl Inventory {
         (out.unwrap_or(link), into.unwrap_or(link))
     }
 
-    /// Returns the text for people.
+    /// Returns the limits of concurrent moves for the API.
     #[must_use]
     pub fn move_limits(&self) -> MoveLimits {
         let Limits { total, per_datastore, datastores, hosts, out_of_host, into_host } =
@@ -128,7 +131,7 @@ mod tests {
     use crate::cluster::inventory::HostPlan;
 
     #[test]
-    fn what_was_set_holds_over_the_configuration_and_hosts_own_over_both() {
+    fn limits_set_at_run_time_override_the_configuration_and_those_of_hosts_override_both() {
         let mut inventory = Inventory::default();
         let own = |most_moves| HostPlan {
             most_moves,
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_of_links_carries_more_than_the_one_before() {
+    fn each_step_of_link_speed_allows_one_more_move() {
         let told = Inventory::default().move_limits().by_link;
         let moves: Vec<u32> = told.iter().skip(1).map(|step| step.moves).collect();
         assert_eq!(moves, [1, 2, 3, 4, 5, 6, 7, 8]);

@@ -1,4 +1,4 @@
-//! Hosts and VMs as they are known, without copies: for questions about very many of them.
+//! Borrowed views of hosts and VMs, for queries about very many of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ pub(crate) struct SeenHost<'a> {
     pub(crate) name: &'a str,
     pub(crate) state: HostState,
     pub(crate) plan: &'a HostPlan,
-    /// What its agent told last.
+    /// Last report of its agent.
     pub(crate) info: Option<&'a HostInfo>,
-    /// When it was heard last, milliseconds since 1970; none: never.
+    /// Time of its last report, milliseconds since 1970; none: it has never reported.
     pub(crate) heard_unix_ms: Option<u64>,
-    /// It has not been heard since this manager began, and nothing says that it is away.
+    /// Whether it has not reported since this manager started, and no connection to it has failed.
     pub(crate) is_awaited: bool,
     pub(crate) moves_out: u64,
     pub(crate) moves_in: u64,
@@ -25,28 +25,28 @@ pub(crate) struct SeenHost<'a> {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeenVm<'a> {
-    /// As the host tells it that holds its name.
+    /// Report of the host that holds its name.
     pub(crate) info: &'a Arc<VmInfo>,
-    /// Whether it is not known which host may run it.
+    /// Whether it is unknown which host may run it.
     pub(crate) in_doubt: bool,
-    /// Whether its host is heard.
+    /// Whether its host is reachable.
     pub(crate) is_current: bool,
-    /// The move that has it, or waits.
+    /// Running or waiting move.
     pub(crate) planned_move: Option<&'a str>,
 }
 
 impl Inventory {
-    /// A host; none: it is not known.
+    /// Returns a host; none: unknown host.
     pub(crate) fn seen_host(&self, name: &str) -> Option<SeenHost<'_>> {
         self.hosts.get_key_value(name).map(seen)
     }
 
-    /// Every host, by name.
+    /// Returns all hosts, by name.
     pub(crate) fn seen_hosts(&self) -> impl Iterator<Item = SeenHost<'_>> {
         self.hosts.iter().map(seen)
     }
 
-    /// A VM; none: no host tells of it.
+    /// Returns a VM; none: no host reports it.
     pub(crate) fn seen_vm(&self, name: &str) -> Option<SeenVm<'_>> {
         let vm = self.vms.get(name)?;
         let info = vm.main()?;
@@ -58,12 +58,12 @@ impl Inventory {
         })
     }
 
-    /// Every VM that is known, by name, as each host tells it that has something of it.
+    /// Returns all VMs, by name, with the report of each host that has the VM or a shadow of it.
     pub(crate) fn told_vms(&self) -> impl Iterator<Item = (&str, &BTreeMap<String, Arc<VmInfo>>)> {
         self.vms.iter().map(|(name, vm)| (name.as_str(), &vm.at))
     }
 
-    /// A VM as this host tells it, be it as a shadow; none: it tells nothing of it.
+    /// Returns this host's report of a VM or of a shadow of it.
     pub(crate) fn vm_at(&self, host: &str, vm: &str) -> Option<&Arc<VmInfo>> {
         self.vms.get(vm)?.at.get(host)
     }

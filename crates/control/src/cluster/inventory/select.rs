@@ -1,4 +1,4 @@
-//! Lists of hosts and VMs: what a filter lets through, by name, a page at a time.
+//! Filtered lists of hosts and VMs, by name, in pages.
 
 use godwit_api::VmState;
 use godwit_api::control::{HostState, HostSummary, Page, VmSummary};
@@ -6,38 +6,38 @@ use godwit_api::control::{HostState, HostSummary, Page, VmSummary};
 use super::shares::{is_in_network, is_on_datastore};
 use super::{Inventory, Vm};
 
-/// Where a page begins: behind a name.
+/// Start of a page, after a name, and its size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// The last name of the page before; none: the first page.
+    /// Last name of the page before; none: the first page.
     pub behind: Option<String>,
-    /// Items of a page, at least one.
+    /// Most items of a page, at least one.
     pub limit: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFilter {
     pub state: Option<HostState>,
-    /// In maintenance, or not.
+    /// Whether the hosts are in maintenance.
     pub maintenance: Option<bool>,
-    /// Part of their name.
+    /// Part of the hosts' names.
     pub search: Option<String>,
-    /// A label that they have, and its value.
+    /// Label of the hosts, and its value.
     pub label: Option<(String, String)>,
 }
 
-/// Which VMs.
+/// Filter for VMs. Each field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmFilter {
     pub host: Option<String>,
     pub state: Option<VmState>,
-    /// Part of their name.
+    /// Part of the VMs' names.
     pub search: Option<String>,
-    /// A label that they have, and its value.
+    /// Label of the VMs, and its value.
     pub label: Option<(String, String)>,
-    /// A network that they have an interface in.
+    /// Network of one of the VM's interfaces.
     pub network: Option<String>,
-    /// A directory that they have a disk in.
+    /// Directory of one of the VM's disks.
     pub datastore: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl Inventory {
         };
         let found = self.vms.iter().filter(|(name, vm)| lets_through(name, vm));
         let page = page(found, cursor, |name, vm| self.vm_summary(name, vm));
-        // Each VM that passed the filter has a host.
+        // Every VM that passes the filter has a report, so it has a summary.
         Page {
             items: page.items.into_iter().flatten().collect(),
             total: page.total,
@@ -83,7 +83,7 @@ impl Inventory {
     }
 }
 
-/// All are counted, those of the page are shown.
+/// Counts all entries, and returns those of the page.
 pub(crate) fn page<'a, E: 'a, T>(
     found: impl Iterator<Item = (&'a String, &'a E)>,
     cursor: &Cursor,

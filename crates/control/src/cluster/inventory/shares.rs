@@ -1,4 +1,4 @@
-//! What hosts share, by what their agents tell: networks, and directories of disks.
+//! Networks and disk directories that hosts share, according to their agents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::select::{Cursor, page};
 use super::{Inventory, Vm};
 
 impl Inventory {
-    /// Networks by name: those that hosts have, and those that VMs name.
+    /// Returns a page of the networks that hosts have or VMs name, by name.
     #[must_use]
     pub fn networks(&self, cursor: &Cursor) -> Page<ManagedNetwork> {
         let mut all = BTreeMap::<String, ManagedNetwork>::new();
@@ -32,16 +32,17 @@ impl Inventory {
         page(all.iter(), cursor, |_, network: &ManagedNetwork| network.clone())
     }
 
-    /// Directories of disks by path: `vm_dirs` of hosts, and those that disks of VMs are in.
+    /// Returns a page of the directories of disks, by path: `vm_dirs` of hosts, and directories
+    /// with VMs' disks.
     #[must_use]
     pub fn datastores(&self, cursor: &Cursor) -> Page<ManagedDatastore> {
         let mut hosts = BTreeMap::<String, BTreeSet<&str>>::new();
         let mut vms = BTreeMap::<String, u64>::new();
         for (host, info) in self.infos() {
-            // What is not there it does not tell of, if it tells at all.
-            let told = !info.datastores.is_empty();
+            // Agents that report datastores omit directories that do not exist.
+            let reports = !info.datastores.is_empty();
             let dirs =
-                info.vm_dirs.iter().filter(|dir| !told || info.datastores.contains_key(*dir));
+                info.vm_dirs.iter().filter(|dir| !reports || info.datastores.contains_key(*dir));
             for dir in dirs {
                 hosts.entry(dir.display().to_string()).or_default().insert(host);
             }
@@ -60,11 +61,11 @@ impl Inventory {
     }
 
     fn at_host(&self, host: &str, datastore: &str) -> DatastoreAtHost {
-        let told = self.host_info(host).and_then(|info| info.datastores.get(Path::new(datastore)));
+        let room = self.host_info(host).and_then(|info| info.datastores.get(Path::new(datastore)));
         DatastoreAtHost {
             host: host.to_owned(),
-            total_bytes: told.map(|room| room.total_bytes),
-            free_bytes: told.map(|room| room.free_bytes),
+            total_bytes: room.map(|room| room.total_bytes),
+            free_bytes: room.map(|room| room.free_bytes),
         }
     }
 
@@ -73,23 +74,23 @@ impl Inventory {
     }
 }
 
-/// The networks that it names, each once.
+/// Returns the networks of a VM's interfaces, each once.
 fn networks_of(spec: &VmSpec) -> BTreeSet<&str> {
     spec.nics.iter().map(|nic| nic.network.as_str()).collect()
 }
 
-/// The directories that its disks are in, each once: what is mounted there is shared by those who
-/// are.
+/// Returns the directories of a VM's disks, each once. VMs with disks in one directory share what
+/// is mounted there.
 pub(crate) fn datastores_of(spec: &VmSpec) -> BTreeSet<String> {
     spec.disks.iter().filter_map(|disk| Some(disk.path.parent()?.display().to_string())).collect()
 }
 
-/// Whether a VM has an interface in a network.
+/// Returns whether a VM has an interface in a network.
 pub(crate) fn is_in_network(info: &VmInfo, network: &str) -> bool {
     info.spec.nics.iter().any(|nic| nic.network == network)
 }
 
-/// Whether a VM has a disk in a directory.
+/// Returns whether a VM has a disk in a directory.
 pub(crate) fn is_on_datastore(info: &VmInfo, datastore: &str) -> bool {
     info.spec.disks.iter().any(|disk| disk.path.parent() == Some(Path::new(datastore)))
 }
@@ -158,11 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn datastores_have_the_room_that_hosts_tell_a_page_at_a_time() {
+    fn datastores_have_the_space_that_hosts_report_in_pages() {
         let inventory = cluster();
         let first = inventory.datastores(&all(2));
         assert_eq!((first.items.len(), first.total, first.next.as_deref()), (2, 3, Some("/srv")));
-        // A tells which of its directories are there, B does not.
+        // Host a reports which of its directories exist, b does not.
         assert_eq!(
             (first.items[0].name.as_str(), first.items[0].hosts[0].host.as_str()),
             ("/mnt", "b")

@@ -1,4 +1,4 @@
-//! How many there are of what.
+//! Numbers of hosts and VMs, for metrics and the overview.
 
 use std::collections::HashMap;
 
@@ -7,23 +7,23 @@ use godwit_api::control::HostState;
 
 use super::{Inventory, Vm};
 
-/// How many there are of what.
+/// Numbers of hosts, VMs and conflicts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub hosts: HashMap<HostState, u64>,
-    /// Hosts that take no VMs.
+    /// Hosts that accept no VMs.
     pub hosts_in_maintenance: u64,
-    /// Hosts that report what no agent reports.
+    /// Hosts whose reports were refused.
     pub hosts_faulty: u64,
     pub vms: HashMap<VmState, u64>,
-    /// VMs of which it is not known which host may run them.
+    /// VMs for which it is unknown which host may run them.
     pub vms_in_doubt: u64,
-    /// Names that hosts claim and nothing explains.
+    /// Names with claims that no migration explains.
     pub name_conflicts: u64,
 }
 
 impl Inventory {
-    /// Counts everything.
+    /// Counts hosts, VMs and conflicts.
     #[must_use]
     pub fn tally(&self) -> Tally {
         let mut tally = Tally {
@@ -42,13 +42,14 @@ impl Inventory {
         tally
     }
 
-    /// Whether a host's agent is heard; none: it is not known.
+    /// Returns the state of a host; none: unknown host.
     #[must_use]
     pub fn host_state(&self, name: &str) -> Option<HostState> {
         self.hosts.get(name).map(|host| host.state)
     }
 
-    /// The digest of the other hosts that a host's agent knows; none: it has not told.
+    /// Returns the digest of the other hosts that a host's agent knows; none: it has not reported
+    /// them.
     #[must_use]
     pub fn peers_digest(&self, name: &str) -> Option<u64> {
         self.hosts.get(name)?.peers_digest

@@ -7,7 +7,7 @@ fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
         serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
     HostEvent::Vm(Box::new(VmInfo {
         name: name.into(),
-        // What it says of itself does not count.
+        // The manager ignores the host name in a report.
         host: "liar".into(),
         state,
         reason: None,
@@ -47,7 +47,7 @@ fn names(inventory: &Inventory, filter: &VmFilter) -> Vec<String> {
 }
 
 #[test]
-fn a_host_is_up_once_it_has_told_everything() {
+fn a_host_is_up_once_it_has_reported_everything() {
     let mut inventory = with_hosts(&["a"]);
     assert_eq!(inventory.host("a").unwrap().summary.state, HostState::Unknown);
     inventory.heard("a", vm("web", VmState::Running, 1), 5);
@@ -63,14 +63,14 @@ fn a_host_is_up_once_it_has_told_everything() {
 }
 
 #[test]
-fn what_is_not_told_again_after_a_cut_is_gone() {
+fn a_vm_that_is_not_reported_after_a_reconnection_is_gone() {
     let mut inventory = with_hosts(&["a"]);
     for event in [vm("web", VmState::Running, 1), vm("db", VmState::Running, 1), HostEvent::Known] {
         inventory.heard("a", event, 1);
     }
     inventory.lost("a", "no answer");
     assert_eq!(inventory.host("a").unwrap().summary.state, HostState::Away);
-    // What was known last is told, as such.
+    // The last report stays visible, and is not current.
     assert_eq!(names(&inventory, &VmFilter::default()), ["db", "web"]);
     assert!(!inventory.vm("web").unwrap().summary.is_current);
     inventory.reached("a");
@@ -81,13 +81,13 @@ fn what_is_not_told_again_after_a_cut_is_gone() {
 }
 
 #[test]
-fn two_running_guests_of_one_name_are_told_as_such() {
+fn a_second_running_guest_of_one_name_is_shown() {
     let mut inventory = with_hosts(&["a", "b"]);
     let twice = |inventory: &Inventory| inventory.vm("web").unwrap().summary.also_runs_at;
     inventory.heard("b", vm("web", VmState::Running, 1), 1);
     inventory.heard("a", HostEvent::Known, 1);
     inventory.heard("b", HostEvent::Known, 1);
-    // Paused: as a source of page-in, which keeps pages that the guest lacks.
+    // A source of page-in, which keeps pages that the guest lacks, reports it as paused.
     for other in [
         VmState::MigratingOut,
         VmState::Paused,
@@ -100,13 +100,13 @@ fn two_running_guests_of_one_name_are_told_as_such() {
     }
     inventory.heard("a", vm("web", VmState::Running, 0), 1);
     assert_eq!(twice(&inventory), ["a"]);
-    // Of a host that is not heard it is not known.
+    // An unreachable host's report does not count as running.
     inventory.lost("a", "no answer");
     assert_eq!(twice(&inventory), Vec::<String>::new());
 }
 
 #[test]
-fn a_vm_that_moves_is_where_it_runs() {
+fn a_moving_vm_is_on_the_host_where_it_runs() {
     let mut inventory = with_hosts(&["a", "b"]);
     inventory.heard("a", vm("web", VmState::MigratingOut, 4), 1);
     inventory.heard("b", vm("web", VmState::MigratingIn, 5), 1);
@@ -124,7 +124,7 @@ fn a_vm_that_moves_is_where_it_runs() {
 }
 
 #[test]
-fn a_host_has_all_vms_that_it_reports_also_those_of_other_holders() {
+fn a_host_has_all_vms_that_it_reports_even_if_another_host_holds_their_names() {
     let mut inventory = with_hosts(&["a", "b"]);
     inventory.heard("a", vm("web", VmState::Running, 7), 1);
     inventory.heard("b", vm("web", VmState::Running, 1), 1);
@@ -132,10 +132,10 @@ fn a_host_has_all_vms_that_it_reports_also_those_of_other_holders() {
 }
 
 #[test]
-fn what_changes_nothing_that_is_shown_is_no_news() {
+fn a_change_that_the_summary_does_not_show_is_not_published() {
     let mut inventory = with_hosts(&["a"]);
     let gone = || HostEvent::VmGone("web".into());
-    assert!(inventory.heard("a", gone(), 1).is_empty(), "nobody has heard of it");
+    assert!(inventory.heard("a", gone(), 1).is_empty(), "no host has reported it");
     assert_eq!(inventory.heard("a", vm("web", VmState::Running, 1), 1).len(), 1);
     assert!(inventory.heard("a", vm("web", VmState::Running, 2), 2).is_empty());
     assert_eq!(inventory.vm_info("web").unwrap().epoch, 2);
@@ -164,7 +164,7 @@ fn pages_follow_each_other_and_count_everything() {
 }
 
 #[test]
-fn filters_let_through_what_they_say() {
+fn filters_select_by_host_state_and_label() {
     let mut inventory = with_hosts(&["a", "b"]);
     inventory.heard("a", vm("web", VmState::Running, 1), 1);
     inventory.heard("b", vm("db", VmState::Stopped, 1), 1);
@@ -181,7 +181,7 @@ fn filters_let_through_what_they_say() {
 }
 
 #[test]
-fn a_forgotten_host_takes_what_it_told_with_it() {
+fn a_forgotten_hosts_reports_are_forgotten_too() {
     let mut inventory = with_hosts(&["a"]);
     inventory.heard("a", vm("web", VmState::Running, 1), 1);
     let changes = inventory.forget_host("a");
@@ -203,11 +203,11 @@ fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
     inventory.heard("a", vm("one-more", VmState::Running, 1), 1);
     assert_eq!(fault(&inventory).unwrap(), "it reports more than 4096 VMs");
     assert!(inventory.vm("one-more").is_none());
-    // Nothing that it says makes it a host that is known whole.
+    // After a refused report, the end of the host's reports does not make it up.
     inventory.heard("a", HostEvent::Known, 1);
     let host = inventory.host("a").unwrap();
     assert_eq!((host.summary.state, host.refused_reports), (HostState::Unknown, 1));
-    // Asked anew it may tell what it has.
+    // A new connection clears the fault if all reports are valid.
     inventory.reached("a");
     for number in 0..20 {
         inventory.heard("a", vm(&format!("vm{number}"), VmState::Running, 1), 1);
@@ -218,7 +218,7 @@ fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
 }
 
 #[test]
-fn the_vms_of_a_host_take_so_many_bytes_together() {
+fn the_bytes_of_all_vms_of_a_host_are_limited() {
     let mut inventory = with_hosts(&["a"]);
     let large = |number: usize| {
         let HostEvent::Vm(mut info) = vm(&format!("vm{number}"), VmState::Running, 1) else {
@@ -232,6 +232,6 @@ fn the_vms_of_a_host_take_so_many_bytes_together() {
     let taken =
         (0..MOST_VMS).take_while(|number| inventory.take("a", large(*number), 1).is_ok()).count();
     assert!((300..400).contains(&taken), "{taken}");
-    // A VM that is reported again takes its room once.
+    // A VM that is reported again counts once.
     assert!((0..10).all(|_| inventory.take("a", large(0), 1).is_ok()));
 }

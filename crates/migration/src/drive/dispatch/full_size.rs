@@ -69,6 +69,6 @@ fn what_vanishes(way: Option<String>, mtu: Option<u32>) -> String {
     format!(
         "packets of {size}, as the MTU of this host's interface lets them be, vanish{way} while \
         small ones pass: the lane goes on with small ones; set the MTU of both hosts' interfaces \
-        to what passes (`godwit probe` tells), or let the network between them carry more"
+        to what passes (`godwit probe` shows it), or let the network between them carry more"
     )
 }
