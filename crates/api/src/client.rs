@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::{self, ClientConfig};
 
 use crate::{
     ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource,
@@ -112,6 +112,8 @@ pub enum ClientError {
         endpoint: Endpoint,
         /// Error of the connection.
         why: String,
+        /// Whether the agent's certificate is not trusted.
+        is_untrusted: bool,
     },
     /// The agent refused the request.
     #[error(transparent)]
@@ -125,6 +127,10 @@ pub enum ClientError {
         why: String,
     },
 }
+
+/// Remedy for a server whose certificate is not trusted.
+pub(crate) const UNTRUSTED_REMEDY: &str =
+    "check that --ca, or authority in [tls] of the hosts file, is the authority that issued it";
 
 /// An open connection without a request yet.
 #[derive(Debug)]
@@ -144,7 +150,7 @@ impl ClientError {
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
-            ClientError::Unreachable { endpoint, why } => {
+            ClientError::Unreachable { endpoint, why, .. } => {
                 format!("cannot reach the agent at {endpoint}: {why}")
             }
             ClientError::Refused(error) => error.message.clone(),
@@ -158,6 +164,7 @@ impl ClientError {
     #[must_use]
     pub fn remedy(&self) -> &str {
         match self {
+            ClientError::Unreachable { is_untrusted: true, .. } => UNTRUSTED_REMEDY,
             ClientError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
                 "start it with `godwit host run --config FILE`, and run this command as root"
             }
@@ -520,7 +527,7 @@ impl Client {
             .map_err(|_| {
                 self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs()))
             })?
-            .map_err(|error| self.unreachable(error))?;
+            .map_err(|error| self.not_connected(&error))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.unreachable(error))?;
@@ -606,7 +613,21 @@ impl Client {
     }
 
     fn unreachable(&self, why: impl fmt::Display) -> ClientError {
-        ClientError::Unreachable { endpoint: self.endpoint.clone(), why: why.to_string() }
+        let endpoint = self.endpoint.clone();
+        ClientError::Unreachable { endpoint, why: why.to_string(), is_untrusted: false }
+    }
+
+    /// Returns the error of a failed connection. An untrusted certificate has its own remedy.
+    fn not_connected(&self, error: &std::io::Error) -> ClientError {
+        let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let Some(rustls::Error::InvalidCertificate(why)) = of_tls else {
+            return self.unreachable(error);
+        };
+        ClientError::Unreachable {
+            endpoint: self.endpoint.clone(),
+            why: format!("its certificate is not trusted ({why})"),
+            is_untrusted: true,
+        }
     }
 
     fn protocol(&self, why: impl fmt::Display) -> ClientError {
@@ -663,6 +684,7 @@ pub(crate) async fn next_bytes(
         let frame = frame.map_err(|error| ClientError::Unreachable {
             endpoint: endpoint.clone(),
             why: format!("the connection was lost: {error}"),
+            is_untrusted: false,
         })?;
         if let Ok(bytes) = frame.into_data() {
             return Ok(Some(bytes));
@@ -674,6 +696,16 @@ pub(crate) async fn next_bytes(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_untrusted_certificate_has_its_own_remedy() {
+        let client = Client::new("https://a:7700".parse().unwrap());
+        let cause = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let error = client.not_connected(&std::io::Error::other(cause));
+        assert!(error.remedy().contains("--ca"), "{error}");
+        let error = client.not_connected(&std::io::Error::other("no route"));
+        assert!(!error.remedy().contains("--ca"), "{error}");
+    }
 
     #[test]
     fn endpoints_round_trip_and_invalid_ones_are_refused() {

@@ -105,6 +105,7 @@ impl<E: StreamEvent> Events<E> {
                 timeout(limit, self.receive()).await.map_err(|_| ClientError::Unreachable {
                     endpoint: self.endpoint.clone(),
                     why: format!("it has been silent for {} s", limit.as_secs_f64()),
+                    is_untrusted: false,
                 })?;
             if !received? {
                 return Ok(None);

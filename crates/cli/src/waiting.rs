@@ -120,6 +120,7 @@ mod tests {
         ManagerError::Unreachable {
             endpoint: Endpoint::Unix("/none".into()),
             why: "no such file".into(),
+            is_untrusted: false,
         }
     }
 

@@ -20,7 +20,7 @@ use super::{
     MoveLimits, NameConflict, Page, Preflight, Problem, ProblemCode, RevokedCertificates, RuleInfo,
     SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
 };
-use crate::client::segment;
+use crate::client::{UNTRUSTED_REMEDY, segment};
 use crate::{Client, ClientError, Endpoint, Events};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
@@ -44,6 +44,8 @@ pub enum ManagerError {
         endpoint: Endpoint,
         /// Error of the connection.
         why: String,
+        /// Whether the manager's certificate is not trusted.
+        is_untrusted: bool,
     },
     /// The manager refused the request.
     #[error(transparent)]
@@ -63,7 +65,7 @@ impl ManagerError {
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
-            ManagerError::Unreachable { endpoint, why } => {
+            ManagerError::Unreachable { endpoint, why, .. } => {
                 format!("cannot reach the manager at {endpoint}: {why}")
             }
             ManagerError::Refused(problem) => problem.detail.clone(),
@@ -77,6 +79,7 @@ impl ManagerError {
     #[must_use]
     pub fn remedy(&self) -> &str {
         match self {
+            ManagerError::Unreachable { is_untrusted: true, .. } => UNTRUSTED_REMEDY,
             ManagerError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
                 "start it with `godwit control run --config FILE` and run this command as root, or \
                  name another with --manager or GODWIT_MANAGER"
@@ -529,8 +532,8 @@ impl ManagerClient {
     /// Converts an error of the transport.
     pub(super) fn failed(&self, error: ClientError) -> ManagerError {
         match error {
-            ClientError::Unreachable { endpoint, why } => {
-                ManagerError::Unreachable { endpoint, why }
+            ClientError::Unreachable { endpoint, why, is_untrusted } => {
+                ManagerError::Unreachable { endpoint, why, is_untrusted }
             }
             ClientError::Protocol { endpoint, why } => ManagerError::Protocol { endpoint, why },
             ClientError::Refused(error) => self.protocol(&error),

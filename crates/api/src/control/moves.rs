@@ -102,7 +102,8 @@ pub struct CreateMove {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "v6b0450ea-9781d5ce", "vm": "web", "from": "host-a", "to": "host-b",
-    "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+    "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, \
+        no VMs arriving",
     "state": "waiting",
     "waits": { "code": "source-limit",
     "text": "moves out of host-a: 2 of 2 at once (db and mail); place 1 in line" },

@@ -207,6 +207,9 @@ impl fmt::Display for StayReason {
                 write!(f, "{} ({})", obstacle.message, obstacle.code)
             }
             StayReason::NoHost { hosts: 0, .. } => f.write_str("there is no other host"),
+            StayReason::NoHost { hosts: 1, nearest, .. } if !nearest.is_empty() => {
+                write!(f, "{} cannot take it: {}", nearest[0].host, nearest[0].text)
+            }
             StayReason::NoHost { hosts, tally, nearest } => {
                 let reasons: Vec<_> =
                     tally.iter().map(|(kind, hosts)| format!("{kind} {hosts}")).collect();

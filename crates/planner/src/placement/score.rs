@@ -100,11 +100,19 @@ impl Part {
                 format!("{after} of {} memory left after it", Bytes(host.facts.memory_total_bytes))
             }
             Part::Cpu => {
-                let idle = (f64::from(host.cores) - room.busy_cores - need.load).max(0.0);
+                let load = room.busy_cores + need.load;
+                let idle = f64::from(host.cores) - load;
+                if idle < 0.05 {
+                    return format!("CPU full (load {load:.1} on {} cores)", host.cores);
+                }
                 format!("{idle:.1} of {} cores idle", host.cores)
             }
             Part::Vcpus => format!("{} vCPUs on {} cores", room.vcpus + need.vcpus, host.cores),
-            Part::Lanes => format!("{} arriving", room.arrivals),
+            Part::Lanes => match room.arrivals {
+                0 => "no VMs arriving".to_owned(),
+                1 => "1 VM arriving".to_owned(),
+                arrivals => format!("{arrivals} VMs arriving"),
+            },
             Part::Clones => {
                 match need.reference_groups.iter().any(|group| room.has_clone(host, group)) {
                     true => "a clone of it there".to_owned(),

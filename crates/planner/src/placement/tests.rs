@@ -57,7 +57,8 @@ fn the_host_with_most_left_is_first_and_the_others_have_a_reason() {
     assert_eq!(names(&ranking), ["b", "a", "c"]);
     assert_eq!(
         ranking.fits[0].why,
-        "best: 192 GiB of 256 GiB memory left after it, 23.0 of 32 cores idle, 0 arriving"
+        "best: 192 GiB of 256 GiB memory left after it, 23.0 of 32 cores idle, no VMs \
+        arriving"
     );
     assert_eq!(
         ranking.fits[1].why,
