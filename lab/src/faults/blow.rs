@@ -130,6 +130,11 @@ impl<'a> Blow<'a> {
         let waited = |limit| Lasted { report: moving.report(limit), effect: Ok(()) };
         let seen = |effect| Lasted { report: None, effect };
         match self.cell.fault {
+            // The destination has no request yet: an agent that restarts before the first one
+            // arrives would accept it.
+            Fault::KillDestinationAgent if self.cell.moment == Moment::Preflight => {
+                waited(VERDICT_LIMIT)
+            }
             Fault::KillSourceAgent
             | Fault::CreatedAgain
             | Fault::KillDestinationAgent

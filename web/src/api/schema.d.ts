@@ -2474,7 +2474,7 @@ export interface components {
          *       "priority": "normal",
          *       "state": "waiting",
          *       "to": "host-b",
-         *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+         *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, no VMs arriving",
          *       "vm": "web",
          *       "waits": {
          *         "code": "source-limit",
@@ -6258,7 +6258,7 @@ export interface operations {
                      *           "priority": "normal",
                      *           "state": "waiting",
                      *           "to": "host-b",
-                     *           "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *           "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, no VMs arriving",
                      *           "vm": "web",
                      *           "waits": {
                      *             "code": "source-limit",
@@ -6322,7 +6322,7 @@ export interface operations {
                      *       "priority": "normal",
                      *       "state": "waiting",
                      *       "to": "host-b",
-                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, no VMs arriving",
                      *       "vm": "web",
                      *       "waits": {
                      *         "code": "source-limit",
@@ -6383,7 +6383,7 @@ export interface operations {
                      *       "priority": "normal",
                      *       "state": "waiting",
                      *       "to": "host-b",
-                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, no VMs arriving",
                      *       "vm": "web",
                      *       "waits": {
                      *         "code": "source-limit",
@@ -7997,7 +7997,7 @@ export interface operations {
                      *       "priority": "normal",
                      *       "state": "waiting",
                      *       "to": "host-b",
-                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving",
+                     *       "to_reason": "best: 54.7 GiB of 64 GiB memory left after it, 27.0 of 32 cores idle, no VMs arriving",
                      *       "vm": "web",
                      *       "waits": {
                      *         "code": "source-limit",
