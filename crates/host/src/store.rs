@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use godwit_migration::fail_writes;
 pub(crate) use godwit_migration::handover::Role;
@@ -135,6 +136,11 @@ struct SavedPeers {
     peers: BTreeMap<String, String>,
 }
 
+/// Longest wait for the lock of the directory.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
+/// Time between two attempts to lock it.
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Failure to read or write a record.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
@@ -191,7 +197,7 @@ impl Store {
             .map_err(|source| failed(state_dir, "set the permissions of", source))?;
         let path = state_dir.join("agent.lock");
         let lock = File::create(&path).map_err(|source| failed(&path, "create", source))?;
-        lock.try_lock().map_err(|error| match error {
+        lock_within(&lock, LOCK_LIMIT).map_err(|error| match error {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
             fs::TryLockError::Error(source) => failed(&path, "lock", source),
         })?;
@@ -431,6 +437,20 @@ fn kind_of(record: &SavedVm) -> &'static str {
         (Role::Shadow, _) => "shadow",
         (Role::TakingOver, _) => "taking-over",
         (Role::Stranded, _) => "stranded",
+    }
+}
+
+/// Locks a file, with repeated attempts until `limit`. A child process that was forked and has not
+/// executed its program yet shares the lock of its parent, even if the parent has ended.
+fn lock_within(file: &File, limit: Duration) -> Result<(), fs::TryLockError> {
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) if begun.elapsed() < limit => {
+                std::thread::park_timeout(LOCK_INTERVAL);
+            }
+            locked => return locked,
+        }
     }
 }
 
