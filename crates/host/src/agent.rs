@@ -16,9 +16,10 @@ mod watching;
 #[cfg(test)]
 mod writes_fail;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
 use godwit_pki::Serial;
@@ -297,8 +298,7 @@ impl Agent {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<VmName, Slot>> {
-        // A panic cannot leave the table half changed: every change is one assignment or insertion.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Begins an operation: changes the condition to "under way", or returns why the operation is

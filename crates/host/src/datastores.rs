@@ -1,9 +1,10 @@
 //! Free space of the directories with VMs' disks. A remote file system may not answer while its
 //! server is down, so a separate thread queries it, and the last answer is reported.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::DatastoreInfo;
@@ -47,7 +48,7 @@ impl Datastores {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

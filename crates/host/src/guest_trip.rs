@@ -7,9 +7,10 @@
 //! sender, so no host records one. Every guest with IPv4 answers it, whatever its firewall. IPv6
 //! has no such request without a sender's address, so IPv6 guests are not probed.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_qemu::ResolvedNic;
@@ -102,7 +103,7 @@ impl Times {
 
 impl Trips {
     fn times(&self) -> MutexGuard<'_, Times> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the longest response time since the last call, in milliseconds; `None` if the guest

@@ -1,8 +1,9 @@
 //! Recent measurements of the lanes to other hosts, by migrations and by probes. Predictions use
 //! them. They last as long as the agent.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_migration::Experience;
@@ -152,7 +153,7 @@ impl LanesSeen {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Seen>> {
         // Figures are replaced whole.
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hosts.lock()
     }
 }
 

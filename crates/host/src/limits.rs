@@ -1,8 +1,8 @@
 //! Bandwidth limits of outgoing migrations: those of the configuration, and changes by an operator.
 //! A change lasts until the agent ends; the agent never writes the configuration.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use godwit_api::{ApiError, ErrorCode, LimitOf, Limits};
 use godwit_lanes::pacing::{MigrationPace, Pacing};
@@ -84,7 +84,7 @@ impl HostLimits {
     }
 
     fn each_migration(&self) -> MutexGuard<'_, RateLimit> {
-        self.migration.lock().unwrap_or_else(PoisonError::into_inner)
+        self.migration.lock()
     }
 }
 

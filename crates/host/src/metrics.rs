@@ -2,9 +2,10 @@
 //! are bounded: a VM's name is a label only while a migration of it runs from here. No metric
 //! reveals the content of a guest's memory.
 
+use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -311,7 +312,7 @@ impl Metrics {
 
     /// Returns all metrics with their current values, as OpenMetrics text.
     pub(crate) fn render(&self, agent: &Agent) -> Result<String, fmt::Error> {
-        let _one = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.scrape.lock();
         let now = &self.now;
         now.uptime.set(self.began.elapsed().as_secs_f64());
         now.vms.clear();

@@ -1,8 +1,9 @@
 //! Outgoing migrations of this host, running and ended: progress, cancellation and final report.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus};
@@ -68,7 +69,8 @@ pub struct ProgressTeller {
 impl ProgressTeller {
     /// Publishes the progress.
     pub fn tell(&self, progress: Progress) {
-        lock(&self.bandwidth)
+        self.bandwidth
+            .lock()
             .take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
         let predicted_ms = self.predicted_ms.get().copied();
         let guest_round_trip_ms = self.trips.take_ms();
@@ -154,7 +156,7 @@ impl Migrations {
     pub fn place_to_begin(&self) -> f64 {
         const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
         let running =
-            lock(&self.all).iter().filter(|entry| entry.report.borrow().is_none()).count();
+            self.all.lock().iter().filter(|entry| entry.report.borrow().is_none()).count();
         match running {
             0 | 1 => 0.0,
             _ => (self.begun.fetch_add(1, Ordering::Relaxed) as f64 * GOLDEN_RATIO).fract(),
@@ -234,7 +236,7 @@ impl Migrations {
     pub fn finish(&self, id: &str, report: Report) {
         if let Ok(entry) = self.find(id) {
             let end = BandwidthPoint { ms: report.migration_time_ms, bytes: report.wire_bytes };
-            let bandwidth = lock(&entry.bandwidth).end(end);
+            let bandwidth = entry.bandwidth.lock().end(end);
             let report = Report { bandwidth, ..report };
             self.metrics.ended(&report);
             entry.report.send_replace(Some(report));
@@ -322,12 +324,8 @@ impl Migrations {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
-        lock(&self.all)
+        self.all.lock()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Entry {

@@ -1,7 +1,7 @@
 //! Hosts that VMs can move to: those of the configuration, and those that a manager sets.
 
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock};
 
 use godwit_api::{ApiError, Endpoint, ErrorCode, SetPeers};
 
@@ -27,7 +27,7 @@ impl Peers {
 
     /// Returns all peers.
     pub(crate) fn all(&self) -> BTreeMap<String, String> {
-        let mut all = self.named.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut all = self.named.read().clone();
         all.extend(self.configured.clone());
         all
     }
@@ -35,9 +35,7 @@ impl Peers {
     /// Returns the URL of one peer.
     pub(crate) fn find(&self, name: &str) -> Option<String> {
         let configured = self.configured.get(name).cloned();
-        configured.or_else(|| {
-            self.named.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
-        })
+        configured.or_else(|| self.named.read().get(name).cloned())
     }
 
     /// Replaces the peers that a manager set. The new ones are on disk when this returns.
@@ -51,7 +49,7 @@ impl Peers {
         // A manager sends the same list to all hosts, so this host is in it.
         peers.remove(&config.name);
         check(&peers, config)?;
-        let mut named = self.named.write().unwrap_or_else(PoisonError::into_inner);
+        let mut named = self.named.write();
         if *named != peers {
             store.save_peers(&peers)?;
             tracing::info!(peers = peers.len(), "peers set");

@@ -5,7 +5,8 @@
 mod incoming;
 mod outgoing;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -56,7 +57,7 @@ struct Turn(Arc<Mutex<Option<String>>>);
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *lock(&self.0) = None;
+        *self.0.lock() = None;
     }
 }
 
@@ -69,7 +70,7 @@ impl Probes {
             let message = format!("cannot probe: VM \"{vm}\" is migrating from or to host {host}");
             return busy(message, "retry after its migration, see `godwit migration list`");
         }
-        let mut under_way = lock(&self.under_way);
+        let mut under_way = self.under_way.lock();
         if let Some(other) = &*under_way {
             return busy(
                 format!("cannot probe: {other}"),
@@ -82,32 +83,27 @@ impl Probes {
 
     /// Whether an outgoing or incoming probe is running.
     pub(crate) fn runs(&self) -> bool {
-        lock(&self.under_way).is_some()
+        self.under_way.lock().is_some()
     }
 
     /// Ends a running probe because a migration begins, which does not wait: each would distort and
     /// slow the other.
     pub(crate) fn give_way(&self, vm: &str) {
-        if let Some(cancel) = &*lock(&self.outgoing) {
+        if let Some(cancel) = &*self.outgoing.lock() {
             cancel.ask(&format!("the probe gave way to a migration of VM \"{vm}\""));
         }
-        if let Some(expected) = &*lock(&self.incoming) {
+        if let Some(expected) = &*self.incoming.lock() {
             tracing::info!(vm, "incoming probe ended: a migration begins");
             expected.session.end();
         }
     }
 
     fn find(&self, id: &str) -> Result<Expected, ApiError> {
-        lock(&self.incoming).as_ref().filter(|known| known.id == id).cloned().ok_or_else(|| {
+        self.incoming.lock().as_ref().filter(|known| known.id == id).cloned().ok_or_else(|| {
             let message = format!("no incoming probe {id} on this host");
             ApiError::new(ErrorCode::NotFound, message, "it timed out or was ended: probe again")
         })
     }
-}
-
-/// Locks a value that is only ever replaced whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Measures the lanes to a host with a short probe; `streams`: fixed number of streams for each

@@ -1,10 +1,10 @@
 //! This host's certificate and the revoked certificates, as in their files now. A renewed
 //! certificate and a new list take effect without a restart.
 
+use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use godwit_api::{ApiError, ErrorCode, RevocationsTaken};
@@ -66,7 +66,7 @@ impl Protection {
     /// Returns the identity that is in the files, or the last valid one while they cannot be read.
     #[must_use]
     pub(crate) fn identity(&self) -> Identity {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         let changed = changed(&self.files.certificate);
         if changed != known.changed {
             match read(&self.files, &self.revocations) {
@@ -108,7 +108,7 @@ impl Protection {
             RevocationList::read(list, &self.files.authority).map_err(|error| refused(&error))?;
         let taken = RevocationsTaken { number: list.number(), certificates: list.revoked().len() };
         // One at a time, so that the list on disk is the one in force.
-        let _alone = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.known.lock();
         if self.revocations.check_newer(&list).map_err(|error| refused(&error))? {
             replace(&self.list, list.pem())
                 .map_err(|error| host_failed("cannot write the revocation list", &error))?;

@@ -6,7 +6,8 @@
 //! stay open here. So nothing of it outlives the agent, and nothing can run on it. It is only read,
 //! and a page of it is used only if its BLAKE3 digest is that of the guest's page.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::ReferencesInfo;
@@ -63,7 +64,7 @@ impl References {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Holds lists, each changed by one call.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Retains the memory of a VM that left, before its files' names are removed. Returns false if

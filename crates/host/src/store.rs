@@ -7,12 +7,12 @@
 
 mod disk;
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_migration::fail_writes;
@@ -283,7 +283,7 @@ impl Store {
         uuid: Uuid,
         incarnation: Incarnation,
     ) -> Result<Known, StoreError> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         // Another VM, or another incarnation of it, may have that name.
         if let Some(record) = self.read(name)?.filter(|record| record.is_of(uuid, incarnation)) {
             return Ok(Known::Has(record.standing()));
@@ -328,14 +328,14 @@ impl Store {
 
     /// Writes a record; once this returns, the record survives a power cut.
     pub(crate) fn save(&self, record: &SavedVm) -> Result<(), StoreError> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         self.write(record)
     }
 
     /// Writes a record in place of `stale` and of no other. Returns whether `stale` was still
     /// there.
     pub(crate) fn save_over(&self, stale: &SavedVm, record: &SavedVm) -> Result<bool, StoreError> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         if self.load(&stale.spec.name).as_ref() != Some(stale) {
             return Ok(false);
         }
@@ -360,7 +360,7 @@ impl Store {
     /// Records that a VM which this host owned, or was handing over, is gone; the record answers
     /// hosts that ask later. Must be called before the VM's own record is removed.
     pub(crate) fn note_gone(&self, record: &SavedVm) -> Result<(), StoreError> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         let &SavedVm { incarnation, epoch, ref spec, .. } = record;
         self.forget_oldest()?;
         let gone = GoneVm { format: FORMAT, name: spec.name.to_string(), incarnation, epoch };
@@ -406,13 +406,13 @@ impl Store {
 
     /// Writes the peers that a manager sets.
     pub(crate) fn save_peers(&self, peers: &BTreeMap<String, String>) -> Result<(), StoreError> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() }, "peers")
     }
 
     /// Removes a VM's record; no error if there is none.
     pub(crate) fn remove(&self, name: &VmName) -> Result<(), StoreError> {
-        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.writing.lock();
         let dir = self.vms.join(name);
         let path = dir.join("vm.json");
         let removed = fail_writes::check("removal").and_then(|()| self.disk.remove(&path));

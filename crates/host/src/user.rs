@@ -5,13 +5,13 @@
 //! agent finds it, and the ID is free again when those files are removed. On another host the VM
 //! has another ID. Nothing depends on it: QEMU receives what it needs from the host as open files.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{Accelerator, VmName};
@@ -165,7 +165,7 @@ impl QemuUsers {
             QemuUsers::Shared(user) => return Ok(*user),
             QemuUsers::Each(range, lock) => (*range, lock),
         };
-        let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock.lock();
         let mut taken = running_users(range)?;
         for entry in fs::read_dir(vms)? {
             taken.extend(noted(&entry?.path()));
@@ -226,7 +226,7 @@ impl QemuUsers {
     /// assigned that user meanwhile.
     pub(crate) fn end_query(&self, vms: &Path, user: User) {
         let QemuUsers::Each(_, lock) = self else { return };
-        let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock.lock();
         let is_noted = |entry: io::Result<fs::DirEntry>| {
             entry.is_ok_and(|entry| noted(&entry.path()) == Some(user.uid))
         };

@@ -5,9 +5,10 @@ mod admission;
 mod files;
 mod tracking_turn;
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
@@ -231,16 +232,16 @@ impl Vm {
     /// Offers the VM's memory as a source of pages for other guests, for as long as this VM is
     /// here.
     pub(crate) fn offers(&self, content: Arc<Content>) {
-        *self.content.lock().unwrap_or_else(PoisonError::into_inner) = Some(content);
+        *self.content.lock() = Some(content);
     }
 
     pub(crate) fn offered(&self) -> Option<Arc<Content>> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.content.lock().clone()
     }
 
     /// Withdraws the offer of the VM's memory and returns it.
     pub(crate) fn withdraws(&self) -> Option<Arc<Content>> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.content.lock().take()
     }
 
     /// Returns the epoch of its ownership.

@@ -1,10 +1,10 @@
 //! Interruption of slow set-up steps from outside: connecting and TLS handshakes, which otherwise
 //! block until their time limits.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use godwit_pki::Identity;
@@ -83,8 +83,7 @@ impl Interrupt {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics halfway under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -4,10 +4,11 @@
 //! and therefore a lock. The lock is held while bytes are encrypted or decrypted, and never while a
 //! thread waits for the socket.
 
+use parking_lot::Mutex;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
@@ -97,7 +98,7 @@ impl Link {
     /// Returns whether a read would block.
     pub(crate) fn is_idle(&self) -> bool {
         if let Link::Tls(tls) = self
-            && lock(&tls.opening).rest() > 0
+            && tls.opening.lock().rest() > 0
         {
             return false;
         }
@@ -108,8 +109,8 @@ impl Link {
     /// Signals the peer that no more bytes follow.
     pub(crate) fn finish(&self) {
         if let Link::Tls(tls) = self {
-            let mut sealed = lock(&tls.sealed);
-            lock(&tls.connection).send_close_notify();
+            let mut sealed = tls.sealed.lock();
+            tls.connection.lock().send_close_notify();
             // The end of the socket's stream signals it as well.
             let _ = tls.flush(&mut sealed);
         }
@@ -203,12 +204,12 @@ impl Tls {
 
     /// Encrypts and sends all bytes. Returns the number of encrypted bytes.
     fn write(&self, bytes: &[u8]) -> io::Result<u64> {
-        let mut sealed = lock(&self.sealed);
+        let mut sealed = self.sealed.lock();
         let mut total = 0;
         for piece in bytes.chunks(SEAL_BYTES) {
             let mut rest = piece;
             while !rest.is_empty() {
-                let taken = lock(&self.connection).writer().write(rest)?;
+                let taken = self.connection.lock().writer().write(rest)?;
                 rest = &rest[taken..];
             }
             total += self.flush(&mut sealed)?;
@@ -219,7 +220,7 @@ impl Tls {
     fn flush(&self, sealed: &mut Vec<u8>) -> io::Result<u64> {
         sealed.clear();
         {
-            let mut connection = lock(&self.connection);
+            let mut connection = self.connection.lock();
             while connection.wants_write() {
                 connection.write_tls(&mut *sealed)?;
             }
@@ -229,9 +230,9 @@ impl Tls {
     }
 
     fn read(&self, into: &mut [u8]) -> io::Result<usize> {
-        let mut opening = lock(&self.opening);
+        let mut opening = self.opening.lock();
         loop {
-            match lock(&self.connection).reader().read(into) {
+            match self.connection.lock().reader().read(into) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // A peer that closes without close_notify has ended the stream nevertheless: frames
                 // delimit themselves.
@@ -251,7 +252,7 @@ impl Tls {
 
     /// Decrypts as much as the connection takes at a time, about one record.
     fn open(&self, opening: &mut Opening) -> io::Result<()> {
-        let mut connection = lock(&self.connection);
+        let mut connection = self.connection.lock();
         let mut rest = &opening.bytes[opening.start..opening.end];
         let taken = connection.read_tls(&mut rest)?;
         opening.start += taken;
@@ -260,15 +261,9 @@ impl Tls {
         drop(connection);
         if answers {
             // An alert with the reason, or the answer to a key update.
-            let mut sealed = lock(&self.sealed);
+            let mut sealed = self.sealed.lock();
             let _ = self.flush(&mut sealed);
         }
         opened.map(|_| ()).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
-}
-
-/// Locks the mutex. If a thread panicked while holding it, the next call finds the connection
-/// broken.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

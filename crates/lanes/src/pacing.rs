@@ -25,10 +25,11 @@ mod bucket;
 mod limiter;
 mod turns;
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -101,7 +102,7 @@ impl Pacing {
     /// Returns the limits of lanes by this host's address, without unlimited lanes.
     #[must_use]
     pub fn lane_limits(&self) -> BTreeMap<IpAddr, RateLimit> {
-        let lanes = lock(&self.shared.lanes);
+        let lanes = self.shared.lanes.lock();
         let limits = lanes.iter().map(|(address, lane)| (*address, lane.limit()));
         limits.filter(|(_, limit)| *limit != RateLimit::NONE).collect()
     }
@@ -113,7 +114,7 @@ impl Pacing {
 
     fn lane(&self, address: IpAddr) -> Arc<Limiter> {
         let fresh = || Limiter::new(&self.shared.clock, RateLimit::NONE);
-        Arc::clone(lock(&self.shared.lanes).entry(address.to_canonical()).or_insert_with(fresh))
+        Arc::clone(self.shared.lanes.lock().entry(address.to_canonical()).or_insert_with(fresh))
     }
 
     /// Registers a new migration with its own limit.
@@ -166,7 +167,7 @@ impl MigrationPace {
     /// Adds the lanes that leave from an address of this host: their limit applies to the
     /// migration.
     pub fn uses(&self, lane: IpAddr) {
-        lock(&self.lanes).insert(lane.to_canonical(), self.pacing.lane(lane));
+        self.lanes.lock().insert(lane.to_canonical(), self.pacing.lane(lane));
     }
 
     /// Returns the limits of a data stream of the migration, on a lane that leaves from that
@@ -193,7 +194,7 @@ impl MigrationPace {
     #[must_use]
     pub fn holding(&self) -> Option<BitRate> {
         let of_lanes = {
-            let lanes = lock(&self.lanes);
+            let lanes = self.lanes.lock();
             let sum = lanes.values().try_fold(0_u64, |sum, lane| {
                 Some(sum.saturating_add(lane.limit().rate()?.bits_per_second()))
             });
@@ -261,7 +262,7 @@ impl StreamPace {
         mut keep_alive: impl FnMut() -> Result<(), LaneError>,
     ) -> Result<(), LaneError> {
         let shared = &*self.shared;
-        *lock(&shared.waiter) = Some(thread::current());
+        *shared.waiter.lock() = Some(thread::current());
         let mut until = Instant::now() + KEEP_ALIVE;
         for limiter in &shared.limiters {
             let mut again = false;
@@ -287,15 +288,10 @@ impl StreamPace {
     /// Closes the stream: waiting threads return at once.
     pub(crate) fn close(&self) {
         self.shared.over.store(true, Ordering::SeqCst);
-        if let Some(thread) = &*lock(&self.shared.waiter) {
+        if let Some(thread) = &*self.shared.waiter.lock() {
             thread.unpark();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Changes under the lock are one assignment or insertion.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

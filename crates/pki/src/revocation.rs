@@ -6,12 +6,13 @@
 //! cannot reach a manager must not forget what it knew. Handshakes read the newest list, so a list
 //! takes effect from the next connection on.
 
+use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rcgen::{
     CertificateRevocationListParams, Issuer, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber,
@@ -240,7 +241,7 @@ struct Seen {
 
 impl fmt::Debug for Revocations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.0.read();
         f.debug_tuple("Revocations").field(&held.newest).field(&held.configured).finish()
     }
 }
@@ -259,7 +260,7 @@ impl Revocations {
     /// # Errors
     /// [`PkiError::OldList`].
     pub fn check_newer(&self, list: &RevocationList) -> Result<bool, PkiError> {
-        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.0.read();
         match &held.newest {
             Some(newest) if newest == list => Ok(false),
             Some(newest) if newest.number >= list.number => {
@@ -276,7 +277,7 @@ impl Revocations {
     /// [`PkiError::OldList`]: the newest list stays.
     pub fn accept(&self, list: RevocationList) -> Result<bool, PkiError> {
         let is_newer = self.check_newer(&list)?;
-        let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.write();
         // Another list may have arrived in between.
         if is_newer && held.newest.as_ref().is_none_or(|newest| newest.number < list.number) {
             held.newest = Some(list);
@@ -287,19 +288,19 @@ impl Revocations {
 
     /// Sets the list from the configuration, in addition to the newest one.
     pub fn configure(&self, list: Option<RevocationList>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).configured = list;
+        self.0.write().configured = list;
     }
 
     /// Returns the newest list, or `None` if no list has arrived.
     #[must_use]
     pub fn newest(&self) -> Option<RevocationList> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).newest.clone()
+        self.0.read().newest.clone()
     }
 
     /// Returns whether a certificate is on one of the lists.
     #[must_use]
     pub fn has(&self, serial: &Serial) -> bool {
-        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.0.read();
         [&held.newest, &held.configured]
             .into_iter()
             .flatten()
@@ -310,7 +311,7 @@ impl Revocations {
     /// recorded.
     #[must_use]
     pub fn take_seen(&self) -> Vec<Description> {
-        let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.write();
         let Some(Seen { all, fresh }) = held.seen.as_mut() else { return Vec::new() };
         std::mem::take(fresh).iter().filter_map(|serial| all.get(serial).cloned()).collect()
     }
@@ -318,7 +319,7 @@ impl Revocations {
     /// Returns the holder of a valid certificate that a server presented, if they are recorded.
     #[must_use]
     pub fn holder(&self, serial: &Serial) -> Option<String> {
-        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.0.read();
         held.seen.as_ref()?.all.get(serial).map(|seen| seen.name.clone())
     }
 
@@ -326,11 +327,10 @@ impl Revocations {
     pub(crate) fn note_seen(&self, description: Description) {
         let is_noted = |seen: &Seen| seen.all.contains_key(&description.serial);
         // Most certificates are recorded already, or recording is off.
-        if self.0.read().unwrap_or_else(PoisonError::into_inner).seen.as_ref().is_none_or(is_noted)
-        {
+        if self.0.read().seen.as_ref().is_none_or(is_noted) {
             return;
         }
-        let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.write();
         if let Some(seen) = held.seen.as_mut() {
             if seen.all.len() >= MOST_SEEN {
                 // Certificates still in use will be presented again.

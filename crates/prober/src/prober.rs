@@ -3,10 +3,11 @@
 //! A probe is a UDP datagram to the target's echo port: its sequence number (8 bytes, big-endian),
 //! then a mark of this prober (8 bytes), by which it ignores answers to an earlier one.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -66,15 +67,14 @@ impl Target {
 
     /// Locks and returns the record of its probes.
     pub fn log(&self) -> MutexGuard<'_, ProbeLog> {
-        // A panic elsewhere leaves at worst one record unwritten.
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 
     /// Waits, at most `limit`, until an answer has come at or after `since_ns`. Returns its time.
     pub fn wait_answer(&self, since_ns: u64, limit: Duration) -> Option<u64> {
         let unanswered = |log: &mut ProbeLog| log.answered_since(since_ns).is_none();
-        let waited = self.answered.wait_timeout_while(self.log(), limit, unanswered);
-        let (log, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.log();
+        self.answered.wait_while_for(&mut log, unanswered, limit);
         log.answered_since(since_ns)
     }
 
@@ -281,7 +281,7 @@ impl Prober {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<Vec<Arc<Target>>>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.targets.lock()
     }
 
     fn wake(&self) {

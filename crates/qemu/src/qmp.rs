@@ -5,12 +5,13 @@
 //! callers; nothing polls. It accepts the messages of QEMU 7.2 to 10.x and ignores unknown fields
 //! and events.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -416,9 +417,8 @@ impl Drop for Forget<'_> {
 }
 
 impl Shared {
-    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Waiting>> {
-        // The map is valid even if a holder of the lock panicked.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> parking_lot::MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.waiting.lock()
     }
 
     fn wait_for_answer(&self, id: u64, waiting: Waiting) -> Result<(), QmpError> {

@@ -10,13 +10,13 @@
 //! The tracker does not see the agent's own writes (see [`crate::tracking`]). Write only memory
 //! that is not tracked, which is the destination's RAM.
 
+use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
@@ -230,7 +230,7 @@ impl Region {
     /// long run would be quadratic (34 s for 3 GiB).
     fn data_at_or_after(&self, page: u64, end: u64) -> Result<Option<PageRange>, RamError> {
         let failed = |errno| RamError::io("look for data in", &self.path, errno);
-        let known = *self.data.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = *self.data.lock();
         if (known.first..known.end()).contains(&page) {
             return Ok(Some(known));
         }
@@ -238,7 +238,7 @@ impl Region {
         let hole =
             rustix::fs::seek(&self.file, SeekFrom::Hole(data * PAGE_SIZE)).map_err(failed)?;
         let run = PageRange::between(data, hole.div_ceil(PAGE_SIZE));
-        *self.data.lock().unwrap_or_else(PoisonError::into_inner) = run;
+        *self.data.lock() = run;
         Ok(Some(run))
     }
 

@@ -8,10 +8,11 @@
 
 mod support;
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use godwit_ram::{
@@ -104,7 +105,7 @@ fn while_fetching<T: Send>(
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
-                let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut fetched = fetched.lock();
                 fetch(page_in, regions, present, &mut fetched);
                 std::thread::yield_now();
             }
@@ -113,7 +114,7 @@ fn while_fetching<T: Send>(
         over.store(true, Ordering::SeqCst);
         result
     });
-    (result, fetched.into_inner().unwrap_or_else(PoisonError::into_inner))
+    (result, fetched.into_inner())
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Leadership: which manager writes, and until when it may rely on that.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -95,7 +96,7 @@ impl Leadership {
     /// The store cannot be reached; the leadership then ends by time.
     pub async fn resign(&self) -> Result<(), StoreError> {
         self.standing.lose(Loss::Resigned);
-        let tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let tenure = self.tenure.lock().take();
         match tenure {
             Some(tenure) => tenure.resign().await,
             None => Ok(()),
@@ -147,7 +148,7 @@ impl Standing {
     /// Records a renewal.
     #[cfg(feature = "etcd")]
     pub(crate) fn holds_until(&self, until: Instant) {
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        *self.until.lock() = Some(until);
     }
 
     /// Records a loss. Only the first reason is kept.
@@ -161,7 +162,7 @@ impl Standing {
 
     /// Returns why the leadership is lost; `None` while it holds.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *self.until.lock();
         // The renewing task may report it late.
         if until.is_some_and(|until| Instant::now() >= until) {
             self.lose(Loss::RanOut);

@@ -2,8 +2,9 @@
 //! make it fail. It reads no clock: a leadership ends when it is resigned or dropped, or when the
 //! test ends it.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -108,7 +109,7 @@ impl MemoryStore {
     }
 
     fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+        self.faults.lock()
     }
 
     fn reach(&self) -> Result<(), StoreError> {
@@ -140,7 +141,7 @@ impl MemoryStore {
 
 impl Hub {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Ends the leadership with this epoch, if it still holds.

@@ -7,8 +7,9 @@
 mod file;
 mod writer;
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
@@ -108,7 +109,7 @@ impl SqliteStore {
     ) -> Result<T, StoreError> {
         let (reader, path) = (Arc::clone(&self.reader), self.path.clone());
         blocking(&self.path, move || {
-            let reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            let reader = reader.lock();
             work(&reader).map_err(|error| unavailable(&path, error.to_string(), Written::No))
         })
         .await
@@ -228,8 +229,8 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Seat {
-    fn leader(&self) -> std::sync::MutexGuard<'_, Option<(Leader, Arc<Standing>)>> {
-        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leader(&self) -> parking_lot::MutexGuard<'_, Option<(Leader, Arc<Standing>)>> {
+        self.leader.lock()
     }
 
     /// Ends the leadership because the file can no longer be written.

@@ -1,8 +1,8 @@
 //! `godwit-sim`: simulates lives of a guest by seed, until something is wrong.
 
+use parking_lot::Mutex;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
                 return;
             }
             let came = simulate(Plan { seed, rules: Rules::default() });
-            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = all.lock();
             match came {
                 Ok(figures) => {
                     all.1 += 1;
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         }
     };
     std::thread::scope(|scope| (0..arguments.threads.max(1)).for_each(|_| drop(scope.spawn(work))));
-    let (figures, seeds, failure) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (figures, seeds, failure) = all.into_inner();
     println!(
         "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} cuts resumed, {} \
          faults, {} doubts settled, {} guests lost to a fault, {} VMs created again, {} steps",

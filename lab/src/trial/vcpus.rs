@@ -2,10 +2,11 @@
 //! the vCPU threads of their QEMUs are scheduled. The agents' reports are not used: agents may be
 //! dead, or wrong.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -82,9 +83,9 @@ impl Seen {
     }
 }
 
-/// Locks the results. A panic of the observing thread is noticed at the end.
+/// Locks the results.
 fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+    seen.lock()
 }
 
 impl VcpuWatch {

@@ -1,9 +1,10 @@
 //! Keys of an OpenID Connect issuer: fetched over TLS, cached, and fetched again when a token names
 //! an unknown key.
 
+use parking_lot::RwLock;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::control::{Problem, ProblemCode};
@@ -137,7 +138,7 @@ impl Oidc {
     }
 
     fn known(&self) -> Option<Known> {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.keys.read().clone()
     }
 
     /// Returns keys that were fetched after `since`: cached ones, or fetched now if the last fetch
@@ -162,7 +163,7 @@ impl Oidc {
             Ok(keys) => {
                 let keys = Arc::new(keys);
                 let known = Known { keys: Arc::clone(&keys), since: Instant::now() };
-                *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(known);
+                *self.keys.write() = Some(known);
                 Ok(keys)
             }
             Err(error) => {

@@ -1,7 +1,7 @@
 //! Tokens that a manager accepts, with a notification when one is revoked.
 
+use parking_lot::RwLock;
 use std::collections::BTreeSet;
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use godwit_api::control::{Problem, TokenInfo};
@@ -32,12 +32,12 @@ impl Default for KnownTokens {
 impl KnownTokens {
     /// Adds a token.
     pub(crate) fn know(&self, record: TokenRecord) {
-        self.tokens.write().unwrap_or_else(PoisonError::into_inner).insert(record);
+        self.tokens.write().insert(record);
     }
 
     /// Removes a token.
     pub(crate) fn forget(&self, id: &str) {
-        self.tokens.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.tokens.write().remove(id);
         self.gone.send_replace(());
     }
 
@@ -46,8 +46,7 @@ impl KnownTokens {
         let mut gone = self.gone.subscribe();
         loop {
             gone.borrow_and_update();
-            let is_known =
-                |id: &String| self.tokens.read().unwrap_or_else(PoisonError::into_inner).has(id);
+            let is_known = |id: &String| self.tokens.read().has(id);
             let left_ms = caller.until_unix_ms.map(|until| until.saturating_sub(now_unix_ms()));
             if !caller.token.as_ref().is_none_or(is_known) || left_ms == Some(0) {
                 return;
@@ -61,12 +60,12 @@ impl KnownTokens {
 
     /// Returns the holder of a token.
     pub(crate) fn caller(&self, token: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
-        self.tokens.read().unwrap_or_else(PoisonError::into_inner).caller(token, now_unix_ms)
+        self.tokens.read().caller(token, now_unix_ms)
     }
 
     /// Returns all tokens, without their secrets.
     pub(crate) fn infos(&self) -> Vec<TokenInfo> {
-        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        let tokens = self.tokens.read();
         tokens.iter().map(|record| record.info.clone()).collect()
     }
 }

@@ -1,8 +1,9 @@
 //! Connections that follow the hosts' agents. An agent first reports everything it has, then each
 //! change.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{Client, ClientError, HostEvent, MigrationStatus};
@@ -55,14 +56,14 @@ impl Told {
     /// Returns a receiver of all news from now on. It replaces the previous one.
     pub(crate) fn listen(&self) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(WAITING_NEWS);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        *self.0.lock() = Some(sender);
         receiver
     }
 
     /// Sends news to the listener. Waits while its queue is full; the host's events are not read
     /// meanwhile.
     async fn tell(&self, news: News) {
-        let listener = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listener = self.0.lock().clone();
         if let Some(listener) = listener {
             // The receiver is gone if this manager no longer leads.
             let _ = listener.send(news).await;
@@ -92,8 +93,8 @@ impl Following {
         }
     }
 
-    fn tasks(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, AbortHandle>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tasks(&self) -> parking_lot::MutexGuard<'_, BTreeMap<String, AbortHandle>> {
+        self.tasks.lock()
     }
 }
 

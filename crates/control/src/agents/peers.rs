@@ -4,8 +4,9 @@
 //! this
 //! manager or an earlier one, get none.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
@@ -28,11 +29,11 @@ pub(crate) struct Named(Mutex<BTreeMap<String, u64>>);
 
 impl Named {
     fn has(&self, host: &str, wanted: u64) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(host) == Some(&wanted)
+        self.0.lock().get(host) == Some(&wanted)
     }
 
     fn set(&self, host: &str, sent: Option<u64>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         match sent {
             Some(digest) => all.insert(host.to_owned(), digest),
             None => all.remove(host),

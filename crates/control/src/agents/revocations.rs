@@ -1,7 +1,7 @@
 //! Distribution of the list of revoked certificates to the agents.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use futures::{StreamExt, stream};
 use godwit_api::control::HostState;
@@ -19,7 +19,7 @@ pub(crate) struct GivenLists(Mutex<BTreeMap<String, u64>>);
 
 impl GivenLists {
     fn set(&self, host: &str, number: Option<u64>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         match number {
             Some(number) => all.insert(host.to_owned(), number),
             None => all.remove(host),
@@ -27,7 +27,7 @@ impl GivenLists {
     }
 
     fn has(&self, host: &str, number: u64) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(host) == Some(&number)
+        self.0.lock().get(host) == Some(&number)
     }
 }
 

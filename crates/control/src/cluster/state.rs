@@ -1,6 +1,7 @@
 //! The inventory behind its lock, and the events of its changes.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use godwit_api::HostEvent;
 use godwit_api::control::Change;
@@ -29,15 +30,14 @@ impl State {
     }
 
     pub fn inventory(&self) -> RwLockReadGuard<'_, Inventory> {
-        // A panic under the lock leaves no partial change: each change is one insertion or removal.
-        self.inventory.read().unwrap_or_else(PoisonError::into_inner)
+        self.inventory.read()
     }
 
     /// Changes the inventory and publishes the changes. Events have the order of the changes,
     /// because
     /// they are published under the same lock.
     pub fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut Inventory) -> C) {
-        let mut inventory = self.inventory.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inventory = self.inventory.write();
         let changes: Vec<Change> = change(&mut inventory).into_iter().collect();
         for conflict in changes.iter().filter_map(|change| match change {
             Change::NameConflict(conflict) => Some(conflict),

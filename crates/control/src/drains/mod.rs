@@ -9,8 +9,9 @@ mod saved;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{
@@ -94,7 +95,7 @@ impl Drains {
 
     /// Returns all drains, by ID.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Drain>> {
-        self.shown.read().unwrap_or_else(PoisonError::into_inner)
+        self.shown.read()
     }
 
     /// Returns the open drain of a host.
@@ -503,7 +504,7 @@ impl Driver {
                 return;
             }
             self.drains.remove(id);
-            self.shown.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+            self.shown.write().remove(id);
         }
     }
 
@@ -515,7 +516,7 @@ impl Driver {
             drain.summary(id, &Legs::of(id, &drain.host, moves.values()), now_unix_ms())
         };
         {
-            let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
+            let mut shown = self.shown.write();
             if shown.get(id) == Some(&now) {
                 return;
             }
@@ -525,12 +526,7 @@ impl Driver {
     }
 
     fn shown_drain(&self, id: &str) -> Result<Drain, Problem> {
-        self.shown
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(id)
-            .cloned()
-            .ok_or_else(|| no_drain(id))
+        self.shown.read().get(id).cloned().ok_or_else(|| no_drain(id))
     }
 }
 

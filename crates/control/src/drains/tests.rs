@@ -1,4 +1,4 @@
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
@@ -30,7 +30,7 @@ type Begun = Arc<Mutex<BTreeMap<String, (String, String)>>>;
 #[async_trait]
 impl Agents for QuickAgents {
     async fn carry_out(&self, job: &Job, action: Action) -> Option<AgentAnswer> {
-        let mut begun = self.begun.lock().unwrap();
+        let mut begun = self.begun.lock();
         let (vm, from, epoch) = {
             let inventory = self.state.inventory();
             let info = inventory.vm_info(&job.vm)?;
@@ -220,7 +220,7 @@ async fn a_vm_that_one_host_refuses_goes_to_another() {
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let done = rig.when(&asked.id, DrainState::Done).await;
     assert!(["db", "web-1", "web-2"].iter().all(|vm| rig.host_of(vm) == "c"), "{done:?}");
-    assert!(rig.agents.begun.lock().unwrap().values().any(|(_, target)| target == "b"));
+    assert!(rig.agents.begun.lock().values().any(|(_, target)| target == "b"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,8 +278,7 @@ async fn the_next_manager_continues_a_drain() {
     let next = Rig::with(store, state, Vec::new(), Some(Arc::clone(&agents.begun))).await;
     let done = next.when(&asked.id, DrainState::Done).await;
     assert!(["db", "web-1", "web-2"].iter().all(|vm| next.host_of(vm) != "a"), "{done:?}");
-    let mut begun: Vec<String> =
-        agents.begun.lock().unwrap().values().map(|(vm, _)| vm.clone()).collect();
+    let mut begun: Vec<String> = agents.begun.lock().values().map(|(vm, _)| vm.clone()).collect();
     begun.sort();
     assert_eq!(begun, ["db", "web-1", "web-2"], "nothing is moved twice");
 }

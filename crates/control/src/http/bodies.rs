@@ -3,8 +3,9 @@
 //! as a failure and never show the answer. So the rest is read and discarded, up to the limit that
 //! holds for every body.
 
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ struct Shared(Arc<Mutex<Body>>);
 
 impl Shared {
     fn with<T>(&self, action: impl FnOnce(&mut Body) -> T) -> T {
-        action(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        action(&mut self.0.lock())
     }
 }
 

@@ -1,12 +1,13 @@
 //! Limits for connections to the manager's network addresses: how many a network may hold at a
 //! time, and how long a client may take to send a request. Root's own socket has no such limits.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -78,8 +79,7 @@ struct Place {
 
 impl Places {
     fn taken(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
-        // Each change is one assignment, so a poisoned map is still consistent.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 
     /// Takes a slot for one more connection.

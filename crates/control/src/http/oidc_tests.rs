@@ -1,9 +1,10 @@
 //! Web tokens of a test issuer, served over TLS with its own keys.
 
+use parking_lot::Mutex;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use axum::routing::get;
 use axum::{Json, Router};
@@ -84,7 +85,7 @@ impl Issuer {
                 "/keys",
                 get(async move || {
                     counted.fetch_add(1, Ordering::SeqCst);
-                    let keys = shown.lock().unwrap().clone();
+                    let keys = shown.lock().clone();
                     Json(keys)
                 }),
             );
@@ -210,7 +211,7 @@ async fn new_keys_are_fetched_and_unknown_keys_do_not_flood_the_issuer() {
         "{}",
         answer.body
     );
-    issuer.keys.lock().unwrap().keys.push(old.public());
+    issuer.keys.lock().keys.push(old.public());
     assert!(!managed.ask(Method::GET, HOSTS, Some(&of_old), None).await.status.is_success());
     assert_eq!(issuer.asked.load(Ordering::SeqCst), 1);
 }

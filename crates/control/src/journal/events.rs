@@ -7,9 +7,10 @@
 //! informed that changes were missed. Numbers stay below 2^53 until the year 2255, so programs that
 //! read JSON numbers as floats read them exactly.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use godwit_api::control::{Change, ClusterEvent};
 use tokio::sync::watch;
@@ -136,7 +137,7 @@ impl Events {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     fn behind(&self, read: u64) -> Option<Next> {

@@ -1,8 +1,9 @@
 //! A manager's role among several: it follows until there is no leader, leads until it loses the
 //! leadership, and follows again.
 
+use parking_lot::Mutex;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use godwit_api::control::{Problem, ProblemCode};
@@ -108,7 +109,7 @@ impl Campaign {
     /// Gives up the leadership if this manager has it, so that another one leads at once.
     pub(crate) async fn resign(&self) {
         self.manager.step_down();
-        let leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let leadership = self.leadership.lock().take();
         let Some(leadership) = leadership.filter(|leadership| leadership.holds()) else { return };
         if let Err(error) = leadership.resign().await {
             tracing::warn!(%error, "cannot give up the leadership; its lease expires by itself");
@@ -116,7 +117,7 @@ impl Campaign {
     }
 
     fn hold(&self, leadership: Option<Arc<Leadership>>) {
-        *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = leadership;
+        *self.leadership.lock() = leadership;
     }
 }
 

@@ -6,7 +6,8 @@ mod leading;
 
 pub(crate) use leading::Leading;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRef;
@@ -274,7 +275,7 @@ impl Manager {
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusals.lock()
     }
 
     pub(crate) async fn cluster(&self) -> Cluster {

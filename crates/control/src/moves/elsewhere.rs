@@ -1,8 +1,9 @@
 //! Moves that another manager carries out. Managers that follow use this to know which VMs have a
 //! move.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::{OnWay, SavedMove};
 use crate::cluster::state::State;
@@ -21,7 +22,7 @@ impl MovesElsewhere {
     }
 
     fn on_way(&self) -> MutexGuard<'_, BTreeMap<String, OnWay>> {
-        self.on_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.on_way.lock()
     }
 
     /// Removes all moves, because this manager carries them out now.

@@ -1,6 +1,6 @@
 //! Jobs: the request for a move, its state, and its public form.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use godwit_api::control::{CreateMove, Move, MovePriority, MoveState, Problem, ProblemCode, Waits};
 use godwit_api::{MigrationRequest, QemuEngineOptions};
@@ -305,7 +305,7 @@ pub(crate) fn fresh_id(kind: char, now_ms: u64) -> Result<String, Problem> {
         Problem::new(ProblemCode::ManagerFailed, format!("cannot get random bytes: {error}"), "")
     })?;
     let (ms, number) = {
-        let mut last = LAST_ID.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = LAST_ID.lock();
         *last = moment_behind(*last, now_ms);
         *last
     };

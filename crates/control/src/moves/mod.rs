@@ -16,8 +16,9 @@ mod situation;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::MigrationStatus;
@@ -145,12 +146,12 @@ impl Moves {
 
     /// Returns every retained move by ID, without reports.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Move>> {
-        self.shown.read().unwrap_or_else(PoisonError::into_inner)
+        self.shown.read()
     }
 
     /// Returns the progress samples of a move's migration.
     pub(crate) fn samples(&self, id: &str) -> MoveSamples {
-        self.samples.lock().unwrap_or_else(PoisonError::into_inner).of(id)
+        self.samples.lock().of(id)
     }
 
     /// Submits a move. The store holds it when this returns.
@@ -357,7 +358,7 @@ impl Driver {
     }
 
     fn shown_move(&self, id: &str) -> Result<Move, Problem> {
-        let shown = self.shown.read().unwrap_or_else(PoisonError::into_inner);
+        let shown = self.shown.read();
         shown.get(id).cloned().ok_or_else(|| no_move(id))
     }
 
@@ -372,7 +373,7 @@ impl Driver {
                 format!("it reports migration {id}, which belongs to VM {vm} on host {from}");
             return self.state.blame(host, &Misreport::new(contradiction));
         }
-        self.samples.lock().unwrap_or_else(PoisonError::into_inner).take(&job.id, &status);
+        self.samples.lock().take(&job.id, &status);
         let (id, migration) = (job.id.clone(), status.id);
         job.progress = Some(status.progress);
         let event = match status.report {
@@ -608,7 +609,7 @@ impl Driver {
             }
             self.jobs.remove(id);
             self.asked.remove(id);
-            self.shown.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+            self.shown.write().remove(id);
         }
     }
 
@@ -617,7 +618,7 @@ impl Driver {
         let Some(job) = self.jobs.get(id) else { return };
         let now = job.to_move();
         {
-            let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
+            let mut shown = self.shown.write();
             if shown.get(id) == Some(&now) {
                 return;
             }

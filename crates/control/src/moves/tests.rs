@@ -1,4 +1,4 @@
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 use async_trait::async_trait;
 use godwit_api::control::CreateMove;
@@ -23,7 +23,7 @@ struct FakeAgents {
 
 impl FakeAgents {
     fn begun(&self) -> Vec<String> {
-        let asked = self.asked.lock().unwrap();
+        let asked = self.asked.lock();
         asked
             .iter()
             .filter_map(|action| match action {
@@ -37,12 +37,12 @@ impl FakeAgents {
 #[async_trait]
 impl Agents for FakeAgents {
     async fn carry_out(&self, _job: &Job, action: Action) -> Option<AgentAnswer> {
-        self.asked.lock().unwrap().push(action.clone());
+        self.asked.lock().push(action.clone());
         match action {
             Action::Begin { .. } if self.silent => std::future::pending().await,
             Action::Begin { migration, .. } => Some(JobEvent::Accepted { migration }.into()),
             Action::Ask { migration } => {
-                let answer = self.knows.lock().unwrap().clone().unwrap_or(Answer::UnderWay);
+                let answer = self.knows.lock().clone().unwrap_or(Answer::UnderWay);
                 let report =
                     matches!(answer, Answer::Ended(_)).then(|| Box::new(report(&migration)));
                 Some(AgentAnswer { event: JobEvent::Asked { migration, answer }, report })
@@ -236,12 +236,12 @@ async fn a_move_that_ended_at_an_unreachable_host_is_queried_on_reconnection() {
     let moves = begin_with(&store, Arc::clone(&agents), news).await;
     let asked = moves.submit(to_b()).await.unwrap();
     when(&moves, &asked.id, MoveState::Running).await;
-    *agents.knows.lock().unwrap() = Some(Answer::Ended(Ended::Completed));
+    *agents.knows.lock() = Some(Answer::Ended(Ended::Completed));
     // No query goes to another host.
     sender.send(News::Heard("b".into())).await.unwrap();
     sender.send(News::Heard("a".into())).await.unwrap();
     when(&moves, &asked.id, MoveState::Done).await;
-    let questions = agents.asked.lock().unwrap();
+    let questions = agents.asked.lock();
     assert_eq!(questions.iter().filter(|action| matches!(action, Action::Ask { .. })).count(), 1);
 }
 

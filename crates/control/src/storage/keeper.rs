@@ -7,9 +7,10 @@
 //! checked again before its next change, because the store may have been unreachable or the change
 //! still in progress.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
 use godwit_store::records::{Kept, Record, RecordError, Table};
@@ -370,7 +371,7 @@ impl Keeper {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     fn revision(&self, key: &str) -> Option<Revision> {

@@ -1,7 +1,8 @@
 //! Locks for operations that must not run twice at a time, by ID.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Operations in progress, by ID.
 #[derive(Clone, Debug, Default)]
@@ -17,13 +18,13 @@ pub(crate) struct Turn {
 impl Turns {
     /// Takes the lock of an operation. Returns `None` if the operation is in progress.
     pub(crate) fn take(&self, id: &str) -> Option<Turn> {
-        let is_new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        let is_new = self.0.lock().insert(id.to_owned());
         is_new.then(|| Turn { turns: self.clone(), id: id.to_owned() })
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.turns.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.turns.0.lock().remove(&self.id);
     }
 }

@@ -11,9 +11,10 @@ pub(crate) mod record;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{
@@ -67,7 +68,7 @@ struct Reservation {
 
 impl PendingVms {
     fn rooms(&self) -> MutexGuard<'_, BTreeMap<String, Room>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

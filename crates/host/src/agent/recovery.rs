@@ -1,7 +1,8 @@
 //! Start of the agent: finds the VMs that earlier agents left, running or ended, and removes what
 //! belongs to no VM.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::ApiError;

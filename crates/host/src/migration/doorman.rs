@@ -2,11 +2,12 @@
 //! handshake runs on its own thread, so that a silent connection delays no other. The number of
 //! concurrent handshakes is bounded for all clients together.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -94,7 +95,7 @@ impl Doorman {
 
     /// Waits a moment for an admitted stream.
     pub(crate) fn let_in(&self) -> Option<WelcomedStream> {
-        let welcomed = self.welcomed.lock().unwrap_or_else(PoisonError::into_inner);
+        let welcomed = self.welcomed.lock();
         welcomed.recv_timeout(ACCEPT_INTERVAL).ok()
     }
 
@@ -131,7 +132,7 @@ struct Next {
 
 impl NextDoor {
     fn lock(&self) -> MutexGuard<'_, Next> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Opens a doorman in place of one that was never taken, once that one has ended. `None`: the
@@ -182,8 +183,7 @@ impl Drop for Resumed {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that holds the lock can panic half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn stand(self: Arc<Self>, welcomed: &SyncSender<WelcomedStream>) {
@@ -215,8 +215,7 @@ impl Shared {
             });
             // Closed handshakes end on their own, at once.
             let wait = left.max(Duration::from_millis(1));
-            (state, _) =
-                self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut state, wait);
         }
         !state.over
     }

@@ -1,8 +1,9 @@
 //! The destination: shadow VMs that other hosts request, and what became of them.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{
@@ -145,7 +146,7 @@ impl Entry {
 
 impl IncomingMigrations {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     fn add(&self, request: &IncomingRequest) -> Result<(Arc<Entry>, Orders), ApiError> {
@@ -287,7 +288,7 @@ pub(super) fn resume(
     // Waits for the end of the previous doorman, if it was never used.
     let addresses = tokio::task::block_in_place(|| entry.resume.replace(open))?.ok_or_else(over)?;
     // This end may not have noticed the cut yet.
-    if let Some(control) = entry.control.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(control) = entry.control.lock().take() {
         control.close();
     }
     Ok(IncomingAccepted { id: lane.to_string(), addresses, references: None })
@@ -528,8 +529,7 @@ impl Arrival {
                     return (Ending::Discarded(failure), None);
                 }
             };
-            *self.entry.control.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(control.stream().clone());
+            *self.entry.control.lock() = Some(control.stream().clone());
             let (ending, page_in) =
                 self.receive(control, &mut hypervisor, std::mem::take(&mut is_first));
             let Ending::Cut(failure) = ending else { return (ending, page_in) };

@@ -2,8 +2,9 @@
 //! cut or one of the agents has restarted (`POST /v1/page-ins/{name}`), and the guests that run
 //! here while some of their pages are elsewhere.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{
@@ -51,7 +52,7 @@ impl std::fmt::Debug for PageIns {
 impl PageIns {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<PagingIn>>> {
         // Each change is one insertion or removal.
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     fn of(&self, vm: &str) -> Option<Arc<PagingIn>> {

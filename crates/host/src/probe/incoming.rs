@@ -8,7 +8,7 @@ use godwit_api::{ApiError, ErrorCode, IncomingProbeAccepted};
 use godwit_migration::probe::ProbeSession;
 use tokio::sync::watch;
 
-use super::{Expected, lock};
+use super::Expected;
 use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::migration::{Doorman, Guard, fresh_id, listen};
@@ -41,17 +41,17 @@ pub(super) fn expect(
     let session = Arc::new(ProbeSession::new(limit.min(LONGEST)));
     let (serves, over) = watch::channel(());
     let expected = Expected { id: id.to_string(), session: Arc::clone(&session), over };
-    *lock(&agent.probes().incoming) = Some(expected);
+    *agent.probes().incoming.lock() = Some(expected);
     let serving = Arc::clone(agent);
     let spawned = std::thread::Builder::new().name("probe-in".to_owned()).spawn(move || {
         session.serve(&|| doorman.let_in());
         tracing::info!(from, "incoming probe ended");
-        *lock(&serving.probes().incoming) = None;
+        *serving.probes().incoming.lock() = None;
         drop(turn);
         drop(serves);
     });
     if let Err(error) = spawned {
-        *lock(&agent.probes().incoming) = None;
+        *agent.probes().incoming.lock() = None;
         return Err(host_failed("cannot start a thread", &error));
     }
     Ok(IncomingProbeAccepted { id: id.to_string(), addresses })

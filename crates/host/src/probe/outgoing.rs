@@ -23,8 +23,8 @@ use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
+use super::Turn;
 use super::incoming::LONGEST;
-use super::{Turn, lock};
 use crate::agent::Agent;
 use crate::failure::{host_failed, of_peer};
 use crate::network;
@@ -176,7 +176,7 @@ impl Outgoing {
         tracing::info!(to, probe = self.accepted.id, "probe begins");
         let (peer, path) = (self.peer.clone(), format!("/v1/incoming-probes/{}", self.accepted.id));
         let cancel = Arc::new(Cancel::default());
-        *lock(&self.agent.probes().outgoing) = Some(Arc::clone(&cancel));
+        *self.agent.probes().outgoing.lock() = Some(Arc::clone(&cancel));
         let agent = Arc::clone(&self.agent);
         let mut measured = self.on_a_thread(Arc::clone(&cancel), progress);
         let outcome = tokio::select! {
@@ -184,7 +184,7 @@ impl Outgoing {
             () = left => None,
         };
         cancel.ask("the client ended the probe");
-        *lock(&agent.probes().outgoing) = None;
+        *agent.probes().outgoing.lock() = None;
         // The probe is over in any case. A destination that has ended it already has nothing left
         // to end.
         if let Err(error) = peer.delete(&path).await {

@@ -1,8 +1,9 @@
 //! Connections from other hosts: limits on their number and on the time that a request may take.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -58,7 +59,7 @@ pub(super) struct Place {
 impl Places {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
         // Each change is one assignment.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Takes a place for one more connection; `None` if there are too many.

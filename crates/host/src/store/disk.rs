@@ -90,8 +90,8 @@ fn log_failure(path: &Path, result: io::Result<()>) {
 /// Fault injection for tests.
 #[cfg(test)]
 pub(crate) mod faults {
+    use parking_lot::Mutex;
     use std::io;
-    use std::sync::{Mutex, PoisonError};
 
     /// Planned faults; steps are counted from the time of the plan.
     #[derive(Debug, Default)]
@@ -106,7 +106,7 @@ pub(crate) mod faults {
 
     impl Faults {
         pub(super) fn step(&self) -> io::Result<()> {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.0.lock();
             let step = state.steps;
             state.steps += 1;
             match state.plan {
@@ -120,19 +120,19 @@ pub(crate) mod faults {
         /// Makes the step numbered `at` fail (the next one is 0); with `lasts`, all later ones as
         /// well.
         pub(crate) fn plan(&self, at: usize, errno: i32, lasts: bool) {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.0.lock();
             *state = State { steps: 0, plan: Some((at, errno, lasts)) };
         }
 
         /// Returns whether any step has failed since the plan.
         pub(crate) fn have_come(&self) -> bool {
-            let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = self.0.lock();
             state.plan.is_some_and(|(at, _, _)| state.steps > at)
         }
 
         /// Cancels the plan and restarts the count of steps.
         pub(crate) fn heal(&self) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State::default();
+            *self.0.lock() = State::default();
         }
     }
 }

@@ -470,7 +470,7 @@ fn shrink_in_steps(file: &fs::File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use super::*;
 

@@ -1,10 +1,11 @@
 //! The destination's side of references and deltas. It reconstructs pages from content that this
 //! host holds, if that still matches what the source expects. Other pages it reports as missing.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use godwit_lanes::{LaneError, StreamSender, hash_page, xor};
@@ -80,18 +81,18 @@ pub(super) struct Offered(Arc<RwLock<Vec<Arc<Content>>>>);
 
 impl Offered {
     fn find(&self, number: u16) -> Option<Arc<Content>> {
-        let contents = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let contents = self.0.read();
         contents.get(usize::from(number.checked_sub(1)?)).cloned()
     }
 
     fn has(&self, content: &Arc<Content>) -> bool {
-        let contents = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let contents = self.0.read();
         contents.iter().any(|offered| Arc::ptr_eq(offered, content))
     }
 
     /// Returns the number of a new content, or `None` if all numbers are used.
     fn add(&self, content: Arc<Content>) -> Option<u16> {
-        let mut contents = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut contents = self.0.write();
         let number = u16::try_from(contents.len() + 1).ok()?;
         contents.push(content);
         Some(number)
@@ -237,7 +238,7 @@ impl Contents {
     }
 
     fn note_missing(&self, block: u16, first: u64, count: u64) {
-        let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lacking = self.lacking.lock();
         for page in first..first + count {
             lacking.insert(block, page);
         }
@@ -247,7 +248,7 @@ impl Contents {
     /// Notes that pages have arrived: they are no longer missing.
     pub(super) fn written(&self, block: u16, pages: PageRange) {
         if self.lacks() > 0 {
-            let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lacking = self.lacking.lock();
             lacking.take(block, pages, &mut Vec::new());
             self.lacks.store(lacking.count(), Ordering::SeqCst);
         }

@@ -2,9 +2,10 @@
 //! the control stream, and one for each data stream, which writes pages into memory
 //! ([`super::intake`]).
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
@@ -136,7 +137,7 @@ struct PageInPlace {
 }
 
 fn place_of(place: &Mutex<PageInPlace>) -> MutexGuard<'_, PageInPlace> {
-    place.lock().unwrap_or_else(PoisonError::into_inner)
+    place.lock()
 }
 
 fn admit_page_in(place: &Mutex<PageInPlace>, stream: WelcomedStream) {
@@ -468,5 +469,5 @@ impl Reader {
 /// Locks the sender. A thread that panicked while holding it leaves a whole frame or a broken lane;
 /// both are noticed elsewhere.
 pub(super) fn lock(sender: &Mutex<StreamSender>) -> MutexGuard<'_, StreamSender> {
-    sender.lock().unwrap_or_else(PoisonError::into_inner)
+    sender.lock()
 }

@@ -1,7 +1,7 @@
 //! Limit on the device state of a migration, and the buffer in which a source keeps it until the
 //! last page has been sent.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::failure::{Failure, FailureCode};
 
@@ -67,6 +67,6 @@ impl HeldDeviceState {
 
     fn lock(&self) -> MutexGuard<'_, Held> {
         // Consistent whatever its last holder did.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }

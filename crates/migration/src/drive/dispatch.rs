@@ -1,7 +1,8 @@
 //! The board of work with a lock around it, and the threads that do the work: one per data stream.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Carries, Interrupt, LaneError, Stream, StreamSender, UnitPages};
@@ -190,8 +191,7 @@ enum Work {
 
 impl Dispatch {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The board's methods do not panic halfway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a stream of a lane and returns its number on the board.
@@ -397,14 +397,11 @@ impl Dispatch {
 
     /// Waits a moment for room. Returns whether there is some.
     pub(crate) fn has_room(&self) -> bool {
-        let state = self.lock();
+        let mut state = self.lock();
         let full = |state: &mut State| {
             state.board.waiting() >= WAITING_A_STREAM * state.board.live().max(1)
         };
-        let (mut state, _) = self
-            .room
-            .wait_timeout_while(state, ROOM_INTERVAL, full)
-            .unwrap_or_else(PoisonError::into_inner);
+        self.room.wait_while_for(&mut state, full, ROOM_INTERVAL);
         !full(&mut state)
     }
 
@@ -418,10 +415,7 @@ impl Dispatch {
             }
             if state.board.waiting() > 0 && state.lines[stream].is_full() {
                 // Other, faster streams may take it meanwhile.
-                (state, _) = self
-                    .work
-                    .wait_timeout(state, FULL_INTERVAL)
-                    .unwrap_or_else(PoisonError::into_inner);
+                self.work.wait_for(&mut state, FULL_INTERVAL);
                 continue;
             }
             if let Some(unit) = state.board.take(stream) {
@@ -440,8 +434,7 @@ impl Dispatch {
             if left.is_zero() {
                 return Work::Nothing;
             }
-            (state, _) =
-                self.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            self.work.wait_for(&mut state, left);
         }
     }
 
@@ -526,7 +519,7 @@ impl Dispatch {
 
     /// Returns how the units sent were encoded.
     pub(crate) fn encodings(&self) -> Encodings {
-        *self.encodings.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.encodings.lock()
     }
 
     /// Returns all units that are not known to have been applied.
@@ -580,8 +573,9 @@ impl Dispatch {
     /// Waits up to `limit` for the end. Returns whether it has come.
     pub(crate) fn ends_within(&self, limit: Duration) -> bool {
         let goes_on = |state: &mut State| !state.over;
-        let waited = self.work.wait_timeout_while(self.lock(), limit, goes_on);
-        waited.unwrap_or_else(PoisonError::into_inner).0.over
+        let mut state = self.lock();
+        self.work.wait_while_for(&mut state, goes_on, limit);
+        state.over
     }
 
     /// Ends the work: no more is taken, and the streams' threads end.
@@ -698,7 +692,7 @@ impl Worker<'_> {
         let sent = self.sender.unit(&pages, packing, Some(&known))?;
         self.chooser.sent(packing, &sent, begun.elapsed());
         self.referring.sent(&sent, &self.chooser);
-        self.dispatch.encodings.lock().unwrap_or_else(PoisonError::into_inner).add(&sent);
+        self.dispatch.encodings.lock().add(&sent);
         self.dispatch.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
         self.dispatch.bytes.fetch_add(sent.wire_bytes, Ordering::Relaxed);
         Ok(sent.wire_bytes)

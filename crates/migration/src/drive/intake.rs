@@ -4,9 +4,10 @@
 //! Nothing touches the memory any more once [`Intake::complete`] has returned: every reader has
 //! ended by then.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
@@ -99,7 +100,7 @@ impl Intake {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Changes under the lock are to counts and flags, each by one assignment.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -163,8 +164,7 @@ impl Intake {
             if left.is_zero() {
                 return Err(Failure::new(FailureCode::LaneLost, "the last pages did not come"));
             }
-            (state, _) =
-                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut state, left);
         }
         drop(state);
         self.end();
@@ -195,7 +195,7 @@ impl Intake {
     pub(super) fn until_read(&self) {
         let mut state = self.state();
         while state.streams.iter().any(|known| known.reading) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 

@@ -1,8 +1,9 @@
 //! The source's side of references and deltas: what its streams share about the destination's
 //! content, and the pages still owed because a guess failed.
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_lanes::{Differing, Knowledge, Packing, Referring as Asked, UnitSent, is_sampled};
 use godwit_ram::PageRange;
@@ -102,7 +103,7 @@ impl Referring {
 
     fn owed(&self) -> MutexGuard<'_, Owed> {
         // Counts and bits, each changed by one assignment.
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owed.lock()
     }
 
     /// Returns what a chooser needs to know for a unit of this round.

@@ -2,7 +2,7 @@
 //! same host have learned, including those of earlier migrations: a small guest leaves before its
 //! own streams could find out what pays.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Chooser, CodecFigures};
 
@@ -21,7 +21,7 @@ struct Learnt {
 impl Experience {
     fn learnt(&self) -> MutexGuard<'_, Learnt> {
         // Figures, replaced one by one.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the wire's rate in bytes per second, as a stream saw it last.

@@ -14,7 +14,7 @@ mod measure;
 mod mtu;
 mod pour;
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
 pub use answer::{MAX_OPEN_STREAMS, ProbeSession};
@@ -34,10 +34,7 @@ pub struct Cancel {
 impl Cancel {
     /// Ends the probe. The first reason counts.
     pub fn ask(&self, why: &str) {
-        self.asked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert_with(|| why.to_owned());
+        self.asked.lock().get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
@@ -46,9 +43,8 @@ impl Cancel {
     /// # Errors
     /// [`FailureCode::Cancelled`], as soon as the probe is ended.
     fn wait(&self, time: Duration) -> Result<(), Failure> {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(asked, time, |asked| asked.is_none());
-        let (asked, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.asked.lock();
+        self.changed.wait_while_for(&mut asked, |asked| asked.is_none(), time);
         match &*asked {
             Some(why) => Err(Failure::new(FailureCode::Cancelled, why.clone())),
             None => Ok(()),

@@ -2,7 +2,8 @@
 //! What has arrived of one is announced to the sources of all others, so that guests which arrive
 //! together share common content.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 
 use super::Content;
 
@@ -21,7 +22,7 @@ struct Begun {
 impl Arrivals {
     fn begun(&self) -> MutexGuard<'_, Begun> {
         // A list and a count, each changed by one call.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Registers a guest whose arrival begins. The content belongs to its VM, and is forgotten when

@@ -2,8 +2,9 @@
 //! digest is computed when it is first requested, and may be of what the page held then: its user
 //! verifies the content. While a guest arrives, its progress is recorded piece by piece.
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_lanes::hash_page;
 use godwit_ram::{PAGE_SIZE, PageRange, RamError, RamFile, Region};
@@ -90,7 +91,7 @@ impl Content {
 
     fn come(&self) -> MutexGuard<'_, Vec<(u16, PageRange)>> {
         // A list, changed by one call.
-        self.come.lock().unwrap_or_else(PoisonError::into_inner)
+        self.come.lock()
     }
 
     /// Notes that the piece with that page has arrived. `is_noted`: each of its pages is zero or

@@ -1,9 +1,9 @@
 //! A source's knowledge of its destination's content: the location of a page by the prefix of its
 //! hash.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use godwit_wire::{Digests, MAX_BLOCKS, Place};
 
@@ -42,9 +42,8 @@ impl Known {
     }
 
     fn shard(&self, prefix: u64) -> MutexGuard<'_, HashMap<u64, u64>> {
-        // Its own methods do not panic halfway.
         let shard = &self.shards[usize::try_from(prefix >> 58).unwrap_or(0) % SHARDS];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        shard.lock()
     }
 
     /// Notes where content with a prefix is. The guest's own pages give way to other content, which

@@ -1,8 +1,9 @@
 //! Origins of copied pages, so that a source that receives the digests of the original need not
 //! receive those of the copy as well.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::Content;
 
@@ -27,7 +28,7 @@ impl Origin {
 impl Origins {
     fn contents(&self) -> MutexGuard<'_, Vec<Weak<Content>>> {
         // A list, changed by one call.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the number of an origin.

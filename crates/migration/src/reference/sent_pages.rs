@@ -4,9 +4,9 @@
 //! the oldest would evict each one just before it is needed. So an entry stays while its page is
 //! sent in each round, and one that was not sent in the last round gives way.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use godwit_lanes::is_sampled;
 use godwit_wire::PAGE_SIZE;
@@ -69,8 +69,7 @@ impl SentPages {
         // in the same part.
         let number = page / 8 + page / 512 + u64::from(block);
         let shard = &self.shards[usize::try_from(number).unwrap_or(0) % SHARDS];
-        // Its methods do not panic halfway.
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        shard.lock()
     }
 
     /// Copies the version of a page sent last into `old`, which is as long. Returns false if it is
@@ -110,7 +109,7 @@ impl SentPages {
     /// Drops all entries: it is unknown what has arrived.
     pub fn clear(&self) {
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).pages.clear();
+            shard.lock().pages.clear();
         }
         self.others.store(0, Ordering::Relaxed);
     }
@@ -128,7 +127,7 @@ mod tests {
     }
 
     fn pages(sent: &SentPages) -> usize {
-        sent.shards.iter().map(|shard| shard.lock().map_or(0, |shard| shard.pages.len())).sum()
+        sent.shards.iter().map(|shard| shard.lock().pages.len()).sum()
     }
 
     #[test]

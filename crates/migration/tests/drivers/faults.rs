@@ -1,7 +1,8 @@
 //! Simulated accesses of a guest to missing pages.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use godwit_lanes::Stream;
@@ -24,14 +25,14 @@ pub(crate) struct FakeFaults {
 
 impl FakeFaults {
     fn is_watched(&self, block: usize, pages: PageRange) -> bool {
-        let watched = self.watched.lock().unwrap();
+        let watched = self.watched.lock();
         watched.iter().any(|(of, chunk)| *of == block && chunk.intersect(pages) == pages)
     }
 }
 
 impl Faults for FakeFaults {
     fn watch(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
-        self.watched.lock().unwrap().push((block, pages));
+        self.watched.lock().push((block, pages));
         Ok(())
     }
 
@@ -45,7 +46,7 @@ impl Faults for FakeFaults {
             std::thread::park_timeout(limit);
             return Ok(());
         }
-        for (block, chunk) in self.watched.lock().unwrap().iter() {
+        for (block, chunk) in self.watched.lock().iter() {
             let pages = [chunk.first, chunk.first + 9, chunk.end() - 1, chunk.first + 9];
             out.extend(pages.map(|page| Access { block: *block, page, thread: 1 }));
         }
@@ -71,17 +72,17 @@ impl Faults for FakeFaults {
         let cut =
             self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
         if cut.is_ok() {
-            self.streams.lock().unwrap().iter().for_each(Stream::close);
+            self.streams.lock().iter().for_each(Stream::close);
         }
         Ok(())
     }
 
     fn release(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
-        self.watched.lock().unwrap().retain(|watched| *watched != (block, pages));
+        self.watched.lock().retain(|watched| *watched != (block, pages));
         Ok(())
     }
 
     fn end(&self) {
-        assert!(self.watched.lock().unwrap().is_empty(), "chunks that are whole are still watched");
+        assert!(self.watched.lock().is_empty(), "chunks that are whole are still watched");
     }
 }

@@ -1,11 +1,12 @@
 //! Both ends of a migration over real lanes, with memory in files and hypervisors that exist only
 //! here.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
@@ -66,7 +67,7 @@ pub(crate) struct FakeQuota(Shares);
 
 impl CpuQuota for FakeQuota {
     fn set_share(&mut self, share: Option<f64>) -> std::io::Result<()> {
-        self.0.lock().unwrap().push(share);
+        self.0.lock().push(share);
         Ok(())
     }
 }
@@ -75,7 +76,7 @@ impl FakeTracking {
     /// Writes a little to every page except each fourth.
     fn guest_writes(&self, time: u32) {
         let byte = u8::try_from(time % 200 + 1).unwrap();
-        let mut dirty = self.dirty.lock().unwrap();
+        let mut dirty = self.dirty.lock();
         for (block, region) in self.memory.iter().enumerate() {
             for page in (0..region.pages()).filter(|page| page % 4 != 0) {
                 region.copy_in(page * PAGE_SIZE + (page * 64 + 7) % 4000, &[byte; 24]).unwrap();
@@ -91,17 +92,17 @@ impl FakeTracking {
         self.looks += 1;
         if self.looks == 2 {
             // Not before all of them exist: a later one would remain.
-            while self.cut.lock().unwrap().len() < self.cuts {
+            while self.cut.lock().len() < self.cuts {
                 std::thread::yield_now();
             }
-            self.cut.lock().unwrap().drain(..).for_each(|stream| stream.close());
+            self.cut.lock().drain(..).for_each(|stream| stream.close());
         }
     }
 }
 
 impl Tracking for FakeTracking {
     fn start(&mut self) -> Result<(), TrackError> {
-        self.dirty.lock().unwrap().clear();
+        self.dirty.lock().clear();
         Ok(())
     }
 
@@ -113,7 +114,7 @@ impl Tracking for FakeTracking {
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError> {
         self.looked();
-        let mut dirty = self.dirty.lock().unwrap();
+        let mut dirty = self.dirty.lock();
         let found: Vec<_> = dirty
             .range((block, within.first)..(block, within.end()))
             .take(usize::try_from(max_pages).unwrap_or(usize::MAX))
@@ -134,19 +135,19 @@ impl Tracking for FakeTracking {
         out: &mut Vec<PageRange>,
     ) -> Result<(), TrackError> {
         self.looked();
-        let dirty = self.dirty.lock().unwrap();
+        let dirty = self.dirty.lock();
         let found = dirty.range((block, within.first)..(block, within.end()));
         out.extend(found.map(|entry| PageRange { first: entry.1, count: 1 }));
         Ok(())
     }
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
-        let share = self.shares.lock().unwrap().last().copied().flatten();
+        let share = self.shares.lock().last().copied().flatten();
         let may = share.is_none_or(|share| share > IDLE_SHARE);
         let next = |left: u32| left.checked_sub(1).filter(|_| may);
         let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         left.into_iter().for_each(|left| self.guest_writes(left));
-        let pages = self.dirty.lock().unwrap().len() as u64;
+        let pages = self.dirty.lock().len() as u64;
         Ok(DirtyCount { pages, fullest_chunk_pages: pages.min(CHUNK_PAGES) })
     }
 
@@ -204,7 +205,7 @@ impl SourceHypervisor for FakeSource {
             return Ok(());
         }
         self.memory.copy_in(5 * PAGE_SIZE, &[0xdd; 64]).unwrap();
-        self.dirty.lock().unwrap().insert((0, 5));
+        self.dirty.lock().insert((0, 5));
         if self.writes_without_end {
             // Until the source refuses it.
             while inbox.device_state(&[3; 1 << 16]).is_ok() {}
@@ -527,7 +528,7 @@ impl World {
         let (_keep, cancel) = mpsc::channel();
         let (ending, page_in) = receive(job, &cancel);
         if let Some(page_in) = page_in {
-            *self.paging_in.lock().unwrap() = Some(Arc::clone(&page_in));
+            *self.paging_in.lock() = Some(Arc::clone(&page_in));
             page_in.until_complete().unwrap();
             page_in.close();
         }
@@ -563,7 +564,7 @@ impl World {
                 .connect(lane, Duration::from_secs(3600), Carries::Pages)
                 .map_err(lost);
         }
-        let mut stalled = self.stalled.lock().unwrap();
+        let mut stalled = self.stalled.lock();
         let lane = match stalled.as_mut() {
             Some(sockets) if sockets.is_empty() => {
                 stalling_lane(scope, self.lane.to, sockets, &self.stalled_has_work)
@@ -586,12 +587,12 @@ impl World {
             Some(secure) => stream.secure(&secure.source, "b").map_err(lost)?,
             None => stream,
         };
-        let mut cut = self.cut.lock().unwrap();
+        let mut cut = self.cut.lock();
         if cut.len() < twist.cut {
             cut.push(stream.clone());
         }
         drop(cut);
-        self.streams.lock().unwrap().push(stream.clone());
+        self.streams.lock().push(stream.clone());
         let near = stream.local().unwrap().ip();
         Ok(stream.paced(pace.stream(near)))
     }
@@ -612,7 +613,7 @@ impl World {
     /// Negotiates another session, as the agents do after a cut.
     fn another_session(&self, is_over: &dyn Fn() -> bool) -> Again {
         let paging_in = loop {
-            if let Some(paging_in) = self.paging_in.lock().unwrap().clone() {
+            if let Some(paging_in) = self.paging_in.lock().clone() {
                 break paging_in;
             }
             if is_over() {
@@ -635,7 +636,7 @@ impl World {
             });
             let connect = |_: usize, _: Carries, _: &Interrupt| {
                 let stream = connect(self.lane, LIMIT).map_err(|error| lane_failure(&error))?;
-                self.streams.lock().unwrap().push(stream.clone());
+                self.streams.lock().push(stream.clone());
                 Ok(stream)
             };
             let opened = open_session(&connect, 1, &Interrupt::default(), HELLO, Carries::Pages);
@@ -736,7 +737,7 @@ pub(crate) fn migrate_offered(
     };
     drop(there);
     let same_memory = content(&world.from) == content(&world.to);
-    let shares = world.shares.lock().unwrap().clone();
+    let shares = world.shares.lock().clone();
     let said = said.try_iter().collect();
     Moved { result, ending, guest: world.guest, said, same_memory, shares, unsent }
 }

@@ -1,7 +1,7 @@
 //! A directory with the files for a VM of these tests.
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use godwit_qemu::{
@@ -35,7 +35,7 @@ pub(crate) struct Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        for &(pid, start_time) in self.started.lock().unwrap().iter() {
+        for &(pid, start_time) in self.started.lock().iter() {
             if is_alive(pid, start_time)
                 && let Some(pid) = rustix::process::Pid::from_raw(pid)
             {
@@ -123,7 +123,7 @@ impl Bench {
     pub(crate) async fn begin(&self, mut launch: Launch) -> Result<QemuProcess, StartError> {
         launch.files = OpenFiles::open(&launch.spec, &|_| true).unwrap();
         let process = launch.start().await?;
-        self.started.lock().unwrap().push((process.pid, process.start_time));
+        self.started.lock().push((process.pid, process.start_time));
         Ok(process)
     }
 }

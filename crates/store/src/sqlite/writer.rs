@@ -220,8 +220,8 @@ fn write(
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::path::Path;
-    use std::sync::Mutex;
 
     use super::*;
 
@@ -232,7 +232,7 @@ mod tests {
         let failures = Arc::new(Mutex::new(Vec::new()));
         let writer = Writer::new(path, open.writer, History::new(open.revision), {
             let failures = Arc::clone(&failures);
-            move |why| failures.lock().unwrap().push(why)
+            move |why| failures.lock().push(why)
         });
         (writer, failures)
     }
@@ -283,7 +283,7 @@ mod tests {
             );
         }
         assert_eq!(*carry_out(&mut writer, vec![small])[0].as_ref().unwrap(), Some(Revision(1)));
-        assert!(failures.lock().unwrap().is_empty());
+        assert!(failures.lock().is_empty());
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
         let fails = Transaction::new().put("fails", "1");
         let error = carry_out(&mut writer, vec![fails]).remove(0).unwrap_err().to_string();
         assert!(error.contains(&Written::Unknown.to_string()), "{error}");
-        assert_eq!(failures.lock().unwrap().len(), 1);
+        assert_eq!(failures.lock().len(), 1);
         let works = Transaction::new().put("works", "1");
         let answers = carry_out(&mut writer, vec![works.clone(), works]);
         for answer in answers {

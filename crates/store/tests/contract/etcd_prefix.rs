@@ -1,7 +1,8 @@
 //! An etcd that tests share, with a prefix for each test, and etcd's own client.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use etcd_client::Client;
 use godwit_store::EtcdStore;
@@ -25,7 +26,7 @@ static PREFIXES: AtomicUsize = AtomicUsize::new(0);
 
 impl Prefix {
     pub(crate) fn new() -> Option<Prefix> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         let server = match shared.upgrade() {
             Some(server) => server,
             None => Arc::new(EtcdServer::start()?),

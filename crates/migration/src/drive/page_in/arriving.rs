@@ -4,10 +4,11 @@
 //! [`PagingIn::until_complete`] maintains the session. A page goes from *missing* to *claimed*
 //! (exactly one thread is writing its bytes), to *present* (its bit is cleared), to *shown*.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
@@ -194,7 +195,7 @@ impl PagingIn {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state under the lock is consistent after each assignment.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns whether the guest has been, or is being, handed over without some of its pages.
@@ -275,8 +276,7 @@ impl PagingIn {
                     .clone()
                     .unwrap_or(Failure::new(FailureCode::LaneLost, detail)));
             }
-            (state, _) =
-                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut state, left);
         }
         state.early = false;
         Ok(())
@@ -476,7 +476,7 @@ impl PagingIn {
         state.session.broken = true;
         self.changed.notify_all();
         while state.session.reading > 0 && !state.over && state.asked_sessions == number {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         if state.over || state.asked_sessions != number {
             return number;
@@ -599,7 +599,7 @@ impl PagingIn {
     pub fn until_complete(&self) -> Result<PagedIn, Failure> {
         let mut state = self.lock();
         while !state.over && (state.source_held || !self.is_whole()) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         if let Some(failure) = state.failure.clone() {
             return Err(failure);
@@ -623,8 +623,7 @@ impl PagingIn {
         let mut state = self.lock();
         let limit = Instant::now() + SILENCE_LIMIT;
         while state.session.reading > 0 && Instant::now() < limit {
-            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut state, LOOK_INTERVAL);
         }
         state.session.streams.iter().for_each(Stream::close);
     }
@@ -761,7 +760,7 @@ impl Reader {
     fn until_begun(&self) -> bool {
         let mut state = self.paging_in.lock();
         while !state.begun && !state.over && !state.session.broken {
-            state = self.paging_in.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.paging_in.changed.wait(&mut state);
         }
         state.begun && !state.over
     }

@@ -1,8 +1,9 @@
 //! The source of a page-in. The guest is stopped here, and its pages are sent, those first that the
 //! destination requests.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{
@@ -216,7 +217,7 @@ impl KeptPages {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state under the lock is consistent after each assignment.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the number of pages that have not been sent.
@@ -431,7 +432,7 @@ impl KeptPages {
             if let Some(next) = state.demands.pop_front() {
                 return Some(next);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
@@ -483,8 +484,7 @@ impl KeptPages {
             }
             let may_go = state.all_may_go || (state.hot_may_go && !state.hot.is_empty());
             if !(state.listed && may_go) {
-                let waited = self.changed.wait_timeout(state, left);
-                (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait_for(&mut state, left);
                 continue;
             }
             let arrived = state.streams.iter().map(Stream::carried_bytes).sum();
@@ -493,8 +493,7 @@ impl KeptPages {
             if on_its_way < state.window.bytes() {
                 return Room::There;
             }
-            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut state, LOOK_INTERVAL);
         }
     }
 

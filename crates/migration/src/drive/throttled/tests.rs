@@ -1,5 +1,6 @@
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::*;
 
@@ -16,11 +17,11 @@ struct Fakes {
 
 impl Fakes {
     fn note(&self, what: String) {
-        self.log.lock().unwrap().push(what);
+        self.log.lock().push(what);
     }
 
     fn said(&self) -> Vec<String> {
-        std::mem::take(&mut *self.log.lock().unwrap())
+        std::mem::take(&mut *self.log.lock())
     }
 
     fn throttled(&self, means: MeansUse) -> Throttled<Fakes, Fakes> {
@@ -51,7 +52,7 @@ impl Tracking for Fakes {
         _: u64,
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError> {
-        let taken = std::mem::take(&mut *self.dirty.lock().unwrap());
+        let taken = std::mem::take(&mut *self.dirty.lock());
         out.extend(taken.into_iter().map(|page| PageRange::new(page, 1)));
         Ok(within.end())
     }
@@ -61,7 +62,7 @@ impl Tracking for Fakes {
     }
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
-        let pages = self.dirty.lock().unwrap().len() as u64;
+        let pages = self.dirty.lock().len() as u64;
         Ok(DirtyCount { pages, fullest_chunk_pages: pages })
     }
 
@@ -93,11 +94,11 @@ impl Tracking for Fakes {
 /// clock.
 fn a_second_of(throttled: &mut Throttled<Fakes, Fakes>, pages: u64) {
     let half = pages / 2;
-    throttled.tracker.dirty.lock().unwrap().clear();
+    throttled.tracker.dirty.lock().clear();
     throttled.looking.as_mut().unwrap().dirty_pages = 0;
-    throttled.tracker.dirty.lock().unwrap().extend(0..half);
+    throttled.tracker.dirty.lock().extend(0..half);
     throttled.take_dirty(0, PageRange::new(0, 1 << 20), u64::MAX, &mut Vec::new()).unwrap();
-    throttled.tracker.dirty.lock().unwrap().extend(0..half);
+    throttled.tracker.dirty.lock().extend(0..half);
     let looking = throttled.looking.as_mut().unwrap();
     looking.last -= Duration::from_secs(1);
     // A machine that was busy during the last look would postpone this one.

@@ -1,9 +1,10 @@
 //! The thread that answers waiting writes.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -133,7 +134,7 @@ impl Drop for Handler {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Pacer> {
-        self.pacer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pacer.lock()
     }
 
     fn nudge(&self) {
