@@ -6,9 +6,10 @@
 
 mod cpu;
 mod doubt;
-mod ended;
+pub(crate) mod ended;
 mod host;
-mod lifecycle;
+pub(crate) mod kept_pages;
+pub(crate) mod lifecycle;
 mod moving;
 mod recovery;
 mod vm_files;
@@ -29,19 +30,18 @@ use godwit_types::Ownership;
 
 use crate::config::Config;
 use crate::datastores::Datastores;
+use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::metrics::Metrics;
-use crate::migration::{IncomingMigrations, PageIns};
 use crate::migrations::Migrations;
+use crate::page_ins::PageIns;
 use crate::peers::Peers;
-use crate::probe::Probes;
+use crate::probes::Probes;
 use crate::protection::Protection;
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
-
-pub(crate) use ended::shut_down;
 
 /// Longest answer of another agent that is read. The longest valid one reports a minute of a
 /// probe's readings, 0.1 MB.
@@ -61,7 +61,7 @@ pub struct Agent {
     slots: Mutex<BTreeMap<VmName, Slot>>,
     migrations: Migrations,
     incoming: IncomingMigrations,
-    page_ins: PageIns,
+    page_ins: Arc<PageIns>,
     probes: Probes,
     limits: HostLimits,
     lanes_seen: LanesSeen,
@@ -138,7 +138,7 @@ impl Agent {
 
     /// Returns the page-ins: guests that run here while some of their pages are still on the
     /// source.
-    pub(crate) fn page_ins(&self) -> &PageIns {
+    pub(crate) fn page_ins(&self) -> &Arc<PageIns> {
         &self.page_ins
     }
 
@@ -342,7 +342,7 @@ impl Agent {
     }
 
     /// Saves a VM's record with a blocking write.
-    async fn save(
+    fn save(
         &self,
         spec: &ResolvedSpec,
         role: Role,
@@ -354,14 +354,14 @@ impl Agent {
     }
 
     /// Saves a record with a blocking write.
-    async fn save_record(&self, record: &SavedVm) -> Result<(), ApiError> {
+    fn save_record(&self, record: &SavedVm) -> Result<(), ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.save(record))?)
     }
 
     /// Saves a record in place of `stale` (`None`: there was no record). If another record has been
     /// saved since, that one stays, because it is newer.
-    async fn save_over(&self, stale: Option<&SavedVm>, record: &SavedVm) -> Result<(), ApiError> {
-        let Some(stale) = stale else { return self.save_record(record).await };
+    fn save_over(&self, stale: Option<&SavedVm>, record: &SavedVm) -> Result<(), ApiError> {
+        let Some(stale) = stale else { return self.save_record(record) };
         let saved = tokio::task::block_in_place(|| self.store.save_over(stale, record))?;
         if !saved {
             tracing::debug!(vm = record.spec.name.as_str(), "record not saved: a newer one exists");

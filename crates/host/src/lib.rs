@@ -3,7 +3,6 @@
 //! - [`Config`]: the operator's configuration. [`run`]: runs the agent until a signal ends it.
 //! - [`Agent`]: the VMs, each with its condition; one operation at a time on each VM.
 //! - [`Vm`]: a VM that has a process. [`Migrations`]: progress and reports.
-//! - [`migration`]: the engines that move a VM.
 //!
 //! VMs outlive the agent: QEMU runs in its own session, and the next agent adopts it.
 
@@ -14,9 +13,11 @@ extern crate self as godwit_host;
 mod agent;
 mod config;
 mod datastores;
+mod doorman;
 mod failure;
 mod guest_trip;
 mod hold;
+mod incoming_migrations;
 mod join;
 mod kvm;
 mod lanes_seen;
@@ -24,14 +25,20 @@ mod limits;
 mod load;
 mod memory;
 mod metrics;
-pub mod migration;
+mod migration;
 mod migrations;
 mod network;
+mod page_ins;
+mod paths;
+mod peer_record;
 mod peers;
 mod probe;
+mod probes;
 mod protection;
+mod qemu_users;
 mod references;
 mod server;
+mod state_stream;
 mod store;
 mod user;
 mod vm;

@@ -63,6 +63,17 @@ fn parse(text: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// Guest memory of a host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryFigures {
+    /// Guest memory of the host without any VM.
+    pub(crate) total_bytes: u64,
+    /// Memory available to a new VM.
+    pub(crate) available_bytes: u64,
+    /// Memory promised to active VMs.
+    pub(crate) committed_bytes: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,16 +4,11 @@
 
 use parking_lot::Mutex;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use axum::extract::{MatchedPath, Request, State};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use godwit_api::ErrorCode;
+use godwit_api::{ErrorCode, VmInfo};
 use godwit_types::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
-use http::header::CONTENT_TYPE;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -23,7 +18,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry, Unit};
 use tokio::time::Instant;
 
-use crate::agent::Agent;
+use crate::lanes_seen::LanesCarry;
+use crate::memory::MemoryFigures;
 
 type Labels = Vec<(&'static str, String)>;
 type Gauges = Family<Labels, Gauge>;
@@ -41,6 +37,20 @@ pub(crate) struct Metrics {
     now: Now,
     ended: Ended,
     requests: Histograms,
+}
+
+/// The state of the host at a scrape.
+#[derive(Debug)]
+pub(crate) struct HostNow {
+    pub(crate) vms: Vec<VmInfo>,
+    /// `None`: the kernel does not report memory.
+    pub(crate) memory: Option<MemoryFigures>,
+    /// Progress of the outgoing migrations, by VM.
+    pub(crate) migrations: Vec<(String, Progress)>,
+    /// Whether a probe is running.
+    pub(crate) probes: bool,
+    /// Recent measurements of the lanes, by host.
+    pub(crate) lanes: Vec<(String, LanesCarry)>,
 }
 
 /// Metrics that are read at each scrape.
@@ -311,33 +321,32 @@ impl Metrics {
     }
 
     /// Returns all metrics with their current values, as OpenMetrics text.
-    pub(crate) fn render(&self, agent: &Agent) -> Result<String, fmt::Error> {
+    pub(crate) fn render(&self, host: &HostNow) -> Result<String, fmt::Error> {
         let _one = self.scrape.lock();
         let now = &self.now;
         now.uptime.set(self.began.elapsed().as_secs_f64());
         now.vms.clear();
-        let vms = agent.vms();
-        for vm in &vms {
+        let vms = &host.vms;
+        for vm in vms {
             now.vms.get_or_create(&vec![("state", vm.state.name().to_owned())]).inc();
         }
         set(&now.vms_in_doubt, vms.iter().filter(|vm| vm.in_doubt).count() as u64);
         // If the kernel does not report memory, there is no figure.
-        if let Ok(memory) = agent.memory_figures() {
+        if let Some(memory) = &host.memory {
             set(&now.memory_total, memory.total_bytes);
             set(&now.memory_available, memory.available_bytes);
             set(&now.memory_committed, memory.committed_bytes);
         }
-        self.update_migrations(&agent.migrations().running());
+        self.update_migrations(&host.migrations);
         let missing: Vec<_> = vms.iter().filter_map(|vm| vm.page_in).collect();
         set(&now.page_ins, missing.len() as u64);
         set(&now.page_ins_cut, missing.iter().filter(|one| !one.connected).count() as u64);
         set(&now.page_in_missing, missing.iter().map(|one| one.missing_pages).sum());
-        set(&now.probe, agent.probes().runs().into());
+        set(&now.probe, host.probes.into());
         now.lane_bandwidth.clear();
         now.lane_round_trip.clear();
-        for host in agent.peer_names() {
-            let Some(lanes) = agent.lanes_seen().to(&host) else { continue };
-            let labels = vec![("to", host)];
+        for (to, lanes) in &host.lanes {
+            let labels = vec![("to", to.clone())];
             now.lane_bandwidth.get_or_create(&labels).set(lanes.bytes_per_s);
             now.lane_round_trip.get_or_create(&labels).set(lanes.round_trip.as_secs_f64());
         }
@@ -371,7 +380,8 @@ impl Metrics {
         }
     }
 
-    fn request(&self, method: &str, route: &str, status: u16, took: Duration) {
+    /// Records a request and its duration.
+    pub(crate) fn request(&self, method: &str, route: &str, status: u16, took: Duration) {
         let labels = [("method", method.to_owned()), ("route", route.to_owned())];
         let labels = labels.into_iter().chain([("status", status.to_string())]).collect();
         self.requests.get_or_create(&labels).observe(took.as_secs_f64());
@@ -380,40 +390,6 @@ impl Metrics {
 
 fn set(gauge: &Gauge, count: u64) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-}
-
-/// `GET /metrics`.
-pub(crate) async fn show(State(agent): State<Arc<Agent>>) -> Response {
-    // Memory figures come from blocking system calls, so this runs off the async threads.
-    let rendered = tokio::task::spawn_blocking(move || agent.metrics().render(&agent)).await;
-    match rendered {
-        Ok(Ok(text)) => {
-            ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-                .into_response()
-        }
-        _ => http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
-}
-
-/// Measures the duration of a request, by its route. A streamed answer counts until it begins.
-pub(crate) async fn time(
-    State(agent): State<Arc<Agent>>,
-    route: Option<MatchedPath>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
-    // Clients can invent methods, so unknown ones share a label.
-    let method = match request.method().as_str() {
-        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => {
-            known.to_owned()
-        }
-        _ => "other".to_owned(),
-    };
-    let began = Instant::now();
-    let response = next.run(request).await;
-    agent.metrics().request(&method, &route, response.status().as_u16(), began.elapsed());
-    response
 }
 
 #[cfg(test)]

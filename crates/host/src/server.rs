@@ -1,14 +1,18 @@
 //! Lifetime of the agent: opens its state, listens on the unix socket and for peers, serves until a
 //! signal, and leaves the VMs running.
 
+mod answers;
 mod connections;
 mod console;
 mod follow;
+mod incoming;
 mod limits;
 mod local;
 mod log;
+mod metrics;
 mod named;
-pub(crate) mod routes;
+mod probes;
+mod routes;
 mod secure;
 
 use std::fs;
@@ -30,7 +34,6 @@ use crate::agent::Agent;
 use crate::config::Config;
 
 use connections::Patience;
-pub(crate) use named::Named;
 pub use routes::router;
 
 /// Error that keeps the agent from running.

@@ -363,7 +363,7 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
     host.run(async {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).unwrap();
         agent.hold_in_doubt(&web(), "b").await;
     });
     host.run(async {
@@ -404,7 +404,7 @@ fn an_operator_decides_where_a_guest_in_doubt_runs() {
         assert_eq!(refused.code, ErrorCode::WrongState);
         let doubt = async || {
             let vm = agent.begin_migration("web", "m1").unwrap();
-            agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+            agent.mark_hand_over(&vm, "b", false, true).unwrap();
             agent.hold_in_doubt(&web(), "b").await;
         };
         doubt().await;
@@ -445,7 +445,7 @@ fn retained_pages_are_served_after_each_doubt() {
     host.run(async {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
+        agent.mark_hand_over(&vm, "b", true, true).unwrap();
         agent.hold_in_doubt(&web(), "b").await;
         for refused in [
             agent.stop(&web(), Default::default()).await.unwrap_err(),
@@ -512,7 +512,7 @@ fn a_stop_does_not_end_a_doubt_but_a_delete_does() {
     host.run(async {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).unwrap();
         agent.hold_in_doubt(&web(), "b").await;
         agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         let refused = agent.start(&web()).await.unwrap_err();
@@ -534,7 +534,7 @@ fn a_qemu_that_answers_late_is_adopted_late() {
     host.run(async {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
+        agent.mark_hand_over(&vm, "b", true, true).unwrap();
         agent.hold_in_doubt(&web(), "b").await;
     });
     let (socket, aside) =

@@ -39,7 +39,7 @@ fn a_vm_created_again_is_unaffected_by_the_record_of_its_older_incarnation() {
         assert!(!older.incarnation.is_unrecorded());
         // It moves to host b, as an operator confirms.
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).unwrap();
         agent.hold_in_doubt(&web(), "b").await;
         let word = Resolve { runs_on: "b".to_owned(), keep_memory: false };
         agent.resolve_doubt(&web(), word).await.unwrap();

@@ -14,8 +14,9 @@ use godwit_types::Incarnation;
 
 use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};
-use crate::migration::{ask_known, of_life};
+use crate::peer_record::{ask_known, of_life};
 use crate::references::References;
+use crate::state_stream::undo_hand_over;
 use crate::store::{Desired, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
 
@@ -86,7 +87,7 @@ impl Agent {
     /// Removes what a failed migration created at a destination that may not know of the failure.
     /// Runs in its own task until that host has answered, another migration has begun, or the
     /// shadow has certainly expired.
-    pub(super) fn forget_at(self: &Arc<Self>, vm: &Vm, to: String) {
+    pub(crate) fn forget_at(self: &Arc<Self>, vm: &Vm, to: String) {
         let (agent, name) = (self.clone(), vm.name.clone());
         let (uuid, incarnation) = (vm.spec.uuid, vm.incarnation);
         let asking = async move {
@@ -139,7 +140,7 @@ impl Agent {
                         "undone: a migration that the previous agent had in progress"
                     );
                     let undone = SavedVm { other: None, ..record.clone() };
-                    if let Err(error) = agent.save_over(Some(&record), &undone).await {
+                    if let Err(error) = agent.save_over(Some(&record), &undone) {
                         tracing::warn!(vm = name.as_str(), %error, "cannot save the undo");
                     }
                     return;
@@ -325,7 +326,7 @@ impl Agent {
             Some(vm) => self.release(&vm, false).await,
             None => {
                 let begun = self.begin(name, &Operation::Release)?;
-                if let Err(error) = self.note_gone(&begun).await {
+                if let Err(error) = self.note_gone(&begun) {
                     self.settle(name, begun.before, begun.vm, begun.reason);
                     return Err(error);
                 }
@@ -377,13 +378,13 @@ impl Agent {
         };
         // The guest resumes first: a restarted agent that finds it running knows that this host
         // owns it.
-        if let Err(error) = crate::migration::undo_hand_over(&vm, runs).await {
+        if let Err(error) = undo_hand_over(&vm, runs).await {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }
         self.new_epoch(&vm, epoch);
         let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, ownership);
-        let saved = self.save_over(Some(&record), &mine).await;
+        let saved = self.save_over(Some(&record), &mine);
         tracing::info!(vm = name.as_str(), epoch, "doubt settled: the guest continues here");
         let condition = if runs { Condition::Running } else { Condition::Paused };
         self.settle(name, condition, Some(Arc::clone(&vm)), None);
@@ -408,7 +409,7 @@ impl Agent {
             self.settle(name, begun.before, None, begun.reason);
             return Err(silent);
         }
-        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, ownership).await {
+        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, ownership) {
             self.settle(name, begun.before, None, begun.reason);
             return Err(error);
         }
@@ -464,8 +465,7 @@ impl Agent {
             self.settle(name, begun.before, None, begun.reason);
             return Err(silent);
         }
-        if let Err(error) =
-            self.save(&record.spec, Role::Owner, record.desired, record.ownership()).await
+        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.ownership())
         {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);

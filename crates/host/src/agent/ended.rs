@@ -185,7 +185,7 @@ impl Agent {
 
 /// Replaces the error of a migration that failed because its guest shut itself down. Returns after
 /// the end of that QEMU.
-pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
+pub(crate) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
     if report.outcome != Outcome::Failed {
         return report;
     }

@@ -14,20 +14,9 @@ use crate::agent::vm_files::FileRule;
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, qemu_unusable};
 use crate::load;
-use crate::memory::{self, Promise};
+use crate::memory::{self, MemoryFigures, Promise};
 use crate::network::{link_exists, open_vhost};
 use crate::vm::Begin;
-
-/// Guest memory of a host.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MemoryFigures {
-    /// Guest memory of the host without any VM.
-    pub(crate) total_bytes: u64,
-    /// Memory available to a new VM.
-    pub(crate) available_bytes: u64,
-    /// Memory promised to active VMs.
-    pub(crate) committed_bytes: u64,
-}
 
 /// Resources of the host for a VM that fits on it.
 #[derive(Debug)]

@@ -40,7 +40,7 @@ impl Agent {
             let ownership = Ownership { incarnation, epoch: FIRST_EPOCH };
             agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Stopped))?;
             let made = async {
-                agent.save(&spec, Role::Owner, Desired::Stopped, ownership).await?;
+                agent.save(&spec, Role::Owner, Desired::Stopped, ownership)?;
                 if request.start { agent.start_now(&name).await } else { Ok(()) }
             };
             if let Err(error) = made.await {
@@ -208,13 +208,13 @@ impl Agent {
             self.refuse_holes(vm)?;
             // The desired state is saved first: a running guest must not be shown as stopped after
             // a restart.
-            self.save(&begun.spec, Role::Owner, Desired::Running, ownership).await?;
+            self.save(&begun.spec, Role::Owner, Desired::Running, ownership)?;
             vm.resume().await?;
             return Ok(vm.clone());
         }
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
-        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, ownership).await {
+        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, ownership) {
             vm.process.quit().await;
             vm.files.remove_all();
             return Err(error);
@@ -276,7 +276,7 @@ impl Agent {
         let doubt = begun.before.is_in_doubt();
         // The stop is saved first. Otherwise a restarted agent would show the VM as failed.
         let ready = async {
-            self.note_stop(name, &begun).await?;
+            self.note_stop(name, &begun)?;
             if begun.vm.is_none() { self.end_stray(name).await } else { Ok(()) }
         };
         if let Err(error) = ready.await {
@@ -307,12 +307,12 @@ impl Agent {
     }
 
     /// Saves that a VM shall not run. For a VM in doubt, changes nothing else in the record.
-    async fn note_stop(&self, name: &VmName, begun: &Begun) -> Result<(), ApiError> {
+    fn note_stop(&self, name: &VmName, begun: &Begun) -> Result<(), ApiError> {
         if !begun.before.is_in_doubt() {
-            return self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership).await;
+            return self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership);
         }
         let record = self.read_record(name)?.ok_or_else(|| self.no_vm(name))?;
-        self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await
+        self.save_record(&SavedVm { desired: Desired::Stopped, ..record })
     }
 
     /// Ends a QEMU that could not be adopted.
@@ -355,7 +355,7 @@ impl Agent {
             let owned = record
                 .is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
             if owned {
-                self.note_gone(&begun).await?;
+                self.note_gone(&begun)?;
             }
             match (&begun.vm, &begun.before) {
                 // In doubt: the operator gives up this host's copy.
@@ -382,7 +382,7 @@ impl Agent {
 }
 
 /// Runs an operation in its own task, so that it completes even if the client disconnects.
-pub(super) async fn whole<T: Send + 'static>(
+pub(crate) async fn whole<T: Send + 'static>(
     operation: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
     tokio::spawn(operation).await.map_err(|error| task_failed(&error))?

@@ -1,90 +1,30 @@
 //! The agent's part in a migration: the marks on the source's VM, the shadow at the destination,
-//! and the guest's owner afterwards. The engines are in [`crate::migration`].
+//! and the guest's owner afterwards. The engines are in `migration`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::{MOST_SWITCHOVER_BUDGET, millis};
+use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{ResolvedSpec, VmName};
-use godwit_types::{
-    Compression, DryRun, EngineKind, FailureCode, Fault, Outcome, Ownership, ReferenceUse, Report,
-};
+use godwit_types::Ownership;
 
-use crate::agent::ended::explain_shut_down;
+use crate::agent::kept_pages::serve_again;
 use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
-use crate::guest_trip::{GuestProber, GuestTarget};
 use crate::hold::hold;
-use crate::migration::{blank_report, serve_again};
-use crate::migrations::MigrationControl;
-use crate::network::attach_watcher;
 use crate::references::References;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
-/// Longest downtime limit that QEMU accepts (`downtime-limit`).
-const MOST_QEMU_BUDGET: Duration = Duration::from_secs(2000);
 /// Time that a source is kept waiting for an arrived VM's record to be saved. It is shorter than
 /// the source's own time limit for the answer.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// Longest migration ID that a client may choose, in bytes.
-const MAX_ID_BYTES: usize = 64;
 /// Retry interval for saving a record whose write failed.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// Begins a migration of a VM that runs here. It continues in its own task;
-    /// [`Agent::migrations`] reports on it.
-    pub fn migrate(
-        self: &Arc<Self>,
-        name: &VmName,
-        request: MigrationRequest,
-    ) -> Result<MigrationAccepted, ApiError> {
-        self.check_request(&request)?;
-        let id = match &request.id {
-            Some(id) if self.migrations.begun(id, name, &request.to)? => {
-                return Ok(MigrationAccepted { id: id.clone() });
-            }
-            Some(id) => id.clone(),
-            None => self.migrations.fresh_id(),
-        };
-        self.check_whole(name)?;
-        let vm = self.begin_migration(name, &id)?;
-        let bytes = vm.spec.memory_bytes();
-        self.probes.give_way(name);
-        let pace = self.limits.migration(request.bandwidth_limit);
-        let control = self.migrations.register(&id, name, &self.config.name, &request, bytes, pace);
-        tokio::spawn(self.clone().carry_out(vm, request, control));
-        Ok(MigrationAccepted { id })
-    }
-
-    /// Predicts a migration of a VM that runs here. Moves nothing and does not block a migration of
-    /// the VM.
-    ///
-    /// # Errors
-    /// The errors of [`Agent::migrate`]; a refusal that a migration would meet later is part of the
-    /// result. Also [`ErrorCode::Busy`]: a migration of the VM has begun, or another dry run
-    /// examines it.
-    pub async fn dry_run(
-        self: &Arc<Self>,
-        name: &VmName,
-        request: MigrationRequest,
-    ) -> Result<DryRun, ApiError> {
-        self.check_request(&request)?;
-        if request.engine != EngineKind::Godwit {
-            let message = "cannot predict a migration by QEMU's own engine";
-            let remedy = "leave out engine: qemu";
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
-        }
-        let (agent, name) = (self.clone(), name.to_owned());
-        // It completes within seconds, even if the client disconnects.
-        whole(async move { crate::migration::dry_run(&agent, &name, request).await }).await
-    }
-
     /// Returns a VM whose migration could begin now. Changes nothing.
     pub(crate) fn could_migrate(&self, name: &VmName) -> Result<Arc<Vm>, ApiError> {
         let table = self.table();
@@ -95,7 +35,7 @@ impl Agent {
     }
 
     /// Refuses to migrate a guest that lacks pages: no host has all of its memory.
-    fn check_whole(&self, name: &VmName) -> Result<(), ApiError> {
+    pub(crate) fn check_whole(&self, name: &VmName) -> Result<(), ApiError> {
         if self.page_ins.state(name).is_none() && !self.places.vm(name).missing().exists() {
             return Ok(());
         }
@@ -104,143 +44,6 @@ impl Agent {
         );
         let remedy = "wait until they have arrived: `godwit vm show` shows how many are missing";
         Err(ApiError::new(ErrorCode::Busy, message, remedy))
-    }
-
-    /// Checks what is independent of the VM in a request.
-    fn check_request(&self, request: &MigrationRequest) -> Result<(), ApiError> {
-        check_budget(request)?;
-        check_id(request.id.as_deref())?;
-        if let Some(streams) = request.streams
-            && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
-        {
-            let message = format!("cannot use {streams} streams for each lane");
-            let remedy = format!("give 1 to {MAX_STREAMS_A_LANE}");
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
-        }
-        if request.engine == EngineKind::Qemu && request.compression != Compression::default() {
-            return Err(ApiError::new(
-                ErrorCode::InvalidRequest,
-                "only Godwit's own engine accepts compression",
-                "leave it out; for QEMU's engine set qemu.compression with qemu.multifd_channels",
-            ));
-        }
-        // A request for no references matches what QEMU's engine does anyway.
-        if request.engine == EngineKind::Qemu && request.references == ReferenceUse::Own {
-            return Err(ApiError::new(
-                ErrorCode::InvalidRequest,
-                "only Godwit's own engine accepts references",
-                "leave them out",
-            ));
-        }
-        self.peer(&request.to).map(drop)
-    }
-
-    async fn carry_out(
-        self: Arc<Self>,
-        vm: Arc<Vm>,
-        request: MigrationRequest,
-        control: MigrationControl,
-    ) {
-        let id = control.id.clone();
-        let (engine_began, begun) = (control.engine_began(), Instant::now());
-        tracing::info!(
-            vm = vm.name.as_str(),
-            migration = id,
-            to = request.to,
-            engine = ?request.engine,
-            "migration begins"
-        );
-        vm.tracking.take().await;
-        let asking = self.ask_guest(&vm, &control);
-        let run =
-            tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
-        let run = run.await;
-        if let Some(asking) = asking {
-            asking.end().await;
-        }
-        // After a panic of the migration's task, the engine's thread may still run; it serves the
-        // pages itself.
-        let engine_ended = run.is_ok();
-        let report = match run {
-            Ok(report) => report,
-            Err(error) => {
-                self.defect(&vm, &request, begun, &error, engine_began.load(Ordering::Relaxed))
-            }
-        };
-        let report = explain_shut_down(&vm, report).await;
-        match report.outcome {
-            // The engine has released the VM.
-            Outcome::Completed => {}
-            Outcome::Failed | Outcome::Cancelled => {
-                self.end_migration(&vm.name).await;
-                let unnoticed =
-                    [FailureCode::LaneLost, FailureCode::GuestShutDown].map(FailureCode::name);
-                let unnoticed = report
-                    .error
-                    .as_ref()
-                    .is_some_and(|error| unnoticed.contains(&error.code.as_str()));
-                if unnoticed || report.outcome == Outcome::Cancelled {
-                    // The destination may not know that the migration ended.
-                    self.forget_at(&vm, request.to.clone());
-                }
-            }
-            Outcome::InDoubt => {
-                self.hold_in_doubt(&vm.name, &request.to).await;
-                if engine_ended {
-                    self.settle_doubt(&vm.name);
-                }
-            }
-        }
-        self.lanes_seen.carried(&report);
-        // One line with the whole report, for searches in logs.
-        let line = serde_json::to_string(&report).unwrap_or_default();
-        tracing::info!(
-            vm = vm.name.as_str(),
-            migration = id,
-            outcome = ?report.outcome,
-            report = line,
-            "migration ends"
-        );
-        self.migrations.finish(&id, report);
-    }
-
-    /// Measures the guest's response time until the result is dropped; `None` if the guest has no
-    /// address to probe.
-    fn ask_guest(&self, vm: &Vm, control: &MigrationControl) -> Option<GuestProber> {
-        let mut nics = vm.spec.nics.iter();
-        let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), GuestTarget::by(nic)?)))?;
-        let network = self.config.networks.get(&nic.network)?.clone();
-        let (host, vm) = (self.config.name.clone(), vm.name.to_string());
-        let tap = async move {
-            let tap = attach_watcher(&host, &vm, &nic, &network).await;
-            tap.inspect_err(
-                |error| tracing::warn!(vm, %error, "response time of the guest not measured"),
-            )
-            .ok()
-        };
-        Some(asked.ask(tap, control.trips()))
-    }
-
-    /// Returns the report of a migration whose task panicked. If its engine had begun, the guest's
-    /// owner is unknown.
-    fn defect(
-        &self,
-        vm: &Vm,
-        request: &MigrationRequest,
-        begun: Instant,
-        error: &tokio::task::JoinError,
-        engine_began: bool,
-    ) -> Report {
-        let outcome = if engine_began { Outcome::InDoubt } else { Outcome::Failed };
-        let error = Fault {
-            code: ErrorCode::HostFailed.to_string(),
-            message: format!("the engine failed: {error}"),
-            remedy:
-                "this is a defect; see the agent's log, and `godwit vm list` for the host that \
-                     runs the guest"
-                    .into(),
-        };
-        Report { error: Some(error), ..blank_report(self, vm, request, begun, outcome) }
     }
 
     /// Marks a running VM as migrating: from here on, start, stop, delete and other migrations are
@@ -258,17 +61,17 @@ impl Agent {
 
     /// Records that a shadow of the VM is about to be created at `to`. Must be called before
     /// requesting it.
-    pub(crate) async fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
+    pub(crate) fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
         let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages: false, runs: true };
-        self.save_record(&record.with(other)).await
+        self.save_record(&record.with(other))
     }
 
     /// Records that the destination `to` may run the guest from here on. Must be called before the
     /// guest is stopped for the hand-over, and no earlier than needed: an agent that restarts after
     /// this and finds the guest paused does not resume it by itself. `needs_pages`: the guest will
     /// run there while some of its pages are here; `runs`: it is not paused.
-    pub async fn mark_hand_over(
+    pub fn mark_hand_over(
         &self,
         vm: &Vm,
         to: &str,
@@ -279,7 +82,7 @@ impl Agent {
         let record =
             SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages, runs };
-        let marked = self.save_record(&record.with(other)).await;
+        let marked = self.save_record(&record.with(other));
         hold("hand-over-marked");
         marked
     }
@@ -304,7 +107,7 @@ impl Agent {
             self.new_epoch(vm, ownership.epoch);
         }
         let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Running, ownership);
-        let saved = self.save_over(stale.as_ref(), &record).await;
+        let saved = self.save_over(stale.as_ref(), &record);
         hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
         if let Err(error) = saved {
@@ -408,7 +211,7 @@ impl Agent {
                 let other = OtherHost { name: from.clone(), needs_pages: false, runs: true };
                 let record =
                     SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
-                agent.save_record(&record).await?;
+                agent.save_record(&record)?;
                 let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
                     // The note only saves queries later.
@@ -439,10 +242,10 @@ impl Agent {
 
     /// At the destination, before the guest can run here: records that it may run from here on.
     /// Until then, whatever remains of it after a crash belongs to the source.
-    pub(crate) async fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
+    pub(crate) fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
         let shadow = self.record(&vm.name).filter(|record| record.ownership() == vm.ownership());
         match shadow {
-            Some(record) => self.save_record(&SavedVm { role: Role::TakingOver, ..record }).await,
+            Some(record) => self.save_record(&SavedVm { role: Role::TakingOver, ..record }),
             None => Err(self.no_vm(&vm.name)),
         }
     }
@@ -470,7 +273,7 @@ impl Agent {
             self.vcpus_changed(vm, false);
         }
         let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
-        if let Err(error) = self.save_over(stale.as_ref(), &record).await {
+        if let Err(error) = self.save_over(stale.as_ref(), &record) {
             tracing::error!(
                 vm = vm.name.as_str(),
                 %error,
@@ -517,7 +320,7 @@ impl Agent {
                 return;
             }
             let record = SavedVm::new(vm.spec.clone(), role, Desired::Running, vm.ownership());
-            if self.save_over(stale.as_ref(), &record).await.is_ok() {
+            if self.save_over(stale.as_ref(), &record).is_ok() {
                 return tracing::info!(vm = vm.name.as_str(), "record of the VM saved");
             }
         }
@@ -532,9 +335,7 @@ impl Agent {
         let reason = "its post-copy failed: its newest memory is here, the rest is at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) =
-            self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await
-        {
+        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()) {
             tracing::error!(
                 vm = vm.name.as_str(),
                 %error,
@@ -590,7 +391,7 @@ impl Agent {
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
         hold("release");
         let begun = self.begin(&vm.name, &Operation::Release)?;
-        if let Err(error) = self.note_gone(&begun).await {
+        if let Err(error) = self.note_gone(&begun) {
             self.keep_until_noted(&vm.name, begun, &error);
             return Err(error);
         }
@@ -601,7 +402,7 @@ impl Agent {
 
     /// Records that this host owned a VM, so that a host that asks later gets an answer. Must be
     /// called before anything of the VM is removed.
-    pub(super) async fn note_gone(&self, begun: &Begun) -> Result<(), ApiError> {
+    pub(super) fn note_gone(&self, begun: &Begun) -> Result<(), ApiError> {
         let record =
             SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.ownership);
         Ok(tokio::task::block_in_place(|| self.store.note_gone(&record))?)
@@ -695,60 +496,4 @@ impl Agent {
 
 fn no_process(name: &str) -> ApiError {
     ApiError::new(ErrorCode::WrongState, format!("VM \"{name}\" has no process"), "start it first")
-}
-
-/// Checks a migration ID that a client chose: it appears in paths and logs.
-fn check_id(id: Option<&str>) -> Result<(), ApiError> {
-    let is_plain = |id: &str| {
-        (1..=MAX_ID_BYTES).contains(&id.len())
-            && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-    };
-    if id.is_none_or(is_plain) {
-        return Ok(());
-    }
-    let remedy = format!("use letters, digits and -, at most {MAX_ID_BYTES}");
-    Err(ApiError::new(ErrorCode::InvalidRequest, "that is not a valid migration id", remedy))
-}
-
-/// Checks that the engine can keep the switchover budget. Godwit's engine releases a guest that has
-/// been stopped for ten seconds.
-fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
-    let most = match request.engine {
-        EngineKind::Godwit => MOST_SWITCHOVER_BUDGET,
-        EngineKind::Qemu => MOST_QEMU_BUDGET,
-    };
-    let budget = request.switchover_budget_ms;
-    if budget.is_finite() && budget > 0.0 && budget <= millis(most) {
-        return Ok(());
-    }
-    let message = format!("cannot use a switchover budget of {budget} ms");
-    let remedy = format!("use a time above zero and at most {} s, such as 20ms", most.as_secs());
-    Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_budget_must_be_one_that_the_engine_can_keep() {
-        let check = |engine, switchover_budget_ms| {
-            check_budget(&MigrationRequest {
-                engine,
-                switchover_budget_ms,
-                ..MigrationRequest::to("b")
-            })
-        };
-        for good in [0.5, 20.0, 8000.0] {
-            check(EngineKind::Godwit, good).unwrap();
-            check(EngineKind::Qemu, good).unwrap();
-        }
-        check(EngineKind::Qemu, 2e6).unwrap();
-        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, 2e6 + 1.0] {
-            check(EngineKind::Qemu, bad).unwrap_err();
-        }
-        let error = check(EngineKind::Godwit, 9000.0).unwrap_err();
-        assert_eq!(error.code, ErrorCode::InvalidRequest);
-        assert!(error.message.contains("9000 ms") && error.remedy.contains("8 s"), "{error:?}");
-    }
 }

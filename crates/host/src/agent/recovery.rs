@@ -11,20 +11,21 @@ use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
 use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
 
+use crate::agent::kept_pages::serve_again;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::failure::{host_failed, ram_failed};
+use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
-use crate::migration::{IncomingMigrations, PageIns, serve_again, take_up};
 use crate::migrations::Migrations;
 use crate::peers::Peers;
-use crate::probe::Probes;
+use crate::probes::Probes;
 use crate::protection::Protection;
+use crate::qemu_users::QemuUsers;
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
-use crate::user::QemuUsers;
 use crate::vm::{Condition, Places, UnaskedVm, Vm};
 
 /// Time for a shadow's QEMU to report whether its guest has run, before pages are fetched for it. A
@@ -96,7 +97,7 @@ impl Agent {
             slots: Mutex::default(),
             migrations: Migrations::default(),
             incoming: IncomingMigrations::default(),
-            page_ins: PageIns::default(),
+            page_ins: Arc::default(),
             probes: Probes::default(),
             limits,
             lanes_seen: LanesSeen::default(),
@@ -202,7 +203,8 @@ impl Agent {
         ));
         let place = Some(Arc::clone(&slot.identity));
         self.insert(slot)?;
-        let taken_up = if is_shadow { None } else { Some(take_up(self, &process, true).await) };
+        let taken_up =
+            if is_shadow { None } else { Some(self.page_ins.take_up(&process, true).await) };
         if let Some(Err(failure)) = &taken_up {
             // Set at once: QEMU may never respond while nothing fetches the pages that it waits
             // for.
@@ -232,7 +234,7 @@ impl Agent {
             None => {
                 if taking.taken_up.is_none() {
                     // The source keeps its copy until it is known that the guest runs here.
-                    taking.taken_up = Some(take_up(&self, &process, false).await);
+                    taking.taken_up = Some(self.page_ins.take_up(&process, false).await);
                 }
                 finding.await
             }
@@ -503,7 +505,7 @@ impl Agent {
                 }
                 let (spec, ownership) = (record.spec.clone(), record.ownership());
                 let mine = SavedVm::new(spec, Role::Owner, Desired::Running, ownership);
-                saved = self.save_over(Some(&as_found), &mine).await;
+                saved = self.save_over(Some(&as_found), &mine);
             }
             // The source runs the guest, or waits for the notice that this host does not. The
             // source has its own copy: the notice that all pages are here is sent only for a guest
@@ -588,7 +590,7 @@ impl Agent {
     ) {
         let taken_up = match taken_up {
             Some(taken_up) => taken_up,
-            None => take_up(self, &vm.unasked(), true).await,
+            None => self.page_ins.take_up(&vm.unasked(), true).await,
         };
         let Err(failure) = taken_up else { return };
         tracing::error!(

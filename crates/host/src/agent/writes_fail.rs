@@ -68,7 +68,7 @@ impl Act {
                 let spec = agent.resolve(spec).await.unwrap();
                 let shadow = agent.prepare_incoming(spec, ARRIVING, "b", false).await.unwrap();
                 if self != Act::TakeOver {
-                    agent.note_take_over(&shadow).await.unwrap();
+                    agent.note_take_over(&shadow).unwrap();
                 }
                 return;
             }
@@ -87,7 +87,7 @@ impl Act {
             | Act::GiveUp
             | Act::DeleteInDoubt => {
                 let vm = agent.begin_migration("web", "m1").unwrap();
-                agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+                agent.mark_hand_over(&vm, "b", false, true).unwrap();
                 if self == Act::Release {
                     vm.process.qmp.stop().await.unwrap();
                 }
@@ -115,8 +115,8 @@ impl Act {
             (Act::Delete, _) => agent.delete(&web(), false).await,
             (Act::DeleteInDoubt, _) => agent.delete(&web(), true).await,
             (Act::HandOver, Some(vm)) => {
-                let marked = match agent.note_migrating(&vm, "b").await {
-                    Ok(()) => agent.mark_hand_over(&vm, "b", false, true).await,
+                let marked = match agent.note_migrating(&vm, "b") {
+                    Ok(()) => agent.mark_hand_over(&vm, "b", false, true),
                     Err(error) => Err(error),
                 };
                 if marked.is_err() {
@@ -136,7 +136,7 @@ impl Act {
                 agent.prepare_incoming(spec, ARRIVING, "b", false).await.map(drop)
             }
             (Act::TakeOver, Some(vm)) => {
-                let noted = agent.note_take_over(&vm).await;
+                let noted = agent.note_take_over(&vm);
                 if noted.is_err() {
                     agent.discard(&vm).await;
                 }
@@ -474,7 +474,7 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
         let url = format!("http://{}", destination.local_addr().unwrap());
         agent.set_peers(SetPeers { peers: [("c".to_owned(), url)].into() }).unwrap();
         let request = MigrationRequest { engine: EngineKind::Qemu, ..MigrationRequest::to("c") };
-        let id = agent.migrate(&web(), request).unwrap().id;
+        let id = crate::migration::migrate(&agent, &web(), request).unwrap().id;
         let (preparing, _) = destination.accept().await.unwrap();
         power_off(&agent.vm("web").unwrap().unwrap()).await;
         until("QEMU has ended", async || host.qemus().is_empty()).await;
@@ -533,7 +533,7 @@ fn an_unreadable_record_decides_nothing() {
             .await
             .unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).unwrap();
         let path = host.path().join("state/vms/web/vm.json");
         let record = std::fs::read(&path).unwrap();
         std::fs::write(&path, "torn").unwrap();

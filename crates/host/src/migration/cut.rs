@@ -9,8 +9,9 @@ use godwit_migration::{Failure, millis};
 use godwit_types::{CutReport, FailureCode, LaneReport, Ownership};
 use godwit_wire::MigrationId;
 
-use super::outgoing::{Outgoing, Paths};
+use super::outgoing::Outgoing;
 use crate::migrations::MigrationControl;
+use crate::paths::Paths;
 
 /// Interval between two attempts to reach the destination.
 const AGAIN_INTERVAL: Duration = Duration::from_millis(300);

@@ -10,11 +10,13 @@ use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{Prediction, predict};
 use godwit_migration::{Policy, millis};
 use godwit_qemu::VmName;
-use godwit_types::{DryRun, Fault, GuestFigures, Lane, LanesFigures};
+use godwit_types::{DryRun, EngineKind, Fault, GuestFigures, Lane, LanesFigures};
 
+use super::begin::check_request;
 use super::foresight::{GuestSeen, Looking, survey};
 use super::outgoing::{Outgoing, Tracker, report_of_client};
 use crate::agent::Agent;
+use crate::agent::lifecycle::whole;
 use crate::failure::host_failed;
 use crate::lanes_seen::LanesCarry;
 use crate::network;
@@ -61,8 +63,30 @@ struct Forecast {
     lanes: LanesFigures,
 }
 
-/// Predicts a migration of a VM that could begin now; see [`Agent::dry_run`].
+/// Predicts a migration of a VM that runs here. Moves nothing and does not block a migration of the
+/// VM.
+///
+/// # Errors
+/// The errors of [`super::migrate`]; a refusal that a migration would meet later is part of the
+/// result. Also [`ErrorCode::Busy`]: a migration of the VM has begun, or another dry run examines
+/// it.
 pub(crate) async fn dry_run(
+    agent: &Arc<Agent>,
+    name: &VmName,
+    request: MigrationRequest,
+) -> Result<DryRun, ApiError> {
+    check_request(agent, &request)?;
+    if request.engine != EngineKind::Godwit {
+        let message = "cannot predict a migration by QEMU's own engine";
+        let remedy = "leave out engine: qemu";
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+    }
+    let (agent, name) = (Arc::clone(agent), name.to_owned());
+    // It completes within seconds, even if the client disconnects.
+    whole(async move { examine(&agent, &name, request).await }).await
+}
+
+async fn examine(
     agent: &Arc<Agent>,
     name: &VmName,
     request: MigrationRequest,

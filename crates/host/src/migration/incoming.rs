@@ -1,33 +1,29 @@
 //! The destination: shadow VMs that other hosts request, and what became of them.
 
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume,
-    IncomingState, IncomingStatus,
 };
-use godwit_lanes::Stream;
+use godwit_migration::Failure;
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
 };
-use godwit_migration::{Failure, nanos};
-use godwit_qemu::{Accelerator, Uuid};
+use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
-use godwit_types::{EngineKind, FailureCode, Fault, Incarnation, Ownership, ReferenceUse};
-use godwit_wire::{CONTROL_STREAM, MigrationId};
-use tokio::sync::watch;
+use godwit_types::{EngineKind, FailureCode, Ownership, ReferenceUse};
+use godwit_wire::CONTROL_STREAM;
 
-use super::doorman::{Doorman, Guard, NextDoor, Resumed};
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
 use crate::agent::Agent;
+use crate::doorman::{Doorman, Guard, fresh_id, listen};
 use crate::failure::{host_failed, spec_refused};
+use crate::incoming_migrations::{Entry, Orders};
 use crate::vm::{Begin, Vm};
 
 /// Time from the answer to a source's request to the hello on its lane.
@@ -35,233 +31,11 @@ const LANE_LIMIT: Duration = Duration::from_secs(30);
 /// Longest time that a shadow is kept after a cut, whatever its source requests: its memory is
 /// reserved meanwhile.
 const MOST_CUT_LIMIT: Duration = Duration::from_secs(3600);
-/// Time limit for the answer to the source's decision.
-const RUN_LIMIT: Duration = Duration::from_secs(5);
 /// Step in which memory is allocated ahead of the pages: 64 MiB.
 const ALLOCATE_PAGES: u64 = 16 * 1024;
-/// Number of ended migrations that are kept, for sources that ask again.
-const HISTORY: usize = 256;
-
-/// Incoming migrations of this host since the agent's start, oldest first, bounded.
-#[derive(Debug, Default)]
-pub struct IncomingMigrations {
-    all: Mutex<VecDeque<Arc<Entry>>>,
-}
-
-/// One incoming migration.
-#[derive(Debug)]
-pub(super) struct Entry {
-    id: MigrationId,
-    vm: String,
-    engine: EngineKind,
-    begun: Instant,
-    fate: watch::Sender<Fate>,
-    /// The source's decision that the guest may run (true) or stays paused (false); QEMU's own
-    /// engine only.
-    word: watch::Sender<Option<bool>>,
-    /// Capacity of one: a second cancellation adds nothing to a pending one.
-    cancel: mpsc::SyncSender<()>,
-    /// The source host.
-    from: String,
-    uuid: Uuid,
-    ownership: Ownership,
-    /// Accepts the doorman of a further lane, in place of one that was cut.
-    resume: Arc<NextDoor>,
-    /// Control stream of the current lane.
-    control: Mutex<Option<Stream>>,
-}
-
-/// Outcome of an incoming guest.
-#[derive(Clone, Debug)]
-enum Fate {
-    Receiving,
-    /// This host owns the guest; its vCPUs have run since then, if known.
-    Runs(Option<Instant>),
-    Refused(Fault),
-    Broken,
-}
-
-impl Fate {
-    fn state(&self) -> IncomingState {
-        match self {
-            Fate::Receiving => IncomingState::Receiving,
-            Fate::Runs(_) => IncomingState::Runs,
-            Fate::Refused(_) => IncomingState::Refused,
-            Fate::Broken => IncomingState::Broken,
-        }
-    }
-}
-
-impl Entry {
-    pub(super) fn id(&self) -> MigrationId {
-        self.id
-    }
-
-    pub(super) fn runs(&self, since: Option<Instant>) {
-        self.fate.send_replace(Fate::Runs(since));
-    }
-
-    pub(super) fn refused(&self, failure: &Failure) {
-        self.fate.send_replace(Fate::Refused(failure.to_fault()));
-    }
-
-    pub(super) fn broken(&self) {
-        self.fate.send_replace(Fate::Broken);
-    }
-
-    /// Waits for the source's decision; never returns if it does not arrive.
-    pub(super) async fn word(&self) -> bool {
-        let mut word = self.word.subscribe();
-        match word.wait_for(Option::is_some).await.map(|word| *word) {
-            Ok(Some(run)) => run,
-            // Cannot happen: this entry owns the sender.
-            Ok(None) | Err(_) => std::future::pending().await,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        !matches!(*self.fate.borrow(), Fate::Receiving)
-    }
-
-    fn status(&self) -> IncomingStatus {
-        let fate = self.fate.borrow().clone();
-        let since_begin = |at: Instant| nanos(at.saturating_duration_since(self.begun));
-        let state = fate.state();
-        let (running, failure) = match fate {
-            Fate::Runs(since) => (since, None),
-            Fate::Refused(failure) => (None, Some(failure)),
-            Fate::Receiving | Fate::Broken => (None, None),
-        };
-        IncomingStatus {
-            id: self.id.to_string(),
-            vm: self.vm.clone(),
-            incarnation: self.ownership.incarnation,
-            state,
-            failure,
-            running_ns: running.map(since_begin),
-            now_ns: since_begin(Instant::now()),
-        }
-    }
-}
-
-impl IncomingMigrations {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
-        self.all.lock()
-    }
-
-    fn add(&self, request: &IncomingRequest) -> Result<(Arc<Entry>, Orders), ApiError> {
-        let (cancel, cancelled) = mpsc::sync_channel(1);
-        let resume = Arc::<NextDoor>::default();
-        let resumed = Resumed::of(&resume);
-        let entry = Arc::new(Entry {
-            id: fresh_id()?,
-            vm: request.spec.name.to_string(),
-            engine: request.engine,
-            begun: Instant::now(),
-            fate: watch::channel(Fate::Receiving).0,
-            word: watch::channel(None).0,
-            cancel,
-            from: request.from.clone(),
-            uuid: request.spec.uuid,
-            ownership: request.offered(),
-            resume,
-            control: Mutex::default(),
-        });
-        let mut all = self.lock();
-        while all.len() >= HISTORY {
-            let Some(oldest) = all.iter().position(|entry| entry.is_over()) else { break };
-            all.remove(oldest);
-        }
-        all.push_back(Arc::clone(&entry));
-        Ok((entry, Orders { cancelled, resumed }))
-    }
-
-    /// Returns the source host of a migration.
-    pub(super) fn source_of(&self, id: &str) -> Result<String, ApiError> {
-        Ok(self.find(id)?.from.clone())
-    }
-
-    /// Cancels what is arriving of a VM from a host. Has no effect once the guest is committed
-    /// here, or on another incarnation of the VM. Older releases omit the UUID.
-    pub(super) fn cancel_of(
-        &self,
-        vm: &str,
-        from: &str,
-        uuid: Option<Uuid>,
-        incarnation: Incarnation,
-    ) {
-        let all = self.lock();
-        let is_meant = |entry: &&Arc<Entry>| {
-            entry.vm == vm
-                && entry.from == from
-                && uuid.is_none_or(|uuid| entry.uuid == uuid)
-                && entry.ownership.incarnation == incarnation
-        };
-        for entry in all.iter().filter(is_meant).filter(|entry| !entry.is_over()) {
-            // A full channel has a pending cancellation; a closed one belongs to an ended
-            // migration.
-            let _ = entry.cancel.try_send(());
-        }
-    }
-
-    fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
-        self.lock().iter().find(|entry| entry.id.to_string() == id).cloned().ok_or_else(|| {
-            let remedy =
-                "its agent may have restarted: see `godwit vm list` for the host that runs the VM";
-            ApiError::new(
-                ErrorCode::NotFound,
-                format!("no incoming migration {id} on this host"),
-                remedy,
-            )
-        })
-    }
-
-    /// Returns a VM that is arriving, if any.
-    #[must_use]
-    pub fn under_way(&self) -> Option<String> {
-        self.lock().iter().find(|entry| !entry.is_over()).map(|entry| entry.vm.clone())
-    }
-
-    /// Returns the status of a migration.
-    pub fn status(&self, id: &str) -> Result<IncomingStatus, ApiError> {
-        Ok(self.find(id)?.status())
-    }
-
-    /// Accepts the source's decision after it has released the guest. Waits up to [`RUN_LIMIT`] for
-    /// the outcome.
-    pub async fn run(&self, id: &str, run: bool) -> Result<IncomingStatus, ApiError> {
-        let entry = self.find(id)?;
-        if entry.engine != EngineKind::Qemu {
-            return Err(ApiError::new(
-                ErrorCode::WrongState,
-                format!("migration {id} decides on its lane when the guest may run"),
-                "",
-            ));
-        }
-        let mut fate = entry.fate.subscribe();
-        entry.word.send_replace(Some(run));
-        let settled = fate.wait_for(|fate| !matches!(fate, Fate::Receiving));
-        // If it is not settled yet, the status says so, and the source asks again.
-        let _ = tokio::time::timeout(RUN_LIMIT, settled).await;
-        Ok(entry.status())
-    }
-
-    /// Cancels a migration; has no effect once its guest is committed here.
-    pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
-        // A full channel has a pending cancellation; a closed one belongs to an ended migration.
-        let _ = self.find(id)?.cancel.try_send(());
-        Ok(())
-    }
-}
-
-/// Commands from outside to an incoming migration.
-pub(super) struct Orders {
-    pub(super) cancelled: mpsc::Receiver<()>,
-    resumed: Resumed,
-}
 
 /// Opens a new lane for a source whose lane was cut.
-pub(super) fn resume(
+pub(crate) fn resume(
     agent: &Arc<Agent>,
     id: &str,
     request: IncomingResume,
@@ -277,7 +51,7 @@ pub(super) fn resume(
     }
     let lane = fresh_id()?;
     let open = || {
-        let listeners = listen(agent)?;
+        let listeners = listen(&agent.config().migration_addresses)?;
         let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
         let addresses =
             addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
@@ -294,21 +68,17 @@ pub(super) fn resume(
     Ok(IncomingAccepted { id: lane.to_string(), addresses, references: None })
 }
 
-/// Creates a random ID that cannot be guessed.
-pub(crate) fn fresh_id() -> Result<MigrationId, ApiError> {
-    let mut id = [0; 16];
-    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| host_failed("cannot generate a random ID", &error))?;
-    Ok(MigrationId(id))
-}
-
 /// Creates a shadow VM for a source and waits for its lane, on a thread of its own.
-pub(super) async fn prepare(
+pub(crate) async fn prepare(
     agent: &Arc<Agent>,
     request: IncomingRequest,
 ) -> Result<IncomingAccepted, ApiError> {
     check(agent, &request).await?;
-    let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
+    let listeners = if request.engine == EngineKind::Godwit {
+        listen(&agent.config().migration_addresses)?
+    } else {
+        Vec::new()
+    };
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
     let vm = agent
         .prepare_incoming(request.spec.clone(), request.offered(), &request.from, runs_by_itself)
@@ -350,12 +120,16 @@ pub(super) async fn prepare(
 
 /// Checks whether a guest could arrive, without creating anything: everything that [`prepare`]
 /// would refuse before QEMU starts. Returns the addresses on which it would listen.
-pub(super) async fn could_arrive(
+pub(crate) async fn could_arrive(
     agent: &Arc<Agent>,
     request: &IncomingRequest,
 ) -> Result<IncomingChecked, ApiError> {
     check(agent, request).await?;
-    let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
+    let listeners = if request.engine == EngineKind::Godwit {
+        listen(&agent.config().migration_addresses)?
+    } else {
+        Vec::new()
+    };
     agent.check_incoming(&request.spec, request.offered()).await?;
     let addresses: Result<Vec<_>, _> =
         listeners.iter().map(|listener| Ok(listener.local_addr()?.ip())).collect();
@@ -410,30 +184,6 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
         ));
     }
     Ok(())
-}
-
-/// Listens on every migration address that the host has at the moment. A missing one (a NIC that
-/// was down has lost its IPv6 address) does not prevent migrations over the others.
-pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
-    let mut listeners = Vec::new();
-    let mut problem = None;
-    for &address in &agent.config().migration_addresses {
-        match godwit_lanes::listen(SocketAddr::new(address, 0)) {
-            Ok(listener) => listeners.push(listener),
-            Err(error) => {
-                tracing::warn!(%address, %error, "cannot receive migrations on this address");
-                problem = Some(error);
-            }
-        }
-    }
-    match problem {
-        Some(error) if listeners.is_empty() => {
-            let remedy =
-                "check that the host has one of the migration_addresses in its configuration";
-            Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), remedy))
-        }
-        _ => Ok(listeners),
-    }
 }
 
 async fn begin(
@@ -621,41 +371,5 @@ fn allocate_ahead(regions: &[Arc<Region>], stopped: &mpsc::Receiver<()>) {
             }
             at += count;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_about_another_incarnation_cancels_nothing() {
-        let uuid = Uuid::from_u128(1);
-        let incarnation = Incarnation::new(7);
-        let request: IncomingRequest = serde_json::from_value(serde_json::json!({
-            "spec": {
-                "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1,
-                "cpu_model": "Westmere-v1", "machine": "pc-q35-7.2", "accel": "tcg",
-                "kernel": "/boot/vmlinuz", "uuid": uuid,
-            },
-            "incarnation": incarnation, "epoch": 2, "from": "a", "qemu_version": "7.2.0",
-            "engine": "godwit",
-        }))
-        .unwrap();
-        let arriving = IncomingMigrations::default();
-        let (_entry, orders) = arriving.add(&request).unwrap();
-        let other = Uuid::from_u128(2);
-        for (from, uuid, incarnation) in [
-            ("a", Some(uuid), Incarnation::new(8)),
-            // A source of a release without incarnations does not have this VM.
-            ("a", None, Incarnation::UNRECORDED),
-            ("a", Some(other), incarnation),
-            ("b", Some(uuid), incarnation),
-        ] {
-            arriving.cancel_of("web", from, uuid, incarnation);
-            assert!(orders.cancelled.try_recv().is_err(), "{from}, {uuid:?}, {incarnation}");
-        }
-        arriving.cancel_of("web", "a", Some(uuid), incarnation);
-        assert!(orders.cancelled.try_recv().is_ok());
     }
 }

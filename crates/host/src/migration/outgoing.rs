@@ -10,13 +10,12 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Stream};
+use godwit_lanes::{Carries, Interrupt, Stream};
 use godwit_migration::drive::{
     self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled,
-    Throttling, Unsent, lane_failure,
+    Throttling, Unsent,
 };
 use godwit_migration::{Failure, Policy, millis};
-use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
 use godwit_types::{
@@ -27,16 +26,18 @@ use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
 use super::cut::Again;
-use super::page_in::Serving;
 use super::qemu_source::QemuSource;
-use super::state_stream::{self, qemu_failure};
 use super::vcpu_quota::VcpuQuota;
 use super::verdict::{self, HandOver};
-use crate::agent::{Agent, shut_down};
+use crate::agent::Agent;
+use crate::agent::ended::shut_down;
+use crate::agent::kept_pages::Serving;
 use crate::failure::of_peer;
 use crate::hold::hold;
 use crate::migrations::{MigrationControl, ProgressTeller};
 use crate::network;
+use crate::paths::Paths;
+use crate::state_stream::{self, qemu_failure};
 use crate::vm::Vm;
 
 /// A migration from this host.
@@ -177,7 +178,7 @@ impl Outgoing {
         qemu: &godwit_qemu::QemuInfo,
     ) -> Result<IncomingAccepted, Fault> {
         // Recorded before the shadow exists, so that a restarted agent has it removed.
-        self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(Fault::from)?;
+        self.agent.note_migrating(&self.vm, &self.request.to).map_err(Fault::from)?;
         self.peer
             .post("/v1/incoming", &self.incoming_request(qemu))
             .await
@@ -634,47 +635,6 @@ impl Job {
             progress: self.progress.clone(),
             hands_over: Arc::clone(&self.hands_over),
         }
-    }
-}
-
-/// Routes to the destination.
-pub(super) struct Paths {
-    pub(super) lanes: Vec<Lane>,
-    /// Name of the destination, which its certificate must contain.
-    pub(super) host: String,
-    /// `None`: this host is insecure.
-    pub(super) identity: Option<Identity>,
-    /// Bandwidth limits of the data streams.
-    pub(super) pace: MigrationPace,
-}
-
-impl Paths {
-    fn connect(
-        &self,
-        lane: Lane,
-        carries: Carries,
-        interrupt: &Interrupt,
-    ) -> Result<Stream, Failure> {
-        let connected = interrupt.connect(lane, CONNECT_LIMIT, carries);
-        let secured = connected.and_then(|stream| match &self.identity {
-            Some(identity) => interrupt.secure(stream, identity, &self.host),
-            None => Ok(stream),
-        });
-        secured.map_err(|error| lane_failure(&error))
-    }
-
-    /// Opens a data stream on a lane.
-    pub(super) fn data(
-        &self,
-        lane: usize,
-        carries: Carries,
-        interrupt: &Interrupt,
-    ) -> Result<Stream, Failure> {
-        let none =
-            || Failure::new(FailureCode::LaneLost, "the destination returned no lane address");
-        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, carries, interrupt)?;
-        let near = stream.local().map_err(|error| lane_failure(&error))?;
-        Ok(stream.paced(self.pace.stream(near.ip())))
     }
 }
 

@@ -18,8 +18,8 @@ use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
-use super::state_stream::{self, STREAM, qemu_failure};
 use crate::agent::Agent;
+use crate::state_stream::{self, STREAM, qemu_failure};
 use crate::vm::Vm;
 
 /// Time for QEMU to read, or to load, the device state. It normally takes milliseconds, during
@@ -132,7 +132,7 @@ impl DestinationHypervisor for QemuDestination {
     fn note_take_over(&mut self, noted: Noted) {
         let (agent, vm) = (Arc::clone(&self.agent), Arc::clone(&self.vm));
         self.noting = Some(self.runtime.spawn(async move {
-            let saved = agent.note_take_over(&vm).await;
+            let saved = agent.note_take_over(&vm);
             let saved = saved.map_err(|error| Failure::new(FailureCode::Internal, error.message));
             // The receiver of this notice may be waiting for this task while its channel is full.
             tokio::task::spawn_blocking(move || noted(saved));

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::Failure;
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
 use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP, VmName};
@@ -15,12 +14,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
-use super::state_stream::{self, STREAM, qemu_failure};
-use crate::agent::{Agent, shut_down};
+use crate::agent::Agent;
+use crate::agent::ended::shut_down;
+use crate::state_stream::{STREAM, qemu_failure, undo_hand_over};
 use crate::vm::Vm;
 
-/// Time for QEMU to end a cancelled migration.
-const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// Size of the pieces in which the device state is read.
 const CHUNK_BYTES: usize = 128 * 1024;
 
@@ -102,65 +100,12 @@ impl QemuSource {
     }
 }
 
-/// Ends QEMU's migration in any state, and resumes the guest if it ran.
-///
-/// # Errors
-/// The guest cannot be resumed here, or its QEMU does not answer.
-pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> {
-    roll_back(&vm.process.qmp, &vm.name, runs).await
-}
-
-async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
-    let limit = Instant::now() + CANCEL_LIMIT;
-    let mut events = qmp.events();
-    let failed = |what: &str, why: &dyn std::fmt::Display| {
-        let message = format!("cannot {what} of VM \"{vm}\": QEMU: {why}");
-        ApiError::new(
-            ErrorCode::HypervisorFailed,
-            message,
-            "see its log with `godwit vm logs --qemu`",
-        )
-    };
-    let mut cancelled = false;
-    loop {
-        let info = qmp
-            .query_migrate()
-            .await
-            .map_err(|error| failed("read the migration status", &error))?;
-        if info.status.as_ref().is_none_or(MigrationStatus::is_over) {
-            break;
-        }
-        if !cancelled {
-            qmp.migrate_cancel().await.map_err(|error| failed("cancel the migration", &error))?;
-            cancelled = true;
-        }
-        // Waits for the next event or polls again: an event may have come before the subscription.
-        let patience =
-            limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
-        if limit <= Instant::now() {
-            return Err(failed(
-                "end the migration",
-                &format!("not within {} s", CANCEL_LIMIT.as_secs()),
-            ));
-        }
-        let _ = tokio::time::timeout(patience, events.recv()).await;
-    }
-    if runs && !qmp.status().await.is_ok_and(|state| state.is_running()) {
-        // This also takes back disks that were released for the destination (QEMU's qmp_cont).
-        qmp.resume().await.map_err(|error| failed("resume the guest", &error))?;
-    }
-    if let Err(error) = state_stream::reset(qmp).await {
-        tracing::warn!(vm, %error, "cannot reset the migration capabilities");
-    }
-    Ok(())
-}
-
 impl SourceHypervisor for QemuSource {
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
         self.hands_over.store(true, Ordering::SeqCst);
         // From here on, a restarted agent that finds the guest paused asks before it resumes it.
-        self.runtime
-            .block_on(self.agent.mark_hand_over(&self.vm, &self.to, page_in, self.runs))
+        self.agent
+            .mark_hand_over(&self.vm, &self.to, page_in, self.runs)
             .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let (write, allowed) = oneshot::channel();
         self.relay = Some(self.runtime.block_on(self.begin(events, allowed))?);
@@ -337,6 +282,7 @@ mod tests {
     use tokio::net::UnixListener;
 
     use super::*;
+    use crate::state_stream::roll_back;
 
     /// Starts a QMP server in place of a QEMU. `answers` returns the lines for a command; each line
     /// except events gets its id.

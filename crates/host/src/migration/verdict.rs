@@ -3,23 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, Client, ClientError, ErrorCode, IncomingState, IncomingStatus};
+use godwit_api::{Client, ClientError, ErrorCode, IncomingState, IncomingStatus};
 use godwit_migration::Failure;
-use godwit_migration::drive::page_in::Again;
-use godwit_migration::handover::{
-    KeptPagesFate, Known, OfDestination, fate_of_kept_pages, of_destination,
-};
+use godwit_migration::handover::{Known, OfDestination, of_destination};
 use godwit_migration::source::Verdict;
 use godwit_qemu::Uuid;
-use godwit_types::{FailureCode, Incarnation, Ownership};
+use godwit_types::{FailureCode, Ownership};
+
+use crate::peer_record::ask_known;
 
 /// Time for which the destination is asked about a commit before the guest counts as in doubt.
 const VERDICT_LIMIT: Duration = Duration::from_secs(20);
 /// Interval between two such queries.
 const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Time limit for an answer from disk: over a cut link it never arrives.
-const KNOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time for the destination to remove its shadow.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
@@ -144,58 +140,11 @@ impl HandOver<'_> {
     }
 }
 
-/// Decides what becomes of the pages retained for a guest offered as `offered`, if the destination
-/// gives no session for them; `None`: not known yet. The destination's record decides, by the VM's
-/// UUID, because another VM may have its name by now.
-pub(super) async fn without_session(
-    peer: &Client,
-    vm: &str,
-    uuid: Uuid,
-    offered: Ownership,
-) -> Option<Again> {
-    let known = ask_known(peer, vm, uuid, offered.incarnation).await.ok()?;
-    match fate_of_kept_pages(known, offered) {
-        KeptPagesFate::AskAgain => None,
-        KeptPagesFate::NotNeeded => Some(Again::Complete),
-        KeptPagesFate::Refused => Some(Again::Refused(Failure::new(
-            FailureCode::LaneLost,
-            "the destination does not have the guest and never ran it",
-        ))),
-    }
-}
-
-/// Returns the part of a query that identifies a VM and its incarnation. An unrecorded incarnation
-/// is omitted, as older releases do.
-pub(crate) fn of_life(uuid: Uuid, incarnation: Incarnation) -> String {
-    match incarnation.is_unrecorded() {
-        true => format!("uuid={uuid}"),
-        false => format!("uuid={uuid}&incarnation={incarnation}"),
-    }
-}
-
-/// Queries another host for its record of a VM, for one incarnation of it.
-pub(crate) async fn ask_known(
-    peer: &Client,
-    vm: &str,
-    uuid: Uuid,
-    incarnation: Incarnation,
-) -> Result<Known, ApiError> {
-    let path = format!("/v1/hand-overs/{vm}?{}", of_life(uuid, incarnation));
-    let unreachable = |why: String| {
-        ApiError::new(ErrorCode::PeerUnreachable, why, "check that its agent runs and is reachable")
-    };
-    match tokio::time::timeout(KNOWN_LIMIT, peer.get(&path)).await {
-        Ok(Ok(known)) => Ok(known),
-        Ok(Err(ClientError::Refused(error))) => Err(error),
-        Ok(Err(error)) => Err(unreachable(error.to_string())),
-        Err(_) => Err(unreachable(format!("no answer within {} s", KNOWN_LIMIT.as_secs()))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use godwit_api::Endpoint;
     use godwit_migration::handover::{Role, Standing};
+    use godwit_types::Incarnation;
 
     use super::*;
 

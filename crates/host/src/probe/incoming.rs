@@ -8,16 +8,16 @@ use godwit_api::{ApiError, ErrorCode, IncomingProbeAccepted};
 use godwit_migration::probe::ProbeSession;
 use tokio::sync::watch;
 
-use super::Expected;
 use crate::agent::Agent;
+use crate::doorman::{Doorman, Guard, fresh_id, listen};
 use crate::failure::host_failed;
-use crate::migration::{Doorman, Guard, fresh_id, listen};
+use crate::probes::Expected;
 
 /// Longest duration of a probe.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
 
 /// Accepts the streams of a probe by the host `from`, on a thread of its own.
-pub(super) fn expect(
+pub(crate) fn expect(
     agent: &Arc<Agent>,
     from: String,
     limit: Duration,
@@ -31,8 +31,8 @@ pub(super) fn expect(
             "set migration_addresses in its configuration",
         ));
     }
-    let turn = agent.probes().take_turn(agent, format!("host {from} probes host {host}"))?;
-    let (id, listeners) = (fresh_id()?, listen(agent)?);
+    let turn = super::take_turn(agent, format!("host {from} probes host {host}"))?;
+    let (id, listeners) = (fresh_id()?, listen(&agent.config().migration_addresses)?);
     let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
     let addresses =
         addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;

@@ -1,12 +1,10 @@
 //! Source of a probe: asks the destination, measures on a thread of its own, reports to the client,
 //! and ends with it.
 
-use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::response::sse::Event;
 use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
     IncomingProbeStatus, PROBE_SECONDS, ProbeRequest,
@@ -23,12 +21,11 @@ use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Turn;
 use super::incoming::LONGEST;
 use crate::agent::Agent;
 use crate::failure::{host_failed, of_peer};
 use crate::network;
-use crate::server::routes::json_event;
+use crate::probes::Turn;
 
 /// Time for a lane beside its throughput runs; searching for a packet size that is lost takes the
 /// longest.
@@ -38,7 +35,13 @@ const BRIEF_SECONDS: f64 = 0.4;
 /// Time for a throughput run beside the measured time.
 const RUN_LIMIT: Duration = Duration::from_secs(10);
 
-type Events = mpsc::Sender<Result<Event, Infallible>>;
+/// An event of a probe for the client that began it. The last one is the report or the failure.
+#[derive(Debug)]
+pub(crate) enum ProbeEvent {
+    Progress(ProbeProgress),
+    Report(Box<ProbeReport>),
+    Failed(ApiError),
+}
 
 /// A probe that its destination has accepted.
 struct Outgoing {
@@ -54,10 +57,10 @@ struct Outgoing {
 }
 
 /// Begins a probe and returns its events. The probe ends early when the receiver is dropped.
-pub(super) async fn begin(
+pub(crate) async fn begin(
     agent: Arc<Agent>,
     request: ProbeRequest,
-) -> Result<mpsc::Receiver<Result<Event, Infallible>>, ApiError> {
+) -> Result<mpsc::Receiver<ProbeEvent>, ApiError> {
     let (events, stream) = mpsc::channel(64);
     let (agreed, begun) = oneshot::channel();
     // In its own task: a client that disconnects must not leave a probe at the destination.
@@ -97,7 +100,7 @@ async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiEr
         );
     }
     let peer = agent.peer(&to)?;
-    let turn = agent.probes().take_turn(&agent, format!("host {host} probes host {to}"))?;
+    let turn = super::take_turn(&agent, format!("host {host} probes host {to}"))?;
     let begun = Instant::now();
     let wanted = IncomingProbeRequest { from: host, limit_ms: longest_ms(request.seconds) };
     let accepted: IncomingProbeAccepted =
@@ -137,14 +140,14 @@ fn refused(host: &str, error: ClientError) -> ApiError {
 
 /// Runs a short probe for a prediction and records its result; `streams`: fixed number of streams
 /// for each lane.
-pub(super) async fn brief(
-    agent: Arc<Agent>,
+pub(crate) async fn brief(
+    agent: &Arc<Agent>,
     to: &str,
     streams: Option<u32>,
 ) -> Result<ProbeReport, ApiError> {
     let request = ProbeRequest { seconds: BRIEF_SECONDS, ..ProbeRequest::to(to) };
     let extent = streams.map_or(ProbeExtent::Brief, ProbeExtent::Fixed);
-    let outgoing = Outgoing { extent, ..ask(agent, request).await? };
+    let outgoing = Outgoing { extent, ..ask(Arc::clone(agent), request).await? };
     match outgoing.measured(|_| {}, std::future::pending()).await {
         Some(outcome) => outcome,
         None => Err(ApiError::new(ErrorCode::Cancelled, "the client ended the probe", "")),
@@ -152,18 +155,18 @@ pub(super) async fn brief(
 }
 
 impl Outgoing {
-    async fn run(self, events: Events) {
+    async fn run(self, events: mpsc::Sender<ProbeEvent>) {
         let (sender, left) = (events.clone(), events.clone());
         // A client that reads slowly misses some events.
         let progress = move |progress: ProbeProgress| {
-            drop(sender.try_send(Ok(json_event("progress", &progress))));
+            drop(sender.try_send(ProbeEvent::Progress(progress)));
         };
         let event = match self.measured(progress, left.closed()).await {
-            Some(Ok(report)) => json_event("report", &report),
-            Some(Err(error)) => json_event("failed", &error),
+            Some(Ok(report)) => ProbeEvent::Report(Box::new(report)),
+            Some(Err(error)) => ProbeEvent::Failed(error),
             None => return,
         };
-        let _ = events.send(Ok(event)).await;
+        let _ = events.send(event).await;
     }
 
     /// Measures until the end, or until the client has gone; `None` then.

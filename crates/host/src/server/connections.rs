@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::server::routes::{MAX_BODY_BYTES, Refusal, explain_too_long};
+use crate::server::answers::{MAX_BODY_BYTES, Refusal, explain_too_long};
 
 /// Concurrent connections of one certificate. Each request and each event stream has its own.
 pub(super) const MOST_OF_ONE: usize = 128;

@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 
 use crate::agent::Agent;
 use crate::failure::host_failed;
-use crate::server::Named;
-use crate::server::routes::Refusal;
+use crate::server::answers::Refusal;
+use crate::server::named::Named;
 
 const PROTOCOL: &str = "godwit-console";
 

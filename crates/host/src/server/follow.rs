@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::agent::Agent;
-use crate::server::routes::{Refusal, json_event};
+use crate::server::answers::{Refusal, json_event};
 
 /// Poll interval for changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -38,7 +38,7 @@ async fn set_revocations(
     State(agent): State<Arc<Agent>>,
     bytes: body::Bytes,
 ) -> Result<Json<RevocationsTaken>, Refusal> {
-    let list: SetRevocations = crate::server::routes::body(&bytes)?;
+    let list: SetRevocations = crate::server::answers::body(&bytes)?;
     Ok(Json(agent.set_revocations(&list)?))
 }
 
@@ -46,7 +46,7 @@ async fn set_peers(
     State(agent): State<Arc<Agent>>,
     bytes: body::Bytes,
 ) -> Result<Json<SetPeers>, Refusal> {
-    let peers: SetPeers = crate::server::routes::body(&bytes)?;
+    let peers: SetPeers = crate::server::answers::body(&bytes)?;
     Ok(Json(agent.set_peers(peers)?))
 }
 

@@ -10,7 +10,7 @@ use axum::{Json, Router};
 use godwit_api::{ApiError, ErrorCode, LimitOf, Limits, MigrationStatus, SetLimit};
 
 use crate::agent::Agent;
-use crate::server::routes::{Refusal, body};
+use crate::server::answers::{Refusal, body};
 
 pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()

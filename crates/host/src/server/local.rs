@@ -14,7 +14,7 @@ use axum::serve::IncomingStream;
 use godwit_api::{ApiError, ErrorCode};
 use tokio::net::UnixListener;
 
-use crate::server::routes::Refusal;
+use crate::server::answers::Refusal;
 
 /// Binds the socket. It is bound under a temporary name, so that no one connects before its mode is
 /// set.

@@ -6,7 +6,7 @@ use godwit_qemu::VmName;
 use http::request::Parts;
 
 use crate::failure::spec_refused;
-use crate::server::routes::Refusal;
+use crate::server::answers::Refusal;
 
 /// Name of the VM that a request is about: the only parameter of its path. Decoding has already
 /// turned `%2F` into a slash, so an invalid name is refused here and never becomes a file path.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::response::Response;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::Stream;
@@ -17,17 +17,14 @@ use godwit_api::{
 use godwit_types::DryRun;
 use http::StatusCode;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::agent::Agent;
-use crate::metrics;
+use crate::migration;
 use crate::migrations::MigrationWatch;
-use crate::server::{Named, console, follow, limits, log};
-
-/// Longest request body that is read. The request for a VM with all the devices that QEMU accepts
-/// has a tenth of this size. Parsed, a body may take twenty times its size in memory.
-pub(super) const MAX_BODY_BYTES: usize = 1 << 20;
+use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
+use crate::server::named::Named;
+use crate::server::{console, follow, incoming, limits, log, metrics, probes};
 
 /// Returns the routes of all requests that the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -46,8 +43,8 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations", get(list_migrations))
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
         .route("/v1/migrations/{id}/events", get(follow_migration))
-        .merge(crate::migration::routes())
-        .merge(crate::probe::routes())
+        .merge(incoming::routes())
+        .merge(probes::routes())
         .merge(limits::routes())
         .merge(follow::routes())
         .fallback(async || {
@@ -58,44 +55,6 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .layer(axum::middleware::map_response(explain_too_long))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&agent), metrics::time))
         .with_state(agent)
-}
-
-/// Replaces the plain-text refusal of axum's body extractor with an [`ApiError`].
-pub(super) async fn explain_too_long(response: Response) -> Response {
-    if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
-        return response;
-    }
-    let message = format!("cannot read the request's body: more than {MAX_BODY_BYTES} bytes");
-    Refusal(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md")).into_response()
-}
-
-/// An [`ApiError`] as an HTTP response.
-#[derive(Debug)]
-pub(crate) struct Refusal(pub(crate) ApiError);
-
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Self {
-        Refusal(error)
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        (self.0.code.status(), Json(self.0)).into_response()
-    }
-}
-
-/// Parses a request's JSON body; an empty body counts as `{}`. An error in it is returned as an
-/// [`ApiError`].
-pub(crate) fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
-    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
-    serde_json::from_slice(bytes).map_err(|error| {
-        ApiError::new(
-            ErrorCode::InvalidRequest,
-            format!("cannot parse the request's body: {error}"),
-            "see docs/api.md",
-        )
-    })
 }
 
 type Answer<T> = Result<Json<T>, Refusal>;
@@ -181,7 +140,7 @@ async fn migrate(
     bytes: Bytes,
 ) -> Result<(StatusCode, Json<MigrationAccepted>), Refusal> {
     let request: MigrationRequest = body(&bytes)?;
-    Ok((StatusCode::ACCEPTED, Json(agent.migrate(&name, request)?)))
+    Ok((StatusCode::ACCEPTED, Json(migration::migrate(&agent, &name, request)?)))
 }
 
 async fn dry_run(
@@ -190,7 +149,7 @@ async fn dry_run(
     bytes: Bytes,
 ) -> Answer<DryRun> {
     let request: MigrationRequest = body(&bytes)?;
-    Ok(Json(agent.dry_run(&name, request).await?))
+    Ok(Json(migration::dry_run(&agent, &name, request).await?))
 }
 
 async fn list_migrations(State(agent): State<Arc<Agent>>) -> Json<Vec<MigrationStatus>> {
@@ -248,11 +207,4 @@ async fn send_events(mut watch: MigrationWatch, events: mpsc::Sender<Result<Even
             () = events.closed() => return,
         }
     }
-}
-
-pub(crate) fn json_event(name: &str, data: &impl serde::Serialize) -> Event {
-    Event::default()
-        .event(name)
-        .json_data(data)
-        .unwrap_or_else(|_| Event::default().comment("not serialisable"))
 }

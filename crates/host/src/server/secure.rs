@@ -17,8 +17,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
+use crate::server::answers::Refusal;
 use crate::server::connections::{Place, Places};
-use crate::server::routes::Refusal;
 
 /// Longest duration of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -153,8 +153,8 @@ mod tests {
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
-        include_str!("../migration/mod.rs"),
-        include_str!("../probe.rs"),
+        include_str!("incoming.rs"),
+        include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
     const REQUESTS: [(&str, &str, &str); 33] = [

@@ -26,7 +26,8 @@ use godwit_qemu::{
 use rustix::process::{Pid, Resource, Rlimit};
 
 use crate::kvm;
-use crate::user::{self, QemuUsers, User};
+use crate::qemu_users::{self, QemuUsers};
+use crate::user::User;
 
 /// Step in which a memory file is freed.
 const FREE_STEP_BYTES: u64 = 32 << 20;
@@ -260,9 +261,9 @@ impl VmFiles {
 
     /// Releases the VM's user, if it has one. Its QEMU has ended.
     fn release_user(&self) {
-        if let Some(uid) = user::noted(&self.dir) {
+        if let Some(uid) = qemu_users::noted(&self.dir) {
             kvm::revoke(|gone| gone == uid);
-            log_failure(&self.dir, remove_if_there(user::forget(&self.dir)));
+            log_failure(&self.dir, remove_if_there(qemu_users::forget(&self.dir)));
         }
     }
 
@@ -292,7 +293,7 @@ impl VmFiles {
     pub fn find_process(&self) -> Option<(i32, u64)> {
         let mut found: Box<dyn Iterator<Item = RunningProcess>> =
             Box::new(RunningProcess::all().ok()?);
-        found = match (&*self.places.users, user::noted(&self.dir)) {
+        found = match (&*self.places.users, qemu_users::noted(&self.dir)) {
             (QemuUsers::Each(..), Some(own)) => {
                 Box::new(found.filter(move |process| process.may_act_as(own)))
             }
@@ -559,7 +560,7 @@ mod tests {
             );
         }
         web.remove_runtime();
-        assert_eq!(user::noted(&web.dir), None);
+        assert_eq!(qemu_users::noted(&web.dir), None);
         assert_eq!(claim(&web), first);
         drop(StagedFiles::new(web.clone()));
         assert_eq!(claim(&web), first);

@@ -12,10 +12,10 @@ use godwit_types::FailureCode;
 use serde_json::Value;
 use tokio::sync::broadcast;
 
-use super::{Side, queued, set_up};
+use super::settings::{Side, queued, set_up};
 use crate::agent::Agent;
-use crate::migration::incoming::Entry;
-use crate::migration::state_stream::qemu_failure;
+use crate::incoming_migrations::Entry;
+use crate::state_stream::qemu_failure;
 use crate::vm::Vm;
 
 /// Time for the source's QEMU to connect.
@@ -33,7 +33,7 @@ const POSTCOPY_REMEDY: &str = "allow page faults to QEMU's user: \
     no such right (--engine godwit --page-in)";
 
 /// Makes QEMU listen. A task follows it to its end.
-pub(in crate::migration) async fn begin_incoming(
+pub(crate) async fn begin_incoming(
     agent: &Arc<Agent>,
     vm: &Arc<Vm>,
     entry: Arc<Entry>,
@@ -68,7 +68,7 @@ pub(in crate::migration) async fn begin_incoming(
         return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use QEMU 7.2 or later"));
     };
     let accepted = IncomingAccepted {
-        id: entry.id().to_string(),
+        id: entry.id.to_string(),
         addresses: vec![SocketAddr::new(ip, port)],
         references: None,
     };
@@ -196,7 +196,7 @@ impl Receiving {
 
     /// Carries out the decision of a source that has released the guest.
     async fn obey(&mut self, run: bool, events: &mut broadcast::Receiver<QmpEvent>) -> End {
-        if let Err(error) = self.agent.note_take_over(&self.vm).await {
+        if let Err(error) = self.agent.note_take_over(&self.vm) {
             return End::Not(Failure::new(FailureCode::Internal, error.message));
         }
         if let Err(error) = self.vm.files.note_run_permitted() {

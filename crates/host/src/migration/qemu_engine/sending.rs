@@ -17,12 +17,12 @@ use godwit_types::{
     FailureCode, Fault, Outcome, Phase, PhaseReport, Progress, Report, RoundReport,
 };
 
-use super::{bandwidth, queued};
-use crate::agent::shut_down;
+use super::settings::{bandwidth, queued};
+use crate::agent::ended::shut_down;
 use crate::migration::outgoing::Outgoing;
-use crate::migration::state_stream::qemu_failure;
 use crate::migration::verdict::{self, Answer, HandOver};
 use crate::migrations::MigrationControl;
+use crate::state_stream::qemu_failure;
 
 /// Poll interval for QEMU's figures.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -180,9 +180,8 @@ impl<'a> Sending<'a> {
             .await
             .map_err(|error| qemu_failure(host, "set the bandwidth limit", &error))?;
         let agent = &self.outgoing.agent;
-        let marked = agent
-            .mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs)
-            .await;
+        let marked =
+            agent.mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs);
         marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let mut events = self.qmp().events();
         self.round_begun = Instant::now();

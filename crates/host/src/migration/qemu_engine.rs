@@ -3,26 +3,19 @@
 
 mod receiving;
 mod sending;
-
-use std::time::Duration;
+mod settings;
 
 use godwit_api::{ErrorCode, IncomingAccepted, QemuEngineOptions};
-use godwit_qemu::{
-    Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, QemuInfo, Qmp, QmpError,
-    QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
-};
+use godwit_qemu::{Accelerator, QemuInfo, ResolvedSpec};
 use godwit_types::{Fault, Report};
-use serde_json::json;
-use tokio::sync::broadcast;
 
 use super::outgoing::Outgoing;
-use super::state_stream::{UNLIMITED_BYTES_PER_S, qemu_failure};
 use crate::migrations::MigrationControl;
+use crate::state_stream::qemu_failure;
 
-pub(super) use receiving::begin_incoming;
+use settings::{Side, set_up};
 
-/// QEMU's own default for multifd.
-const DEFAULT_CHANNELS: u32 = 2;
+pub(crate) use receiving::begin_incoming;
 
 /// Version from which QEMU under TCG is sound. Earlier versions lose writes to guest memory: when
 /// QEMU takes its dirty bitmap word by word, it clears the bits but leaves the vCPUs' TLBs assuming
@@ -32,53 +25,6 @@ const SOUND_UNDER_TCG: (u32, u32, u32) = (9, 0, 0);
 /// Memory for one word of QEMU's dirty bitmap: 64 pages. A RAM block whose size is not a multiple
 /// of it is taken page by page, which is sound.
 const BITMAP_WORD_BYTES: u64 = 64 * 4096;
-
-/// Side of a migration that a QEMU is on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Side {
-    /// With the longest time for which the guest may be paused.
-    Source {
-        downtime_ms: f64,
-    },
-    Destination,
-}
-
-/// Configures one side's QEMU.
-async fn set_up(qmp: &Qmp, options: &QemuEngineOptions, side: Side) -> Result<(), QmpError> {
-    // A destination that waits for the source's decision leaves the disks to the source until then.
-    let waits = side == Side::Destination && !options.runs_by_itself();
-    qmp.migrate_set_capabilities(&[
-        (EVENTS, true),
-        (X_IGNORE_SHARED, false),
-        (PAUSE_BEFORE_SWITCHOVER, false),
-        (LATE_BLOCK_ACTIVATE, waits),
-        ("multifd", options.multifd_channels.is_some()),
-        ("auto-converge", options.auto_converge),
-        ("postcopy-ram", options.postcopy),
-    ])
-    .await?;
-    let mut parameters = bandwidth(None);
-    if options.multifd_channels.is_some() || options.compression.is_some() {
-        parameters["multifd-channels"] =
-            options.multifd_channels.unwrap_or(DEFAULT_CHANNELS).into();
-        parameters["multifd-compression"] = options.compression.as_deref().unwrap_or("none").into();
-    }
-    if let Side::Source { downtime_ms } = side {
-        // QEMU takes whole milliseconds, at least one.
-        let millis = Duration::from_secs_f64(downtime_ms / 1e3).as_millis().max(1);
-        parameters["downtime-limit"] = u64::try_from(millis).unwrap_or(u64::MAX).into();
-    }
-    qmp.migrate_set_parameters(parameters).await
-}
-
-/// Returns QEMU's parameters for a bandwidth limit. Post-copy has its own parameter, for which 0
-/// means unlimited.
-fn bandwidth(limit_bytes_per_s: Option<u64>) -> serde_json::Value {
-    json!({
-        "max-bandwidth": limit_bytes_per_s.unwrap_or(UNLIMITED_BYTES_PER_S),
-        "max-postcopy-bandwidth": limit_bytes_per_s.unwrap_or(0),
-    })
-}
 
 /// Checks the options before anything is created.
 fn check(options: &QemuEngineOptions) -> Result<(), Fault> {
@@ -141,23 +87,8 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
     outgoing.ask_destination(&qemu).await
 }
 
-/// Returns the events that have arrived and were not read.
-fn queued(events: &mut broadcast::Receiver<QmpEvent>) -> impl Iterator<Item = QmpEvent> {
-    std::iter::from_fn(|| {
-        loop {
-            match events.try_recv() {
-                Ok(event) => return Some(event),
-                Err(broadcast::error::TryRecvError::Lagged(_)) => {}
-                Err(_) => return None,
-            }
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use godwit_qemu::{Accel, AccelProbe, ByteSize, MachineType, MemoryBlock, VmSpec};
 
@@ -195,19 +126,5 @@ mod tests {
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB + 0x1_0000]), &debian_12).is_ok());
         assert!(check_tracking(&vm(Accel::Tcg, &[GIB]), &fixed).is_ok());
         assert!(check_tracking(&vm(Accel::Kvm, &[GIB]), &debian_12).is_ok());
-    }
-
-    #[test]
-    fn queued_events_are_all_read_even_if_some_were_lost() {
-        let (sender, mut events) = broadcast::channel(2);
-        for name in ["RESUME", "MIGRATION", "STOP"] {
-            let (data, at) = (serde_json::Value::Null, Instant::now());
-            sender.send(QmpEvent { name: name.into(), data, at, emitted: None }).unwrap();
-        }
-        let names: Vec<_> = queued(&mut events).map(|event| event.name).collect();
-        assert_eq!(names, ["MIGRATION", "STOP"]);
-        assert_eq!(queued(&mut events).count(), 0);
-        drop(sender);
-        assert_eq!(queued(&mut events).count(), 0);
     }
 }

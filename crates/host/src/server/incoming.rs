@@ -1,22 +1,6 @@
-//! The engines that move a VM, at both of its ends: the drivers of the external engine, bound to
-//! QEMU, and QEMU's own migration as the engine of comparison.
-
-mod cut;
-mod doorman;
-mod dry_run;
-mod foresight;
-mod incoming;
-mod outgoing;
-mod page_in;
-mod qemu_destination;
-mod qemu_engine;
-mod qemu_source;
-mod state_stream;
-mod vcpu_quota;
-mod verdict;
+//! Requests of other agents to this host as a destination, and as the other host of a hand-over.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
@@ -24,58 +8,21 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume,
-    IncomingRun, IncomingStatus, MigrationRequest, PageInAnswer, PageInRequest,
+    IncomingRun, IncomingStatus, PageInAnswer, PageInRequest,
 };
 use godwit_migration::handover::Known;
 use godwit_pki::Peer;
 use godwit_qemu::Uuid;
-use godwit_types::{EngineKind, Incarnation, Outcome, Report};
+use godwit_types::Incarnation;
 use http::StatusCode;
 
-pub(crate) use doorman::{Doorman, Guard};
-pub(crate) use dry_run::dry_run;
-pub use incoming::IncomingMigrations;
-pub(crate) use incoming::{fresh_id, listen};
-pub(crate) use outgoing::blank_report;
-pub use page_in::PageIns;
-pub(crate) use page_in::{serve_again, take_up};
-pub(crate) use qemu_source::undo_hand_over;
-pub(crate) use verdict::{ask_known, of_life};
-
 use crate::agent::Agent;
-use crate::migrations::MigrationControl;
-use crate::server::Named;
-use crate::server::routes::{Refusal, body};
-use crate::vm::Vm;
-
-/// Migrates `vm` to `request.to`.
-///
-/// After [`Outcome::Completed`], the guest runs at the destination and [`Agent::release`] has been
-/// called. After [`Outcome::Failed`] or [`Outcome::Cancelled`], the guest continues here. After
-/// [`Outcome::InDoubt`], it is paused here.
-pub async fn run(
-    agent: Arc<Agent>,
-    vm: Arc<Vm>,
-    request: MigrationRequest,
-    control: MigrationControl,
-) -> Report {
-    let begun = Instant::now();
-    let peer = match agent.peer(&request.to) {
-        Ok(peer) => peer,
-        Err(error) => {
-            let error = Some(godwit_types::Fault::from(error));
-            return Report { error, ..blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
-        }
-    };
-    let outgoing = outgoing::Outgoing { agent, vm, request, peer, begun };
-    match outgoing.request.engine {
-        EngineKind::Godwit => outgoing.run(&control).await,
-        EngineKind::Qemu => qemu_engine::run(&outgoing, &control).await,
-    }
-}
+use crate::migration;
+use crate::server::answers::{Refusal, body};
+use crate::server::named::Named;
 
 /// Returns the routes that other agents use at the destination: `/v1/incoming`.
-pub fn routes() -> Router<Arc<Agent>> {
+pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/incoming", post(prepare))
         .route("/v1/incoming/checks", post(check))
@@ -94,7 +41,7 @@ async fn prepare(
     let request: IncomingRequest = body(&bytes)?;
     check_name(peer, &request.from)?;
     // In its own task: a source that disconnects must not leave a shadow that nothing waits for.
-    let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
+    let prepared = tokio::spawn(async move { migration::prepare(&agent, request).await });
     let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;
     Ok((StatusCode::CREATED, Json(accepted)))
 }
@@ -107,7 +54,7 @@ async fn check(
 ) -> Result<Json<IncomingChecked>, Refusal> {
     let request: IncomingRequest = body(&bytes)?;
     check_name(peer, &request.from)?;
-    Ok(Json(incoming::could_arrive(&agent, &request).await?))
+    Ok(Json(migration::could_arrive(&agent, &request).await?))
 }
 
 fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError> {
@@ -129,7 +76,7 @@ async fn page_in_session(
 ) -> Result<Json<PageInAnswer>, Refusal> {
     let request: PageInRequest = body(&bytes)?;
     check_name(peer, &request.from)?;
-    Ok(Json(page_in::session(&agent, &name, request).await?))
+    Ok(Json(migration::page_in_session(&agent, &name, request).await?))
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -173,7 +120,7 @@ async fn resume_incoming(
 ) -> Result<Json<IncomingAccepted>, Refusal> {
     let request: IncomingResume = body(&bytes)?;
     check_name(peer, &agent.incoming().source_of(&id)?)?;
-    Ok(Json(incoming::resume(&agent, &id, request)?))
+    Ok(Json(migration::resume(&agent, &id, request)?))
 }
 
 #[derive(Debug, serde::Deserialize)]

@@ -5,13 +5,13 @@
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::TcpListener;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use godwit_api::ApiError;
+use godwit_api::{ApiError, ErrorCode};
 use godwit_lanes::{LaneError, Stream, accept};
 use godwit_migration::Failure;
 use godwit_migration::drive::{WelcomedStream, lane_failure, welcome};
@@ -31,6 +31,38 @@ const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
 const MOST_HANDSHAKES: usize = 64;
 /// Age at which a handshake gives way to the next one when all places are taken.
 const GIVE_WAY: Duration = Duration::from_millis(500);
+
+/// Creates a random ID that cannot be guessed.
+pub(crate) fn fresh_id() -> Result<MigrationId, ApiError> {
+    let mut id = [0; 16];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| host_failed("cannot generate a random ID", &error))?;
+    Ok(MigrationId(id))
+}
+
+/// Listens on every migration address that the host has at the moment. A missing one (a NIC that
+/// was down has lost its IPv6 address) does not prevent migrations over the others.
+pub(crate) fn listen(addresses: &[IpAddr]) -> Result<Vec<TcpListener>, ApiError> {
+    let mut listeners = Vec::new();
+    let mut problem = None;
+    for &address in addresses {
+        match godwit_lanes::listen(SocketAddr::new(address, 0)) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => {
+                tracing::warn!(%address, %error, "cannot receive migrations on this address");
+                problem = Some(error);
+            }
+        }
+    }
+    match problem {
+        Some(error) if listeners.is_empty() => {
+            let remedy =
+                "check that the host has one of the migration_addresses in its configuration";
+            Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), remedy))
+        }
+        _ => Ok(listeners),
+    }
+}
 
 /// Conditions for admission.
 pub(crate) struct Guard {

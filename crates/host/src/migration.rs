@@ -1,0 +1,20 @@
+//! The engines that move a VM, at both of its ends: the drivers of the external engine, bound to
+//! QEMU, and QEMU's own migration as the engine of comparison.
+
+mod begin;
+mod cut;
+mod dry_run;
+mod foresight;
+mod incoming;
+mod outgoing;
+mod page_in;
+mod qemu_destination;
+mod qemu_engine;
+mod qemu_source;
+mod vcpu_quota;
+mod verdict;
+
+pub(crate) use begin::migrate;
+pub(crate) use dry_run::dry_run;
+pub(crate) use incoming::{could_arrive, prepare, resume};
+pub(crate) use page_in::session as page_in_session;
