@@ -1,9 +1,11 @@
 //! Expected times of planned moves: the queue decides in simulated time, and moves share links.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::{DrainRequest, DrainVm, Expected, PlannedMove, UnderWay};
-use crate::queue::{HostFacts, Limits, RunningMove, Situation, WaitReason, WaitingJob, schedule};
+use crate::queue::{
+    HostFacts, Limits, RunningMove, Situation, WaitReason, WaitingJob, schedule, stands_at, starts,
+};
 use crate::words::millis;
 
 /// Remaining duration below which a move counts as ended.
@@ -11,6 +13,11 @@ const NEGLIGIBLE_MS: f64 = 0.5;
 
 /// Fills in the expected times of a drain's moves, and sorts the moves by them.
 pub(super) fn expect(request: &DrainRequest<'_>, moves: &mut [PlannedMove]) {
+    fill(clock(request, moves), moves);
+}
+
+/// Returns the simulation of a drain's moves.
+pub(super) fn clock<'a>(request: &DrainRequest<'a>, moves: &[PlannedMove]) -> Clock<'a> {
     let by_name: HashMap<&str, &DrainVm> =
         request.vms.iter().map(|vm| (vm.vm.name.as_str(), vm)).collect();
     let jobs = moves.iter().zip(0..).filter_map(|(planned, rank)| {
@@ -18,7 +25,7 @@ pub(super) fn expect(request: &DrainRequest<'_>, moves: &mut [PlannedMove]) {
         Some(job(planned, vm, request.now_ms + rank))
     });
     let facts = request.hosts.iter().map(|host| &host.facts);
-    fill(Clock::new(jobs.collect(), request.running, facts, request.limits, request.now_ms), moves);
+    Clock::new(jobs.collect(), request.running, facts, request.limits, request.now_ms)
 }
 
 /// Converts a planned move to a job of the queue.
@@ -69,9 +76,14 @@ pub(super) struct Clock<'a> {
     epoch_ms: u64,
     /// Time since then.
     at_ms: f64,
-    waiting: Vec<WaitingJob>,
+    /// Waiting jobs by source and target, each in the order of the queue.
+    lines: BTreeMap<(String, String), VecDeque<WaitingJob>>,
     moving: Vec<Moving>,
     hosts: Vec<HostFacts>,
+    /// Index of each host.
+    index: HashMap<String, usize>,
+    /// Fewest jobs of a line that the queue is asked about at a time.
+    pub(super) least_asked: usize,
     limits: &'a Limits,
     expected: BTreeMap<String, Expected>,
 }
@@ -93,7 +105,10 @@ impl<'a> Clock<'a> {
         for UnderWay { running, .. } in running {
             touched.extend([running.source.as_str(), running.target.as_str()]);
         }
-        let hosts = hosts.filter(|host| touched.contains(host.name.as_str())).cloned().collect();
+        let hosts: Vec<HostFacts> =
+            hosts.filter(|host| touched.contains(host.name.as_str())).cloned().collect();
+        let named = hosts.iter().enumerate().map(|(index, host)| (host.name.clone(), index));
+        let index = named.collect();
         let moving = running.iter().map(|under_way| Moving {
             running: under_way.running.clone(),
             memory_bytes: under_way.memory_bytes,
@@ -106,66 +121,112 @@ impl<'a> Clock<'a> {
         Clock {
             epoch_ms: now_ms,
             at_ms: 0.0,
-            waiting,
+            lines: lines(waiting),
             moving,
             hosts,
+            index,
+            least_asked: 1,
             limits,
             expected: BTreeMap::new(),
         }
     }
 
     fn host(&mut self, name: &str) -> Option<&mut HostFacts> {
-        self.hosts.iter_mut().find(|host| host.name == name)
+        self.index.get(name).map(|&index| &mut self.hosts[index])
     }
 
     /// Returns the expected times of each job, or what it waits for when nothing moves any more.
     fn run(mut self) -> (BTreeMap<String, Expected>, BTreeMap<String, WaitReason>) {
         loop {
-            let waits = self.begin();
+            self.begin();
             if self.moving.is_empty() {
+                let waits = self.waits();
                 return (self.expected, waits);
             }
             self.advance();
         }
     }
 
-    /// Starts the moves that the queue would start; returns what the others wait for.
-    fn begin(&mut self) -> BTreeMap<String, WaitReason> {
-        if self.waiting.is_empty() {
-            return BTreeMap::new();
+    /// Starts the moves that the queue would start. It is asked about as many jobs of a line as the
+    /// line has free places, so that a step does not walk all jobs. If they cannot start for
+    /// another reason, it is asked about more.
+    fn begin(&mut self) {
+        let mut least = self.least_asked;
+        loop {
+            let running: Vec<RunningMove> =
+                self.moving.iter().map(|moving| moving.running.clone()).collect();
+            let places = Places::new(self.limits, &running);
+            let (mut asked, mut are_all) = (Vec::new(), true);
+            for ((source, target), line) in &self.lines {
+                let [source, target] = [source, target].map(|name| self.index.get(name));
+                let [source, target] = [source, target].map(|at| at.map(|&at| &self.hosts[at]));
+                let free = source.zip(target).map_or(0, |(from, to)| places.free(from, to));
+                let most = if free == 0 { 0 } else { free.max(least) };
+                asked.extend(line.iter().take(most).cloned());
+                are_all &= free == 0 || line.len() <= most;
+            }
+            if asked.is_empty() {
+                return;
+            }
+            let now_ms = self.epoch_ms.saturating_add(millis(self.at_ms));
+            let (waiting, hosts, limits) = (&asked, &self.hosts, self.limits);
+            let begun = starts(&Situation {
+                now_ms,
+                waiting,
+                running: &running,
+                hosts,
+                limits,
+                served: &[],
+            });
+            if begun.is_empty() {
+                if are_all {
+                    return;
+                }
+                least = least.saturating_mul(2);
+            }
+            for start in begun {
+                self.start(&start.job, (start.source, start.target));
+            }
         }
+    }
+
+    /// Returns what the waiting jobs wait for.
+    fn waits(&self) -> BTreeMap<String, WaitReason> {
+        let waiting: Vec<WaitingJob> = self.lines.values().flatten().cloned().collect();
         let running: Vec<RunningMove> =
             self.moving.iter().map(|moving| moving.running.clone()).collect();
         let now_ms = self.epoch_ms.saturating_add(millis(self.at_ms));
-        let (waiting, hosts, limits) = (&self.waiting, &self.hosts, self.limits);
+        let (waiting, hosts, limits) = (&waiting, &self.hosts, self.limits);
         let decided =
             schedule(&Situation { now_ms, waiting, running: &running, hosts, limits, served: &[] });
-        for start in decided.starts {
-            let Some(index) = self.waiting.iter().position(|job| job.id == start.job) else {
-                continue;
-            };
-            let job = self.waiting.swap_remove(index);
-            if let Some(target) = self.host(&start.target) {
-                target.memory_promised_bytes =
-                    target.memory_promised_bytes.saturating_add(job.memory_bytes);
-            }
-            self.moving.push(Moving {
-                memory_bytes: job.memory_bytes,
-                left_ms: job.estimate_ms as f64,
-                demand: job.memory_bytes as f64 * 8.0 / (job.estimate_ms.max(1) as f64 / 1e3),
-                began_ms: Some(self.at_ms),
-                running: RunningMove {
-                    migration: job.id,
-                    vm: job.vm,
-                    source: job.source,
-                    target: start.target,
-                    group: Some(job.group),
-                    datastores: job.datastores,
-                    reference_group: job.reference_group,
-                },
-            });
-        }
         decided.waits.into_iter().map(|wait| (wait.job, wait.reason)).collect()
+    }
+
+    /// Starts a job of a line.
+    fn start(&mut self, id: &str, ends: (String, String)) {
+        let Some(line) = self.lines.get_mut(&ends) else { return };
+        let Some(index) = line.iter().position(|job| job.id == id) else { return };
+        let Some(job) = line.remove(index) else { return };
+        let target = ends.1;
+        if let Some(target) = self.host(&target) {
+            target.memory_promised_bytes =
+                target.memory_promised_bytes.saturating_add(job.memory_bytes);
+        }
+        self.moving.push(Moving {
+            memory_bytes: job.memory_bytes,
+            left_ms: job.estimate_ms as f64,
+            demand: job.memory_bytes as f64 * 8.0 / (job.estimate_ms.max(1) as f64 / 1e3),
+            began_ms: Some(self.at_ms),
+            running: RunningMove {
+                migration: job.id,
+                vm: job.vm,
+                source: job.source,
+                target,
+                group: Some(job.group),
+                datastores: job.datastores,
+                reference_group: job.reference_group,
+            },
+        });
     }
 
     /// Advances to the moment at which the next move ends.
@@ -226,5 +287,50 @@ impl<'a> Clock<'a> {
             .iter()
             .map(|Moving { running, .. }| of(&out, &running.source).min(of(&into, &running.target)))
             .collect()
+    }
+}
+
+/// Sorts jobs, each with one target, into lines.
+fn lines(waiting: Vec<WaitingJob>) -> BTreeMap<(String, String), VecDeque<WaitingJob>> {
+    let mut lines = BTreeMap::<_, VecDeque<WaitingJob>>::new();
+    for job in waiting {
+        let target = job.targets.first().cloned().unwrap_or_default();
+        lines.entry((job.source.clone(), target)).or_default().push_back(job);
+    }
+    for line in lines.values_mut() {
+        let by_place = |job: &WaitingJob| (stands_at(job), job.id.clone());
+        line.make_contiguous().sort_by_cached_key(by_place);
+    }
+    lines
+}
+
+/// Places that the running moves leave free.
+struct Places<'a> {
+    limits: &'a Limits,
+    total: u32,
+    out: HashMap<&'a str, u32>,
+    into: HashMap<&'a str, u32>,
+}
+
+impl<'a> Places<'a> {
+    fn new(limits: &'a Limits, running: &'a [RunningMove]) -> Self {
+        let (mut out, mut into) = (HashMap::new(), HashMap::new());
+        for one in running {
+            *out.entry(one.source.as_str()).or_insert(0) += 1;
+            *into.entry(one.target.as_str()).or_insert(0) += 1;
+        }
+        let running = u32::try_from(running.len()).unwrap_or(u32::MAX);
+        let total = limits.total.unwrap_or(u32::MAX).saturating_sub(running);
+        Places { limits, total, out, into }
+    }
+
+    /// Returns the number of moves between two hosts that the limits admit now.
+    fn free(&self, from: &HostFacts, to: &HostFacts) -> usize {
+        let left = |limit: u32, taken: &HashMap<&str, u32>, host: &HostFacts| {
+            limit.saturating_sub(taken.get(host.name.as_str()).copied().unwrap_or(0))
+        };
+        let out = left(self.limits.out_of(&from.name, from.link_bits_per_s), &self.out, from);
+        let into = left(self.limits.into_host(&to.name, to.link_bits_per_s), &self.into, to);
+        usize::try_from(out.min(into).min(self.total)).unwrap_or(usize::MAX)
     }
 }

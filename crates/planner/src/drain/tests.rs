@@ -59,7 +59,11 @@ impl Given {
     }
 
     fn plan(&self) -> DrainPlan {
-        plan(&DrainRequest {
+        plan(&self.request())
+    }
+
+    fn request(&self) -> DrainRequest<'_> {
+        DrainRequest {
             now_ms: NOW,
             host: "a",
             vms: &self.vms,
@@ -67,7 +71,7 @@ impl Given {
             rules: &self.rules,
             limits: &self.limits,
             running: &self.running,
-        })
+        }
     }
 }
 
@@ -409,4 +413,42 @@ proptest! {
             prop_assert!(further.ends_ms <= latest, "{:?} {:?}", further, one);
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The simulation asks the queue about few jobs at a time.
+    #[test]
+    fn the_expected_times_are_those_of_the_whole_queue(
+        vms in proptest::collection::vec((1_u64..8, 1_u64..40), 1..60),
+        limits in (1_u32..6, 1_u32..6, proptest::option::of(1_u32..9)),
+        hosts in 1_usize..5,
+    ) {
+        let vms = vms.iter().enumerate().map(|(number, (gib, minutes))| DrainVm {
+            estimate_ms: minutes * MINUTE, ..vm(&format!("vm{number}"), *gib)
+        });
+        let others = (0..hosts).map(|number| host(&format!("b{number}"), 240));
+        let mut given = Given::new(vms.collect(), others.collect());
+        let (out, into, total) = limits;
+        given.limits = Limits {
+            total, out_of_host: Some(out), into_host: Some(into), ..Limits::default()
+        };
+        let plan = given.plan();
+        let mut moves = place::leave(&given.request()).0;
+        let mut whole = simulate::clock(&given.request(), &moves);
+        whole.least_asked = usize::MAX;
+        simulate::fill(whole, &mut moves);
+        prop_assert_eq!(plan.moves, moves);
+    }
+}
+
+/// Regression: each step of the simulation ranked all waiting moves.
+#[test]
+fn a_plan_for_thousands_of_vms_is_quick() {
+    let vms = (0..5_000).map(|number| vm(&format!("vm{number:04}"), 1)).collect();
+    let others = (0..40).map(|number| host(&format!("b{number:02}"), 200)).collect();
+    let plan = Given::new(vms, others).plan();
+    assert_eq!((plan.moves.len(), plan.stays.len()), (5_000, 0));
+    assert!(plan.takes_ms.is_some());
 }

@@ -1,5 +1,7 @@
 //! Undo of a drain: moves its VMs back.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::place::{Placed, units};
@@ -74,9 +76,10 @@ pub fn undo(request: &UndoRequest<'_>) -> UndoPlan {
     }
     let mut judge = Judge::new(&hosts, request.rules);
     let candidates: Vec<usize> = judge.index(request.host).into_iter().collect();
+    let by_name: HashMap<&str, (&Moved, &String)> =
+        there.iter().map(|(moved, (to, _))| (moved.vm.vm.name.as_str(), (*moved, to))).collect();
     let source = |vm: &DrainVm| {
-        let of = there.iter().find(|(moved, _)| moved.vm.vm.name == vm.vm.name);
-        of.map(|(_, (to, _))| to.clone()).unwrap_or_default()
+        by_name.get(vm.vm.name.as_str()).map(|(_, to)| (*to).clone()).unwrap_or_default()
     };
     for unit in units(&judge, there.iter().map(|(moved, _)| &moved.vm)) {
         placed.place(&mut judge, &unit, &candidates, &hosts, &source);
@@ -84,7 +87,7 @@ pub fn undo(request: &UndoRequest<'_>) -> UndoPlan {
     let (mut moves, stays) = placed.done();
     // The jobs are submitted in this order.
     let jobs = moves.iter().zip(0..).filter_map(|(planned, rank)| {
-        let (moved, _) = there.iter().find(|(moved, _)| moved.vm.vm.name == planned.vm)?;
+        let (moved, _) = by_name.get(planned.vm.as_str())?;
         Some(job(planned, &moved.vm, request.now_ms + rank))
     });
     let facts = hosts.iter().map(|host| &host.facts);

@@ -241,6 +241,13 @@ impl<'a> Capacity<'a> {
         }
     }
 
+    /// Returns whether a move may start from one of these hosts, as far as limits of sources and in
+    /// total are concerned.
+    pub(super) fn has_room(&self, sources: &HashSet<&str>) -> bool {
+        let mut rooms = sources.iter().filter_map(|name| Some(&self.hosts[self.host(name)?]));
+        self.total.is_open() && rooms.any(|room| room.out.is_open())
+    }
+
     /// Finds a target for a job.
     ///
     /// # Errors

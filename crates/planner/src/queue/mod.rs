@@ -28,7 +28,9 @@ mod situation;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use order::stands_at;
+
 pub use limits::{HostLimit, Limits, moves_at_once};
 pub use reason::{Line, Tally, TargetObstacle, WaitReason};
-pub use schedule::{Schedule, Start, Wait, schedule};
+pub use schedule::{Schedule, Start, Wait, schedule, starts};
 pub use situation::{HostFacts, Presence, Priority, RunningMove, Served, Situation, WaitingJob};

@@ -121,7 +121,7 @@ fn place<'a>(entry: &Entry<'a>) -> (Reverse<u64>, u64, u64, i64, &'a str, usize)
 }
 
 /// Returns the virtual submission time of a job.
-fn stands_at(job: &WaitingJob) -> i64 {
+pub(crate) fn stands_at(job: &WaitingJob) -> i64 {
     let submitted = i64::try_from(job.submitted_ms).unwrap_or(i64::MAX);
     let stretch = i64::try_from(job.estimate_ms.saturating_mul(STRETCH)).unwrap_or(i64::MAX);
     let head_start = HEAD_STARTS_MINUTES[job.priority as usize] * 60 * 1000;

@@ -1,6 +1,6 @@
 //! One run of the queue: which jobs start, and what each of the others waits for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -49,30 +49,55 @@ pub struct Schedule {
 /// on the order of the given jobs and hosts.
 #[must_use]
 pub fn schedule(situation: &Situation<'_>) -> Schedule {
+    let (starts, refused, mut barred) = decide(situation, false);
+    let positioned = refused.into_iter().zip(1..);
+    let mut waits: Vec<Wait> = positioned
+        .map(|((job, reason), position)| wait(&situation.waiting[job], Some(position), reason))
+        .collect();
+    let waiting = situation.waiting;
+    barred.sort_by_key(|(index, _)| (waiting[*index].submitted_ms, &waiting[*index].id));
+    waits.extend(barred.into_iter().map(|(index, reason)| wait(&waiting[index], None, reason)));
+    Schedule { starts, waits }
+}
+
+/// Decides which jobs start now, as [`schedule`] does, without the reasons of the others. Stops at
+/// the job behind which no source has a free place.
+#[must_use]
+pub fn starts(situation: &Situation<'_>) -> Vec<Start> {
+    decide(situation, true).0
+}
+
+/// Indexes of waiting jobs, with what they wait for.
+type Refused = Vec<(usize, WaitReason)>;
+
+/// Returns the jobs that start, those without a place, in order, and those that are barred.
+fn decide(situation: &Situation<'_>, only_starts: bool) -> (Vec<Start>, Refused, Refused) {
     let mut capacity = Capacity::new(situation);
-    let (ready, mut barred) = ready_and_barred(situation, &mut capacity);
-    let mut schedule = Schedule::default();
+    let (ready, barred) = ready_and_barred(situation, &mut capacity);
+    let (mut starts, mut refused) = (Vec::new(), Vec::new());
+    let sources: HashSet<&str> =
+        ready.iter().map(|index| situation.waiting[*index].source.as_str()).collect();
+    let mut has_room = capacity.has_room(&sources);
     for ranked in order(situation, &ready) {
+        if only_starts && !has_room {
+            break;
+        }
         let job = &situation.waiting[ranked.job];
         match capacity.seat(job) {
             Ok(seat) => {
                 capacity.take(job, &seat);
                 let target = capacity.target_of(&seat).to_owned();
                 let (id, vm, source) = (job.id.clone(), job.vm.clone(), job.source.clone());
-                schedule.starts.push(Start { job: id, vm, source, target });
+                starts.push(Start { job: id, vm, source, target });
+                has_room = capacity.has_room(&sources);
             }
             Err(reason) => {
                 keep_for(&mut capacity, job, &ranked, &reason, situation.now_ms);
-                schedule.waits.push(wait(job, Some(schedule.waits.len() + 1), reason));
+                refused.push((ranked.job, reason));
             }
         }
     }
-    let waiting = situation.waiting;
-    barred.sort_by_key(|(index, _)| (waiting[*index].submitted_ms, &waiting[*index].id));
-    schedule
-        .waits
-        .extend(barred.into_iter().map(|(index, reason)| wait(&waiting[index], None, reason)));
-    schedule
+    (starts, refused, barred)
 }
 
 fn keep_for<'a>(
