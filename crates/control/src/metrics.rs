@@ -166,10 +166,13 @@ impl Metrics {
         }
     }
 
-    /// Updates the gauges, which are counted on each query. `moves` are the leader's; a manager
-    /// that
-    /// does not lead has none.
-    pub(crate) fn look(&self, state: &State, moves: Option<&BTreeMap<String, Move>>) {
+    /// Updates the gauges, which are counted on each query. `open_moves` are the leader's
+    /// unfinished moves; a manager that does not lead has none.
+    pub(crate) fn look<'m>(
+        &self,
+        state: &State,
+        open_moves: Option<impl Iterator<Item = &'m Move>>,
+    ) {
         let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, name_conflicts } =
             state.inventory().tally();
         refill(
@@ -188,19 +191,18 @@ impl Metrics {
         set(&self.hosts_faulty, hosts_faulty);
         let (mut states, mut codes) =
             (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
-        if let Some(moves) = moves {
-            for one in moves.values().filter(|one| !one.state.is_over()) {
-                *states.entry(name(&one.state)).or_default() += 1;
-                if let Some(Waits { code, .. }) =
-                    one.waits.as_ref().filter(|_| one.state == MoveState::Waiting)
-                {
-                    *codes.entry(code.clone()).or_default() += 1;
-                }
+        let is_leader = open_moves.is_some();
+        for one in open_moves.into_iter().flatten() {
+            *states.entry(name(&one.state)).or_default() += 1;
+            if let Some(Waits { code, .. }) =
+                one.waits.as_ref().filter(|_| one.state == MoveState::Waiting)
+            {
+                *codes.entry(code.clone()).or_default() += 1;
             }
         }
         refill(&self.moves, "state", states);
         refill(&self.moves_waiting, "code", codes);
-        self.is_leader.set(i64::from(moves.is_some()));
+        self.is_leader.set(i64::from(is_leader));
         self.event_listeners.set(i64::try_from(state.events().listeners()).unwrap_or(i64::MAX));
     }
 

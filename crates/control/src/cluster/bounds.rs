@@ -14,7 +14,7 @@ use crate::cluster::names::check_name;
 use crate::cluster::text::beginning;
 
 /// Most VMs of a host.
-pub(crate) const MOST_VMS: usize = 4_096;
+pub(crate) const MOST_VMS: usize = 8_192;
 /// Most bytes of all VMs of a host, as JSON.
 pub(crate) const MOST_VM_BYTES_OF_HOST: usize = 16 << 20;
 /// Longest reason or message that is kept, bytes; longer ones are cut.

@@ -10,7 +10,7 @@ mod saved;
 mod tests;
 
 use parking_lot::{RwLock, RwLockReadGuard};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,9 +27,9 @@ use godwit_planner::words::millis;
 use godwit_types::Intent;
 use next::{Cancellation, Next, next};
 use record::{HostDrain, Legs, Way};
-use saved::{DRAINS, SavedDrain, check_size};
+use saved::{DRAINS, PARTS, SavedDrain, SavedPart, drain_of, part_id};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::agents::no_host;
 use crate::agents::record::{HOSTS, SavedHost};
@@ -46,6 +46,10 @@ use crate::storage::keeper::{Keeper, Writes};
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Largest number of finished drains; the oldest are removed first.
 const MOST_OVER: usize = 1_000;
+/// Largest number of VMs in finished drains.
+const MOST_VMS_OVER: usize = 500_000;
+/// Shortest interval between two publications of a drain's progress, for each of its VMs.
+const SHOW_INTERVAL_OF_VM: Duration = Duration::from_millis(1);
 /// Largest number of steps of one drain per poll. Each step differs from the one before, or there
 /// is nothing left to do.
 const MOST_STEPS: usize = 4;
@@ -80,11 +84,11 @@ pub(crate) struct Means {
 impl Drains {
     /// Loads the drains from the store and continues them.
     pub(crate) async fn begin(means: Means) -> Result<Drains, Problem> {
-        let saved = means.keeper.read_all(DRAINS).await?;
-        let drains = saved.into_iter().map(|(id, saved)| (id, saved.into())).collect();
+        let drains = read(&means.keeper).await?;
         let (orders, incoming) = mpsc::channel(WAITING_ORDERS);
         let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
-        let mut driver = Driver { means, shown: Arc::clone(&shown), drains };
+        let (shown_at, unsure) = (BTreeMap::new(), BTreeSet::new());
+        let mut driver = Driver { means, shown: Arc::clone(&shown), drains, shown_at, unsure };
         let ids: Vec<String> = driver.drains.keys().cloned().collect();
         for id in ids {
             driver.show(&id);
@@ -146,6 +150,10 @@ struct Driver {
     means: Means,
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
     drains: BTreeMap<String, HostDrain>,
+    /// Time at which the progress of each open drain was last published.
+    shown_at: BTreeMap<String, Instant>,
+    /// Drains whose stored parts may differ from `drains`, because a write failed.
+    unsure: BTreeSet<String>,
 }
 
 impl Driver {
@@ -225,7 +233,6 @@ impl Driver {
         let unplaced =
             next::unplaced(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
         drain.plan = self.planned(host, &unplaced, now_ms);
-        check_size(host, &drain.plan)?;
         if request.plan_only {
             return Ok(drain.summary("", &Legs::default(), now_ms));
         }
@@ -269,7 +276,7 @@ impl Driver {
         let Some(drain) = self.drains.get(id).cloned() else { return Ok(()) };
         let waiting: Vec<String> = {
             let moves = self.means.moves.all();
-            let legs = Legs::of(id, &drain.host, moves.values());
+            let legs = Legs::of(id, &drain.host, &moves);
             let waiting = legs.live().filter(|one| one.state == MoveState::Waiting);
             waiting.map(|one| one.id.clone()).collect()
         };
@@ -315,14 +322,19 @@ impl Driver {
 
     /// Executes the next steps of a drain.
     async fn go_on(&mut self, id: &str) -> Result<(), Problem> {
-        for _ in 0..MOST_STEPS {
+        for step in 0..MOST_STEPS {
             let now_ms = now_unix_ms();
-            let Some(mut drain) = self.drains.get(id).cloned() else { return Ok(()) };
             let what = {
+                let Some(drain) = self.drains.get(id) else { return Ok(()) };
                 let moves = self.means.moves.all();
-                let legs = Legs::of(id, &drain.host, moves.values());
-                next(&drain, &legs, &self.means.state.inventory(), now_ms)
+                let legs = Legs::of(id, &drain.host, &moves);
+                next(drain, &legs, &self.means.state.inventory(), now_ms)
             };
+            if what == Next::Wait && step == 0 {
+                self.show_progress(id);
+                return Ok(());
+            }
+            let Some(mut drain) = self.drains.get(id).cloned() else { return Ok(()) };
             match what {
                 Next::Wait => break,
                 Next::Close => self.write(id, drain, Some(true), &[]).await?,
@@ -425,14 +437,14 @@ impl Driver {
         let (moves, inventory) = (self.means.moves.all(), self.means.state.inventory());
         let mut arriving = Arriving::new();
         let mut running = Vec::new();
-        for one in moves.values().filter(|one| !one.state.is_over()) {
+        for one in moves.open() {
             let Some(to) = &one.to else { continue };
             arriving.entry(to.clone()).or_default().insert(one.vm.clone());
             if one.state != MoveState::Waiting {
                 running.push(under_way(one, to, &inventory));
             }
         }
-        let is_own = |migration: &str| job_of(migration).is_some_and(|id| moves.contains_key(id));
+        let is_own = |migration: &str| job_of(migration).is_some_and(|id| moves.get(id).is_some());
         let at_agents = begun_at_agents(is_own, &inventory).into_iter().map(|running| UnderWay {
             memory_bytes: inventory.vm_info(&running.vm).map_or(0, |info| info.memory_bytes),
             remaining_ms: inventory
@@ -461,13 +473,14 @@ impl Driver {
         let changed =
             before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
         let changed = changed.map(|(before, maintenance)| HostPlan { maintenance, ..before });
-        let mut writes = keeper.put(Writes::default(), DRAINS, id, &SavedDrain::of(&drain)).await?;
+        let saved = self.write_parts(id, &drain).await?;
+        let mut writes = keeper.put(Writes::default(), DRAINS, id, &saved).await?;
         if let Some(plan) = &changed {
             writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan)).await?;
         }
         let wanted = planned.iter().map(|planned| wanted(id, &drain, planned)).collect();
         let refused = moves.submit_all(wanted, writes).await?;
-        self.drains.insert(id.to_owned(), drain);
+        self.written(id, drain);
         if let Some(plan) = changed {
             state.change(|inventory| Some(inventory.plan_host(&host, plan)));
         }
@@ -484,22 +497,59 @@ impl Driver {
 
     fn outcome(&self, id: &str, drain: &HostDrain) -> Vec<godwit_api::control::DrainVm> {
         let moves = self.means.moves.all();
-        drain.vms(&Legs::of(id, &drain.host, moves.values()), now_unix_ms())
+        drain.vms(&Legs::of(id, &drain.host, &moves), now_unix_ms())
     }
 
     async fn save(&mut self, id: &str, drain: HostDrain) -> Result<(), Problem> {
-        self.means.keeper.replace(DRAINS, id, &SavedDrain::of(&drain)).await?;
-        self.drains.insert(id.to_owned(), drain);
+        let saved = self.write_parts(id, &drain).await?;
+        self.means.keeper.replace(DRAINS, id, &saved).await?;
+        self.written(id, drain);
         Ok(())
+    }
+
+    /// Writes the changed parts of a drain's record, and returns the record, which is to be written
+    /// after them. If it is not, a manager that takes over finds plans without moves, and requests
+    /// these moves.
+    async fn write_parts(&mut self, id: &str, drain: &HostDrain) -> Result<SavedDrain, Problem> {
+        let keeper = Arc::clone(&self.means.keeper);
+        let (saved, parts) = SavedDrain::of(drain);
+        let is_sure = self.unsure.insert(id.to_owned());
+        let before = self.drains.get(id).filter(|_| is_sure);
+        let before = before.map(|before| SavedDrain::of(before).1).unwrap_or_default();
+        for (number, part) in parts.iter().enumerate() {
+            let part_id = part_id(id, number);
+            if before.get(number) != Some(part) || !keeper.has(PARTS, &part_id) {
+                let writes = keeper.put(Writes::default(), PARTS, &part_id, part).await?;
+                keeper.write(writes).await?;
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Takes in a drain that is in the store.
+    fn written(&mut self, id: &str, drain: HostDrain) {
+        self.unsure.remove(id);
+        self.drains.insert(id.to_owned(), drain);
     }
 
     async fn forget_oldest(&mut self) {
         let over = self.drains.iter().filter(|(_, drain)| drain.is_over());
-        let mut over: Vec<(u64, String)> =
-            over.map(|(id, drain)| (drain.asked_unix_ms, id.clone())).collect();
+        let mut over: Vec<(u64, String, usize)> = over
+            .map(|(id, drain)| (drain.asked_unix_ms, id.clone(), drain.outcome.len()))
+            .collect();
         over.sort();
-        for (_, id) in over.iter().take(over.len().saturating_sub(MOST_OVER)) {
-            if let Err(problem) = self.means.keeper.remove(DRAINS, id).await {
+        let mut vms: usize = over.iter().map(|(_, _, vms)| vms).sum();
+        let mut left = over.len();
+        for (_, id, vms_of) in &over {
+            if left <= MOST_OVER && vms <= MOST_VMS_OVER {
+                return;
+            }
+            (left, vms) = (left - 1, vms - vms_of);
+            let removed = match self.means.keeper.remove(DRAINS, id).await {
+                Ok(()) => remove_parts(&self.means.keeper, id).await,
+                failed => failed,
+            };
+            if let Err(problem) = removed {
                 tracing::warn!(drain = id, %problem, "cannot remove an old drain");
                 return;
             }
@@ -508,12 +558,27 @@ impl Driver {
         }
     }
 
+    /// Publishes the progress of an open drain. A large drain is published less often, because each
+    /// publication has all its VMs.
+    fn show_progress(&mut self, id: &str) {
+        let vms = self.drains.get(id).map_or(0, |drain| drain.plan.moves.len());
+        let interval = SHOW_INTERVAL_OF_VM * u32::try_from(vms).unwrap_or(u32::MAX);
+        if self.shown_at.get(id).is_none_or(|at| at.elapsed() >= interval) {
+            self.show(id);
+        }
+    }
+
     /// Publishes a drain if it has changed.
     fn show(&mut self, id: &str) {
         let Some(drain) = self.drains.get(id) else { return };
+        if drain.is_over() {
+            self.shown_at.remove(id);
+        } else {
+            self.shown_at.insert(id.to_owned(), Instant::now());
+        }
         let now = {
             let moves = self.means.moves.all();
-            drain.summary(id, &Legs::of(id, &drain.host, moves.values()), now_unix_ms())
+            drain.summary(id, &Legs::of(id, &drain.host, &moves), now_unix_ms())
         };
         {
             let mut shown = self.shown.write();
@@ -528,6 +593,34 @@ impl Driver {
     fn shown_drain(&self, id: &str) -> Result<Drain, Problem> {
         self.shown.read().get(id).cloned().ok_or_else(|| no_drain(id))
     }
+}
+
+/// Reads all drains. Parts without a drain, which an interrupted write left behind, are removed.
+async fn read(keeper: &Keeper) -> Result<BTreeMap<String, HostDrain>, Problem> {
+    let mut parts = BTreeMap::<String, Vec<SavedPart>>::new();
+    for (id, part) in keeper.read_all(PARTS).await? {
+        parts.entry(drain_of(&id).to_owned()).or_default().push(part);
+    }
+    let saved = keeper.read_all(DRAINS).await?.into_iter();
+    let drains = saved.map(|(id, saved)| {
+        let parts = parts.remove(&id).unwrap_or_default();
+        (id, saved.with(parts))
+    });
+    let drains = drains.collect();
+    for id in parts.keys() {
+        remove_parts(keeper, id).await?;
+    }
+    Ok(drains)
+}
+
+async fn remove_parts(keeper: &Keeper, id: &str) -> Result<(), Problem> {
+    for part_id in (0..).map(|number| part_id(id, number)) {
+        if !keeper.has(PARTS, &part_id) {
+            return Ok(());
+        }
+        keeper.remove(PARTS, &part_id).await?;
+    }
+    Ok(())
 }
 
 fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {

@@ -130,9 +130,9 @@ fn unasked_out(drain: &HostDrain, legs: &Legs<'_>, unplaced: &[DrainVm]) -> Vec<
         let mut had = legs.out.get(planned.vm.as_str()).into_iter().flatten();
         had.any(|one| one.to.as_ref() == Some(&planned.target))
     };
-    let is_unasked = |planned: &&PlannedMove| {
-        unplaced.iter().any(|vm| vm.vm.name == planned.vm) && !was_asked(planned)
-    };
+    let unplaced: BTreeSet<&str> = unplaced.iter().map(|vm| vm.vm.name.as_str()).collect();
+    let is_unasked =
+        |planned: &&PlannedMove| unplaced.contains(planned.vm.as_str()) && !was_asked(planned);
     drain.plan.moves.iter().filter(is_unasked).cloned().collect()
 }
 

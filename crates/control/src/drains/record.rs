@@ -11,6 +11,8 @@ use godwit_types::EngineKind;
 use godwit_planner::drain::eta::{MoveEta, Progress, eta};
 use godwit_planner::drain::{PlannedMove, Staying};
 
+use crate::moves::ShownMoves;
+
 /// Drain in execution. The progress is in its moves.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct HostDrain {
@@ -80,9 +82,9 @@ pub(super) struct Legs<'a> {
 
 impl<'a> Legs<'a> {
     /// Collects the moves of a drain, in the order of their requests.
-    pub(super) fn of(id: &str, host: &str, moves: impl Iterator<Item = &'a Move>) -> Legs<'a> {
+    pub(super) fn of(id: &str, host: &str, moves: &'a ShownMoves) -> Legs<'a> {
         let mut legs = Legs::default();
-        for one in moves.filter(|one| one.drain.as_deref() == Some(id)) {
+        for one in moves.of_drain(id) {
             let leg = if one.from == host { &mut legs.out } else { &mut legs.back };
             leg.entry(one.vm.as_str()).or_default().push(one);
         }

@@ -1,14 +1,12 @@
-//! Saved form of drains. A record never exceeds the store's limit for one value: a drain that
-//! cannot be written could neither end nor be cancelled. Only its texts are unbounded, so they are
-//! cut if there is no room. Everything else of a VM is small, and [`check_size`] refuses a host
-//! with more VMs than fit.
+//! Saved form of drains. One value of the store holds [`MOST_VMS`] VMs of a drain with the longest
+//! names and texts. The drain's record has the first ones, and each part the next ones. So a drain
+//! has no limit of VMs, and the record of a small drain is complete.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use godwit_api::QemuEngineOptions;
-use godwit_api::control::{DrainState, DrainVm, MovePriority, Problem, ProblemCode};
+use godwit_api::control::{DrainState, DrainVm, MovePriority};
 use godwit_planner::drain::{Expected, PlannedMove};
-use godwit_store::MOST_VALUE_BYTES;
 use godwit_store::records::{Record, Table};
 use godwit_types::EngineKind;
 use serde::{Deserialize, Serialize};
@@ -18,13 +16,39 @@ use crate::cluster::text::beginning;
 
 pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
 
-/// Largest size of the plan of the way out. The plan of the way back and the results of the VMs
-/// need the same size each, and ineligible targets the rest.
-const MOST_PLAN_BYTES: usize = MOST_VALUE_BYTES / 4;
-/// Sizes to which texts are cut, in bytes; the first that fits is used.
-const TEXT_BYTES: [usize; 4] = [300, 120, 40, 0];
-/// Size of the envelope around a record in the store, bytes.
-const ENVELOPE_BYTES: usize = 256;
+/// Further VMs of drains, by [`part_id`].
+pub(crate) const PARTS: Table<SavedPart> = Table::new();
+
+/// Largest number of VMs in one value.
+const MOST_VMS: usize = 100;
+/// Largest size of a text, in bytes. As JSON a byte takes 6 bytes at most.
+const MOST_TEXT_BYTES: usize = 300;
+
+/// Returns the ID of a part of a drain.
+pub(super) fn part_id(drain: &str, number: usize) -> String {
+    format!("{drain}.{number:05}")
+}
+
+/// Returns the drain that a part belongs to.
+pub(super) fn drain_of(part_id: &str) -> &str {
+    part_id.rsplit_once('.').map_or(part_id, |(drain, _)| drain)
+}
+
+/// Some VMs of a drain, as in [`SavedDrain`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedPart {
+    plan: SavedWay,
+    back: Option<SavedWay>,
+    passed_over: BTreeMap<String, BTreeSet<String>>,
+    outcome: Vec<DrainVm>,
+}
+
+impl Record for SavedPart {
+    const KIND: &'static str = "drain-part";
+    const PREFIX: &'static str = "drain-parts/";
+    const VERSION: u32 = 1;
+}
 
 /// Saved drain. The progress is in its moves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,39 +107,98 @@ impl Record for SavedDrain {
 }
 
 impl SavedDrain {
-    /// Converts a drain, with the longest texts that fit into one value.
-    pub(super) fn of(drain: &HostDrain) -> SavedDrain {
-        let mut saved = SavedDrain::with_texts(drain, TEXT_BYTES[0]);
-        for most_bytes in &TEXT_BYTES[1..] {
-            if bytes(&saved) + ENVELOPE_BYTES <= MOST_VALUE_BYTES {
-                break;
-            }
-            saved = SavedDrain::with_texts(drain, *most_bytes);
-        }
-        saved
-    }
-
-    fn with_texts(drain: &HostDrain, most_bytes: usize) -> SavedDrain {
-        let HostDrain { host, asked_by, asked_unix_ms, priority, engine, qemu, .. } = drain.clone();
-        let outcome = drain.outcome.iter().map(|vm| {
-            let reason = beginning(&vm.reason, most_bytes);
-            DrainVm { reason, ..vm.clone() }
-        });
-        SavedDrain {
-            host,
-            asked_by,
-            asked_unix_ms,
-            priority,
-            engine,
-            qemu,
+    /// Converts a drain to its record and further parts.
+    pub(super) fn of(drain: &HostDrain) -> (SavedDrain, Vec<SavedPart>) {
+        let mut parts = split(drain).into_iter();
+        let SavedPart { plan, back, passed_over, outcome } =
+            parts.next().unwrap_or_else(|| SavedPart::without_vms(drain));
+        let HostDrain { host, asked_by, qemu, .. } = drain;
+        let saved = SavedDrain {
+            host: host.clone(),
+            asked_by: asked_by.clone(),
+            asked_unix_ms: drain.asked_unix_ms,
+            priority: drain.priority,
+            engine: drain.engine,
+            qemu: qemu.clone(),
             state: drain.state,
             was_in_maintenance: drain.was_in_maintenance,
-            plan: SavedWay::of(&drain.plan, most_bytes),
+            plan,
             placed_unix_ms: drain.placed_unix_ms,
-            back: drain.back.as_ref().map(|back| SavedWay::of(back, most_bytes)),
-            passed_over: drain.passed_over.clone(),
+            back,
+            passed_over,
             ended_unix_ms: drain.ended_unix_ms,
-            outcome: outcome.collect(),
+            outcome,
+        };
+        (saved, parts.collect())
+    }
+
+    /// Restores a drain from its record and further parts.
+    pub(super) fn with(self, parts: Vec<SavedPart>) -> HostDrain {
+        let mut drain = HostDrain::from(self);
+        if parts.is_empty() {
+            return drain;
+        }
+        for part in parts {
+            drain.plan.add(part.plan);
+            if let (Some(back), Some(part)) = (&mut drain.back, part.back) {
+                back.add(part);
+            }
+            drain.passed_over.extend(part.passed_over);
+            drain.outcome.extend(part.outcome);
+        }
+        [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten().for_each(Way::sort);
+        drain
+    }
+}
+
+/// Distributes the VMs of a drain by name.
+fn split(drain: &HostDrain) -> Vec<SavedPart> {
+    let ways = || [Some(&drain.plan), drain.back.as_ref()].into_iter().flatten();
+    let planned =
+        ways().flat_map(|way| way.moves.iter().map(|one| &one.vm).chain(way.stays.keys()));
+    let others = drain.passed_over.keys().chain(drain.outcome.iter().map(|vm| &vm.vm));
+    let names: BTreeSet<&String> = planned.chain(others).collect();
+    let mut parts = vec![SavedPart::without_vms(drain); names.len().div_ceil(MOST_VMS)];
+    let part_of: HashMap<&String, usize> =
+        names.into_iter().enumerate().map(|(number, vm)| (vm, number / MOST_VMS)).collect();
+    for planned in &drain.plan.moves {
+        parts[part_of[&planned.vm]].plan.moves.push(SavedPlannedMove::of(planned));
+    }
+    for (vm, text) in &drain.plan.stays {
+        parts[part_of[vm]].plan.stays.push(SavedStay::of(vm, text));
+    }
+    if let Some(way) = &drain.back {
+        for planned in &way.moves {
+            let part = parts[part_of[&planned.vm]].back.as_mut();
+            part.into_iter().for_each(|back| back.moves.push(SavedPlannedMove::of(planned)));
+        }
+        for (vm, text) in &way.stays {
+            let part = parts[part_of[vm]].back.as_mut();
+            part.into_iter().for_each(|back| back.stays.push(SavedStay::of(vm, text)));
+        }
+    }
+    for (vm, hosts) in &drain.passed_over {
+        parts[part_of[vm]].passed_over.insert(vm.clone(), hosts.clone());
+    }
+    for vm in &drain.outcome {
+        let reason = beginning(&vm.reason, MOST_TEXT_BYTES);
+        parts[part_of[&vm.vm]].outcome.push(DrainVm { reason, ..vm.clone() });
+    }
+    parts
+}
+
+impl SavedPart {
+    fn without_vms(drain: &HostDrain) -> SavedPart {
+        let blank = |way: &Way| SavedWay {
+            planned_at_ms: way.planned_at_ms,
+            moves: Vec::new(),
+            stays: Vec::new(),
+        };
+        SavedPart {
+            plan: blank(&drain.plan),
+            back: drain.back.as_ref().map(blank),
+            passed_over: BTreeMap::new(),
+            outcome: Vec::new(),
         }
     }
 }
@@ -141,28 +224,41 @@ impl From<SavedDrain> for HostDrain {
     }
 }
 
-impl SavedWay {
-    fn of(way: &Way, most_bytes: usize) -> SavedWay {
-        let moves = way.moves.iter().map(|planned| SavedPlannedMove {
+impl SavedPlannedMove {
+    fn of(planned: &PlannedMove) -> SavedPlannedMove {
+        SavedPlannedMove {
             vm: planned.vm.clone(),
             source: planned.source.clone(),
             target: planned.target.clone(),
             memory_bytes: planned.memory_bytes,
-            why: beginning(&planned.why, most_bytes),
+            why: beginning(&planned.why, MOST_TEXT_BYTES),
             expected: planned.expected.map(|Expected { starts_in_ms, ends_in_ms }| SavedExpected {
                 starts_in_ms,
                 ends_in_ms,
             }),
-        });
-        let stays = way
-            .stays
-            .iter()
-            .map(|(vm, text)| SavedStay { vm: vm.clone(), text: beginning(text, most_bytes) });
-        SavedWay {
-            planned_at_ms: way.planned_at_ms,
-            moves: moves.collect(),
-            stays: stays.collect(),
         }
+    }
+}
+
+impl SavedStay {
+    fn of(vm: &str, text: &str) -> SavedStay {
+        SavedStay { vm: vm.to_owned(), text: beginning(text, MOST_TEXT_BYTES) }
+    }
+}
+
+impl Way {
+    fn add(&mut self, saved: SavedWay) {
+        let part = Way::from(saved);
+        self.moves.extend(part.moves);
+        self.stays.extend(part.stays);
+    }
+
+    /// Sorts the moves as the planner does.
+    fn sort(&mut self) {
+        let begin = |planned: &PlannedMove| {
+            planned.expected.map_or(u64::MAX, |expected| expected.starts_in_ms)
+        };
+        self.moves.sort_by_cached_key(|planned| (begin(planned), planned.vm.clone()));
     }
 }
 
@@ -187,33 +283,16 @@ impl From<SavedWay> for Way {
     }
 }
 
-/// Refuses a drain whose record could become too large.
-pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
-    let is = bytes(&SavedWay::of(plan, TEXT_BYTES[1]));
-    if is <= MOST_PLAN_BYTES {
-        return Ok(());
-    }
-    let vms = plan.moves.len() + plan.stays.len();
-    let fit = vms.saturating_mul(MOST_PLAN_BYTES) / is;
-    let detail = format!(
-        "cannot drain host {host} at once: it has {vms} VMs, and a plan with these names has room \
-        for about {fit}"
-    );
-    let remedy = format!(
-        "drain it in parts: set it into maintenance (`godwit control host maintenance {host} \
-        on`), move some of its VMs with `godwit control move create VM`, then drain the rest"
-    );
-    Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
-}
-
-/// Returns the size of a value as JSON, bytes.
-fn bytes<T: Serialize>(value: &T) -> usize {
-    serde_json::to_vec(value).map_or(usize::MAX, |json| json.len())
-}
-
 #[cfg(test)]
 mod tests {
+    use godwit_store::MOST_VALUE_BYTES;
+
     use super::*;
+
+    /// Returns the size of a record in the store, bytes.
+    fn bytes<T: Record>(record: &T) -> usize {
+        Table::<T>::new().encode("key", record).unwrap().len()
+    }
 
     fn name(number: usize) -> String {
         format!("{number:063}")
@@ -265,39 +344,45 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_drain_fits_in_every_state() {
-        let most =
-            (1..).take_while(|vms| check_size("a", &longest(*vms).plan).is_ok()).last().unwrap();
-        let saved = SavedDrain::of(&longest(most));
-        assert!(
-            bytes(&saved) + ENVELOPE_BYTES <= MOST_VALUE_BYTES,
-            "{most} VMs: {}",
-            bytes(&saved)
-        );
-        let problem = check_size("a", &longest(most + 1).plan).unwrap_err();
-        assert!(problem.detail.contains(&format!("has {} VMs", most + 1)), "{problem}");
-        assert!(problem.remedy.contains("in parts"), "{problem}");
+    fn a_drain_of_any_size_fits_in_every_state() {
+        let mut drain = longest(2 * MOST_VMS + 1);
+        // The longest form of a text: each byte is escaped.
+        let text = "\u{1}".repeat(1000);
+        for way in [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten() {
+            way.moves.iter_mut().for_each(|planned| planned.why.clone_from(&text));
+        }
+        drain.outcome.iter_mut().for_each(|vm| vm.reason.clone_from(&text));
+        let (saved, parts) = SavedDrain::of(&drain);
+        assert_eq!(parts.len(), 2);
+        let most = parts.iter().map(bytes).chain([bytes(&saved)]).max().unwrap();
+        assert!(most <= MOST_VALUE_BYTES, "{most} bytes");
     }
 
     #[test]
     fn a_saved_drain_equals_the_original_except_for_cut_texts() {
-        let mut drain = longest(3);
-        for way in [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten() {
-            way.moves.iter_mut().for_each(|planned| {
-                (planned.why, planned.together_with) = ("short".into(), vec![]);
-            });
-            way.stays.insert("s".into(), "it stays".into());
+        for vms in [0, 3, MOST_VMS, 5 * MOST_VMS + 7] {
+            let mut drain = longest(vms);
+            for way in [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten() {
+                way.moves.iter_mut().for_each(|planned| {
+                    (planned.why, planned.together_with) = ("short".into(), vec![]);
+                });
+                way.stays.insert("s".into(), "it stays".into());
+            }
+            drain.outcome.iter_mut().for_each(|vm| vm.reason = "short".into());
+            let restored = |drain: &HostDrain| {
+                let (saved, parts) = SavedDrain::of(drain);
+                saved.with(parts)
+            };
+            assert_eq!(restored(&drain), drain);
+            drain.plan.stays.insert("s".into(), "ä".repeat(200));
+            let cut = restored(&drain).plan.stays.remove("s").unwrap();
+            assert_eq!(cut, format!("{}…", "ä".repeat(150)));
         }
-        drain.outcome.iter_mut().for_each(|vm| vm.reason = "short".into());
-        assert_eq!(HostDrain::from(SavedDrain::of(&drain)), drain);
-        drain.plan.stays.insert("s".into(), "ä".repeat(200));
-        let cut = HostDrain::from(SavedDrain::of(&drain)).plan.stays.remove("s").unwrap();
-        assert_eq!(cut, format!("{}…", "ä".repeat(150)));
     }
 
     #[test]
     fn records_of_earlier_versions_are_readable() {
-        let mut old = serde_json::to_value(SavedDrain::of(&longest(1))).unwrap();
+        let mut old = serde_json::to_value(SavedDrain::of(&longest(1)).0).unwrap();
         let plan = old["plan"].as_object_mut().unwrap();
         plan.insert("host".into(), "a".into());
         plan.insert("takes_ms".into(), serde_json::Value::Null);
@@ -306,7 +391,11 @@ mod tests {
             "vm": "s", "reason": { "kind": "with-others", "vms": [] }, "text": "it stays",
         });
         plan.insert("stays".into(), serde_json::json!([stay]));
+        // They have all VMs in one record.
+        let planned = plan["moves"][0].clone();
+        plan.insert("moves".into(), vec![planned; 7 * MOST_VMS].into());
         let read: SavedDrain = serde_json::from_value(old).unwrap();
-        assert_eq!(HostDrain::from(read).plan.stays["s"], "it stays");
+        let read = read.with(Vec::new());
+        assert_eq!((read.plan.stays["s"].as_str(), read.plan.moves.len()), ("it stays", 700));
     }
 }

@@ -35,8 +35,7 @@ pub(crate) fn check_unused(
         let all = moves.all();
         let is_its =
             |to: Option<&String>, from: &str| from == host || to.is_some_and(|to| to == host);
-        let open =
-            all.values().filter(|one| !one.state.is_over() && is_its(one.to.as_ref(), &one.from));
+        let open = all.open().filter(|one| is_its(one.to.as_ref(), &one.from));
         open.map(|one| one.id.clone()).collect()
     };
     if !moves.is_empty() {

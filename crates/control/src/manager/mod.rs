@@ -209,7 +209,7 @@ impl Manager {
         self.drains.end();
         self.moves.end();
         // The next leader continues these moves, and the store reports on them.
-        let vms: Vec<_> = leading.moves.all().values().map(|one| one.vm.clone()).collect();
+        let vms: Vec<_> = leading.moves.all().open().map(|one| one.vm.clone()).collect();
         self.state.change(|inventory| {
             vms.iter().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
         });

@@ -166,7 +166,13 @@ async fn list(
     }
     let moves = moves.moves()?;
     let all = moves.all();
-    Ok(Json(query.page(all.values(), &cursor)))
+    let some: Box<dyn DoubleEndedIterator<Item = &Move> + Send> = match &query {
+        ListMoves { vm: Some(vm), .. } => Box::new(all.of_vm(vm)),
+        ListMoves { drain: Some(drain), .. } => Box::new(all.of_drain(drain)),
+        ListMoves { over: Some(false), .. } => Box::new(all.open()),
+        _ => Box::new(all.values()),
+    };
+    Ok(Json(query.page(some, &cursor)))
 }
 
 /// Shows one move, with the report of its migration if a manager saw its end.

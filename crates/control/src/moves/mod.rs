@@ -7,11 +7,13 @@ mod agents;
 pub(crate) mod elsewhere;
 pub(crate) mod http;
 mod job;
+mod jobs;
 pub(crate) mod limits;
 pub(crate) mod preflight_http;
 mod reports;
 pub(crate) mod requests;
 mod samples;
+mod shown;
 mod situation;
 #[cfg(test)]
 mod tests;
@@ -25,11 +27,11 @@ use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
 use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
-use godwit_planner::queue::{Served, Situation, schedule};
+use godwit_planner::queue::{Schedule, Served, Situation, Wait, schedule, starts};
 use godwit_types::{Fault, Report};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::agents::following::News;
 use crate::clock::now_unix_ms;
@@ -38,7 +40,9 @@ use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use agents::{AgentAnswer, Agents, FollowedAgents};
+use jobs::Jobs;
 use samples::Samples;
+pub(crate) use shown::ShownMoves;
 
 /// Returns what is stored of an agent's answer about a migration: the reason for a failure, and the
 /// report as JSON.
@@ -55,8 +59,13 @@ pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 
 /// Interval of scheduling when no event triggers it.
 const SCHEDULE_INTERVAL: Duration = Duration::from_millis(500);
+/// Shortest interval between two updates of what moves wait for, for each unfinished move. An
+/// update changes and publishes nearly all of them.
+const WAITS_INTERVAL_OF_MOVE: Duration = Duration::from_millis(1);
 /// Most finished moves that are retained; the oldest are removed first.
 const MOST_OVER: usize = 10_000;
+/// Most finished moves that are removed after one request, so that it is not delayed.
+const MOST_REMOVED: usize = 64;
 
 /// Most queued orders. Further senders wait.
 const WAITING_ORDERS: usize = 1_024;
@@ -83,7 +92,7 @@ pub(crate) type Refused = Vec<(String, Problem)>;
 #[derive(Debug)]
 pub(crate) struct Moves {
     keeper: Arc<Keeper>,
-    shown: Arc<RwLock<BTreeMap<String, Move>>>,
+    shown: Arc<RwLock<ShownMoves>>,
     samples: Arc<Mutex<Samples>>,
     orders: mpsc::Sender<Order>,
     tasks: [AbortHandle; 2],
@@ -106,9 +115,10 @@ impl Moves {
     ) -> Result<Moves, Problem> {
         let saved = keeper.read_all(MOVES).await?;
         let (orders, incoming) = mpsc::channel(WAITING_ORDERS);
-        let shown = Arc::<RwLock<BTreeMap<String, Move>>>::default();
+        let shown = Arc::<RwLock<ShownMoves>>::default();
         let samples = Arc::<Mutex<Samples>>::default();
-        let jobs = saved.into_iter().map(|(id, saved)| (id.clone(), Job::of(&id, saved))).collect();
+        let mut jobs = Jobs::default();
+        saved.into_iter().for_each(|(id, saved)| jobs.put(Job::of(&id, saved)));
         let driver = Driver {
             keeper: Arc::clone(&keeper),
             state,
@@ -120,11 +130,13 @@ impl Moves {
             asked: BTreeMap::new(),
             unwritten: BTreeMap::new(),
             served: Vec::new(),
+            is_changed: true,
+            explained_at: Instant::now(),
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
         };
         // All moves are visible to the caller: a cancelled drain cancels its waiting moves.
-        for id in driver.jobs.keys() {
+        for id in driver.jobs.ids() {
             driver.show(id);
         }
         let driver = tokio::spawn(driver.run(incoming)).abort_handle();
@@ -144,8 +156,8 @@ impl Moves {
         reports::find(&self.keeper, id).await
     }
 
-    /// Returns every retained move by ID, without reports.
-    pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Move>> {
+    /// Returns the retained moves, without reports.
+    pub(crate) fn all(&self) -> RwLockReadGuard<'_, ShownMoves> {
         self.shown.read()
     }
 
@@ -213,14 +225,18 @@ struct Driver {
     state: Arc<State>,
     agents: Arc<dyn Agents>,
     orders: mpsc::Sender<Order>,
-    shown: Arc<RwLock<BTreeMap<String, Move>>>,
+    shown: Arc<RwLock<ShownMoves>>,
     samples: Arc<Mutex<Samples>>,
-    jobs: BTreeMap<String, Job>,
+    jobs: Jobs,
     /// Latest query of each job's agent about its migration.
     asked: BTreeMap<String, AbortHandle>,
     /// Events of jobs that could not be saved and will be retried.
     unwritten: BTreeMap<String, Vec<JobEvent>>,
     served: Vec<Served>,
+    /// Whether a change since the last scheduling may let moves start.
+    is_changed: bool,
+    /// Time at which it was last recorded what moves wait for.
+    explained_at: Instant,
     /// Moves that leave and reach each host, as last published.
     counted: BTreeMap<String, (u64, u64)>,
     policy: RetryPolicy,
@@ -228,8 +244,8 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
-        let known: Vec<String> = self.jobs.keys().cloned().collect();
-        for id in known {
+        let open: Vec<String> = self.jobs.open().map(|job| job.id.clone()).collect();
+        for id in open {
             self.happened(&id, JobEvent::Resumed).await;
             self.show(&id);
         }
@@ -241,9 +257,20 @@ impl Driver {
                     Some(order) => self.carry_out(order).await,
                     None => return,
                 },
-                _ = tick.tick() => self.advance_again().await,
+                _ = tick.tick() => {
+                    self.advance_again().await;
+                    let moves = u32::try_from(self.jobs.open_count()).unwrap_or(u32::MAX);
+                    if self.explained_at.elapsed() >= WAITS_INTERVAL_OF_MOVE * moves {
+                        self.schedule().await;
+                    } else {
+                        self.start_moves().await;
+                    }
+                }
             }
-            self.schedule().await;
+            // Orders that wait already are scheduled for together.
+            if self.is_changed && orders.is_empty() {
+                self.start_moves().await;
+            }
         }
     }
 
@@ -270,9 +297,11 @@ impl Driver {
             Order::News(News::Migration(host, status)) => {
                 self.migration_reported(&host, *status).await;
             }
-            Order::News(News::Heard(host)) => self.host_reachable(&host).await,
-            // Scheduling follows each order.
-            Order::Schedule => {}
+            Order::News(News::Heard(host)) => {
+                self.is_changed = true;
+                self.host_reachable(&host).await;
+            }
+            Order::Schedule => self.is_changed = true,
         }
     }
 
@@ -280,7 +309,7 @@ impl Driver {
         self.refuse_second(&job.vm)?;
         self.keeper.insert(MOVES, &job.id, &job.saved()).await?;
         let id = job.id.clone();
-        self.jobs.insert(id.clone(), job);
+        self.jobs.put(job);
         self.remove_oldest().await;
         self.schedule().await;
         self.show(&id);
@@ -323,17 +352,14 @@ impl Driver {
     fn take_in(&mut self, jobs: Vec<Job>) {
         for job in jobs {
             let id = job.id.clone();
-            self.jobs.insert(id.clone(), job);
+            self.jobs.put(job);
             self.show(&id);
         }
     }
 
     /// Refuses a second unfinished move of a VM.
     fn refuse_second(&self, vm: &str) -> Result<(), Problem> {
-        let Some(other) = self.jobs.values().find(|other| other.vm == vm && !other.state.is_over())
-        else {
-            return Ok(());
-        };
+        let Some(other) = self.jobs.open_of_vm(vm) else { return Ok(()) };
         let detail = format!("VM \"{vm}\" already has move {}", other.id);
         let remedy = format!(
             "wait for its end, or cancel it with `godwit control move cancel {}`",
@@ -364,9 +390,7 @@ impl Driver {
 
     /// Handles an agent's report about a migration: progress and outcome of a job's own migration.
     async fn migration_reported(&mut self, host: &str, status: MigrationStatus) {
-        let of =
-            self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
-        let Some(job) = of else { return };
+        let Some(job) = self.jobs.of_migration(&status.id) else { return };
         if job.from != host || job.vm != status.vm {
             let (id, vm, from) = (&status.id, &job.vm, &job.from);
             let contradiction =
@@ -393,7 +417,7 @@ impl Driver {
     async fn host_reachable(&mut self, host: &str) {
         let under_way = |job: &&Job| job.from == host && job.target().is_some();
         let ids: Vec<String> =
-            self.jobs.values().filter(under_way).map(|job| job.id.clone()).collect();
+            self.jobs.open().filter(under_way).map(|job| job.id.clone()).collect();
         for id in ids {
             self.happened(&id, JobEvent::Resumed).await;
         }
@@ -429,18 +453,22 @@ impl Driver {
 
     /// Applies an event to a job. If the state cannot be saved, the job stays unchanged.
     async fn advance(&mut self, id: &str, event: JobEvent) -> Result<(), Problem> {
-        let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
+        let Some(before) = self.jobs.get(id).cloned() else { return Ok(()) };
         let now_ms = now_unix_ms();
-        let before = job.clone();
         let taken = step(before.state.clone(), event, &self.policy, now_ms);
-        job.enter(taken.state, now_ms);
+        if taken.state != before.state {
+            let mut job = before.clone();
+            job.enter(taken.state, now_ms);
+            self.jobs.put(job);
+            self.is_changed = true;
+        }
         for action in taken.actions {
-            let job = &self.jobs[id];
+            let Some(job) = self.jobs.get(id) else { return Ok(()) };
             match action {
                 Action::Save => {
                     if let Err(problem) = reports::save(&self.keeper, job).await {
                         // The job is again as the store has it.
-                        self.jobs.insert(id.to_owned(), before);
+                        self.jobs.put(before);
                         return Err(problem);
                     }
                     if let Some(job) = self.jobs.get_mut(id).filter(|job| job.state.is_over()) {
@@ -477,11 +505,27 @@ impl Driver {
         }
     }
 
+    /// Starts every move that can start.
+    async fn start_moves(&mut self) {
+        self.decide(false).await;
+    }
+
     /// Starts every move that can start, and records for the others what they wait for.
     async fn schedule(&mut self) {
+        // What was served before all jobs of a group were requested does not count.
+        let flows: BTreeSet<(&str, &str)> =
+            self.jobs.open().map(|job| (job.from.as_str(), job.group())).collect();
+        self.served
+            .retain(|served| flows.contains(&(served.source.as_str(), served.group.as_str())));
         self.end_forgotten().await;
+        self.decide(true).await;
+        self.explained_at = Instant::now();
+    }
+
+    async fn decide(&mut self, with_waits: bool) {
+        self.is_changed = false;
         self.count_moves();
-        if !self.jobs.values().any(|job| matches!(job.state, JobState::Waiting { .. })) {
+        if !self.jobs.open().any(|job| matches!(job.state, JobState::Waiting { .. })) {
             return;
         }
         let now_ms = now_unix_ms();
@@ -489,24 +533,27 @@ impl Driver {
             let inventory = self.state.inventory();
             (situation::known(&self.jobs, &inventory), inventory.limits())
         };
-        for (id, waits) in known.unable {
-            self.set_waits(&id, waits);
-        }
-        let schedule = schedule(&Situation {
+        let situation = Situation {
             now_ms,
             waiting: &known.waiting,
             running: &known.running,
             hosts: &known.hosts,
             limits: &limits,
             served: &self.served,
-        });
-        for wait in schedule.waits {
-            self.set_waits(
-                &wait.job,
-                Waits { code: situation::code(&wait.reason), text: wait.text },
-            );
-        }
-        for start in schedule.starts {
+        };
+        let starts = if with_waits {
+            let Schedule { starts, waits } = schedule(&situation);
+            for (id, waits) in known.unable {
+                self.set_waits(&id, waits);
+            }
+            for Wait { job, reason, text, .. } in waits {
+                self.set_waits(&job, Waits { code: situation::code(&reason), text });
+            }
+            starts
+        } else {
+            starts(&situation)
+        };
+        for start in starts {
             let Some(job) = self.jobs.get(&start.job) else { continue };
             let Some(epoch) = situation::epoch(&self.state.inventory(), &job.vm, &start.source)
             else {
@@ -525,7 +572,6 @@ impl Driver {
     /// Ends the jobs of removed hosts, because no agent could be asked for their outcome. A
     /// migration to a removed host continues: its source reports on it.
     async fn end_forgotten(&mut self) {
-        let open = self.jobs.values().filter(|job| !job.state.is_over());
         let forgotten: Vec<(String, String)> = {
             let inventory = self.state.inventory();
             let of = |job: &Job| {
@@ -533,7 +579,7 @@ impl Driver {
                 let mut needed = [Some(&job.from), waits_for].into_iter().flatten();
                 needed.find(|host| inventory.host_plan(host).is_none()).cloned()
             };
-            open.filter_map(|job| Some((job.id.clone(), of(job)?))).collect()
+            self.jobs.open().filter_map(|job| Some((job.id.clone(), of(job)?))).collect()
         };
         for (id, host) in forgotten {
             let Some(job) = self.jobs.get(&id) else { continue };
@@ -554,8 +600,7 @@ impl Driver {
     /// Publishes for each host the number of moves that leave it and arrive there.
     fn count_moves(&mut self) {
         let mut counts = BTreeMap::<&str, (u64, u64)>::new();
-        for (from, target) in self.jobs.values().filter_map(|job| Some((&job.from, job.target()?)))
-        {
+        for (from, target) in self.jobs.open().filter_map(|job| Some((&job.from, job.target()?))) {
             counts.entry(from).or_default().0 += 1;
             counts.entry(target).or_default().1 += 1;
         }
@@ -588,17 +633,7 @@ impl Driver {
     }
 
     async fn remove_oldest(&mut self) {
-        let mut over: Vec<_> = self
-            .jobs
-            .values()
-            .filter(|job| job.state.is_over())
-            .map(|job| (job.asked_unix_ms, job.id.clone()))
-            .collect();
-        if over.len() <= MOST_OVER {
-            return;
-        }
-        over.sort();
-        for (_, id) in over.iter().take(over.len() - MOST_OVER) {
+        for id in &self.jobs.oldest_over(MOST_OVER, MOST_REMOVED) {
             let removed = match reports::remove(&self.keeper, id).await {
                 Ok(()) => self.keeper.remove(MOVES, id).await,
                 refused => refused,
@@ -622,12 +657,14 @@ impl Driver {
             if shown.get(id) == Some(&now) {
                 return;
             }
-            shown.insert(id.to_owned(), now.clone());
+            shown.put(now.clone());
         }
-        let (vm, has_it) = (now.vm.clone(), !now.state.is_over());
-        let target = job.target().cloned();
+        // A finished move may be followed by another one of its VM.
+        let open = self.jobs.open_of_vm(&job.vm);
+        let (planned, target) =
+            (open.map(|open| open.id.clone()), open.and_then(|open| open.target().cloned()));
         self.state.change(|inventory| {
-            let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()), target);
+            let mut changes = inventory.plan_move(&job.vm, planned, target);
             changes.push(Change::Move(Box::new(now)));
             changes
         });
@@ -639,7 +676,7 @@ impl Moves {
     pub(crate) fn counts(&self) -> (u64, u64) {
         let all = self.all();
         let of = |wanted: &[MoveState]| {
-            all.values().filter(|one| wanted.contains(&one.state)).count() as u64
+            all.open().filter(|one| wanted.contains(&one.state)).count() as u64
         };
         (of(&[MoveState::Starting, MoveState::Running]), of(&[MoveState::Waiting]))
     }

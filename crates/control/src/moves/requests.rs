@@ -94,7 +94,7 @@ impl MoveRequests {
         let mut arriving = Arriving::new();
         // Only the leader knows the moves.
         let Ok(moves) = self.moves.get() else { return arriving };
-        for one in moves.all().values().filter(|one| !one.state.is_over()) {
+        for one in moves.all().open() {
             if let Some(to) = &one.to {
                 arriving.entry(to.clone()).or_default().insert(one.vm.clone());
             }

@@ -7,7 +7,8 @@ use godwit_api::control::Waits;
 use godwit_planner::queue::lifecycle::JobState;
 use godwit_planner::queue::{HostFacts, RunningMove, WaitReason, WaitingJob};
 
-use super::job::{Job, job_of};
+use super::job::Job;
+use super::jobs::Jobs;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::planner_input::{
     begun_at_agents, datastores, estimate_ms, host_facts, reference_group,
@@ -23,14 +24,16 @@ pub(crate) struct Known {
     pub(crate) hosts: Vec<HostFacts>,
 }
 
-pub(crate) fn known(jobs: &BTreeMap<String, Job>, inventory: &Inventory) -> Known {
-    let open = jobs.values().filter(|job| matches!(job.state, JobState::Waiting { .. }));
-    let unable: Vec<(String, Waits)> =
-        open.filter_map(|job| Some((job.id.clone(), unable(job, inventory)?))).collect();
-    let is_able = |job: &&Job| !unable.iter().any(|(id, _)| *id == job.id);
-    let waiting = jobs.values().filter(is_able).filter_map(|job| waiting(job, inventory)).collect();
-    let is_own = |migration: &str| job_of(migration).is_some_and(|id| jobs.contains_key(id));
-    let running = jobs.values().filter_map(|job| running(job, inventory));
+pub(super) fn known(jobs: &Jobs, inventory: &Inventory) -> Known {
+    let (mut waits, mut cannot) = (Vec::new(), Vec::new());
+    for job in jobs.open().filter(|job| matches!(job.state, JobState::Waiting { .. })) {
+        match unable(job, inventory) {
+            Some(why) => cannot.push((job.id.clone(), why)),
+            None => waits.extend(waiting(job, inventory)),
+        }
+    }
+    let is_own = |migration: &str| jobs.is_own(migration);
+    let running = jobs.open().filter_map(|job| running(job, inventory));
     let running: Vec<_> = running.chain(begun_at_agents(is_own, inventory)).collect();
     let mut arriving = BTreeMap::<&str, Vec<&str>>::new();
     for one in &running {
@@ -39,7 +42,7 @@ pub(crate) fn known(jobs: &BTreeMap<String, Job>, inventory: &Inventory) -> Know
     let of = |name: &str| arriving.get(name).map_or(&[][..], Vec::as_slice);
     let hosts =
         inventory.plans().filter_map(|(name, _)| host_facts(name, of(name), inventory)).collect();
-    Known { waiting, unable, running, hosts }
+    Known { waiting: waits, unable: cannot, running, hosts }
 }
 
 fn waiting(job: &Job, inventory: &Inventory) -> Option<WaitingJob> {

@@ -259,9 +259,69 @@ async fn events_are_not_lost_while_the_store_is_not_writable() {
     // This order follows the answer above.
     let refused = moves.cancel(&asked.id).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::StoreAway);
-    assert_eq!(moves.all()[&asked.id].state, MoveState::Running);
+    assert_eq!(moves.all().get(&asked.id).unwrap().state, MoveState::Running);
     store.set_unavailable(false);
     let done = when(&moves, &asked.id, MoveState::Done).await;
     assert_eq!(done.attempts, 1);
     assert!(moves.report(&asked.id).await.unwrap().is_some());
+}
+
+/// Returns a driver without tasks that knows many finished moves of one VM.
+async fn driver_with_history(over: usize) -> Driver {
+    let store = Arc::new(MemoryStore::new());
+    let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+    let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+    let mut driver = Driver {
+        keeper: Arc::new(Keeper::new(store, leadership, candidate)),
+        state: cluster(),
+        agents: Arc::<FakeAgents>::default(),
+        orders: mpsc::channel(WAITING_ORDERS).0,
+        shown: Arc::default(),
+        samples: Arc::default(),
+        jobs: Jobs::default(),
+        asked: BTreeMap::new(),
+        unwritten: BTreeMap::new(),
+        served: Vec::new(),
+        is_changed: false,
+        explained_at: Instant::now(),
+        counted: BTreeMap::new(),
+        policy: RetryPolicy::default(),
+    };
+    for number in 0..over {
+        let wanted = Wanted { drain: Some(format!("d{}", number % 100)), ..to_b() };
+        let mut job = Job::new(format!("v0{number:06}"), wanted, 0);
+        job.state = step(JobState::submitted(), JobEvent::Cancel, &RetryPolicy::default(), 0).state;
+        assert!(job.state.is_over());
+        driver.shown.write().put(job.to_move());
+        driver.jobs.put(job);
+    }
+    driver
+}
+
+#[tokio::test]
+async fn a_long_history_adds_no_work_to_a_new_move_and_its_progress() {
+    const OVER: usize = 100_000;
+    let mut driver = driver_with_history(OVER).await;
+    let counts = |driver: &Driver| (driver.jobs.visited(), driver.shown.read().visited());
+    let before = counts(&driver);
+    driver
+        .submit(Job::new("v1".into(), Wanted { drain: Some("d7".into()), ..to_b() }, 1))
+        .await
+        .unwrap();
+    let migration = driver.jobs.get("v1").unwrap().state.migration().unwrap().to_owned();
+    for _ in 0..10 {
+        let status = MigrationStatus::begun(&migration, "web", "a", "b", 1 << 30);
+        driver.carry_out(Order::News(News::Migration("a".into(), Box::new(status)))).await;
+        driver.start_moves().await;
+    }
+    assert_eq!(driver.shown.read().get("v1").unwrap().state, MoveState::Running);
+    driver.carry_out(Order::News(News::Heard("a".into()))).await;
+    driver.schedule().await;
+    assert_eq!(driver.shown.read().open().count(), 1);
+    let after = counts(&driver);
+    assert!(after.0 - before.0 < 200, "{} jobs were visited", after.0 - before.0);
+    assert_eq!(after.1 - before.1, 1);
+    // A drain visits its own moves.
+    assert_eq!(driver.shown.read().of_drain("d7").count(), OVER / 100 + 1);
+    assert_eq!(driver.shown.read().visited() - after.1, (OVER / 100 + 1) as u64);
 }

@@ -91,6 +91,8 @@ struct Host {
     heard_unix_ms: Option<u64>,
     /// VMs in the host's last reports, and the bytes of each.
     vms: BTreeMap<String, usize>,
+    /// Sum of these bytes.
+    vm_bytes: usize,
     /// Whether a report was refused on the current connection.
     has_refused_report: bool,
     refused_reports: u64,
@@ -129,6 +131,7 @@ impl Host {
             peers_digest: None,
             heard_unix_ms: None,
             vms: BTreeMap::new(),
+            vm_bytes: 0,
             has_refused_report: false,
             refused_reports: 0,
             reported: None,
@@ -139,10 +142,9 @@ impl Host {
 
     /// Counts a VM of `bytes` bytes, unless the host's VMs exceed a limit with it.
     fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Misreport> {
-        let others = self.vms.iter().filter(|(name, _)| name.as_str() != vm);
-        let (count, sum) =
-            others.fold((1, bytes), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
-        if count > MOST_VMS {
+        let before = self.vms.get(vm).copied();
+        let sum = self.vm_bytes - before.unwrap_or(0) + bytes;
+        if before.is_none() && self.vms.len() >= MOST_VMS {
             return Err(Misreport::new(format!("it reports more than {MOST_VMS} VMs")));
         }
         if sum > MOST_VM_BYTES_OF_HOST {
@@ -150,7 +152,13 @@ impl Host {
             return Err(Misreport::new(format!("its reports of VMs take more than {most} MiB")));
         }
         self.vms.insert(vm.to_owned(), bytes);
+        self.vm_bytes = sum;
         Ok(())
+    }
+
+    /// Removes a VM that the host no longer has.
+    fn remove_vm(&mut self, vm: &str) {
+        self.vm_bytes -= self.vms.remove(vm).unwrap_or(0);
     }
 
     /// Returns whether the host has not reported since this manager started, and no connection to
@@ -345,7 +353,7 @@ impl Inventory {
             }
             HostEvent::VmGone(vm) => {
                 bounds::check_reported_name(&vm)?;
-                host.vms.remove(&vm);
+                host.remove_vm(&vm);
                 self.vm_gone(name, &vm)
             }
             HostEvent::Migration(status) => {
@@ -368,7 +376,7 @@ impl Inventory {
         let reported = host.reported.take().unwrap_or_default();
         let gone: Vec<String> =
             host.vms.keys().filter(|vm| !reported.contains(*vm)).cloned().collect();
-        host.vms.retain(|vm, _| reported.contains(vm));
+        gone.iter().for_each(|vm| host.remove_vm(vm));
         let mut changes = vec![Change::Host(Box::new(host.summary(name)))];
         changes.extend(gone.iter().flat_map(|vm| self.vm_gone(name, vm)));
         for vm in self.held_unreported(name) {

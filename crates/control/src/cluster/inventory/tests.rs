@@ -201,7 +201,7 @@ fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
     inventory.heard("a", vm("vm0", VmState::Paused, 1), 1);
     assert_eq!(fault(&inventory), None);
     inventory.heard("a", vm("one-more", VmState::Running, 1), 1);
-    assert_eq!(fault(&inventory).unwrap(), "it reports more than 4096 VMs");
+    assert_eq!(fault(&inventory).unwrap(), "it reports more than 8192 VMs");
     assert!(inventory.vm("one-more").is_none());
     // After a refused report, the end of the host's reports does not make it up.
     inventory.heard("a", HostEvent::Known, 1);
