@@ -15,7 +15,7 @@ const DRAWN_SERIAL_BYTES: usize = 16;
 
 /// Serial number of a certificate: up to 20 bytes, as text hexadecimal digits.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Serial(Vec<u8>);
+pub struct Serial(pub(crate) Vec<u8>);
 
 impl Serial {
     /// Reads the bytes of an ASN.1 integer. Returns `None` if it is too long for a serial number.
