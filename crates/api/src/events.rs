@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use crate::client::next_bytes;
 use crate::sse::EventParser;
 use crate::{ClientError, Endpoint, HostEvent, MigrationEvent, ProbeEvent};
 
@@ -132,6 +133,24 @@ impl<E: StreamEvent> Events<E> {
         }
         Ok(true)
     }
+}
+
+/// Returns the next bytes of a response, or `None` at its end.
+pub(crate) async fn next_bytes(
+    endpoint: &Endpoint,
+    body: &mut Incoming,
+) -> Result<Option<Bytes>, ClientError> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| ClientError::Unreachable {
+            endpoint: endpoint.clone(),
+            why: format!("the connection was lost: {error}"),
+            is_untrusted: false,
+        })?;
+        if let Ok(bytes) = frame.into_data() {
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use godwit_qemu::ResolvedSpec;
 use godwit_types::{EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::QemuEngineOptions;
 
@@ -165,15 +164,6 @@ pub struct PageInAnswer {
     /// Addresses that accept the streams.
     #[serde(default)]
     pub addresses: Vec<SocketAddr>,
-}
-
-/// Memory that a running VM still has to receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct PageInState {
-    /// Pages that are still at the source.
-    pub missing_pages: u64,
-    /// Whether pages arrive now; false while the link to the source is interrupted.
-    pub connected: bool,
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 mod client;
 pub mod control;
 mod cpu;
+mod endpoint;
 mod error;
 mod events;
 mod incoming;
@@ -14,13 +15,14 @@ mod probe;
 mod sse;
 mod types;
 
-pub use client::{Client, ClientError, Connection, ConsoleStream, Endpoint, LogStream};
+pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun, IncomingState,
-    IncomingStatus, PageInAnswer, PageInRequest, PageInState,
+    IncomingStatus, PageInAnswer, PageInRequest,
 };
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,
@@ -28,14 +30,12 @@ pub use probe::{
 };
 pub use sse::{Event, EventParser};
 pub use types::{
-    CreateVm, DEFAULT_CUT_LIMIT_MS, DatastoreInfo, HostEvent, HostInfo, LimitOf, Limits, LogSource,
-    MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus,
-    NetworkInfo, QemuEngineOptions, ReferencesInfo, Resolve, Resolved, RevocationsTaken, SetLimit,
-    SetPeers, SetRevocations, StopVm, VmInfo, VmState,
+    CreateVm, DEFAULT_CUT_LIMIT_MS, DEFAULT_SWITCHOVER_BUDGET_MS, DatastoreInfo, HostEvent,
+    HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent,
+    MigrationRequest, MigrationStatus, NetworkInfo, PageInState, QemuEngineOptions, ReferencesInfo,
+    Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm, VmInfo,
+    VmState,
 };
 
 /// Socket on which an agent listens for the local command line if nothing else is configured.
 pub const DEFAULT_SOCKET: &str = "/run/godwit/agent.sock";
-
-/// Budget for the vCPU pause if a request sets none, in milliseconds.
-pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;

@@ -13,7 +13,10 @@ use godwit_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ApiError, DEFAULT_SWITCHOVER_BUDGET_MS, ErrorCode, HostCpuInfo, PageInState};
+use crate::{ApiError, ErrorCode, HostCpuInfo};
+
+/// Budget for the vCPU pause if a request sets none, in milliseconds.
+pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;
 
 /// State of a VM on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -577,4 +580,13 @@ pub enum MigrationEvent {
     Progress(Progress),
     /// Result; the last event.
     Report(Box<Report>),
+}
+
+/// Memory that a running VM still has to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PageInState {
+    /// Pages that are still at the source.
+    pub missing_pages: u64,
+    /// Whether pages arrive now; false while the link to the source is interrupted.
+    pub connected: bool,
 }

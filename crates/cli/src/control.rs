@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
+use godwit_api::ErrorCode;
 use godwit_api::control::{
     AddHost, CertificateInfo, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient,
-    ManagerError, NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost,
-    VmSummary,
+    ManagerError, NameClaim, NameConflict, ProblemCode, TokenInfo, UpdateHost, VmSummary,
 };
-use godwit_api::{Endpoint, ErrorCode};
-use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
-use godwit_pki::{Trust, describe};
+use godwit_control::{Config, RunError};
+use godwit_pki::describe;
 use godwit_types::{BitRate, Fault};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -20,9 +19,9 @@ use crate::args::{
 use crate::baseline;
 use crate::events;
 use crate::exit::{Exit, Failure};
-use crate::hosts::{authority_of, manager_of};
 use crate::join;
 use crate::limits;
+use crate::manager::client;
 use crate::moves::{self, utc};
 use crate::output::{Output, fields, table};
 use crate::rules;
@@ -108,31 +107,6 @@ pub(crate) async fn ask(
         ControlCommand::Run { .. } | ControlCommand::Backup { .. } | ControlCommand::Openapi => {}
     }
     Ok(Exit::Ok)
-}
-
-/// Connects to the manager's socket by default, or to the address named on the command line or in
-/// the hosts file. There, the client sends a token if there is one.
-pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<ManagerClient, Failure> {
-    let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
-    let named = place.manager()?;
-    let of_file = if named.is_some() { None } else { manager_of(hosts)? };
-    let by_default = || Endpoint::Unix(DEFAULT_MANAGER_SOCKET.into());
-    let endpoint = named.or(of_file).unwrap_or_else(by_default);
-    let Endpoint::Tls(authority) = &endpoint else {
-        return Ok(ManagerClient::new(endpoint, token));
-    };
-    let Some(ca) = place.authority().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
-        let message = format!("cannot verify {endpoint}: no certificate of its authority is given");
-        return Err(Failure::usage(
-            message,
-            "give it with --ca FILE, GODWIT_CA, or [tls] in the hosts file",
-        ));
-    };
-    let trust = Trust::load(&ca)
-        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
-    let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
-    let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
-    Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
 }
 
 /// Lists VM names that several hosts claim.

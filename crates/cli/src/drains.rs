@@ -7,8 +7,8 @@ use godwit_api::control::{
 };
 
 use crate::args::DrainArgs;
-use crate::control::client;
 use crate::exit::{Exit, Failure};
+use crate::manager::client;
 use crate::moves::move_exit;
 use crate::output::{Output, spinner, table};
 use crate::waiting::{Reply, Waiting};

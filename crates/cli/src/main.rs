@@ -10,6 +10,7 @@ mod host;
 mod hosts;
 mod join;
 mod limits;
+mod manager;
 mod migrate;
 mod moves;
 mod output;
@@ -105,7 +106,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
             return drains::run(args, hosts_file, output).await;
         }
         Command::Host { command: HostCommand::Drains { place, .. }, .. } => {
-            return drains::list(&control::client(&place, hosts_file)?, output).await;
+            return drains::list(&manager::client(&place, hosts_file)?, output).await;
         }
         Command::Vm { command: VmCommand::Preflight(args), place, .. } => {
             return preflight::run(args, &place, hosts_file, output).await;

@@ -5,8 +5,8 @@ use std::path::Path;
 use godwit_api::control::{Check, Preflight, PreflightRanking, PreflightReport, Verdict};
 
 use crate::args::{ManagerPlace, PreflightArgs};
-use crate::control::client;
 use crate::exit::{Exit, Failure};
+use crate::manager::client;
 use crate::migrate::dry_run::render;
 use crate::output::{Output, Tone, table};
 

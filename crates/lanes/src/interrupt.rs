@@ -5,14 +5,8 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
-use godwit_pki::Identity;
 use rustix::net::Shutdown;
-
-use crate::socket::connect_with;
-use crate::{Carries, LaneError, Stream};
-use godwit_types::Lane;
 
 /// Ends the set-up of the streams that it watches, from any thread and permanently.
 #[derive(Debug, Default)]
@@ -40,33 +34,6 @@ impl Interrupt {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.lock().over
-    }
-
-    /// Connects a stream of a lane within `limit`.
-    ///
-    /// # Errors
-    /// [`LaneError::Connect`], also after an interruption.
-    pub fn connect(
-        &self,
-        lane: Lane,
-        limit: Duration,
-        carries: Carries,
-    ) -> Result<Stream, LaneError> {
-        connect_with(lane, limit, Some(self), carries, |_| Ok(()))
-    }
-
-    /// Makes the stream secure, as [`Stream::secure`] does.
-    ///
-    /// # Errors
-    /// [`LaneError::Handshake`] with the reason; [`LaneError::Io`] after an interruption.
-    pub fn secure(
-        &self,
-        stream: Stream,
-        identity: &Identity,
-        host: &str,
-    ) -> Result<Stream, LaneError> {
-        let _watched = self.watch(stream.socket())?;
-        stream.secure(identity, host)
     }
 
     /// Watches a socket while the result lives: an interruption shuts it down.
@@ -109,10 +76,14 @@ impl Drop for Watched<'_> {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-    use godwit_pki::{Authority, Grant, Role};
+    use std::time::Duration;
+
+    use godwit_pki::{Authority, Grant, Identity, Role};
+    use godwit_types::Lane;
     use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
+    use crate::{Carries, LaneError, Stream};
 
     /// So long that a test that waits for it hangs.
     const LIMIT: Duration = Duration::from_secs(3600);

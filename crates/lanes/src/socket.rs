@@ -452,3 +452,32 @@ pub fn accept(listeners: &[TcpListener], limit: Duration) -> Result<Option<Strea
     let (stream, _) = listeners[first].accept()?;
     Stream::new(stream).map(Some)
 }
+
+impl Interrupt {
+    /// Connects a stream of a lane within `limit`.
+    ///
+    /// # Errors
+    /// [`LaneError::Connect`], also after an interruption.
+    pub fn connect(
+        &self,
+        lane: Lane,
+        limit: Duration,
+        carries: Carries,
+    ) -> Result<Stream, LaneError> {
+        connect_with(lane, limit, Some(self), carries, |_| Ok(()))
+    }
+
+    /// Makes the stream secure, as [`Stream::secure`] does.
+    ///
+    /// # Errors
+    /// [`LaneError::Handshake`] with the reason; [`LaneError::Io`] after an interruption.
+    pub fn secure(
+        &self,
+        stream: Stream,
+        identity: &Identity,
+        host: &str,
+    ) -> Result<Stream, LaneError> {
+        let _watched = self.watch(stream.socket())?;
+        stream.secure(identity, host)
+    }
+}

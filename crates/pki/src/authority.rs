@@ -13,9 +13,11 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
+use crate::PkiError;
 use crate::certificate::{Description, Role, describe, describe_der};
-use crate::revocation::{RevocationList, Serial};
-use crate::{PkiError, check_key, file_error};
+use crate::error::file_error;
+use crate::key_file::check_key;
+use crate::{RevocationList, Serial};
 
 /// Allowance for differing clocks of hosts: a certificate is valid from this long before its
 /// creation.

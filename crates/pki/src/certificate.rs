@@ -10,8 +10,9 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
 
-use crate::revocation::Serial;
-use crate::{PkiError, file_error};
+use crate::PkiError;
+use crate::error::file_error;
+use crate::serial::Serial;
 
 /// Rights of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,10 +17,12 @@ use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use time::OffsetDateTime;
 
+use crate::Fingerprint;
+use crate::PkiError;
 use crate::certificate::{Role, describe, describe_der, is_signed_by};
-use crate::revocation::{Revocations, Serial};
+use crate::key_file::check_key;
 use crate::verify::{AuthorityKnown, Clients, Servers, by_roots};
-use crate::{Fingerprint, PkiError, check_key};
+use crate::{Revocations, Serial};
 
 /// Certificate that a host presents, and the certificates that it accepts.
 #[derive(Clone, Debug)]

@@ -15,7 +15,9 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
 
-use crate::{PkiError, check_key, file_error};
+use crate::PkiError;
+use crate::error::file_error;
+use crate::key_file::check_key;
 
 /// SHA-256 of a certificate in its wire form (DER), or of a public key. As text: `SHA256:` and 64
 /// hexadecimal digits.

@@ -6,199 +6,26 @@
 
 mod authority;
 mod certificate;
+mod error;
 mod identity;
 mod join;
+mod key_file;
 mod revocation;
+mod serial;
 mod verify;
-
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 
 pub use authority::{Authority, CheckedName, Grant, Issued, Signed, check_name, next_list_number};
 pub use certificate::{Description, Role, describe, describe_der};
+pub use error::PkiError;
 pub use identity::{Identity, Peer, Trust, web_server};
 pub use join::{Fingerprint, request, requested_key};
-pub use revocation::{MOST_LIST_BYTES, MOST_REVOKED, RevocationList, Revocations, Serial};
+pub use revocation::{MOST_LIST_BYTES, MOST_REVOKED, RevocationList, Revocations};
 pub use rustls::ServerConfig;
+pub use serial::Serial;
 
 /// Returns this machine's own name without its domain: the default name of an agent or a manager.
 #[must_use]
 pub fn machine_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.split('.').next().unwrap_or_default().to_owned()
-}
-
-/// Reason why a certificate cannot be made, read or used.
-#[derive(Debug, thiserror::Error)]
-pub enum PkiError {
-    /// A file cannot be read or written.
-    #[error("cannot {action} {path}: {source}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        action: &'static str,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The file exists already.
-    #[error("{path} is there already")]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-    #[error("there is no authority in {dir}")]
-    NoAuthority {
-        /// The directory in which it was expected.
-        dir: PathBuf,
-    },
-    /// Users other than the owner may read the key, or its owner is neither this program's user nor
-    /// root.
-    #[error("the key {path} can be read by others (mode {mode:04o}, owner {uid})")]
-    OpenKey {
-        /// The key.
-        path: PathBuf,
-        mode: u32,
-        /// Its owner.
-        uid: u32,
-        expected: u32,
-    },
-    /// The name is not valid in a certificate.
-    #[error("\"{name}\" can't be a host's name in a certificate: {why}")]
-    BadName {
-        name: String,
-        /// The reason.
-        why: String,
-    },
-    /// The file holds no certificate or key.
-    #[error("{path}: {why}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        why: String,
-    },
-    /// The certificate is not valid at this time.
-    #[error("the certificate {path} {why}")]
-    OutOfDate {
-        /// The file.
-        path: PathBuf,
-        /// Since or from when.
-        why: String,
-    },
-    /// Certificate, key and authority do not belong together.
-    #[error("cannot use {path}: {why}")]
-    Mismatch {
-        /// The certificate.
-        path: PathBuf,
-        /// TLS's error.
-        why: String,
-    },
-    /// The request is invalid, or does not prove that its sender has the key.
-    #[error("the certificate signing request is refused: {why}")]
-    BadRequest {
-        /// The reason.
-        why: String,
-    },
-    /// The cluster's authority has issued a certificate for browsers.
-    #[error(
-        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that \
-        trust that authority trust every host"
-    )]
-    ClusterAuthority {
-        /// The certificate.
-        path: PathBuf,
-    },
-    /// The authority does not issue certificates of the requested kind.
-    #[error("cannot issue a certificate for {role}: {path} is an authority for {kind}")]
-    OtherAuthority {
-        /// The authority's certificate.
-        path: PathBuf,
-        role: &'static str,
-        /// The kind of certificates that the authority issues.
-        kind: &'static str,
-    },
-    /// A revocation list cannot be used.
-    #[error("cannot use the revocation list: {why}")]
-    BadList {
-        /// The reason.
-        why: String,
-    },
-    /// A revocation list is older than the one in force.
-    #[error(
-        "cannot use the revocation list: its number is {number}, and list {newest} is here already"
-    )]
-    OldList {
-        number: u64,
-        /// The number of the list that stays in force.
-        newest: u64,
-    },
-    /// A certificate cannot be made.
-    #[error("cannot make a certificate: {0}")]
-    Make(#[from] rcgen::Error),
-}
-
-impl PkiError {
-    /// Returns what to do about it; empty if the message says it all.
-    #[must_use]
-    pub fn remedy(&self) -> String {
-        match self {
-            PkiError::Exists { .. } => "remove it if its hosts are to be cut off, or take \
-                another --dir"
-                .to_owned(),
-            PkiError::NoAuthority { dir } => {
-                format!("make one with `godwit pki init --dir {}`", dir.display())
-            }
-            PkiError::OpenKey { path, expected, .. } => {
-                let path = path.display();
-                format!(
-                    "make it its user's alone with `chown {expected} {path} && chmod 600 \
-                    {path}`, and take a new one with `godwit pki renew` if others had it"
-                )
-            }
-            PkiError::BadName { .. } => "use letters, digits, dots and hyphens".to_owned(),
-            PkiError::OutOfDate { .. } => "make a new one with `godwit pki renew` where the \
-                authority is; a host that joined a manager joins again with a new token"
-                .to_owned(),
-            PkiError::Mismatch { .. } => {
-                "certificate, key and authority must belong together".to_owned()
-            }
-            PkiError::BadRequest { .. } => {
-                "send PKCS #10 as PEM, signed by the key that it is for".to_owned()
-            }
-            PkiError::ClusterAuthority { .. } => "make an authority for browsers with `godwit \
-                pki init --web` and issue the certificate there"
-                .to_owned(),
-            PkiError::OtherAuthority { .. } => "name another --dir".to_owned(),
-            PkiError::BadList { .. } => {
-                "take it anew from the manager, or from `godwit pki crl`".to_owned()
-            }
-            PkiError::File { .. }
-            | PkiError::Unreadable { .. }
-            | PkiError::OldList { .. }
-            | PkiError::Make(_) => String::new(),
-        }
-    }
-
-    /// Returns the remedy, followed by what else the caller advises.
-    #[must_use]
-    pub fn remedy_and(&self, more: &str) -> String {
-        let own = self.remedy();
-        if own.is_empty() { more.to_owned() } else { format!("{own}; {more}") }
-    }
-}
-
-/// Refuses a key that users other than this program's user and root may read or replace.
-fn check_key(path: &Path) -> Result<(), PkiError> {
-    let data = std::fs::metadata(path).map_err(file_error(path, "read"))?;
-    let (mode, uid, expected) =
-        (data.mode() & 0o7777, data.uid(), rustix::process::geteuid().as_raw());
-    if mode & 0o077 == 0 && (uid == expected || uid == 0) {
-        return Ok(());
-    }
-    Err(PkiError::OpenKey { path: path.to_owned(), mode, uid, expected })
-}
-
-fn file_error(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> PkiError {
-    let path = path.to_owned();
-    move |source| PkiError::File { path, action, source }
 }

@@ -34,11 +34,6 @@ pub const MIGRATION: &str = "MIGRATION";
 pub const STOP: &str = "STOP";
 /// Event: the vCPUs run.
 pub const RESUME: &str = "RESUME";
-/// Event: QEMU is about to end; `guest` in its data says whether the guest requested that. QEMU's
-/// main loop sends it in the turn in which it finds the request: before it answers a later command,
-/// and before the completion of a migration whose guest was stopped after the request (7.2
-/// `main_loop_should_exit`).
-pub const SHUTDOWN: &str = "SHUTDOWN";
 
 /// State of the guest in QEMU (`query-status`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -19,7 +19,7 @@ use command_fds::CommandFdExt;
 use godwit_ram::{ChildLimits, limit_child};
 use process_wrap::std::{CommandWrap, ProcessSession};
 
-use crate::process::{Process, QemuProcess};
+use crate::process::{Process, QMP_SOCKET, QemuProcess, path_in_qemu};
 use crate::qmp::Qmp;
 use crate::spec::ResolvedSpec;
 
@@ -28,15 +28,12 @@ mod error;
 mod files;
 mod qcow2;
 
-pub(crate) use arguments::SANDBOX;
 pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
 pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
 pub use qcow2::ImageError;
 pub(crate) use qcow2::backing;
 
-/// Socket of the monitor in a VM's run directory.
-pub const QMP_SOCKET: &str = "qmp.sock";
 /// Socket of the console in a VM's run directory.
 pub const SERIAL_SOCKET: &str = "serial.sock";
 /// Output of the guest's console.
@@ -297,12 +294,6 @@ fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
         File::open(&tracker.library).and_then(|file| files::readable_by_all(file, "tracker"));
     let library = opened.map_err(|why| StartError::prepare("read", &tracker.library, &why))?;
     Ok(PreparedTracker { library, listener: tracker.listener, peer_uid: tracker.peer_uid })
-}
-
-/// Returns the path by which QEMU reopens the inherited descriptor with that number. The reopening
-/// needs its user's rights to the file itself.
-pub(crate) fn path_in_qemu(number: RawFd) -> String {
-    format!("/proc/self/fd/{number}")
 }
 
 /// Returns the last lines that QEMU wrote after the first `start_bytes` of the log, without time

@@ -6,6 +6,8 @@ mod accel;
 mod commands;
 mod cpu;
 mod devices;
+#[doc(hidden)]
+pub mod fuzzing;
 mod helper;
 mod inspect;
 mod launch;
@@ -19,22 +21,10 @@ mod size;
 mod spec;
 mod vcpu_group;
 
-/// Entry points of the fuzz targets. Not a public interface.
-#[doc(hidden)]
-pub mod fuzzing {
-    pub use crate::qmp::fuzzing::read_qmp;
-
-    /// Reads the head of a qcow2 image; `None` if it has no backing file or cannot be used.
-    #[must_use]
-    pub fn backing_file(head: &[u8]) -> Option<String> {
-        crate::launch::backing(head).ok()?.map(|backing| backing.file)
-    }
-}
-
-pub use accel::{AccelProbe, usable_accel};
+pub use accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL, usable_accel};
 pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
-    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, SHUTDOWN, STOP, X_IGNORE_SHARED,
+    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
 };
 pub use cpu::{
     AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel,
@@ -46,17 +36,19 @@ pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile,
-    OpenFiles, OpenLayer, QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
-pub use process::{AdoptError, Ended, Exit, QemuProcess, end_process, ends_within, is_alive};
-pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
+pub use process::{
+    AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
+};
+pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, Accelerator, Backing, BackingFile, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat,
-    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
+    Accel, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic, ResolvedDisk,
+    ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

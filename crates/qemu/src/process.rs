@@ -2,7 +2,7 @@
 //! earlier one.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +15,16 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::launch::QMP_SOCKET;
 use crate::qmp::{Qmp, QmpError};
 use godwit_types::Fault;
+
+/// Socket of the monitor in a VM's run directory.
+pub const QMP_SOCKET: &str = "qmp.sock";
+/// Rights that QEMU gives up: obsolete system calls, changes of user and group, starting programs,
+/// changes of priority and affinity. A VM needs none of these, under KVM or TCG, nor do migrations
+/// and the tracker's library (QEMU 7.2 to 10.0).
+pub(crate) const SANDBOX: &str =
+    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 /// Longest time until QEMU ends after `quit`: it flushes its disks.
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
@@ -357,6 +364,12 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let start_time = fields.nth(1)?.parse().ok()?;
     let is_ended = matches!(state, "X" | "x") || (state == "Z" && threads <= 1);
     Some(Stat { start_time, is_ended })
+}
+
+/// Returns the path by which QEMU reopens the inherited descriptor with that number. The reopening
+/// needs its user's rights to the file itself.
+pub(crate) fn path_in_qemu(number: RawFd) -> String {
+    format!("/proc/self/fd/{number}")
 }
 
 #[cfg(test)]

@@ -22,11 +22,15 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use crate::commands::SHUTDOWN;
 use godwit_types::Fault;
 
-pub(crate) mod fuzzing;
-mod message;
+pub(crate) mod message;
+
+/// Event: QEMU is about to end; `guest` in its data says whether the guest requested that. QEMU's
+/// main loop sends it in the turn in which it finds the request: before it answers a later command,
+/// and before the completion of a migration whose guest was stopped after the request (7.2
+/// `main_loop_should_exit`).
+pub const SHUTDOWN: &str = "SHUTDOWN";
 
 use message::Message;
 
@@ -508,7 +512,7 @@ fn count_values(value: &Value) -> usize {
 }
 
 /// Splits the stream into lines of bounded length.
-struct Lines<R> {
+pub(crate) struct Lines<R> {
     stream: R,
     buffer: Vec<u8>,
     /// Offset in the buffer of the next line.
@@ -518,12 +522,12 @@ struct Lines<R> {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    fn new(stream: R) -> Lines<R> {
+    pub(crate) fn new(stream: R) -> Lines<R> {
         Lines { stream, buffer: Vec::with_capacity(64 << 10), start: 0, searched: 0 }
     }
 
     /// Returns the next line without its end.
-    async fn next(&mut self) -> Result<&[u8], String> {
+    pub(crate) async fn next(&mut self) -> Result<&[u8], String> {
         loop {
             if let Some(length) =
                 self.buffer[self.searched..].iter().position(|&byte| byte == b'\n')

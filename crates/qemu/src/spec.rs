@@ -10,23 +10,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
-use crate::accel::AccelProbe;
+use crate::accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL};
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
 use crate::size::ByteSize;
 use godwit_types::Fault;
 
 pub use name::VmName;
-
-/// CPU model of a VM whose specification names none: x86-64-v2 with AES.
-///
-/// It is a named model in a fixed version, so that the guest sees the same CPU on every host
-/// (`host` and `max` are host-specific and must not be migrated). Every Intel or AMD server CPU
-/// since 2011 has it. QEMU's TCG implements all of it (no warning in 7.2 or 10.0), so a VM may run
-/// on either accelerator. It meets the baseline of current distributions (Debian: x86-64-v1, RHEL
-/// 9: v2). `qemu64` would lack SSE4 and include `svm`, which Intel hosts refuse; the later models
-/// have features that TCG lacks (`spec-ctrl`, `pcid`, `tsc-deadline`).
-pub const DEFAULT_CPU_MODEL: &str = "Westmere-v1";
 
 /// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
 /// it.
@@ -150,34 +140,6 @@ pub enum Accel {
     Kvm,
     /// QEMU's own translator.
     Tcg,
-}
-
-/// Accelerator after resolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum Accelerator {
-    /// The kernel's hypervisor.
-    Kvm,
-    /// QEMU's own translator.
-    Tcg,
-}
-
-impl Accelerator {
-    /// Name for QEMU's `-accel`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Accelerator::Kvm => "kvm",
-            Accelerator::Tcg => "tcg",
-        }
-    }
-}
-
-impl fmt::Display for Accelerator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 /// A disk: an image at a path that exists on every host of the VM.

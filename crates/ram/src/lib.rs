@@ -28,6 +28,7 @@ pub mod page_in;
 pub mod pages;
 mod ramdir;
 mod region;
+mod tcp;
 pub mod tracking;
 mod transfer;
 mod zero;
@@ -40,10 +41,8 @@ pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
 pub use ramdir::RamDir;
 pub use region::Region;
+pub use tcp::{acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};
 pub use tracking::{
     CHUNK_PAGES, DirtyCount, DirtyTracker, ThrottleFigures, check_kernel, throttle_chunk_pages,
     tracker_listener,
-};
-pub use transfer::{
-    acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes,
 };

@@ -62,10 +62,11 @@ use rustix::io::Errno;
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise};
 use crate::region::Region;
+use crate::tracking::kernel::io_or_gone;
 use crate::tracking::maps::{BlockMappings, Mapping};
 use crate::tracking::pagemap::{EMPTY_RUN, Pagemap};
 use crate::tracking::uffd::{Fault, Userfaultfd};
-use crate::tracking::{find_blocks, io_or_gone, library, open_pagemap};
+use crate::tracking::{find_blocks, library, open_pagemap};
 
 /// Most runs of pages that one scan may return.
 const RUNS_A_SCAN: usize = 1 << 10;

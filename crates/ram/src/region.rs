@@ -13,7 +13,6 @@
 use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -27,23 +26,12 @@ use crate::pages::{PAGE_SIZE, PageRange, push_merged};
 use crate::ramdir::TMPFS_MAGIC;
 use crate::zero::is_zero_page;
 
-/// Zeros are written in pieces of this many bytes.
-const ZERO_BYTES: usize = 64 << 10;
-/// [`ZERO_BYTES`] in pages.
-const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
-static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
-/// From this size on, a copy through the mapping costs no more than `pwrite`.
-const MAPPED_COPY_BYTES: usize = 64 << 10;
-/// [`PAGE_SIZE`] as a `usize`, for offsets in buffers.
-const PAGE_BYTES: usize = 4096;
-const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
-
 /// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process.
 /// Dropping it unmaps the file, and the file remains.
 #[derive(Debug)]
 pub struct Region {
-    file: File,
-    path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
     base: *mut u8,
     len: usize,
     size_bytes: u64,
@@ -244,7 +232,7 @@ impl Region {
 
     /// Returns the first page from `page` on that is not a hole, or `None` if only holes follow up
     /// to the end of the block.
-    fn next_data(&self, page: u64) -> Result<Option<u64>, RamError> {
+    pub(crate) fn next_data(&self, page: u64) -> Result<Option<u64>, RamError> {
         match rustix::fs::seek(&self.file, SeekFrom::Data(page * PAGE_SIZE)) {
             Ok(data) => Ok(Some(data / PAGE_SIZE)),
             // No data from here to the end of the file.
@@ -295,95 +283,6 @@ impl Region {
             .map_err(|source| RamError::io("read guest memory in", &self.path, source))
     }
 
-    /// Copies pages that hold data as [`Region::copy_out`] does, in three quarters of the time,
-    /// because it makes no system call. A hole is allocated, as by [`Region::is_zero`].
-    pub fn copy_data_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), RamError> {
-        self.check_bytes(offset_bytes, to.len() as u64)?;
-        crate::transfer::copy_from_mapping(self, offset_bytes, to);
-        Ok(())
-    }
-
-    /// Copies `from` into the block, at `offset_bytes`.
-    ///
-    /// # Errors
-    /// [`RamError::NoSpace`] if the pages were not allocated and the host has no memory left.
-    pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), RamError> {
-        self.check_bytes(offset_bytes, from.len() as u64)?;
-        let write = || match from.len() {
-            MAPPED_COPY_BYTES..
-                if crate::transfer::copy_into_mapping(self, offset_bytes, from)? =>
-            {
-                Ok(())
-            }
-            _ => self.file.write_all_at(from, offset_bytes),
-        };
-        write().map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => {
-                RamError::NoSpace { path: self.path.clone(), bytes: from.len() as u64 }
-            }
-            _ => RamError::io("write guest memory in", &self.path, source),
-        })
-    }
-
-    /// Makes the pages read as zero. Holes stay holes, and pages that are already zero are not
-    /// written. The pages are read through the file and not through the mapping, because a shadow's
-    /// file may be emptied meanwhile.
-    pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
-        self.check(range)?;
-        let mut bytes =
-            vec![0; usize::try_from(range.len_bytes()).unwrap_or(ZERO_BYTES).min(ZERO_BYTES)];
-        let mut at = range.first;
-        while at < range.end() {
-            // Reading a hole is as fast as searching for it, unless it is long. The end of data is
-            // not searched: the kernel would go through all of a run that other threads write to.
-            if range.end() - at > ZERO_PAGES {
-                let Some(data) = self.next_data(at)?.filter(|data| *data < range.end()) else {
-                    break;
-                };
-                at = data;
-            }
-            let (piece, _) = PageRange::between(at, range.end()).split(ZERO_PAGES);
-            self.zero_piece(
-                piece,
-                bytes
-                    .get_mut(..usize::try_from(piece.len_bytes()).unwrap_or(0))
-                    .unwrap_or_default(),
-            )?;
-            at = piece.end();
-        }
-        Ok(())
-    }
-
-    /// Zeroes a few pages as [`Region::zero`] does; they are read into `bytes`.
-    fn zero_piece(&self, piece: PageRange, bytes: &mut [u8]) -> Result<(), RamError> {
-        self.copy_out(piece.offset_bytes(), bytes)?;
-        if *bytes == ZEROS[..bytes.len()] {
-            return Ok(());
-        }
-        let mut stale = Vec::new();
-        for (page, bytes) in (piece.first..).zip(bytes.chunks(PAGE_BYTES)) {
-            if *bytes != ZEROS[..bytes.len()] {
-                push_merged(&mut stale, 0, PageRange::new(page, 1));
-            }
-        }
-        for run in stale {
-            let len = usize::try_from(run.len_bytes()).unwrap_or(ZERO_BYTES);
-            self.copy_in(run.offset_bytes(), ZEROS.get(..len).unwrap_or(&ZEROS))?;
-        }
-        Ok(())
-    }
-
-    /// Reads exactly the range's bytes from a blocking stream socket, directly into the block.
-    ///
-    /// # Errors
-    /// `UnexpectedEof` if the stream ends early, `InvalidInput` if the pages are outside the block,
-    /// `StorageFull` if the kernel could not store the bytes (pages not allocated, and no memory
-    /// left), otherwise the socket's error, including its timeouts. The number of bytes taken is
-    /// then unknown, and the stream is unusable.
-    pub fn receive(&self, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
-        crate::transfer::receive(self, fd, range)
-    }
-
     /// Returns whether the file is on a tmpfs, the only file system besides hugetlbfs whose
     /// mappings userfaultfd protects.
     pub(crate) fn is_on_tmpfs(&self) -> bool {
@@ -406,7 +305,7 @@ impl Region {
         self.check_bytes(range.offset_bytes(), range.len_bytes())
     }
 
-    fn check_bytes(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), RamError> {
+    pub(crate) fn check_bytes(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), RamError> {
         let end_bytes = offset_bytes.saturating_add(len_bytes);
         if end_bytes > self.size_bytes {
             return Err(RamError::OutOfBounds {

@@ -1,108 +1,114 @@
 //! Guest pages through the mapping: copies out of it and into it, and from sockets by the kernel
-//! itself. It also reads the state of TCP sockets.
+//! itself.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr;
 
-use crate::pages::PageRange;
+use crate::error::RamError;
+use crate::pages::{PAGE_SIZE, PageRange, push_merged};
 use crate::region::Region;
 
-/// Queries how much a TCP socket has not put on the wire for the first time (`SIOCOUTQNSD` of
-/// linux/sockios.h).
-const UNSENT_QUEUE: libc::c_ulong = 0x894b;
-/// Offset of `tcpi_bytes_acked` in TCP_INFO (`struct tcp_info` of linux/tcp.h, since Linux 4.1).
-const ACKED_AT: usize = 120;
-/// Offset of `tcpi_retransmits` in TCP_INFO.
-const RETRANSMITS_AT: usize = 2;
+/// Zeros are written in pieces of this many bytes.
+const ZERO_BYTES: usize = 64 << 10;
+/// [`ZERO_BYTES`] in pages.
+const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
+static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
+/// From this size on, a copy through the mapping costs no more than `pwrite`.
+const MAPPED_COPY_BYTES: usize = 64 << 10;
+/// [`PAGE_SIZE`] as a `usize`, for offsets in buffers.
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
 
-/// Returns the bytes that a TCP socket has accepted and not yet put on the wire. Bytes in flight to
-/// the peer do not count.
-///
-/// # Errors
-/// The kernel's error for a socket without such a queue.
-pub fn unsent_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    queued(fd, UNSENT_QUEUE)
-}
-
-/// Returns the bytes that a TCP socket has accepted and its peer has not yet acknowledged.
-///
-/// # Errors
-/// The kernel's error for a socket without such a queue.
-pub fn unacked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    queued(fd, libc::TIOCOUTQ)
-}
-
-fn queued(fd: BorrowedFd<'_>, queue: libc::c_ulong) -> io::Result<u64> {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the kernel writes one int, which outlives the call, and nothing else.
-    let told = unsafe { libc::ioctl(fd.as_raw_fd(), queue, &raw mut bytes) };
-    if told < 0 {
-        return Err(io::Error::last_os_error());
+impl Region {
+    /// Copies pages that hold data as [`Region::copy_out`] does, in three quarters of the time,
+    /// because it makes no system call. A hole is allocated, as by [`Region::is_zero`].
+    pub fn copy_data_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), RamError> {
+        self.check_bytes(offset_bytes, to.len() as u64)?;
+        copy_from_mapping(self, offset_bytes, to);
+        Ok(())
     }
-    Ok(u64::try_from(bytes).unwrap_or(0))
-}
 
-/// Returns the bytes that a TCP socket's peer has acknowledged since the connection began,
-/// whichever call handed them over.
-///
-/// # Errors
-/// The kernel's error for a socket that is not TCP.
-pub fn acked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    Ok(tcp_info(fd)?[ACKED_AT..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
-}
-
-/// Returns how many times in a row a TCP socket has retransmitted because its peer acknowledged
-/// nothing in time.
-///
-/// # Errors
-/// The kernel's error for a socket that is not TCP.
-pub fn unanswered_timeouts(fd: BorrowedFd<'_>) -> io::Result<u8> {
-    Ok(tcp_info(fd)?[RETRANSMITS_AT])
-}
-
-fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<[u8; ACKED_AT + size_of::<u64>()]> {
-    let mut info = [0_u8; ACKED_AT + size_of::<u64>()];
-    let mut length = libc::socklen_t::try_from(info.len()).map_err(outside)?;
-    // SAFETY: the kernel writes at most `length` bytes, which `info` has, and the length; both
-    // outlive the call.
-    let told = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if told < 0 {
-        return Err(io::Error::last_os_error());
+    /// Copies `from` into the block, at `offset_bytes`.
+    ///
+    /// # Errors
+    /// [`RamError::NoSpace`] if the pages were not allocated and the host has no memory left.
+    pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), RamError> {
+        self.check_bytes(offset_bytes, from.len() as u64)?;
+        let write = || match from.len() {
+            MAPPED_COPY_BYTES.. if copy_into_mapping(self, offset_bytes, from)? => Ok(()),
+            _ => self.file.write_all_at(from, offset_bytes),
+        };
+        write().map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => {
+                RamError::NoSpace { path: self.path.clone(), bytes: from.len() as u64 }
+            }
+            _ => RamError::io("write guest memory in", &self.path, source),
+        })
     }
-    Ok(info)
+
+    /// Makes the pages read as zero. Holes stay holes, and pages that are already zero are not
+    /// written. The pages are read through the file and not through the mapping, because a shadow's
+    /// file may be emptied meanwhile.
+    pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
+        self.check(range)?;
+        let mut bytes =
+            vec![0; usize::try_from(range.len_bytes()).unwrap_or(ZERO_BYTES).min(ZERO_BYTES)];
+        let mut at = range.first;
+        while at < range.end() {
+            // Reading a hole is as fast as searching for it, unless it is long. The end of data is
+            // not searched: the kernel would go through all of a run that other threads write to.
+            if range.end() - at > ZERO_PAGES {
+                let Some(data) = self.next_data(at)?.filter(|data| *data < range.end()) else {
+                    break;
+                };
+                at = data;
+            }
+            let (piece, _) = PageRange::between(at, range.end()).split(ZERO_PAGES);
+            self.zero_piece(
+                piece,
+                bytes
+                    .get_mut(..usize::try_from(piece.len_bytes()).unwrap_or(0))
+                    .unwrap_or_default(),
+            )?;
+            at = piece.end();
+        }
+        Ok(())
+    }
+
+    /// Zeroes a few pages as [`Region::zero`] does; they are read into `bytes`.
+    fn zero_piece(&self, piece: PageRange, bytes: &mut [u8]) -> Result<(), RamError> {
+        self.copy_out(piece.offset_bytes(), bytes)?;
+        if *bytes == ZEROS[..bytes.len()] {
+            return Ok(());
+        }
+        let mut stale = Vec::new();
+        for (page, bytes) in (piece.first..).zip(bytes.chunks(PAGE_BYTES)) {
+            if *bytes != ZEROS[..bytes.len()] {
+                push_merged(&mut stale, 0, PageRange::new(page, 1));
+            }
+        }
+        for run in stale {
+            let len = usize::try_from(run.len_bytes()).unwrap_or(ZERO_BYTES);
+            self.copy_in(run.offset_bytes(), ZEROS.get(..len).unwrap_or(&ZEROS))?;
+        }
+        Ok(())
+    }
+
+    /// Reads exactly the range's bytes from a blocking stream socket, directly into the block.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the stream ends early, `InvalidInput` if the pages are outside the block,
+    /// `StorageFull` if the kernel could not store the bytes (pages not allocated, and no memory
+    /// left), otherwise the socket's error, including its timeouts. The number of bytes taken is
+    /// then unknown, and the stream is unusable.
+    pub fn receive(&self, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
+        receive(self, fd, range)
+    }
 }
 
-/// Makes a TCP socket accept no more data while so many bytes wait to be put on the wire for the
-/// first time. Bytes in flight do not count (`TCP_NOTSENT_LOWAT` of tcp(7)).
-///
-/// # Errors
-/// The kernel's error for a socket that is not TCP.
-pub fn limit_unsent_bytes(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
-    const LEN: libc::socklen_t = 4;
-    let value = &raw const bytes;
-    // SAFETY: the kernel reads one u32, which outlives the call, and nothing else.
-    let set = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            value.cast(),
-            LEN,
-        )
-    };
-    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-pub(crate) fn receive(region: &Region, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
+fn receive(region: &Region, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
     region.check(range).map_err(outside)?;
     let len = usize::try_from(range.len_bytes()).map_err(outside)?;
     let base = region.address(range.offset_bytes());
@@ -132,7 +138,7 @@ pub(crate) fn receive(region: &Region, fd: BorrowedFd<'_>, range: PageRange) -> 
 }
 
 /// Copies bytes of the block. The caller has checked that they lie within it.
-pub(crate) fn copy_from_mapping(region: &Region, offset_bytes: u64, to: &mut [u8]) {
+fn copy_from_mapping(region: &Region, offset_bytes: u64, to: &mut [u8]) {
     // SAFETY: the bytes lie within the region's mapping, which the borrow keeps alive. No reference
     // to them exists in this process, so `to` is elsewhere. Other processes may write them
     // meanwhile; the copy is then of no single moment.
@@ -143,11 +149,7 @@ pub(crate) fn copy_from_mapping(region: &Region, offset_bytes: u64, to: &mut [u8
 /// the file, so threads that write different pages do not wait for each other as they do in
 /// `pwrite`. Lack of memory is an error and not a SIGBUS. Returns false if this kernel does not
 /// permit it.
-pub(crate) fn copy_into_mapping(
-    region: &Region,
-    offset_bytes: u64,
-    from: &[u8],
-) -> io::Result<bool> {
+fn copy_into_mapping(region: &Region, offset_bytes: u64, from: &[u8]) -> io::Result<bool> {
     let this_process = rustix::process::getpid().as_raw_nonzero().get();
     let mut copied = 0;
     while let Some(rest) = from.get(copied..).filter(|rest| !rest.is_empty()) {

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::leadership::Loss;
-use super::transaction::{KeyState, Revision};
+use super::loss::Loss;
+use super::revision::{KeyState, Revision};
 
 /// Whether a failed change may have been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

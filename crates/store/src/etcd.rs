@@ -29,7 +29,8 @@ use self::tenure::{EtcdTenure, Lease, holds_until};
 use super::error::{StoreError, Written};
 use super::history::{ChangeSource, Watch};
 use super::leadership::{Candidate, Leader, Leadership, Standing};
-use super::transaction::{Item, KeyState, Page, Revision, Snapshot, Transaction, range};
+use super::revision::{KeyState, Revision};
+use super::transaction::{Item, Page, Snapshot, Transaction, range};
 use super::{MOST_PAGE_ITEMS, MOST_VALUE_BYTES, Store};
 
 /// Longest read at one member before another one is asked.

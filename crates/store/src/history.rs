@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use super::error::StoreError;
-use super::transaction::Revision;
+use super::revision::Revision;
 
 /// Most bytes of keys and values in the history. A watcher that falls further behind reads
 /// everything again.

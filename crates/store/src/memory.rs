@@ -11,8 +11,10 @@ use tokio::sync::watch;
 
 use super::error::{StoreError, Written};
 use super::history::{Change, Changes, History, Watch};
-use super::leadership::{Candidate, Leader, Leadership, Loss, Standing, Tenure};
-use super::transaction::{Item, KeyState, Page, Revision, Snapshot, Transaction, range};
+use super::leadership::{Candidate, Leader, Leadership, Standing, Tenure};
+use super::loss::Loss;
+use super::revision::{KeyState, Revision};
+use super::transaction::{Item, Page, Snapshot, Transaction, range};
 use super::{MOST_PAGE_ITEMS, Store};
 
 const NAME: &str = "in memory";

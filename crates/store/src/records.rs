@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::StoreError;
-use super::transaction::{Item, KeyState, Revision, Transaction};
+use super::revision::{KeyState, Revision};
+use super::transaction::{Item, Transaction};
 use super::{MOST_PAGE_ITEMS, Store};
 
 /// A saved type.

@@ -21,7 +21,8 @@ use self::writer::{Request, Writer};
 use super::error::{StoreError, Written};
 use super::history::{History, Watch};
 use super::leadership::{Candidate, Leader, Leadership, Standing, Tenure};
-use super::transaction::{Item, Page, Revision, Snapshot, Transaction, range};
+use super::revision::Revision;
+use super::transaction::{Item, Page, Snapshot, Transaction, range};
 use super::{MOST_PAGE_ITEMS, Store};
 
 /// Most transactions that may wait. Further callers wait for a place.

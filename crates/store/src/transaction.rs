@@ -1,26 +1,10 @@
 //! Items, and transactions with the limits that all stores share. Pure.
 
 use std::collections::BTreeSet;
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
 
 use super::error::StoreError;
-use super::{MOST_KEY_BYTES, MOST_KEYS, MOST_TRANSACTION_BYTES, MOST_VALUE_BYTES};
-
-/// A state of the whole store. Each change has a greater number than all before it; numbers may be
-/// skipped.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct Revision(pub u64);
-
-impl fmt::Display for Revision {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(out)
-    }
-}
+use super::revision::{KeyState, Revision};
+use crate::{MOST_KEY_BYTES, MOST_KEYS, MOST_TRANSACTION_BYTES, MOST_VALUE_BYTES};
 
 /// A stored key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,24 +35,6 @@ pub struct Page {
     pub revision: Revision,
     /// Whether further items follow the last key.
     pub more: bool,
-}
-
-/// Whether a key has a value, and the revision of its last change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyState {
-    /// The key has no value.
-    Absent,
-    /// The key was last changed at this revision.
-    At(Revision),
-}
-
-impl fmt::Display for KeyState {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyState::Absent => out.write_str("absent"),
-            KeyState::At(revision) => write!(out, "at revision {revision}"),
-        }
-    }
 }
 
 /// Changes that are made together or not at all, if every key is as expected.

@@ -1,7 +1,7 @@
 //! Pages sent as their difference from the version that was sent before.
 
 use crate::cursor::Cursor;
-use crate::frame::DELTA_HEADER;
+use crate::kind::DELTA_HEADER;
 use crate::{Codec, MAX_BLOCKS, MAX_PAGES_PER_FRAME, PAGE_SIZE, WireError};
 
 /// Consecutive pages, each given as the bits that differ from the destination's version.

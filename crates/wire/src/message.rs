@@ -1,26 +1,17 @@
 //! The messages of a lane.
 
 use crate::cursor::Cursor;
-use crate::frame::{HEADER_LEN, PAGES_HEADER};
+use crate::frame::HEADER_LEN;
+use crate::kind::PAGES_HEADER;
 use crate::{
-    Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS,
-    MigrationId, PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, checksum, runs,
+    BlockRun, Codec, Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL,
+    MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange,
+    WAIT_CLASSES, WireError, checksum, runs,
 };
 
 /// First eight bytes of a lane. The line end reveals a lane that passed through a program that
 /// edits text.
 const MAGIC: [u8; 8] = *b"GODWIT\r\n";
-
-/// A run of pages in one RAM block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockRun {
-    /// The block's number, in the order of [`Begin::block_pages`].
-    pub block: u16,
-    /// The first page's number in the block.
-    pub first: u64,
-    /// How many pages, at least one.
-    pub count: u64,
-}
 
 /// Fields before the pages of a raw or compressed pages frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,26 +39,6 @@ pub enum Encoding {
         /// Compressed size in bytes: at least one, and less than the size of the pages.
         bytes: u32,
     },
-}
-
-/// Compression method for pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Codec {
-    /// LZ4's block format.
-    Lz4 = 1,
-    /// Zstandard frames without a dictionary.
-    Zstd = 2,
-}
-
-impl Codec {
-    pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
-
-    /// Returns the codec with this number on the wire, or `None` if this version does not know it.
-    #[must_use]
-    pub fn from_code(code: u8) -> Option<Codec> {
-        Codec::ALL.into_iter().find(|codec| *codec as u8 == code)
-    }
 }
 
 /// Run of pages in one frame.

@@ -2,13 +2,21 @@
 //! three bytes or a few more.
 
 use crate::cursor::{Cursor, put_varint};
-use crate::{BlockRun, MAX_BLOCKS, WireError};
-
-/// Maximum bytes of runs in one frame.
-pub const MAX_RUNS_PAYLOAD: u32 = 64 * 1024;
+use crate::{MAX_BLOCKS, MAX_RUNS_PAYLOAD, WireError};
 
 /// Maximum bytes of one run: block (2), gap and length (10 each).
 const MAX_RUN_BYTES: usize = 22;
+
+/// A run of pages in one RAM block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockRun {
+    /// The block's number, in the order of [`Begin::block_pages`](crate::Begin::block_pages).
+    pub block: u16,
+    /// The first page's number in the block.
+    pub first: u64,
+    /// How many pages, at least one.
+    pub count: u64,
+}
 
 /// Appends runs until they end or the frame is full. Returns the number of runs appended.
 pub(crate) fn encode(runs: &[BlockRun], out: &mut Vec<u8>) -> usize {

@@ -11,8 +11,14 @@ use std::path::{Path, PathBuf};
 use modules::Crate;
 
 /// Crates whose folders still depend on each other in a cycle. This list may only get shorter.
-const WITH_CYCLES: &[&str] =
-    &["api", "cli", "lanes", "migration", "pki", "qemu", "ram", "store", "wire"];
+const WITH_CYCLES: &[&str] = &["migration"];
+
+/// Most files that depend on each other in a cycle, in crates without [`LARGER_CYCLES`].
+const MOST_FILES: usize = 5;
+
+/// Crates with a larger cycle of files. In `control` it is the inventory, whose parts are methods of
+/// one type. This list may only get shorter.
+const LARGER_CYCLES: &[&str] = &["control", "migration"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -44,6 +50,10 @@ fn folders_of_a_crate_depend_on_each_other_in_one_direction() {
         for file in &files {
             println!("    {file}");
         }
+        assert!(
+            files.len() <= MOST_FILES || LARGER_CYCLES.contains(&name.as_str()),
+            "{name}: files depend on each other in a cycle: {files:#?}"
+        );
         match (folders.is_empty(), WITH_CYCLES.contains(&name.as_str())) {
             (false, false) => new.push(format!("{name}: {shown}")),
             (true, true) => gone.push(name),

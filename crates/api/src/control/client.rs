@@ -12,15 +12,26 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use super::{
-    AddHost, AuditEntry, BaselineVm, BindVm, CertificateInfo, Cluster, CpuBaselineChange,
-    CpuBaselineInfo, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken,
-    CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo,
-    Joined, ManagedDatastore, ManagedHost, ManagedNetwork, ManagedVm, ManagerEvents, Move,
-    MoveLimits, NameConflict, Page, Preflight, Problem, ProblemCode, RevokedCertificates, RuleInfo,
-    SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
+use super::access::{AuditEntry, CreateToken, CreatedToken, TokenInfo};
+use super::baseline::{BaselineVm, CpuBaselineChange, CpuBaselineInfo, SetCpuBaseline};
+use super::certificates::{CertificateInfo, RevokedCertificates};
+use super::cluster::Cluster;
+use super::following::ManagerEvents;
+use super::hosts::{AddHost, HostSummary, ManagedHost, UpdateHost};
+use super::join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined};
+use super::limits::{MoveLimits, UpdateLimits};
+use super::moves::{CreateDrain, CreateMove, Drain, Move};
+use super::page::Page;
+use super::preflight::Preflight;
+use super::problem::{Problem, ProblemCode};
+use super::rules::{CreateRule, RuleInfo};
+use super::shares::{ManagedDatastore, ManagedNetwork};
+use super::vms::{
+    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm, StopManagedVm,
+    VmSummary,
 };
-use crate::client::{UNTRUSTED_REMEDY, segment};
+use crate::client::segment;
+use crate::endpoint::UNTRUSTED_REMEDY;
 use crate::{Client, ClientError, Endpoint, Events};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
@@ -412,7 +423,7 @@ impl ManagerClient {
         loop {
             let cursor = next.map(|next| format!("&cursor={}", segment(&next))).unwrap_or_default();
             let page: Page<T> =
-                self.get(&format!("{path}?limit={}{cursor}", super::MAX_PAGE_ITEMS)).await?;
+                self.get(&format!("{path}?limit={}{cursor}", super::page::MAX_PAGE_ITEMS)).await?;
             all.extend(page.items);
             next = page.next;
             if next.is_none() {

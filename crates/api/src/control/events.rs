@@ -5,7 +5,12 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
-use super::{CpuBaseline, Drain, HostSummary, Move, MoveLimits, NameConflict, RuleInfo, VmSummary};
+use super::baseline::CpuBaseline;
+use super::hosts::HostSummary;
+use super::limits::MoveLimits;
+use super::moves::{Drain, Move};
+use super::rules::RuleInfo;
+use super::vms::{NameConflict, VmSummary};
 
 /// A numbered change of the cluster. A client that reconnects continues after the last number it
 /// received (`Last-Event-ID`).

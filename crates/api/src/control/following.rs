@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{ClusterEvent, ManagerClient, ManagerError};
+use super::client::{ManagerClient, ManagerError};
+use super::events::ClusterEvent;
 use crate::{Events, StreamEvent};
 
 /// Longest silence of a manager, which sends at least a keep-alive every 5 s.

@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Check;
+use super::preflight::Check;
 use crate::{ApiError, ErrorCode};
 
 /// Reason why a request failed. Stable: programs may match on the kebab-case names.

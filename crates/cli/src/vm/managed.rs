@@ -11,9 +11,10 @@ use serde_json::json;
 
 use super::{create, describe};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
-use crate::control::{claimed, client};
+use crate::control::claimed;
 use crate::exit::{Exit, Failure};
 use crate::hosts::manager_of;
+use crate::manager::client;
 use crate::output::{Output, table};
 use crate::units::byte_count;
 

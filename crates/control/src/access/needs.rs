@@ -146,7 +146,7 @@ mod tests {
             })
             .collect();
         // Routes outside the document: the document itself, metrics and health.
-        let bare = include_str!("../http/mod.rs").split(".route(\"").skip(1);
+        let bare = include_str!("../http.rs").split(".route(\"").skip(1);
         routes.extend(
             bare.map(|rest| ("GET".to_owned(), rest.split('"').next().unwrap().to_owned())),
         );

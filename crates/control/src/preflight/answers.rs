@@ -3,7 +3,7 @@
 use godwit_api::control::{Check, CheckName, PreflightReport, Problem, Verdict};
 use godwit_types::{DryRun, Means, Predicted};
 
-use super::{Found, judge};
+use super::found::{Found, judge};
 
 /// Adds the result of a dry run to a report.
 pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {

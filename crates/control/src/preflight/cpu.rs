@@ -4,7 +4,8 @@ use godwit_api::HostCpuInfo;
 use godwit_planner::words::some_features;
 use godwit_qemu::Accelerator;
 
-use super::{Found, Subject};
+use super::Subject;
+use super::found::Found;
 use crate::cluster::inventory::SeenHost;
 
 pub(super) fn accelerator(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {

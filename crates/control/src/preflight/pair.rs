@@ -6,8 +6,9 @@ use std::path::Path;
 use godwit_api::control::{CheckName, HostState};
 use godwit_planner::words::Bytes;
 
+use super::Subject;
 use super::cpu::{accelerator, baseline, cpu, unreported};
-use super::{Found, Subject};
+use super::found::Found;
 use crate::cluster::inventory::SeenHost;
 
 type OfPair = fn(&Subject<'_>, SeenHost<'_>) -> Found;

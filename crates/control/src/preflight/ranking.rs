@@ -7,7 +7,8 @@ use godwit_api::control::{
 use godwit_planner::placement::{Exclusion, Host, Obstacles, Rule, Score, rank};
 use godwit_planner::words::Count;
 
-use super::{Found, Subject};
+use super::Subject;
+use super::found::Found;
 use crate::cluster::planner_input::placement_vm;
 
 /// Most hosts that a message names with their obstacles.

@@ -5,7 +5,8 @@ use godwit_api::control::CheckName;
 use godwit_qemu::untrackable_parts;
 use godwit_types::{EngineKind, Fault};
 
-use super::{Found, Subject};
+use super::Subject;
+use super::found::Found;
 
 type OfVm = fn(&Subject<'_>) -> Found;
 

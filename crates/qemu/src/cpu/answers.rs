@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::CpuFeatures;
+use super::features::CpuFeatures;
 use super::model::{canonical, is_paravirtual};
 
 /// Most CPU models of a response. QEMU 10.0 has 154.

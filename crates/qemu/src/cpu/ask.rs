@@ -13,13 +13,14 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 
+use super::HostCpu;
 use super::answers::{ModelFit, read_expansion, read_models};
+use super::features::CpuFeatures;
 use super::generations::generation_of;
-use super::{CpuFeatures, HostCpu};
+use crate::accel::Accelerator;
 use crate::helper::{helper, spawn};
 use crate::inspect::QemuInfo;
 use crate::qmp::{Qmp, QmpError};
-use crate::spec::Accelerator;
 use godwit_types::Fault;
 
 /// Longest duration of all queries. QEMU 7.2 needs a tenth of a second on an idle processor.

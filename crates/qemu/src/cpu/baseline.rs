@@ -17,9 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::HostCpu;
+use super::features::CpuFeatures;
+use super::generations::PsabiLevel;
 use super::generations::{Generation, generation_of};
-use super::{CpuFeatures, CpuModel, HostCpu, PsabiLevel};
-use crate::spec::Accelerator;
+use super::model::CpuModel;
+use crate::accel::Accelerator;
 
 /// Features that no baseline contains, even if all hosts have them and QEMU calls them migratable.
 ///

@@ -4,7 +4,10 @@
 //! is stopped and started again. Until then it runs on, moves among the hosts that have its
 //! features, and lacks the features that the new baseline would add.
 
-use super::{Baseline, CpuFeatures, CpuModel, HostCpu};
+use super::HostCpu;
+use super::baseline::Baseline;
+use super::features::CpuFeatures;
+use super::model::CpuModel;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningVm {

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::CpuFeatures;
+use super::features::CpuFeatures;
 
 /// Intel's vendor string in CPUID.
 pub const INTEL: &str = "GenuineIntel";

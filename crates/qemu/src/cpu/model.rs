@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::CpuFeatures;
+use super::features::CpuFeatures;
 
 /// Names that QEMU treats as aliases of others (`x86_cpu_initfn` of target/i386/cpu.c, 7.2 to
 /// 10.0). Those with `_` for `-` follow by rule, as in QEMU.

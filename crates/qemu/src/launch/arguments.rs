@@ -10,17 +10,14 @@ use std::os::fd::RawFd;
 
 use serde_json::{Value, json};
 
-use super::{CONSOLE_LOG, Launch, path_in_qemu};
-use crate::spec::{Accelerator, Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
+use super::{CONSOLE_LOG, Launch};
+use crate::accel::Accelerator;
+use crate::process::{SANDBOX, path_in_qemu};
+use crate::spec::{Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// Rights that QEMU gives up: obsolete system calls, changes of user and group, starting programs,
-/// changes of priority and affinity. A VM needs none of these, under KVM or TCG, nor do migrations
-/// and the tracker's library (QEMU 7.2 to 10.0).
-pub(crate) const SANDBOX: &str =
-    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// Descriptor set of the console's log.
 const CONSOLE_SET: RawFd = 1;
 /// Descriptor set of a disk's file, less the number of its descriptor.

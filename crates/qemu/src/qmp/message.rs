@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A line from QEMU.
 #[derive(Debug, PartialEq)]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// The first line of a connection.
     Greeting,
     /// An asynchronous event.
@@ -55,7 +55,7 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<V
 ///
 /// # Errors
 /// The reason as text: the line is not a JSON object of QMP's forms.
-pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
+pub(crate) fn parse(line: &[u8]) -> Result<Message, String> {
     let parsed: Line =
         serde_json::from_slice(line).map_err(|why| format!("it sent {}: {why}", shorten(line)))?;
     let id = parsed.id.as_ref().and_then(Value::as_u64);

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::kernel::io_or_gone;
 use super::maps::{
     BlockMappings, FileMappings, MOST_LINES, MOST_PLACES, Mapping, MapsError, WantedFile,
     read_mappings, segments_of,
 };
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::uffd::Userfaultfd;
-use super::{Block, DirtyTracker, RUNS_A_SCAN, check_kernel, io_or_gone, library};
+use super::{Block, DirtyTracker, RUNS_A_SCAN, check_kernel, library};
 use crate::error::TrackError;
 use crate::pages::PAGE_SIZE;
 use crate::region::Region;

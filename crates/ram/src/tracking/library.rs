@@ -14,9 +14,13 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::protocol::{self, MESSAGE_LEN, Origin, Request};
-use super::{kernel_too_old, open_device};
+use super::kernel::{kernel_too_old, open_device};
 use crate::error::TrackError;
+
+#[path = "../../../tracker/src/protocol.rs"]
+pub mod protocol;
+
+use protocol::{MESSAGE_LEN, Origin, Request};
 
 /// Time limit for QEMU's answer. The library's thread has nothing else to do, but a debugger may
 /// have stopped QEMU.

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 
-use super::kernel_too_old;
+use super::kernel::kernel_too_old;
 use crate::error::TrackError;
 use crate::pages::PAGE_SIZE;
 

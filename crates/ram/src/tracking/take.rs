@@ -8,10 +8,11 @@
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
 
+use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::throttle::{Throttle, Tracked};
-use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES, io_or_gone};
+use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
 

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::ioctl::Updater;
 use rustix::mm::UserfaultfdFlags;
 
-use super::{kernel_too_old, open_device};
+use super::kernel::{kernel_too_old, open_device};
 use crate::error::TrackError;
 use crate::pages::PAGE_SIZE;
 

@@ -9,7 +9,8 @@ use tokio::task::JoinHandle;
 
 use super::connection::{Connection, Failure};
 use crate::error::{StoreError, Written};
-use crate::leadership::{Loss, Standing, Tenure};
+use crate::leadership::{Standing, Tenure};
+use crate::loss::Loss;
 
 /// Renewals per lease length.
 const RENEWALS: u32 = 5;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::error::{StoreError, file_error};
-use crate::transaction::Revision;
+use crate::revision::Revision;
 
 /// "GDWT": the application ID in SQLite's header that marks the file as Godwit's.
 const APPLICATION: i64 = 0x4744_5754;

@@ -9,7 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{file, revision_of, unavailable};
 use crate::error::{StoreError, Written};
 use crate::history::{Change, Changes, History};
-use crate::transaction::{KeyState, Revision, Transaction};
+use crate::revision::{KeyState, Revision};
+use crate::transaction::Transaction;
 
 /// Most requests that share one sync.
 const MOST_TOGETHER: usize = 64;

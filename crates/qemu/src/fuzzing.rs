@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets for QMP.
+//! Entry points of the fuzz targets. Not a public interface.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -6,9 +6,9 @@ use std::task::{Context, Poll, Waker};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::message::{self, Message};
-use super::{Lines, QmpEvent};
 use crate::commands::{MigrateInfo, MigrationStatus, RunState};
+use crate::qmp::message::{self, Message};
+use crate::qmp::{Lines, QmpEvent};
 
 /// Reads everything that QEMU sends on a connection, and parses each response as one to every
 /// command. Returns the number of lines.
@@ -41,4 +41,10 @@ fn read_answer(value: &Value) {
     if let Some(state) = value.get("status").and_then(|status| RunState::deserialize(status).ok()) {
         let _ = state.is_running();
     }
+}
+
+/// Reads the head of a qcow2 image; `None` if it has no backing file or cannot be used.
+#[must_use]
+pub fn backing_file(head: &[u8]) -> Option<String> {
+    crate::launch::backing(head).ok()?.map(|backing| backing.file)
 }

@@ -22,6 +22,7 @@ mod answers;
 mod ask;
 mod baseline;
 mod change;
+mod features;
 mod generations;
 mod model;
 
@@ -30,15 +31,13 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use ask::{CpuError, host_cpu};
 pub use baseline::{Baseline, Common, NoCommon, common_baseline};
 pub use change::{BaselineChange, RunningVm, Unmet, change_of_baseline};
+pub use features::CpuFeatures;
 pub use generations::{
     AMD, AMD_GENERATIONS, INTEL, INTEL_GENERATIONS, LEVEL_MODELS, PsabiLevel, UnknownLevel,
 };
 pub use model::CpuModel;
 
-use crate::spec::Accelerator;
-
-/// Features of a CPU by QEMU's canonical names: `avx2`, `sse4.1`, `pni` (known elsewhere as SSE3).
-pub type CpuFeatures = BTreeSet<String>;
+use crate::accel::Accelerator;
 
 /// The CPU that a host can provide to its guests, by one QEMU with one accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]

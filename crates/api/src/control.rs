@@ -14,6 +14,7 @@ mod hosts;
 mod join;
 mod limits;
 mod moves;
+mod page;
 mod preflight;
 mod problem;
 mod rules;
@@ -38,6 +39,7 @@ pub use moves::{
     CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority,
     MoveState, Waits,
 };
+pub use page::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS, Page};
 pub use preflight::{
     Check, CheckName, PlacementScore, Preflight, PreflightRanking, PreflightReport, RankedHost,
     RuledOutHost, Verdict,
@@ -51,25 +53,5 @@ pub use vms::{
     StartManagedVm, StopManagedVm, VmSummary,
 };
 
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
 /// Port on which a manager listens if nothing else is configured.
 pub const DEFAULT_MANAGER_PORT: u16 = 7800;
-/// Default number of items per page.
-pub const DEFAULT_PAGE_ITEMS: u32 = 100;
-/// Largest number of items per page.
-pub const MAX_PAGE_ITEMS: u32 = 1000;
-
-/// A page of a list, ordered by name or time of the items.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Page<T> {
-    /// Items of the page.
-    pub items: Vec<T>,
-    /// Number of items that match the request's filter, on all pages.
-    #[schema(example = 1)]
-    pub total: u64,
-    /// Cursor of the next page (`cursor=`); absent on the last page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
-}

@@ -75,28 +75,27 @@
 //! is [`TrackError::ProcessGone`].
 
 mod attach;
+pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod maps;
 pub(crate) mod pagemap;
-#[path = "../../../tracker/src/protocol.rs"]
-pub mod protocol;
 mod take;
 mod throttle;
 pub(crate) mod uffd;
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use linux_raw_sys::general::page_region;
 
 pub(crate) use attach::{find_blocks, open_pagemap};
-pub use library::tracker_listener;
+pub use library::{protocol, tracker_listener};
 pub use throttle::{ThrottleFigures, throttle_chunk_pages};
 
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, page_count, push_merged};
 use crate::region::Region;
+use kernel::io_or_gone;
 use maps::{Mapping, Segment};
 use pagemap::Pagemap;
 use throttle::Throttle;
@@ -263,7 +262,7 @@ impl DirtyTracker {
 
     /// Limits the guest to `pages_per_s` newly written pages per second; `None` lifts the limit.
     /// Computing, reading, and writing to pages that are already dirty keep their speed. Memory
-    /// comes under the limit when [`DirtyTracker::take_dirty`] reaches it. `throttle/mod.rs`
+    /// comes under the limit when [`DirtyTracker::take_dirty`] reaches it. `throttle.rs`
     /// explains how.
     ///
     /// # Errors
@@ -355,31 +354,6 @@ pub fn check_kernel() -> Result<(), TrackError> {
     }
     Userfaultfd::of_this_process()?.enable_tracking()?;
     pagemap::check_kernel()
-}
-
-/// Returns the error that the running kernel lacks `missing`.
-fn kernel_too_old(missing: &'static str) -> TrackError {
-    let found = rustix::system::uname();
-    TrackError::KernelTooOld {
-        found: format!("Linux {}", found.release().to_string_lossy()),
-        missing,
-    }
-}
-
-pub(crate) fn io_or_gone(what: &'static str, pid: i32, errno: rustix::io::Errno) -> TrackError {
-    match errno {
-        rustix::io::Errno::SRCH => TrackError::ProcessGone { pid },
-        _ => TrackError::Io { what, pid, source: errno.into() },
-    }
-}
-
-/// Opens /dev/userfaultfd, if this process may.
-fn open_device() -> Result<OwnedFd, rustix::io::Errno> {
-    rustix::fs::open(
-        "/dev/userfaultfd",
-        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
 }
 
 #[cfg(test)]

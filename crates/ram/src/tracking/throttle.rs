@@ -56,10 +56,11 @@ use rustix::io::Errno;
 
 pub use handler::ThrottleFigures;
 
+use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{Pagemap, Scan};
 use super::uffd::Userfaultfd;
-use super::{Block, io_or_gone, library, take};
+use super::{Block, library, take};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, gaps, normalise};
 use handler::Handler;

@@ -267,7 +267,7 @@ mod tests {
     /// The manual's example parses, and contains every key.
     #[test]
     fn the_manual_lists_every_key() {
-        let manual = include_str!("../../../../docs/manager.md");
+        let manual = include_str!("../../../docs/manager.md");
         let (_, section) = manual.split_once("## Configuration\n```toml\n").unwrap();
         let (text, _) = section.split_once("```").unwrap();
         let config = parse(text).unwrap();

@@ -14,7 +14,8 @@ mod group;
 
 use godwit_ram::ChildLimits;
 
-use crate::spec::{Accelerator, ResolvedSpec};
+use crate::accel::Accelerator;
+use crate::spec::ResolvedSpec;
 
 pub use group::{VmGroupError, VmGroups};
 

@@ -7,6 +7,7 @@
 
 mod answers;
 mod cpu;
+mod found;
 mod pair;
 mod ranking;
 #[cfg(test)]
@@ -22,40 +23,8 @@ use crate::cluster::inventory::{Inventory, SeenHost, SeenVm};
 
 pub use answers::with_dry_run;
 pub(crate) use answers::without_answer;
+pub(crate) use found::judge;
 pub(crate) use ranking::first;
-
-/// Result of a check.
-pub(crate) struct Found {
-    verdict: Verdict,
-    evidence: String,
-    remedy: String,
-}
-
-impl Found {
-    fn new(verdict: Verdict, evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
-        Found { verdict, evidence: evidence.into(), remedy: remedy.into() }
-    }
-
-    fn pass(evidence: impl Into<String>) -> Found {
-        Found::new(Verdict::Pass, evidence, "")
-    }
-
-    fn warn(evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
-        Found::new(Verdict::Warn, evidence, remedy)
-    }
-
-    fn unknown(evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
-        Found::new(Verdict::Unknown, evidence, remedy)
-    }
-
-    fn fail(evidence: impl Into<String>, remedy: impl Into<String>) -> Found {
-        Found::new(Verdict::Fail, evidence, remedy)
-    }
-
-    fn named(self, name: CheckName) -> Check {
-        Check { name, verdict: self.verdict, evidence: self.evidence, remedy: self.remedy }
-    }
-}
 
 /// A VM to move, read once for all its targets.
 pub(crate) struct Subject<'a> {
@@ -164,10 +133,4 @@ fn obstacle(name: CheckName, message: String) -> Obstacle {
 /// Returns whether placement checks this itself, including what is planned onto the host.
 fn is_placements(name: CheckName) -> bool {
     matches!(name, CheckName::Target | CheckName::Memory | CheckName::Rules)
-}
-
-/// Sets the verdict of a report to the worst of its checks.
-pub(crate) fn judge(report: &mut PreflightReport) {
-    report.verdict =
-        report.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Unknown);
 }
