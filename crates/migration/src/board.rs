@@ -1,6 +1,6 @@
 //! Assigns work to streams. A unit of work is what is to be sent of one chunk of memory. Streams
 //! take units from one shared queue, so a fast stream takes more. No I/O, no threads:
-//! `drive::source` puts a lock around it.
+//! `drive::dispatch` puts a lock around it.
 //!
 //! Three rules make it correct without a barrier between rounds:
 //! - The units of one stream arrive in the order in which it took them (TCP).

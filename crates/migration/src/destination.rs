@@ -7,9 +7,14 @@
 
 use godwit_wire::{Begin, Reason};
 
-use crate::drive::MOST_DEVICE_STATE_BYTES;
 use crate::failure::{Failure, FailureCode};
 use godwit_types::{Incarnation, Ownership};
+
+/// Maximum device state of a guest that a source reads from its hypervisor, or a destination
+/// accepts from a source. A usual VM has 0.2 MiB; the largest part that occurs is the memory of an
+/// emulated graphics card. The source holds all of it while it sends the last pages, so this bounds
+/// the memory that a hypervisor controlled by a guest can make its agent use.
+pub const MOST_DEVICE_STATE_BYTES: u64 = 256 << 20;
 
 /// Input of the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]

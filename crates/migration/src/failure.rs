@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use godwit_wire::Reason;
+use godwit_lanes::LaneError;
+use godwit_wire::{Reason, WireError};
 
 pub(crate) use godwit_types::FailureCode;
 use godwit_types::Fault;
@@ -51,3 +52,26 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// Converts a lane's error to the failure of a migration. It distinguishes violations by the peer,
+/// deficiencies of this host, and mere losses.
+#[must_use]
+pub fn lane_failure(error: &LaneError) -> Failure {
+    let code = match error {
+        // The bytes were altered on the way: another path, or another moment, may carry them
+        // intact.
+        LaneError::Wire(WireError::Corrupted { .. }) => FailureCode::LaneLost,
+        LaneError::Wire(_)
+        | LaneError::OutOfBounds { .. }
+        | LaneError::Garbled { .. }
+        | LaneError::OldRound { .. }
+        | LaneError::Unexpected(_) => FailureCode::ProtocolBroken,
+        LaneError::Memory(_) => FailureCode::MemoryFailed,
+        _ => FailureCode::LaneLost,
+    };
+    Failure::new(code, error.to_string())
+}
+
+pub(crate) fn memory_failure(error: &impl ToString) -> Failure {
+    Failure::new(FailureCode::MemoryFailed, error.to_string())
+}

@@ -67,6 +67,11 @@ impl State {
         matches!(self, State::Stopping | State::LastPages | State::HandingOver)
     }
 
+    /// Returns whether a sweep may be under way.
+    pub(crate) fn sweeps(self) -> bool {
+        matches!(self, State::Sending | State::LastPages)
+    }
+
     /// Returns whether the destination's answers must come in order; in later states one may come
     /// late.
     fn expects_order(self) -> bool {

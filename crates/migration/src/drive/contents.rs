@@ -14,7 +14,6 @@ use godwit_wire::{
     BlockRun, Delta, Digests, Message, PAGE_SIZE as PAGE_BYTES, PageHash, Place, References, prefix,
 };
 
-use super::destination::lock;
 use crate::board::CHUNK_PAGES;
 use crate::reference::{Arrivals, Content, DIGEST_PAGES, PageBits};
 
@@ -417,6 +416,6 @@ impl Teller {
         let Some((page, prefixes)) = news else { return true };
         self.left = self.left.saturating_sub(pages.count);
         let place = Place { content: *number, block: *block, page };
-        lock(sender).send(&Message::Digests(Digests { place, prefixes })).is_ok()
+        sender.lock().send(&Message::Digests(Digests { place, prefixes })).is_ok()
     }
 }

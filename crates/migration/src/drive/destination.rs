@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
 use godwit_ram::{MissingPages, PageRange, Region};
-use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, PagesEnd, Running};
+use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, Running};
 
 use super::contents::{Contents, Offer, Teller};
 use super::handshake::WelcomedStream;
-use super::intake::Intake;
+use super::hypervisor::DestinationHypervisor;
+use super::intake::{Input, Intake};
 use super::page_in::{FIRST_SESSION, PagingIn};
-use super::{DestinationHypervisor, lane_failure};
 use crate::destination::{Action, Destination, Ending, Event};
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{Failure, FailureCode, lane_failure};
 use crate::hold;
 use crate::report::nanos;
 use godwit_types::{Incarnation, Ownership};
@@ -147,17 +147,6 @@ fn admit_page_in(place: &Mutex<PageInPlace>, stream: WelcomedStream) {
         None if place.early.len() < usize::from(MAX_PAGE_IN_STREAMS) => place.early.push(stream),
         None => stream.stream.close(),
     }
-}
-
-/// Input from the reader to the driver.
-#[derive(Debug)]
-pub(super) enum Input {
-    Event(Event),
-    DeviceState(Vec<u8>),
-    PagesEnd(PagesEnd),
-    CloseStream { stream: u16 },
-    PreparePageIn,
-    Remaining(Vec<BlockRun>),
 }
 
 /// Maximum messages between reader and driver: a driver that waits for its hypervisor delays the
@@ -390,7 +379,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
 
     /// Sends a message. If the lane breaks here, the reader notices.
     fn say(&self, message: &Message) {
-        if let Err(error) = lock(&self.sender).send(message) {
+        if let Err(error) = self.sender.lock().send(message) {
             tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
         }
     }
@@ -429,7 +418,7 @@ impl Reader {
         match message {
             Message::Ping { sent_ns } => {
                 let answered_ns = nanos(at.saturating_duration_since(self.begun));
-                lock(&self.sender).send(&Message::Pong { sent_ns, answered_ns })?;
+                self.sender.lock().send(&Message::Pong { sent_ns, answered_ns })?;
             }
             Message::Padding { .. } => {}
             Message::CloseStream { stream } => self.put(at, Input::CloseStream { stream }),
@@ -464,10 +453,4 @@ impl Reader {
         // A driver that has ended needs nothing any more.
         let _ = self.events.send((at, input));
     }
-}
-
-/// Locks the sender. A thread that panicked while holding it leaves a whole frame or a broken lane;
-/// both are noticed elsewhere.
-pub(super) fn lock(sender: &Mutex<StreamSender>) -> MutexGuard<'_, StreamSender> {
-    sender.lock()
 }

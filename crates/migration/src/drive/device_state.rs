@@ -1,15 +1,10 @@
-//! Limit on the device state of a migration, and the buffer in which a source keeps it until the
+//! Buffer in which a source keeps the device state until the
 //! last page has been sent.
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::destination::MOST_DEVICE_STATE_BYTES;
 use crate::failure::{Failure, FailureCode};
-
-/// Maximum device state of a guest that a source reads from its hypervisor, or a destination
-/// accepts from a source. A usual VM has 0.2 MiB; the largest part that occurs is the memory of an
-/// emulated graphics card. The source holds all of it while it sends the last pages, so this bounds
-/// the memory that a hypervisor controlled by a guest can make its agent use.
-pub const MOST_DEVICE_STATE_BYTES: u64 = 256 << 20;
 
 /// Returns the failure of a migration whose guest has more.
 fn too_long() -> Failure {

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{Carries, Incoming, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange, negotiate};
 
-use super::lane_failure;
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{Failure, FailureCode, lane_failure};
+
+/// Connects a stream of a lane, for a given purpose.
+pub type Connect<'a> = dyn Fn(usize, Carries, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
 
 /// First message of a stream.
 #[derive(Clone, Copy, Debug)]

@@ -8,19 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use godwit_wire::MAX_STREAMS;
+use godwit_wire::{MAX_STREAMS, Message, PagedIn};
 
 use super::device_state::{HeldDeviceState, Refused};
-use super::{HypervisorEvent, Input};
 use crate::failure::Failure;
-use crate::source::Event;
+use crate::source::{Event, NotServed};
 
 /// Maximum unanswered pings: 25 s of them. The driver then sends no further one.
 pub(super) const MOST_UNANSWERED_PINGS: u64 = 256;
-/// Inputs that come once, or once at a time: a cancel; a note that streams moved; a note of device
-/// state; that the guest stopped, that its device state has ended, and that the hypervisor failed;
-/// the destination's Ready, PageInReady, Running and last message; the results of page-in's streams
-/// and of page-in itself.
+/// Inputs that come once, or once at a time: a cancel; a note that streams moved or made room; a
+/// note of device state; that the guest stopped, that its device state has ended, and that the
+/// hypervisor failed; the destination's Ready, PageInReady, Running and last message; the results of
+/// page-in's streams and of page-in itself.
 const SINGLE_INPUTS: usize = 16;
 /// Room for all inputs that can wait at a time: an answer to each ping, two messages of each data
 /// stream (it broke, or it could not be opened), and the single inputs.
@@ -28,6 +27,41 @@ const CAPACITY: usize = 1024;
 const _: () = assert!(
     MOST_UNANSWERED_PINGS + 2 * MAX_STREAMS as u64 + SINGLE_INPUTS as u64 <= CAPACITY as u64
 );
+
+/// Event of the source's hypervisor.
+#[derive(Debug, PartialEq)]
+pub enum HypervisorEvent {
+    /// The vCPUs are paused; only devices that are finishing still write guest memory.
+    Stopped,
+    /// All of the device state has been passed to [`Inbox::device_state`].
+    DeviceStateEnded,
+    /// The hypervisor cannot continue.
+    Failed(Failure),
+}
+
+/// Input of a source's driver.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Machine(Event),
+    Hypervisor(HypervisorEvent),
+    /// The inbox holds device state.
+    DeviceState,
+    Lane(Message),
+    /// The data streams may have reached what the driver waits for.
+    Moved,
+    /// A data stream's socket failed.
+    StreamBroke {
+        /// Its number on the board.
+        number: usize,
+    },
+    /// The streams for page-in are open, or cannot be opened.
+    PageInStreams {
+        /// Whether they are open.
+        open: bool,
+    },
+    /// All pages are at the destination, or it does not have this guest.
+    PagedIn(Result<Option<PagedIn>, NotServed>),
+}
 
 /// Entry for events for a source's driver, usable from any thread.
 #[derive(Clone, Debug)]
@@ -70,7 +104,7 @@ impl Inbox {
     /// Takes a piece of the device state stream, in order.
     ///
     /// # Errors
-    /// The stream is longer than [`super::MOST_DEVICE_STATE_BYTES`]. This ends the migration; the
+    /// The stream is longer than [`MOST_DEVICE_STATE_BYTES`](crate::destination::MOST_DEVICE_STATE_BYTES). This ends the migration; the
     /// caller must stop reading.
     pub fn device_state(&self, bytes: &[u8]) -> Result<(), Failure> {
         match self.device_state.add(bytes) {
@@ -116,7 +150,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::MOST_DEVICE_STATE_BYTES;
+    use crate::destination::MOST_DEVICE_STATE_BYTES;
 
     #[test]
     fn repeated_events_wait_once() {

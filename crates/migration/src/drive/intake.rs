@@ -15,17 +15,26 @@ use godwit_ram::{PageRange, Region};
 use godwit_wire::{BlockRun, CONTROL_STREAM, Delta, MAX_STREAMS, Message, PagesEnd, References};
 
 use super::contents::{Contents, say_missing};
-use super::destination::{Input, lock};
 use super::handshake::WelcomedStream;
-use super::lane_failure;
 use crate::board::CHUNK_PAGES;
 use crate::destination::Event;
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{Failure, FailureCode, lane_failure};
 
 /// Units that are acknowledged together while more arrive.
 const UNITS_AN_ANSWER: u64 = 8;
 /// Time limit for the last pages after the source has announced that they are on their way.
 const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Input of the destination's driver.
+#[derive(Debug)]
+pub(super) enum Input {
+    Event(Event),
+    DeviceState(Vec<u8>),
+    PagesEnd(PagesEnd),
+    CloseStream { stream: u16 },
+    PreparePageIn,
+    Remaining(Vec<BlockRun>),
+}
 
 pub(super) struct Intake {
     regions: Vec<Arc<Region>>,
@@ -201,7 +210,7 @@ impl Intake {
 
     fn say(&self, message: &Message) {
         // If the control stream breaks here, its reader notices.
-        if let Err(error) = lock(&self.control).send(message) {
+        if let Err(error) = self.control.lock().send(message) {
             tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
         }
     }

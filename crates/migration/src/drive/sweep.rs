@@ -1,27 +1,32 @@
-//! A sweep over guest memory: dirty pages are protected again and put on the board for the streams
-//! to send.
+//! A sweep over guest memory, step by step: each step finds dirty pages, protects them again and
+//! puts them on the board for the streams to send. The driver takes a step whenever it has no
+//! message to handle; a step never waits.
 //!
 //! The order makes it correct. A page is protected before it is read, so a write during the read
 //! shows in the next sweep. A page that is judged zero while the guest writes it is dirty again for
 //! the same reason.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_ram::pages::{intersection, normalise, page_count};
 use godwit_ram::{PageRange, Region, gaps};
 
-use super::Tracking;
 use super::dispatch::Dispatch;
 use super::heat::{self, Heat, Stretch};
 use super::referring::Referring;
+use super::tracking::Tracking;
 use crate::board::Unit;
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{Failure, memory_failure};
 use crate::reference::PageBits;
 
 /// Dirty pages found at a time: 8 MiB, so that pages are sent right after they were scanned and a
 /// cancel does not wait.
 const SCAN_PAGES: u64 = 2048;
+/// Time in round 0 at which the number of pages that the guest has written is sampled. A long round
+/// shows a lower rate, because a page that is written again in it counts once.
+pub(crate) const SAMPLED_AFTER: Duration = Duration::from_millis(500);
 
 /// Memory that a sweep examines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,171 +41,193 @@ pub(crate) enum Scope {
     Last,
 }
 
+/// What a step of a sweep works on.
 pub(crate) struct Sweeper<'a, T> {
     pub(crate) regions: &'a [Arc<Region>],
     pub(crate) tracker: &'a mut T,
     pub(crate) dispatch: &'a Dispatch,
-    /// Pages of a chunk: no unit spans two.
-    pub(crate) chunk_pages: u64,
-    /// Where round 0 begins, as a fraction of all memory from 0 to 1.
-    pub(crate) begin_at: f64,
     /// Pages that the destination misses count as dirty.
     pub(crate) referring: &'a Referring,
     /// What was hot in earlier sweeps; updated with what this sweep finds.
     pub(crate) heat: &'a mut Heat,
-    /// The sample of round 0.
-    pub(crate) sample: &'a mut Sample,
     /// What round 0 has not visited yet.
     pub(crate) unswept: &'a mut PageBits,
 }
 
-/// Count of the pages that the guest has written some time after round 0 began. A long round shows
-/// a lower rate, because a page that is written again in it counts once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sample {
-    /// Time of the sample, and the number of pages since tracking began.
-    pub(crate) taken: Option<(Instant, u64)>,
+/// Sweep under way. Where it gets its pages is in its route alone.
+#[derive(Debug)]
+pub(crate) struct Sweeping {
+    route: Route,
+    /// Pages of a chunk: no unit spans two.
+    chunk_pages: u64,
+    /// Units found that are not on the board. They are not dirty any more.
+    found: VecDeque<Unit>,
 }
 
-/// Time in round 0 at which the sample is taken.
-pub(crate) const SAMPLED_AFTER: Duration = Duration::from_millis(500);
+/// Memory left to visit, in order.
+#[derive(Debug)]
+enum Route {
+    Untouched(FirstVisit),
+    Dirty(VecDeque<Stretch>),
+}
+
+/// Round 0 under way. Chunks with dirty pages are deferred until all others have been sent, those
+/// with the fewest first. By then more of the pages that would have to be sent again are dirty, and
+/// are left out.
+#[derive(Debug)]
+struct FirstVisit {
+    begun: Instant,
+    chunks: VecDeque<Stretch>,
+    /// Deferred chunks and the number of their dirty pages; `None` while they are visited.
+    put_off: Option<Vec<(u64, Stretch)>>,
+    visited_pages: u64,
+    is_sampled: bool,
+}
+
+/// Result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SweepStep {
+    /// What was found is on the board.
+    Progress,
+    /// The guest has written so many pages since tracking began.
+    Sampled { pages: u64 },
+    /// The board has no room: [`Dispatch::has_room`] has requested a report.
+    Full,
+    /// All memory is visited, and everything found is on the board.
+    Done,
+}
+
+impl Sweeping {
+    /// Begins a sweep. `begin_at`: where round 0 begins, as a fraction of all memory from 0 to 1.
+    pub(crate) fn new(
+        scope: Scope,
+        regions: &[Arc<Region>],
+        heat: &Heat,
+        chunk_pages: u64,
+        begin_at: f64,
+    ) -> Sweeping {
+        let route = match scope {
+            Scope::Untouched => Route::Untouched(FirstVisit {
+                begun: Instant::now(),
+                chunks: chunks(regions, chunk_pages, begin_at),
+                put_off: Some(Vec::new()),
+                visited_pages: 0,
+                is_sampled: false,
+            }),
+            Scope::Last => Route::dirty(heat::all(regions)),
+            Scope::Dirty => {
+                let (cold, hot) = heat.order();
+                Route::dirty(cold.into_iter().chain(hot))
+            }
+        };
+        Sweeping { route, chunk_pages, found: VecDeque::new() }
+    }
+
+    /// Returns the pages that round 0 has visited; `None` in later rounds.
+    pub(crate) fn visited_pages(&self) -> Option<u64> {
+        match &self.route {
+            Route::Untouched(visit) => Some(visit.visited_pages),
+            Route::Dirty(_) => None,
+        }
+    }
+
+    /// Ends a sweep that has become pointless. What was taken from the dirty pages and is not on
+    /// the board must be sent by another attempt.
+    pub(crate) fn abandon(self, referring: &Referring) {
+        self.found.iter().for_each(|unit| referring.owe(unit));
+    }
+}
+
+impl Route {
+    fn dirty(stretches: impl IntoIterator<Item = Stretch>) -> Route {
+        Route::Dirty(stretches.into_iter().filter(|stretch| !stretch.pages.is_empty()).collect())
+    }
+}
+
+impl FirstVisit {
+    fn is_over(&self) -> bool {
+        self.chunks.is_empty() && self.put_off.as_ref().is_none_or(Vec::is_empty)
+    }
+
+    /// Returns the next chunk, and whether it may be deferred.
+    fn next(&mut self) -> Option<(Stretch, bool)> {
+        if self.chunks.is_empty() {
+            let mut put_off = self.put_off.take()?;
+            put_off.sort_by_key(|(dirty_pages, _)| *dirty_pages);
+            self.chunks = put_off.into_iter().map(|(_, chunk)| chunk).collect();
+        }
+        Some((self.chunks.pop_front()?, self.put_off.is_some()))
+    }
+}
 
 impl<T: Tracking> Sweeper<'_, T> {
-    /// Sweeps all blocks, hot memory last. `between` is called repeatedly with the number of pages
-    /// examined so far. If it returns false, the sweep stops and returns false too.
-    pub(crate) fn run(
-        mut self,
-        scope: Scope,
-        mut between: impl FnMut(u64) -> Result<bool, Failure>,
-    ) -> Result<bool, Failure> {
-        let mut looked_at = 0;
-        let all_swept = match scope {
-            Scope::Untouched => self.untouched_memory(&mut looked_at, &mut between)?,
-            Scope::Last => {
-                self.dirty_memory(&heat::all(self.regions), &mut looked_at, &mut between)?
-            }
-            Scope::Dirty => {
-                let (cold, hot) = self.heat.order();
-                self.dirty_memory(&cold, &mut looked_at, &mut between)?
-                    && self.dirty_memory(&hot, &mut looked_at, &mut between)?
-            }
-        };
-        if all_swept {
-            self.heat.swept();
-        }
-        Ok(all_swept)
-    }
-
-    /// Performs round 0. Chunks with dirty pages are deferred until all others have been sent,
-    /// those with the fewest first. By then more of the pages that would have to be sent again are
-    /// dirty, and are left out.
-    fn untouched_memory(
-        &mut self,
-        looked_at: &mut u64,
-        between: &mut impl FnMut(u64) -> Result<bool, Failure>,
-    ) -> Result<bool, Failure> {
-        let begun = Instant::now();
-        let mut put_off: Vec<(u64, Stretch)> = Vec::new();
-        for Stretch { block, pages: chunk } in self.chunks() {
-            let dirty = self.look(block, chunk)?;
-            self.take_sample(begun)?;
-            let unit = if dirty.is_empty() {
-                *looked_at += chunk.count;
-                self.untouched(block, chunk, &dirty)?
-            } else {
-                put_off.push((page_count(&dirty), Stretch { block, pages: chunk }));
-                None
+    /// Takes a step: finds pages, unless some wait for room, and puts them on the board.
+    pub(crate) fn step(&mut self, sweep: &mut Sweeping) -> Result<SweepStep, Failure> {
+        if sweep.found.is_empty() {
+            let next = match &mut sweep.route {
+                Route::Untouched(visit) => {
+                    if let Some(pages) = self.sample(visit)? {
+                        return Ok(SweepStep::Sampled { pages });
+                    }
+                    self.visit(visit)?
+                }
+                Route::Dirty(left) => self.dirty_memory(left, sweep.chunk_pages)?,
             };
-            let is_put_off = unit.is_none() && !dirty.is_empty();
-            if !self.push(unit, *looked_at, between)? {
-                return Ok(false);
-            }
-            if !is_put_off {
-                self.unswept.take(block, chunk, &mut Vec::new());
-            }
+            let Some(found) = next else {
+                self.heat.swept();
+                return Ok(SweepStep::Done);
+            };
+            sweep.found = found.into();
         }
-        put_off.sort_by_key(|(dirty_pages, _)| *dirty_pages);
-        for (_, Stretch { block, pages: chunk }) in put_off {
-            let dirty = self.look(block, chunk)?;
-            self.take_sample(begun)?;
-            self.heat.found(block, &dirty);
-            let unit = self.untouched(block, chunk, &dirty)?;
-            *looked_at += chunk.count;
-            if !self.push(unit, *looked_at, between)? {
-                return Ok(false);
+        while !sweep.found.is_empty() {
+            if !self.dispatch.has_room() {
+                return Ok(SweepStep::Full);
             }
-            self.unswept.take(block, chunk, &mut Vec::new());
+            sweep.found.pop_front().into_iter().for_each(|unit| self.dispatch.push(unit));
         }
-        Ok(true)
+        Ok(SweepStep::Progress)
     }
 
-    /// Returns all memory in the order of round 0.
-    fn chunks(&self) -> Vec<Stretch> {
-        let of = |Stretch { block, pages }: Stretch| {
-            by_chunk(pages, self.chunk_pages).map(move |pages| Stretch { block, pages })
-        };
-        let mut chunks: Vec<_> = heat::all(self.regions).into_iter().flat_map(of).collect();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "below the number of chunks"
-        )]
-        let first = (self.begin_at.clamp(0.0, 1.0) * chunks.len() as f64) as usize;
-        let first = first.min(chunks.len());
-        chunks.rotate_left(first);
-        chunks
+    /// Visits the next chunk of round 0. Returns its unit, or `None` at the end.
+    fn visit(&mut self, visit: &mut FirstVisit) -> Result<Option<Vec<Unit>>, Failure> {
+        let Some((chunk, may_wait)) = visit.next() else { return Ok(None) };
+        let Stretch { block, pages } = chunk;
+        let dirty = self.look(block, pages)?;
+        if let Some(put_off) = visit.put_off.as_mut().filter(|_| may_wait && !dirty.is_empty()) {
+            put_off.push((page_count(&dirty), chunk));
+            return Ok(Some(Vec::new()));
+        }
+        self.heat.found(block, &dirty);
+        let unit = self.untouched(block, pages, &dirty)?;
+        visit.visited_pages += pages.count;
+        self.unswept.take(block, pages, &mut Vec::new());
+        Ok(Some(unit.into_iter().collect()))
     }
 
+    /// Counts what the guest has written, once in round 0.
+    fn sample(&mut self, visit: &mut FirstVisit) -> Result<Option<u64>, Failure> {
+        let is_due = !visit.is_sampled && visit.begun.elapsed() >= SAMPLED_AFTER;
+        if !is_due || visit.is_over() {
+            return Ok(None);
+        }
+        visit.is_sampled = true;
+        let dirty = self.tracker.count_dirty().map_err(|error| memory_failure(&error))?;
+        Ok(Some(dirty.pages))
+    }
+
+    /// Takes the next dirty pages. Returns `None` at the end.
     fn dirty_memory(
         &mut self,
-        stretches: &[Stretch],
-        looked_at: &mut u64,
-        between: &mut impl FnMut(u64) -> Result<bool, Failure>,
-    ) -> Result<bool, Failure> {
-        for Stretch { block, pages } in stretches {
-            let mut rest = *pages;
-            while !rest.is_empty() {
-                let (next, units) = self.dirty(*block, rest)?;
-                *looked_at += next - rest.first;
-                rest = PageRange::between(next, rest.end());
-                if !self.push(units, *looked_at, between)? {
-                    return Ok(false);
-                }
-            }
+        left: &mut VecDeque<Stretch>,
+        chunk_pages: u64,
+    ) -> Result<Option<Vec<Unit>>, Failure> {
+        let Some(Stretch { block, pages }) = left.front_mut() else { return Ok(None) };
+        let (next, units) = self.dirty(*block, *pages, chunk_pages)?;
+        *pages = PageRange::between(next, pages.end());
+        if pages.is_empty() {
+            left.pop_front();
         }
-        Ok(true)
-    }
-
-    /// Puts units on the board when it has room.
-    fn push(
-        &mut self,
-        units: impl IntoIterator<Item = Unit>,
-        looked_at: u64,
-        between: &mut impl FnMut(u64) -> Result<bool, Failure>,
-    ) -> Result<bool, Failure> {
-        self.tracker.steer();
-        let mut units = units.into_iter();
-        while let Some(unit) = units.next() {
-            while !self.dispatch.has_room() {
-                self.tracker.steer();
-                let goes_on = between(looked_at);
-                if !matches!(goes_on, Ok(true)) {
-                    // Taken from the dirty pages and not sent: another attempt has to send it.
-                    std::iter::once(unit).chain(units).for_each(|unit| self.referring.owe(&unit));
-                    return goes_on;
-                }
-            }
-            self.dispatch.push(unit);
-        }
-        between(looked_at)
-    }
-
-    fn take_sample(&mut self, begun: Instant) -> Result<(), Failure> {
-        if self.sample.taken.is_none() && begun.elapsed() >= SAMPLED_AFTER {
-            let dirty = self.tracker.count_dirty().map_err(|error| memory_failure(&error))?;
-            self.sample.taken = Some((Instant::now(), dirty.pages));
-        }
-        Ok(())
+        Ok(Some(units))
     }
 
     fn look(&mut self, block: u16, pages: PageRange) -> Result<Vec<PageRange>, Failure> {
@@ -224,7 +251,12 @@ impl<T: Tracking> Sweeper<'_, T> {
     }
 
     /// Returns the next dirty pages, by chunk, and the page to go on from.
-    fn dirty(&mut self, block: u16, rest: PageRange) -> Result<(u64, Vec<Unit>), Failure> {
+    fn dirty(
+        &mut self,
+        block: u16,
+        rest: PageRange,
+        chunk_pages: u64,
+    ) -> Result<(u64, Vec<Unit>), Failure> {
         let mut found = Vec::new();
         let may_grow = !self.dispatch.gave_back();
         self.tracker.let_grow(may_grow);
@@ -242,7 +274,6 @@ impl<T: Tracking> Sweeper<'_, T> {
             normalise(&mut found);
         }
         let mut units: Vec<Unit> = Vec::new();
-        let chunk_pages = self.chunk_pages;
         let pieces = found.iter().flat_map(|run| by_chunk(*run, chunk_pages));
         for piece in pieces {
             match units.last_mut() {
@@ -275,6 +306,22 @@ impl<T: Tracking> Sweeper<'_, T> {
     }
 }
 
+/// Returns all memory in the order of round 0.
+fn chunks(regions: &[Arc<Region>], chunk_pages: u64, begin_at: f64) -> VecDeque<Stretch> {
+    let of = |Stretch { block, pages }: Stretch| {
+        by_chunk(pages, chunk_pages).map(move |pages| Stretch { block, pages })
+    };
+    let mut chunks: VecDeque<_> = heat::all(regions).into_iter().flat_map(of).collect();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "below the number of chunks"
+    )]
+    let first = (begin_at.clamp(0.0, 1.0) * chunks.len() as f64) as usize;
+    chunks.rotate_left(first.min(chunks.len()));
+    chunks
+}
+
 /// Splits a run at the chunks' boundaries.
 pub(super) fn by_chunk(run: PageRange, chunk_pages: u64) -> impl Iterator<Item = PageRange> {
     let mut rest = run;
@@ -285,21 +332,5 @@ pub(super) fn by_chunk(run: PageRange, chunk_pages: u64) -> impl Iterator<Item =
     })
 }
 
-pub(crate) fn memory_failure(error: &impl ToString) -> Failure {
-    Failure::new(FailureCode::MemoryFailed, error.to_string())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_is_cut_at_the_bounds_of_chunks() {
-        let cut = |chunk_pages| {
-            let cut = by_chunk(PageRange { first: 500, count: 600 }, chunk_pages);
-            cut.map(|run| (run.first, run.count)).collect::<Vec<_>>()
-        };
-        assert_eq!(cut(512), [(500, 12), (512, 512), (1024, 76)]);
-        assert_eq!(cut(256), [(500, 12), (512, 256), (768, 256), (1024, 76)]);
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_ram::pages::page_count;
 use godwit_ram::{DirtyCount, PageRange, ThrottleFigures, TrackError};
 
-use super::Tracking;
+use super::tracking::Tracking;
 use crate::throttle::{LOOK_INTERVAL, MeansUse, QuotaLoop, means_for};
 use godwit_types::ThrottleMeans;
 

@@ -3,8 +3,8 @@
 
 use godwit_lanes::{Carries, Stream};
 
-use super::{Dispatch, Line, State};
-use crate::drive::source::FullSize;
+use super::line::{FullSize, Line};
+use super::{Dispatch, State};
 
 impl State {
     fn full_size(&self, lane: usize) -> impl Iterator<Item = (usize, &Line)> {

@@ -3,10 +3,13 @@
 use std::net::Ipv4Addr;
 
 use godwit_lanes::pacing::Pacing;
-use godwit_lanes::{accept, connect, listen};
+use godwit_lanes::{Carries, accept, connect, listen};
+use godwit_ram::PageRange;
 use godwit_types::Lane;
+use godwit_wire::Message;
 
 use super::*;
+use crate::drive::inbox::MOST_UNANSWERED_PINGS;
 
 const LIMIT: Duration = Duration::from_secs(5);
 /// Burst of the lowest limit.
@@ -35,7 +38,7 @@ fn one_of_two_busy(busy: &Stream, idle: &Stream) -> Dispatch {
         pages: vec![PageRange { first: 0, count: 1 }],
         zeros: Vec::new(),
     });
-    assert!(matches!(dispatch.take(busy), Work::Unit(_)));
+    assert!(matches!(dispatch.take(busy), Work::Unit { .. }));
     assert_eq!(dispatch.break_stalled(Duration::ZERO), [0; 0], "the first look only remembers");
     dispatch
 }
@@ -116,9 +119,9 @@ fn streams_closed_while_sealed_return_nothing_and_are_recorded_once() {
 #[test]
 fn only_pings_that_were_sent_are_answered() {
     let dispatch = Dispatch::default();
-    assert!(dispatch.asks());
-    assert!(dispatch.answered());
-    assert!(!dispatch.answered());
+    assert!(dispatch.pings.asks());
+    assert!(dispatch.pings.answered());
+    assert!(!dispatch.pings.answered());
 }
 
 #[test]
@@ -129,7 +132,7 @@ fn returned_work_is_tracked_until_it_is_sent_again() {
     assert_eq!(dispatch.closed(0, 0), Ok(Closing::GivenBack { live: 1 }));
     dispatch.set_round(1);
     assert!(dispatch.gave_back(), "it has not been sent again");
-    assert!(matches!(dispatch.take(1), Work::Unit(_)));
+    assert!(matches!(dispatch.take(1), Work::Unit { .. }));
     assert!(dispatch.written(1, 4096));
     assert!(dispatch.gave_back(), "its round goes on");
     dispatch.set_round(2);
@@ -139,11 +142,27 @@ fn returned_work_is_tracked_until_it_is_sent_again() {
 #[test]
 fn unanswered_pings_are_bounded_by_the_room_for_answers() {
     let dispatch = Dispatch::default();
-    let sent = (0..2 * MOST_UNANSWERED_PINGS).filter(|_| dispatch.asks()).count();
+    let sent = (0..2 * MOST_UNANSWERED_PINGS).filter(|_| dispatch.pings.asks()).count();
     assert_eq!(sent as u64, MOST_UNANSWERED_PINGS);
     // An answer that waits in the inbox makes no room; one that the driver has taken does.
-    assert!(dispatch.answered());
-    assert!(!dispatch.asks());
-    dispatch.took_answer();
-    assert!(dispatch.asks() && !dispatch.asks());
+    assert!(dispatch.pings.answered());
+    assert!(!dispatch.pings.asks());
+    dispatch.pings.took_answer();
+    assert!(dispatch.pings.asks() && !dispatch.pings.asks());
+}
+
+#[test]
+fn a_driver_that_waits_for_room_learns_of_it_once() {
+    let (stream, _far) = ends();
+    let dispatch = Dispatch::default();
+    let number = open(&dispatch, &stream);
+    let unit = |first| Unit { pages: vec![PageRange { first, count: 1 }], ..Unit::default() };
+    let fill = || (0..9).take_while(|_| dispatch.has_room()).for_each(|at| dispatch.push(unit(at)));
+    let makes_room =
+        || matches!(dispatch.take(number), Work::Unit { makes_room, .. } if makes_room);
+    fill();
+    assert!(makes_room());
+    assert!(!makes_room(), "nobody waits any more");
+    fill();
+    assert!(makes_room());
 }

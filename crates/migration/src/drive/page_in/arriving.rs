@@ -17,12 +17,10 @@ use godwit_wire::{BlockRun, MAX_PAGE_IN_STREAMS, Message, PAGE_IN_STREAM, PagedI
 
 use super::waits::Waits;
 use super::{CHUNK_PAGES, Faults, PING_INTERVAL, SILENCE_LIMIT};
-use crate::drive::destination::lock;
 use crate::drive::handshake::WelcomedStream;
-use crate::drive::lane_failure;
-use crate::drive::sweep::{by_chunk, memory_failure};
+use crate::drive::sweep::by_chunk;
 use crate::fail_writes;
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{Failure, FailureCode, lane_failure, memory_failure};
 use crate::report::nanos;
 
 /// Longest sleep of the thread that reads accesses, before it checks whether page-in is over.
@@ -436,7 +434,7 @@ impl PagingIn {
     fn ping(&self) {
         let sent_ns = nanos(self.begun_at.elapsed());
         if let Some(sender) = self.asking()
-            && let Err(error) = lock(&sender).send(&Message::Ping { sent_ns })
+            && let Err(error) = sender.lock().send(&Message::Ping { sent_ns })
         {
             tracing::debug!(%error, "the source is not reached");
         }
@@ -450,7 +448,7 @@ impl PagingIn {
         let Some(sender) = self.asking() else { return };
         while !runs.is_empty() {
             let message = Message::Fetch { runs };
-            let sent = lock(&sender).send(&message);
+            let sent = sender.lock().send(&message);
             let taken = message.encode(&mut Vec::new());
             let Message::Fetch { runs: rest } = message else { return };
             runs = rest;
@@ -531,7 +529,7 @@ impl PagingIn {
     fn open(&self, session: u64, sender: &Mutex<StreamSender>) -> Result<(), LaneError> {
         // Held until everything is sent: accesses that begin meanwhile send their requests
         // afterwards.
-        let mut sender = lock(sender);
+        let mut sender = sender.lock();
         if session != FIRST_SESSION {
             self.tell_what_remains(&mut sender)?;
         }
@@ -609,7 +607,7 @@ impl PagingIn {
         drop(state);
         self.faults.end();
         if let Some(sender) = self.asking()
-            && let Err(error) = lock(&sender).send(&Message::PagedIn(Box::new(figures)))
+            && let Err(error) = sender.lock().send(&Message::PagedIn(Box::new(figures)))
         {
             // The source will query it.
             tracing::debug!(%error, "the source does not know that page-in is complete");

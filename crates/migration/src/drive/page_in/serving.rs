@@ -15,10 +15,8 @@ use godwit_ram::{MissingPages, PAGE_SIZE, PageRange, Region};
 use godwit_wire::{BlockRun, MAX_PAGE_IN_STREAMS, Message, PAGE_IN_STREAM, PagedIn};
 
 use super::{CHUNK_PAGES, SILENCE_LIMIT};
-use crate::drive::destination::lock;
-use crate::drive::source::Connect;
-use crate::drive::{Hello, lane_failure, say_hello};
-use crate::failure::{Failure, FailureCode};
+use crate::drive::handshake::{Connect, Hello, say_hello};
+use crate::failure::{Failure, FailureCode, lane_failure};
 use crate::source::NotServed;
 
 /// Pages of one piece that was not requested: 64 KiB.
@@ -360,7 +358,7 @@ impl KeptPages {
             };
             match message {
                 Message::Ping { sent_ns } => {
-                    lock(asked).send(&Message::Pong { sent_ns, answered_ns: sent_ns })?;
+                    asked.lock().send(&Message::Pong { sent_ns, answered_ns: sent_ns })?;
                 }
                 Message::Fetch { runs } => self.take_demands(&runs)?,
                 Message::Remaining { runs } if !self.lock().listed => {
@@ -410,13 +408,13 @@ impl KeptPages {
     fn answer(&self, asked: &Mutex<StreamSender>) -> Result<(), LaneError> {
         while let Some((block, page)) = self.next_demand() {
             if self.left.remove(block, page) {
-                self.send(&mut lock(asked), block, &[PageRange::new(page, 1)])?;
+                self.send(&mut asked.lock(), block, &[PageRange::new(page, 1)])?;
             }
             let neighbours = self.claim_neighbours(block, page);
             let next = neighbours.last().map_or(page + 1, |run| run.end());
             self.lock().cursor = (block, next);
             if !neighbours.is_empty() {
-                self.send(&mut lock(asked), block, &neighbours)?;
+                self.send(&mut asked.lock(), block, &neighbours)?;
             }
         }
         Ok(())

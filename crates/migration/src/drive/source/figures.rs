@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use godwit_ram::{PAGE_SIZE, ThrottleFigures};
 
 use crate::clock::PeerClock;
-use crate::drive::Tracking;
+use crate::drive::tracking::Tracking;
 use crate::report::millis;
 use crate::source::{Source, SwitchoverTimes};
 use godwit_types::{

@@ -3,7 +3,7 @@
 
 use godwit_types::{EncodingReport, Phase, PhaseReport, ThrottleReport};
 
-use super::SourceResult;
+use super::job::SourceResult;
 
 impl SourceResult {
     /// Adds to this result what an earlier part of the same migration did, `reconnect_ms` before

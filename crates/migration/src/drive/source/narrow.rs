@@ -10,6 +10,8 @@
 
 use std::time::Duration;
 
+use crate::drive::dispatch::line::FullSize;
+
 /// So many consecutive timeouts are suspicious: 1.4 s on a near path.
 const SUSPICIOUS_TIMEOUTS: u8 = 3;
 /// Time limit for an answer to a retransmission, in addition to round trips.
@@ -18,17 +20,6 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(200);
 const ANSWER_ROUND_TRIPS: u32 = 2;
 /// False alarms after which a lane is no longer examined.
 const MOST_TRIES: u32 = 3;
-
-/// State of a stream with full-size segments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FullSize {
-    /// Its number on the board.
-    pub(crate) stream: usize,
-    /// Bytes that TCP has carried.
-    pub(crate) carried_bytes: u64,
-    /// Number of consecutive unanswered retransmissions.
-    pub(crate) timeouts: u8,
-}
 
 /// State of the stream with small segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

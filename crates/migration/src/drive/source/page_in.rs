@@ -9,11 +9,13 @@ use godwit_ram::PageRange;
 use godwit_ram::pages::normalise;
 use godwit_wire::{BlockRun, Message, PagedIn};
 
-use super::{CannotSend, Connect, Driver};
+use super::driver::{CannotSend, Driver};
+use crate::drive::handshake::{Connect, Hello};
+use crate::drive::hypervisor::SourceHypervisor;
+use crate::drive::inbox::{Inbox, Input};
 use crate::drive::page_in::{AskAgain, KeptPages, SessionStream, open_session, serve};
-use crate::drive::sweep::memory_failure;
-use crate::drive::{Hello, Inbox, Input, SourceHypervisor, Tracking};
-use crate::failure::{Failure, FailureCode};
+use crate::drive::tracking::Tracking;
+use crate::failure::{Failure, FailureCode, memory_failure};
 use crate::report::{millis, page_in_report};
 use crate::source::{Event, NotServed};
 use godwit_types::PageInReport;
@@ -145,7 +147,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn prepare_page_in(&mut self) -> Result<(), CannotSend> {
         (self.page_in.peer_ready, self.page_in.streams_ready) = (false, false);
         let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
-        self.page_in.kept.set_round_trip(self.round_trip());
+        self.page_in.kept.set_round_trip(self.peer.round_trip());
         self.order(Order::Prepare(if narrow { Carries::PagesNarrowly } else { Carries::Pages }));
         self.say(&Message::PreparePageIn)
     }
@@ -182,7 +184,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         let just_written = match self.take_all_dirty() {
             Ok(just_written) => just_written,
             Err(failure) => {
-                self.later(Event::Failed(failure));
+                self.inputs.first(Event::Failed(failure));
                 return Ok(());
             }
         };
@@ -199,14 +201,14 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.pages_end = self.dispatch.seal();
         if self.pages_end.is_none() {
             let detail = "pages that were sent before the guest stopped did not arrive";
-            self.later(Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
+            self.inputs.first(Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
             return Ok(());
         }
         self.page_in.pages = pages;
-        self.remaining_pages = pages;
+        self.memory.remaining_pages = pages;
         self.page_in.since = Some(Instant::now());
         self.order(Order::Begin(runs));
-        self.later(Event::RemainingTold { pages });
+        self.inputs.first(Event::RemainingTold { pages });
         Ok(())
     }
 
@@ -224,7 +226,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
                 let taken = self.job.tracker.take_dirty(number, rest, u64::MAX, &mut found);
                 at = taken.map_err(|error| memory_failure(&error))?;
             }
-            self.referring.take(block, all, &mut found);
+            self.memory.referring.take(block, all, &mut found);
             normalise(&mut found);
             dirty.push(found);
         }

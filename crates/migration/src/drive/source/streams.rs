@@ -10,13 +10,14 @@ use godwit_lanes::{Incoming, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::Message;
 
-use super::Connect;
+use super::worker::Worker;
 use crate::board::Misaccounted;
-use crate::drive::dispatch::{Closing, Dispatch, Worker};
+use crate::drive::dispatch::{Closing, Dispatch};
+use crate::drive::handshake::{Connect, Hello, say_hello};
+use crate::drive::inbox::{Inbox, Input};
 use crate::drive::referring::Referring;
-use crate::drive::{Hello, Inbox, Input, lane_failure, say_hello};
 use crate::encoding::Chooser;
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{Failure, FailureCode, lane_failure};
 use crate::source::Event;
 use godwit_types::Compression;
 
@@ -109,7 +110,7 @@ pub(super) fn read_control(
     let (mut ready, mut page_in_ready, mut running) = (false, false, false);
     loop {
         let told = match receiver.receive() {
-            // Through the driver these would wait for the end of a sweep, which may wait for them.
+            // At once: through the driver these would wait for a step of its sweep.
             Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => board_number(stream)
                 .and_then(|number| count(dispatch.applied(number, units)))
                 .map(|all| {
@@ -128,7 +129,7 @@ pub(super) fn read_control(
             // are requested.
             Ok(Incoming::Message(message)) => {
                 let goes_on = match message {
-                    Message::Pong { .. } => dispatch.answered(),
+                    Message::Pong { .. } => dispatch.pings.answered(),
                     // Requested once by each attempt, of which the policy makes one.
                     Message::PageInReady { .. } => !std::mem::replace(&mut page_in_ready, true),
                     Message::Ready => !std::mem::replace(&mut ready, true),

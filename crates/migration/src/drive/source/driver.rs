@@ -1,0 +1,469 @@
+//! The driver's loop, and what it does for each input and each action of the state machine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{LaneError, StreamReceiver};
+use godwit_ram::Region;
+use godwit_types::{Outcome, Progress};
+use godwit_wire::{Begin, CONTROL_STREAM, Message, PagesEnd, SUPPORTED};
+
+use super::figures::{SentSoFar, progress_of, switchover_report, throttle_report};
+use super::inputs::Inputs;
+use super::job::{SourceJob, SourceResult};
+use super::lanes::Lanes;
+use super::memory::Memory;
+use super::page_in::PageInDesk;
+use super::peer::Peer;
+use super::streams::{Shared, read_control, wire_number};
+use super::windows::Windows;
+use crate::drive::dispatch::Dispatch;
+use crate::drive::handshake::{Hello, say_hello};
+use crate::drive::hypervisor::SourceHypervisor;
+use crate::drive::inbox::{HypervisorEvent, Input};
+use crate::drive::sweep::SweepStep;
+use crate::drive::tracking::Tracking;
+use crate::failure::{Failure, FailureCode, lane_failure, memory_failure};
+use crate::hold;
+use crate::report::millis;
+use crate::source::{Action, Event, Source, State};
+
+/// Interval of pings, and of progress reports.
+const PING_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval at which the throttle is adjusted while the board is full.
+const STEER_INTERVAL: Duration = Duration::from_millis(5);
+
+pub(super) struct Driver<'a, H, T> {
+    pub(super) job: SourceJob<'a, H, T>,
+    pub(super) machine: Source,
+    pub(super) peer: Peer<'a>,
+    pub(super) dispatch: &'a Dispatch,
+    pub(super) memory: Memory<'a>,
+    pub(super) windows: Windows,
+    pub(super) lanes: Lanes<'a>,
+    pub(super) page_in: PageInDesk<'a>,
+    pub(super) inputs: Inputs<'a>,
+    /// What the driver waits for from the streams.
+    pub(super) awaited: Option<Awaited>,
+    /// Totals to report to the destination, once the last pages were sent.
+    pub(super) pages_end: Option<PagesEnd>,
+    pub(super) device_state_bytes: u64,
+    /// When the guest was asked to stop.
+    pub(super) switchover_since: Option<Instant>,
+    pub(super) finished: bool,
+}
+
+impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
+    /// Performs the control stream's handshake. Then one thread reads the destination's messages,
+    /// and one thread per data stream connects it and sends: a lane that does not answer blocks no
+    /// other.
+    pub(super) fn connect<'scope>(
+        &mut self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        mut receiver: StreamReceiver,
+        regions: &'scope [Arc<Region>],
+        opening: impl FnOnce(Shared<'scope>),
+    ) where
+        'a: 'scope,
+    {
+        let hello =
+            Hello { migration: self.job.migration, stream: CONTROL_STREAM, versions: SUPPORTED };
+        match say_hello(&mut self.peer.sender, &mut receiver, hello) {
+            Ok(version) => {
+                tracing::debug!(version, peer = %self.peer.control.peer(), "control stream up");
+            }
+            Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
+        }
+        let (inbox, dispatch, connect) = (self.inputs.inbox, self.dispatch, self.job.connect);
+        let referring = self.memory.referring;
+        scope.spawn(move || read_control(receiver, inbox, dispatch, referring));
+        let compression = self.job.compression;
+        opening(Shared { regions, dispatch, referring, inbox, connect, hello, compression });
+        self.lanes.open(self.job.streams, self.peer.control.connected_in().unwrap_or_default());
+        self.take(Instant::now(), Event::Connected);
+    }
+
+    fn look_at_the_lanes(&mut self) {
+        let now = self.job.begun.elapsed();
+        let round_trip = self.peer.round_trip();
+        let stopped = self.switchover_since.is_some();
+        if let Err(error) = self.lanes.look(now, round_trip, stopped, &mut self.peer.sender) {
+            self.lane_broke(&error);
+        }
+    }
+
+    /// Runs the only loop: timers, inputs, and a step of the sweep when there is no input.
+    pub(super) fn until_finished(&mut self) {
+        while !self.finished {
+            // By the clock, and not only when idle: a peer that sends all the time changes nothing.
+            if self.peer.last_ping.elapsed() >= PING_INTERVAL {
+                self.ping_and_tell();
+                self.check_limits();
+                if self.machine.state() != State::PagingIn {
+                    self.look_at_the_lanes();
+                }
+            }
+            self.job.tracker.steer();
+            let next = self.inputs.next().or_else(|| {
+                let limit = self.sweep();
+                self.inputs.wait(limit)
+            });
+            if let Some((at, input)) = next {
+                self.input(at, input);
+            }
+        }
+    }
+
+    /// Takes a step of the sweep under way. Returns how long to wait for an input after it.
+    fn sweep(&mut self) -> Duration {
+        let step = match self.memory.step(&mut self.job.tracker, self.dispatch) {
+            None => return PING_INTERVAL,
+            // Room is an input.
+            Some(Ok(SweepStep::Full)) => return STEER_INTERVAL,
+            Some(step) => step,
+        };
+        // Messages that arrived during the step have not been examined yet.
+        self.peer.heard(Instant::now());
+        match step {
+            Ok(SweepStep::Sampled { pages }) => {
+                self.take(Instant::now(), Event::Sampled { pages });
+            }
+            Ok(SweepStep::Done) => {
+                let last = self.machine.state() == State::LastPages;
+                self.awaited = Some(if last { Awaited::LastSent } else { Awaited::Sent });
+                // The streams may have been faster.
+                self.inputs.look_at_the_streams();
+            }
+            Ok(SweepStep::Progress | SweepStep::Full) => {}
+            Err(failure) => self.inputs.first(Event::Failed(failure)),
+        }
+        Duration::ZERO
+    }
+
+    fn input(&mut self, at: Instant, input: Input) {
+        match input {
+            Input::Machine(event) => self.take(at, event),
+            Input::Hypervisor(event) => self.hypervisor_says(at, event),
+            // What was written since the guest stopped follows the last page: it waits in the
+            // inbox.
+            Input::DeviceState if self.machine.state() == State::LastPages => {}
+            // If the lane breaks here, a separate event reports it.
+            Input::DeviceState => drop(self.send_device_state()),
+            Input::Lane(message) => self.peer_says(at, message),
+            Input::Moved => {
+                self.inputs.inbox.looks();
+                self.look_at_the_streams(at);
+            }
+            Input::StreamBroke { number } => {
+                let _ = self.say(&Message::CloseStream { stream: wire_number(number) });
+            }
+            Input::PageInStreams { open } => self.page_in_streams(at, open),
+            Input::PagedIn(ended) => self.paged_in(at, ended),
+        }
+    }
+
+    /// Passes the event for which the state machine waits, once it has occurred.
+    pub(super) fn look_at_the_streams(&mut self, at: Instant) {
+        match self.awaited {
+            Some(Awaited::Sent) if self.dispatch.is_sent() => {
+                self.awaited = None;
+                let sweep = self.memory.sent(self.dispatch);
+                self.take(at, Event::RoundSent(sweep));
+            }
+            Some(Awaited::Applied) if self.dispatch.is_applied() && self.windows.are_open() => {
+                self.awaited = None;
+                self.memory.referring.settled();
+                let round = self.machine.round();
+                let padding_bytes = self.windows.padding_bytes(self.dispatch);
+                self.take(at, Event::RoundApplied { round, padding_bytes });
+            }
+            Some(Awaited::LastSent) => {
+                self.pages_end = self.dispatch.seal();
+                if self.pages_end.is_none() {
+                    return;
+                }
+                self.awaited = None;
+                let sweep = self.memory.sent(self.dispatch);
+                self.take(at, Event::LastPagesSent(sweep));
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the bytes handed to all streams.
+    fn wire_bytes(&self) -> u64 {
+        self.peer.sender.sent_bytes()
+            + self.dispatch.handed_bytes()
+            + self.page_in.kept.sent_bytes()
+    }
+
+    pub(super) fn take(&mut self, at: Instant, event: Event) {
+        let now = at.saturating_duration_since(self.job.begun);
+        let actions = self.machine.on(now, event);
+        if !self.machine.state().sweeps() {
+            self.memory.abandon_sweep();
+        }
+        for action in actions {
+            hold::at("source", action.name());
+            if self.act(action).is_err() {
+                // The rest would follow what is missing, and keep the state machine from what to do
+                // now.
+                break;
+            }
+        }
+    }
+
+    fn hypervisor_says(&mut self, at: Instant, event: HypervisorEvent) {
+        match event {
+            HypervisorEvent::Stopped => self.take(at, Event::GuestStopped),
+            HypervisorEvent::DeviceStateEnded => self.take(at, Event::DeviceStateEnded),
+            HypervisorEvent::Failed(failure) => self.take(at, Event::Failed(failure)),
+        }
+    }
+
+    fn peer_says(&mut self, at: Instant, message: Message) {
+        self.peer.heard(at);
+        match message {
+            Message::Ready => self.take(at, Event::PeerReady),
+            Message::PageInReady { able } => self.page_in_peer(at, able),
+            Message::Running(running) => self.take(at, Event::PeerRunning(running)),
+            Message::Refused(reason) => {
+                self.take(at, Event::PeerRefused(Failure::from_peer(&reason)));
+            }
+            Message::Pong { sent_ns, answered_ns } => {
+                self.peer.pong(at, sent_ns, answered_ns);
+                if self.windows.pong(sent_ns) {
+                    self.look_at_the_streams(at);
+                }
+            }
+            other => {
+                let detail =
+                    format!("the destination sent a {:?} message, which it must not", other.kind());
+                self.take(at, Event::LaneLost(Failure::new(FailureCode::ProtocolBroken, detail)));
+            }
+        }
+    }
+
+    /// Sends a message. If that fails, [`Event::LaneLost`] comes next.
+    pub(super) fn say(&mut self, message: &Message) -> Result<(), CannotSend> {
+        let sent = self.peer.sender.send(message);
+        self.can_go_on(sent)
+    }
+
+    fn can_go_on(&mut self, sent: Result<(), LaneError>) -> Result<(), CannotSend> {
+        sent.map_err(|error| {
+            self.lane_broke(&error);
+            CannotSend
+        })
+    }
+
+    fn lane_broke(&mut self, error: &LaneError) {
+        self.inputs.first(Event::LaneLost(lane_failure(error)));
+    }
+
+    /// Carries out an action.
+    ///
+    /// # Errors
+    /// One of its messages could not be sent: no action that the state machine gave after it may
+    /// follow.
+    fn act(&mut self, action: Action) -> Result<(), CannotSend> {
+        match action {
+            Action::SendBegin => self.send_begin()?,
+            Action::StartTracking => {
+                if let Err(error) = self.job.tracker.start() {
+                    self.inputs.first(Event::Failed(memory_failure(&error)));
+                }
+            }
+            Action::SendRound { round } => self.send_round(round),
+            Action::Drain => self.drain()?,
+            Action::CountRemaining => self.count_remaining(),
+            Action::Throttle { pages_per_s } => self.throttle(pages_per_s),
+            Action::PreparePageIn => self.prepare_page_in()?,
+            Action::TellRemaining => self.tell_remaining()?,
+            Action::ServePages => {
+                // Its purpose is over, and the destination waits for its end.
+                self.peer.control.finish_sending();
+                self.dispatch.end();
+                self.page_in.kept.let_all_go();
+                self.switchover_since = None;
+            }
+            Action::BeginSwitchover { page_in } => self.begin_switchover(page_in),
+            Action::WriteDeviceState => {
+                if let Err(failure) = self.job.hypervisor.write_device_state() {
+                    self.inputs.first(Event::Failed(failure));
+                }
+            }
+            Action::SendLastPages { round } => self.send_last_pages(round),
+            Action::SendDeviceState => {
+                self.send_device_state()?;
+                self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes })?;
+            }
+            Action::EndPages => {
+                if let Some(end) = self.pages_end.take() {
+                    self.say(&Message::PagesEnd(end))?;
+                }
+            }
+            Action::SendCommit => {
+                let (epoch, incarnation) = self.offered();
+                self.say(&Message::Commit { epoch, incarnation })?;
+                // The commit point: the destination may run the guest, and this host may not.
+                self.take(Instant::now(), Event::CommitSent);
+                self.page_in.kept.let_hot_go();
+                hold::at("source", "committed");
+            }
+            Action::AbortPeer(failure) => {
+                // The destination also notices from the lane's end.
+                let _ = self.peer.sender.send(&Message::Abort(failure.to_reason()));
+                self.peer.control.finish_sending();
+            }
+            Action::ResumeGuest => {
+                self.page_in.kept.abandon();
+                self.let_writers_go();
+                let resumed = self.job.hypervisor.resume();
+                self.inputs.first(Event::GuestResumed(resumed));
+            }
+            // Dropping the tracker unregisters.
+            Action::LetWritersGo | Action::StopTracking => self.let_writers_go(),
+            Action::AskVerdict => {
+                let verdict = (self.job.ask_verdict)();
+                self.inputs.first(Event::Verdict(verdict));
+            }
+            Action::ReleaseGuest => {
+                self.job.hypervisor.release();
+                self.inputs.first(Event::Released);
+            }
+            Action::Finish => self.finished = true,
+        }
+        Ok(())
+    }
+
+    fn send_begin(&mut self) -> Result<(), CannotSend> {
+        let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
+        let (epoch, incarnation) = self.offered();
+        self.say(&Message::Begin(Begin { epoch, incarnation, run: self.job.runs, block_pages }))?;
+        // On a lane that is still empty the pings measure the round trip best.
+        (0..3).try_for_each(|_| {
+            let pinged = self.peer.ping();
+            self.can_go_on(pinged)
+        })
+    }
+
+    fn send_round(&mut self, round: u32) {
+        self.dispatch.set_round(round);
+        self.windows.round_begins(self.dispatch);
+        let chunk_pages = self.dispatch.chunk_pages();
+        self.memory.begin_round(round, chunk_pages, self.job.begin_at);
+    }
+
+    fn drain(&mut self) -> Result<(), CannotSend> {
+        let opened = self.windows.open(
+            self.memory.remaining_pages,
+            self.lanes.carried_bytes_per_s(),
+            &self.job.pace,
+            self.dispatch,
+            &mut self.peer,
+        );
+        self.can_go_on(opened)?;
+        self.awaited = Some(Awaited::Applied);
+        self.inputs.look_at_the_streams();
+        Ok(())
+    }
+
+    fn count_remaining(&mut self) {
+        let (round_trip, begun) = (self.peer.round_trip(), Instant::now());
+        let counted = match self.job.tracker.count_dirty() {
+            Ok(dirty) => Event::RemainingCounted {
+                pages: self.memory.count(dirty),
+                round_trip,
+                limit_bytes_per_s: self.job.pace.data_bytes_per_s(),
+                scan: begun.elapsed(),
+            },
+            Err(error) => Event::Failed(memory_failure(&error)),
+        };
+        self.inputs.first(counted);
+    }
+
+    /// Returns the destination's ownership, in the form of messages.
+    fn offered(&self) -> (u64, u128) {
+        (self.job.ownership.epoch, self.job.ownership.incarnation.bits())
+    }
+
+    fn throttle(&mut self, pages_per_s: f64) {
+        if let Err(error) = self.job.tracker.throttle(Some(pages_per_s)) {
+            tracing::warn!(%error, "cannot slow the guest's writers");
+            self.inputs.first(Event::CannotThrottle);
+        }
+    }
+
+    /// Lets the guest's writers run at full speed.
+    fn let_writers_go(&mut self) {
+        if let Err(error) = self.job.tracker.throttle(None) {
+            tracing::warn!(%error, "the guest's writers are slowed until the tracking ends");
+        }
+    }
+
+    fn ping_and_tell(&mut self) {
+        let pages_in = self.machine.state() == State::PagingIn;
+        let remaining_pages = match self.machine.state() {
+            State::PagingIn => self.page_in.kept.left_pages(),
+            State::Releasing | State::Ended => 0,
+            _ => self.memory.left(self.machine.round(), self.dispatch),
+        };
+        if pages_in {
+            self.peer.last_ping = Instant::now();
+        } else if let Err(error) = self.peer.ping() {
+            self.lane_broke(&error);
+        }
+        let sent = SentSoFar {
+            bytes: self.wire_bytes(),
+            expansion: self.dispatch.totals.encodings().expansion(),
+        };
+        let told = progress_of(
+            &self.machine,
+            self.memory.total_pages(),
+            remaining_pages,
+            sent,
+            self.dispatch.lanes(),
+            self.job.begun,
+        );
+        (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
+    }
+
+    pub(super) fn result(&self) -> SourceResult {
+        let (outcome, failure) = self.machine.ending().unwrap_or((Outcome::Failed, None));
+        SourceResult {
+            outcome,
+            failure: failure.cloned(),
+            rounds: self.machine.rounds(),
+            phases: self.machine.phases(self.job.begun.elapsed()),
+            switchover: self
+                .machine
+                .switchover()
+                .and_then(|times| switchover_report(&times, &self.peer.clock)),
+            stood_still_ms: self.machine.stood_still().map(millis),
+            wire_bytes: self.wire_bytes(),
+            bandwidth_limit: self.job.pace.holding(),
+            round_trip: self.peer.clock.round_trip(),
+            lanes: self.lanes.figures(),
+            encodings: self.dispatch.totals.encodings().report(),
+            missing_pages: self.memory.referring.missing_pages(),
+            throttle: throttle_report(&self.job.tracker),
+            page_in: self.page_in.report(),
+        }
+    }
+}
+
+/// A message could not be sent. Usually the lane broke: the next event gives the reason.
+#[derive(Debug)]
+pub(super) struct CannotSend;
+
+/// Progress of the streams for which the driver waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// The round is handed to the wire.
+    Sent,
+    /// The destination has applied it.
+    Applied,
+    /// The last pages are handed to the wire.
+    LastSent,
+}

@@ -1,0 +1,153 @@
+//! Guest memory as the driver sees it: what a round sends, what remains, and what the destination
+//! lacks after a cut.
+
+use std::sync::Arc;
+
+use godwit_ram::{DirtyCount, Region};
+
+use super::job::Unsent;
+use crate::drive::dispatch::Dispatch;
+use crate::drive::heat::Heat;
+use crate::drive::referring::Referring;
+use crate::drive::sweep::{Scope, SweepStep, Sweeper, Sweeping};
+use crate::drive::tracking::Tracking;
+use crate::failure::Failure;
+use crate::ledger::Sweep;
+use crate::reference::PageBits;
+
+pub(super) struct Memory<'a> {
+    regions: &'a [Arc<Region>],
+    pub(super) referring: &'a Referring,
+    /// Memory that the guest writes again and again.
+    heat: Heat,
+    /// Whether round 0 covers all of memory.
+    sends_all: bool,
+    /// Memory that round 0 has not visited.
+    unswept: PageBits,
+    /// The sweep under way.
+    sweeping: Option<Sweeping>,
+    /// Totals sent before the current sweep.
+    counted: Sweep,
+    /// Remaining pages as last counted, for progress.
+    pub(super) remaining_pages: u64,
+    /// Most of them in one chunk.
+    pub(super) fullest_chunk_pages: u64,
+}
+
+impl<'a> Memory<'a> {
+    /// Creates the state. `sends_all`: the destination has nothing yet.
+    pub(super) fn new(
+        regions: &'a [Arc<Region>],
+        referring: &'a Referring,
+        sends_all: bool,
+    ) -> Memory<'a> {
+        let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+        let unswept =
+            if sends_all { PageBits::all(&block_pages) } else { PageBits::new(&block_pages) };
+        Memory {
+            regions,
+            referring,
+            heat: Heat::new(regions),
+            sends_all,
+            unswept,
+            sweeping: None,
+            counted: Sweep::default(),
+            remaining_pages: 0,
+            fullest_chunk_pages: 0,
+        }
+    }
+
+    pub(super) fn total_pages(&self) -> u64 {
+        self.regions.iter().map(|region| region.pages()).sum()
+    }
+
+    /// Begins the sweep of a round. `begin_at`: where round 0 begins, as a fraction of all memory.
+    pub(super) fn begin_round(&mut self, round: u32, chunk_pages: u64, begin_at: f64) {
+        let all = round == 0 && self.sends_all;
+        let scope = if all { Scope::Untouched } else { Scope::Dirty };
+        self.begin(scope, chunk_pages, begin_at);
+    }
+
+    /// Begins a sweep of the pages that are dirty while the guest is paused.
+    pub(super) fn begin_last(&mut self, chunk_pages: u64) {
+        self.begin(Scope::Last, chunk_pages, 0.0);
+    }
+
+    fn begin(&mut self, scope: Scope, chunk_pages: u64, begin_at: f64) {
+        self.abandon_sweep();
+        let sweep = Sweeping::new(scope, self.regions, &self.heat, chunk_pages, begin_at);
+        self.sweeping = Some(sweep);
+    }
+
+    /// Takes a step of the sweep under way; `None` if there is none.
+    pub(super) fn step(
+        &mut self,
+        tracker: &mut impl Tracking,
+        dispatch: &Dispatch,
+    ) -> Option<Result<SweepStep, Failure>> {
+        let sweep = self.sweeping.as_mut()?;
+        let mut sweeper = Sweeper {
+            regions: self.regions,
+            tracker,
+            dispatch,
+            referring: self.referring,
+            heat: &mut self.heat,
+            unswept: &mut self.unswept,
+        };
+        let step = sweeper.step(sweep);
+        match &step {
+            Ok(SweepStep::Done) => self.sweeping = None,
+            Ok(_) => {}
+            Err(_) => self.abandon_sweep(),
+        }
+        Some(step)
+    }
+
+    /// Ends a sweep that has become pointless.
+    pub(super) fn abandon_sweep(&mut self) {
+        if let Some(sweep) = self.sweeping.take() {
+            sweep.abandon(self.referring);
+        }
+    }
+
+    /// Notes the dirty pages. Returns the number of pages that remain.
+    pub(super) fn count(&mut self, dirty: DirtyCount) -> u64 {
+        self.fullest_chunk_pages = dirty.fullest_chunk_pages;
+        self.remaining_pages = dirty.pages + self.referring.waiting();
+        self.remaining_pages
+    }
+
+    /// Returns what has been sent since the last call.
+    pub(super) fn sent(&mut self, dispatch: &Dispatch) -> Sweep {
+        let sent = dispatch.sent();
+        let before = std::mem::replace(&mut self.counted, sent);
+        Sweep {
+            // Work that a broken stream gives back is counted when it is sent again.
+            pages: sent.pages.saturating_sub(before.pages),
+            zero_pages: sent.zero_pages - before.zero_pages,
+            told_pages: sent.told_pages - before.told_pages,
+            referred_pages: sent.referred_pages - before.referred_pages,
+            bytes: sent.bytes - before.bytes,
+        }
+    }
+
+    /// Returns the pages left in a round, for progress. Round 0 is over when all memory has been
+    /// visited, and later ones when so many pages have been sent.
+    pub(super) fn left(&self, round: u32, dispatch: &Dispatch) -> u64 {
+        if let Some(visited) = self.sweeping.as_ref().and_then(Sweeping::visited_pages) {
+            return self.total_pages() - visited;
+        }
+        let all = round == 0 && self.sends_all;
+        let of_round = if all { self.total_pages() } else { self.remaining_pages };
+        of_round.saturating_sub(dispatch.sent().pages.saturating_sub(self.counted.pages))
+    }
+
+    /// Returns everything that the destination lacks. The streams' threads have ended: no more
+    /// units are confirmed.
+    pub(super) fn unsent(mut self, dispatch: &Dispatch) -> Unsent {
+        self.abandon_sweep();
+        dispatch.unconfirmed().iter().for_each(|unit| self.referring.owe(unit));
+        self.unswept.add(&self.referring.unsent());
+        Unsent(self.unswept)
+    }
+}

@@ -1,0 +1,112 @@
+//! Opening of congestion windows on a long path. After a small round, the switchover would have to
+//! open them while the guest is paused. Padding opens them before: on the control stream for the
+//! device state, on each data stream for its share of what the last sweep would send. The round is
+//! over when the padding has arrived.
+
+use std::time::{Duration, Instant};
+
+use godwit_lanes::LaneError;
+use godwit_lanes::pacing::MigrationPace;
+use godwit_ram::PAGE_SIZE;
+
+use super::peer::Peer;
+use crate::drive::dispatch::Dispatch;
+
+/// From this round trip on, congestion windows must take the switchover in one flight.
+pub(crate) const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
+/// Time limit for the arrival of the control stream's padding, in addition to
+/// [`WINDOW_ROUND_TRIPS`].
+const WINDOW_LIMIT: Duration = Duration::from_secs(2);
+/// Slow start from ten segments to [`DEVICE_STATE_ROOM`], and as much again.
+const WINDOW_ROUND_TRIPS: u32 = 10;
+/// Device state of a usual VM, with a margin: 0.2 MiB measured.
+const DEVICE_STATE_ROOM: u64 = 384 * 1024;
+/// Size of the last pages of an idle guest, with a margin: 0.6 MiB measured.
+pub(crate) const LEAST_LAST_PAGES: u64 = 1024 * 1024;
+/// Beyond this, padding costs more than it gains: the wire's rate matters, not the window.
+pub(crate) const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
+
+/// Padding of the current round.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    /// The ping behind the padding, whose answer shows that the padding has arrived, and the time
+    /// when it was sent.
+    ping: Option<(u64, Instant)>,
+    /// Padding of data streams before the round, and of the control stream within it.
+    before: u64,
+    control: u64,
+}
+
+impl Windows {
+    pub(super) fn round_begins(&mut self, dispatch: &Dispatch) {
+        (self.before, self.control) = (dispatch.totals.padding_bytes(), 0);
+    }
+
+    /// Returns the bytes of padding in this round.
+    pub(super) fn padding_bytes(&self, dispatch: &Dispatch) -> u64 {
+        dispatch.totals.padding_bytes() - self.before + self.control
+    }
+
+    /// Opens the windows if the path is long. `carried_bytes_per_s`: highest rate seen on the
+    /// lanes.
+    pub(super) fn open(
+        &mut self,
+        remaining_pages: u64,
+        carried_bytes_per_s: Option<u64>,
+        pace: &MigrationPace,
+        dispatch: &Dispatch,
+        peer: &mut Peer<'_>,
+    ) -> Result<(), LaneError> {
+        let round_trip = peer.round_trip();
+        if round_trip < LONG_ROUND_TRIP {
+            return Ok(());
+        }
+        let most = largest_window(round_trip, pace.data_bytes_per_s(), carried_bytes_per_s);
+        let last_pages = (remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
+        dispatch.pad(last_pages.min(most));
+        // The control stream never waits for a limit, so that it can always send; the data streams
+        // wait for its bytes.
+        self.control = DEVICE_STATE_ROOM.min(most);
+        peer.sender.pad(self.control)?;
+        if let Ok(near) = peer.control.local() {
+            pace.charge(near.ip(), self.control);
+        }
+        peer.ping()?;
+        self.ping = Some((peer.clock_ns(peer.last_ping), peer.last_ping));
+        Ok(())
+    }
+
+    /// Returns whether the control stream's padding is known to have arrived, or is not waited for.
+    pub(super) fn are_open(&self) -> bool {
+        self.ping.is_none()
+    }
+
+    /// Takes the answer to a ping. Returns whether it is the one that shows the padding's arrival.
+    pub(super) fn pong(&mut self, sent_ns: u64) -> bool {
+        self.ping.take_if(|(ping_ns, _)| sent_ns >= *ping_ns).is_some()
+    }
+
+    /// Gives up waiting if that takes too long: padding must save time, not cost it. Returns
+    /// whether it does.
+    pub(super) fn give_up(&mut self, round_trip: Duration) -> bool {
+        let limit = WINDOW_LIMIT + WINDOW_ROUND_TRIPS * round_trip;
+        self.ping.take_if(|(_, sent)| sent.elapsed() > limit).is_some()
+    }
+}
+
+/// Returns the largest useful window. A window beyond what two round trips carry at the limit is
+/// useless, and slow to open. So is one beyond what the lanes carry. Twice the rate seen is allowed
+/// for, because the full rate may not have shown yet: on a slow wire padding would delay each
+/// round.
+fn largest_window(
+    round_trip: Duration,
+    limit_bytes_per_s: Option<u64>,
+    carried_bytes_per_s: Option<u64>,
+) -> u64 {
+    let within = |round_trips: u128, bytes_per_s: u64| {
+        let bytes = u128::from(bytes_per_s) * round_trips * round_trip.as_nanos() / 1_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    };
+    let limited = limit_bytes_per_s.map_or(u64::MAX, |limit| within(2, limit));
+    limited.min(carried_bytes_per_s.map_or(u64::MAX, |carried| within(4, carried)))
+}

@@ -1,0 +1,124 @@
+//! Tracking of the guest's writes, behind a trait.
+
+use godwit_ram::{DirtyCount, DirtyTracker, PageRange, ThrottleFigures, TrackError};
+
+/// Tracking of the guest's writes. In the product this is [`godwit_ram::DirtyTracker`].
+pub trait Tracking: Send {
+    /// Protects all memory: from the return on, each write is seen.
+    ///
+    /// # Errors
+    /// The writes cannot be seen: this engine cannot move the guest.
+    fn start(&mut self) -> Result<(), TrackError>;
+
+    /// Reports the pages of `block` within `within` that were written since they were last
+    /// protected, and protects them again. Stops after `max_pages`; returns the page to go on from.
+    ///
+    /// # Errors
+    /// As [`Tracking::start`].
+    fn take_dirty(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        max_pages: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError>;
+
+    /// Reports the pages of `block` within `within` that were written since they were last
+    /// protected, and leaves them dirty.
+    ///
+    /// # Errors
+    /// As [`Tracking::start`].
+    fn look(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError>;
+
+    /// Counts the dirty pages of all blocks and leaves them dirty.
+    ///
+    /// # Errors
+    /// As [`Tracking::start`].
+    fn count_dirty(&self) -> Result<DirtyCount, TrackError>;
+
+    /// Limits the guest to so many newly written pages per second; `None` lifts the limit. It
+    /// applies to memory that is taken from then on.
+    ///
+    /// # Errors
+    /// It is impossible; the guest runs as before.
+    fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError>;
+
+    /// Adjusts the throttle to keep the limit, if the means requires that. Call it often while a
+    /// limit is in force; it checks the clock itself.
+    fn steer(&mut self) {}
+
+    /// Sets whether memory may come under the throttle in [`Tracking::take_dirty`]. It must not
+    /// while a thread reads pages that earlier calls returned.
+    fn let_grow(&mut self, may_grow: bool);
+
+    /// Returns the memory that came under the throttle in the last [`Tracking::take_dirty`], in its
+    /// block.
+    fn changed_over(&self) -> Vec<PageRange>;
+
+    /// Announces that the guest is about to be stopped: writes are no longer held for long, and no
+    /// more memory comes under the throttle.
+    fn let_stop(&mut self);
+
+    /// Returns the throttle's statistics so far.
+    fn throttle_figures(&self) -> ThrottleFigures;
+
+    /// Returns the lowest share of CPU time that its vCPUs got, of what they could take, or `None`
+    /// if their CPU time was not limited.
+    fn least_cpu_share(&self) -> Option<f64> {
+        None
+    }
+}
+
+impl Tracking for DirtyTracker {
+    fn start(&mut self) -> Result<(), TrackError> {
+        DirtyTracker::start(self)
+    }
+
+    fn take_dirty(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        max_pages: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError> {
+        DirtyTracker::take_dirty(self, block, within, max_pages, out)
+    }
+
+    fn look(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        out: &mut Vec<PageRange>,
+    ) -> Result<(), TrackError> {
+        DirtyTracker::look(self, block, within, out)
+    }
+
+    fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
+        DirtyTracker::count_dirty(self)
+    }
+
+    fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
+        DirtyTracker::throttle(self, pages_per_s)
+    }
+
+    fn let_grow(&mut self, may_grow: bool) {
+        DirtyTracker::let_grow(self, may_grow);
+    }
+
+    fn changed_over(&self) -> Vec<PageRange> {
+        DirtyTracker::changed_over(self).to_vec()
+    }
+
+    fn let_stop(&mut self) {
+        DirtyTracker::let_stop(self);
+    }
+
+    fn throttle_figures(&self) -> ThrottleFigures {
+        DirtyTracker::throttle_figures(self)
+    }
+}
