@@ -3,7 +3,6 @@
 
 use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

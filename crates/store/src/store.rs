@@ -18,9 +18,9 @@ pub trait Store: Send + Sync + 'static {
     /// [`StoreError::Unavailable`] when the store cannot be reached.
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError>;
 
-    /// Returns the first `limit` items ([`MOST_PAGE_ITEMS`](crate::MOST_PAGE_ITEMS) at most) whose keys start with `prefix`
-    /// and come after `after`. Each page is read at one revision; a change between two pages shows
-    /// in the second.
+    /// Returns the first `limit` items (at most [`MOST_PAGE_ITEMS`](crate::MOST_PAGE_ITEMS)) whose
+    /// keys start with `prefix` and come after `after`. Each page is read at one revision; a change
+    /// between two pages shows in the second.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when the store cannot be reached.

@@ -13,8 +13,8 @@ use modules::Crate;
 /// Most files that depend on each other in a cycle, in crates without [`LARGER_CYCLES`].
 const MOST_FILES: usize = 5;
 
-/// Crates with a larger cycle of files. In `control` it is the inventory, whose parts are methods of
-/// one type. This list may only get shorter.
+/// Crates with a larger cycle of files. In `control` it is the inventory, whose parts are methods
+/// of one type. This list may only get shorter.
 const LARGER_CYCLES: &[&str] = &["control"];
 
 fn root() -> PathBuf {

@@ -18,8 +18,8 @@ use crate::source::{Event, NotServed};
 pub(super) const MOST_UNANSWERED_PINGS: u64 = 256;
 /// Inputs that come once, or once at a time: a cancel; a note that streams moved or made room; a
 /// note of device state; that the guest stopped, that its device state has ended, and that the
-/// hypervisor failed; the destination's Ready, PageInReady, Running and last message; the results of
-/// page-in's streams and of page-in itself.
+/// hypervisor failed; the destination's Ready, PageInReady, Running and last message; the results
+/// of page-in's streams and of page-in itself.
 const SINGLE_INPUTS: usize = 16;
 /// Room for all inputs that can wait at a time: an answer to each ping, two messages of each data
 /// stream (it broke, or it could not be opened), and the single inputs.
@@ -104,8 +104,9 @@ impl Inbox {
     /// Takes a piece of the device state stream, in order.
     ///
     /// # Errors
-    /// The stream is longer than [`MOST_DEVICE_STATE_BYTES`](crate::destination::MOST_DEVICE_STATE_BYTES). This ends the migration; the
-    /// caller must stop reading.
+    /// The stream is longer than
+    /// [`MOST_DEVICE_STATE_BYTES`](crate::destination::MOST_DEVICE_STATE_BYTES). This ends the
+    /// migration; the caller must stop reading.
     pub fn device_state(&self, bytes: &[u8]) -> Result<(), Failure> {
         match self.device_state.add(bytes) {
             Ok(true) => self.put_now(Input::DeviceState),

@@ -45,8 +45,8 @@ use streams::open_streams;
 use windows::Windows;
 
 /// Runs a migration at its source until it ends or its lane is cut. After a cut, returns the state
-/// for continuing as well. On every outcome except [`Outcome::Completed`](godwit_types::Outcome::Completed) and [`Outcome::InDoubt`](godwit_types::Outcome::InDoubt)
-/// the guest is in its former state.
+/// for continuing as well. On every outcome except `Completed` and `InDoubt` the guest is in its
+/// former state.
 pub fn send<H: SourceHypervisor, T: Tracking>(
     mut job: SourceJob<'_, H, T>,
     inbox: &Inbox,
