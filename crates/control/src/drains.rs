@@ -9,7 +9,6 @@ mod saved;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +25,7 @@ use godwit_planner::queue::{Limits, RunningMove};
 use godwit_planner::words::millis;
 use godwit_types::Intent;
 use next::{Cancellation, Next, next};
+use parking_lot::{RwLock, RwLockReadGuard};
 use record::{HostDrain, Legs, Way};
 use saved::{DRAINS, PARTS, SavedDrain, SavedPart, drain_of, part_id};
 use tokio::sync::{mpsc, oneshot};

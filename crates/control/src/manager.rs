@@ -6,7 +6,6 @@ mod leading;
 
 pub(crate) use leading::Leading;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use axum::extract::FromRef;
 use godwit_api::control::{AuditEntry, AuditOutcome, Cluster, Leader, Problem};
 use godwit_pki::Identity;
 use godwit_store::{Candidate, Store, StoreError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::access::authorities::Authorities;
 use crate::access::certificates::Certificates;

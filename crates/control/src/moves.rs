@@ -18,7 +18,6 @@ mod situation;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +28,7 @@ use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
 use godwit_planner::queue::{Schedule, Served, Situation, Wait, schedule, starts};
 use godwit_types::{Fault, Report};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};

@@ -11,7 +11,6 @@ pub(crate) mod record;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use godwit_api::control::{
 };
 use godwit_api::{Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState};
 use godwit_qemu::{Uuid, VmSpec};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use crate::access::Caller;

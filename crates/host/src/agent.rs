@@ -17,7 +17,6 @@ mod watching;
 #[cfg(test)]
 mod writes_fail;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,6 +26,7 @@ use godwit_pki::Serial;
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec, VmName};
 use godwit_ram::RamDir;
 use godwit_types::Ownership;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::Config;
 use crate::datastores::Datastores;

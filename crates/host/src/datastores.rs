@@ -1,13 +1,13 @@
 //! Free space of the directories with VMs' disks. A remote file system may not answer while its
 //! server is down, so a separate thread queries it, and the last answer is reported.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::DatastoreInfo;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::statvfs;
 
 /// Time for which an answer is current.

@@ -2,7 +2,6 @@
 //! handshake runs on its own thread, so that a silent connection delays no other. The number of
 //! concurrent handshakes is bounded for all clients together.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -18,6 +17,7 @@ use godwit_migration::drive::{WelcomedStream, lane_failure, welcome};
 use godwit_pki::Identity;
 use godwit_types::FailureCode;
 use godwit_wire::MigrationId;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::failure::host_failed;
 

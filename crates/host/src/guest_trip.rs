@@ -7,13 +7,13 @@
 //! sender, so no host records one. Every guest with IPv4 answers it, whatever its firewall. IPv6
 //! has no such request without a sender's address, so IPv6 guests are not probed.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_qemu::ResolvedNic;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;

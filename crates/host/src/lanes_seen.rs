@@ -1,7 +1,6 @@
 //! Recent measurements of the lanes to other hosts, by migrations and by probes. Predictions use
 //! them. They last as long as the agent.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use godwit_types::{
     EngineKind, LanesKnownBy, Report, RoundReport,
     probe::{Limit, ProbeReport, ThroughputRun},
 };
+use parking_lot::{Mutex, MutexGuard};
 
 /// Age beyond which a measurement no longer counts.
 const LATELY: Duration = Duration::from_secs(3600);

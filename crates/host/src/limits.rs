@@ -1,12 +1,12 @@
 //! Bandwidth limits of outgoing migrations: those of the configuration, and changes by an operator.
 //! A change lasts until the agent ends; the agent never writes the configuration.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
 
 use godwit_api::{ApiError, ErrorCode, LimitOf, Limits};
 use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_types::RateLimit;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::Config;
 

@@ -2,13 +2,13 @@
 //! are bounded: a VM's name is a label only while a migration of it runs from here. No metric
 //! reveals the content of a guest's memory.
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use godwit_api::{ErrorCode, VmInfo};
 use godwit_types::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -1,6 +1,5 @@
 //! Outgoing migrations of this host, running and ended: progress, cancellation and final report.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,6 +9,7 @@ use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus};
 use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Bandwidth;
 use godwit_types::{BandwidthPoint, EngineKind, Phase, Progress, RateLimit, Report};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::guest_trip::Trips;

@@ -1,9 +1,9 @@
 //! Hosts that VMs can move to: those of the configuration, and those that a manager sets.
 
-use parking_lot::RwLock;
 use std::collections::BTreeMap;
 
 use godwit_api::{ApiError, Endpoint, ErrorCode, SetPeers};
+use parking_lot::RwLock;
 
 use crate::config::Config;
 use crate::store::Store;

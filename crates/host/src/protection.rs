@@ -1,7 +1,6 @@
 //! This host's certificate and the revoked certificates, as in their files now. A renewed
 //! certificate and a new list take effect without a restart.
 
-use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::time::SystemTime;
 
 use godwit_api::{ApiError, ErrorCode, RevocationsTaken};
 use godwit_pki::{Identity, MOST_LIST_BYTES, PkiError, RevocationList, Revocations, Serial};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::config::TlsConfig;

@@ -5,7 +5,6 @@
 //! agent finds it, and the ID is free again when those files are removed. On another host the VM
 //! has another ID. Nothing depends on it: QEMU receives what it needs from the host as open files.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -13,6 +12,7 @@ use std::path::Path;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{Accelerator, VmName};
+use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::user::{DEFAULT_USERS, User, UserRange};

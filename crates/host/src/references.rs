@@ -6,7 +6,6 @@
 //! stay open here. So nothing of it outlives the agent, and nothing can run on it. It is only read,
 //! and a page of it is used only if its BLAKE3 digest is that of the guest's page.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use godwit_api::ReferencesInfo;
 use godwit_migration::drive::{Beside, Offer};
 use godwit_migration::reference::{Arrivals, Content};
 use godwit_ram::{RamError, Region};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::ReferencesConfig;
 use crate::vm::Vm;

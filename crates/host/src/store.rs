@@ -7,7 +7,6 @@
 
 mod disk;
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -20,6 +19,7 @@ pub(crate) use godwit_migration::handover::Role;
 use godwit_migration::handover::{Known, Standing};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName};
 use godwit_types::{Incarnation, Ownership};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;

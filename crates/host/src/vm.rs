@@ -5,7 +5,6 @@ mod admission;
 mod files;
 mod tracking_turn;
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +17,7 @@ use godwit_qemu::{
 };
 use godwit_ram::{Region, tracker_listener};
 use godwit_types::{Incarnation, Ownership};
+use parking_lot::Mutex;
 
 pub(crate) use admission::{Condition, Operation};
 pub use files::VmFiles;

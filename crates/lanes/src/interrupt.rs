@@ -1,11 +1,11 @@
 //! Interruption of slow set-up steps from outside: connecting and TLS handshakes, which otherwise
 //! block until their time limits.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::net::Shutdown;
 
 /// Ends the set-up of the streams that it watches, from any thread and permanently.

@@ -4,7 +4,6 @@
 //! and therefore a lock. The lock is held while bytes are encrypted or decrypted, and never while a
 //! thread waits for the socket.
 
-use parking_lot::Mutex;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
 use godwit_ram::{acked_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};

@@ -25,13 +25,14 @@ mod bucket;
 mod limiter;
 mod turns;
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::LaneError;
 use godwit_types::{BitRate, RateLimit};

@@ -6,13 +6,13 @@
 //! cannot reach a manager must not forget what it knew. Handshakes read the newest list, so a list
 //! takes effect from the next connection on.
 
-use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rcgen::{
     CertificateRevocationListParams, Issuer, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber,
 };

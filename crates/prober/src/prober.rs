@@ -3,7 +3,6 @@
 //! A probe is a UDP datagram to the target's echo port: its sequence number (8 bytes, big-endian),
 //! then a mark of this prober (8 bytes), by which it ignores answers to an earlier one.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::time::{

@@ -5,7 +5,6 @@
 //! callers; nothing polls. It accepts the messages of QEMU 7.2 to 10.x and ignores unknown fields
 //! and events.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -14,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, Interest};

@@ -10,13 +10,13 @@
 //! The tracker does not see the agent's own writes (see [`crate::tracking`]). Write only memory
 //! that is not tracked, which is the destination's RAM.
 
-use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::ptr;
 
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};

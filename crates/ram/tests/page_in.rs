@@ -8,7 +8,6 @@
 
 mod support;
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +18,7 @@ use godwit_ram::{
     Access, CHUNK_PAGES, DirtyTracker, MissingPages, PAGE_SIZE, PageIn, PageRange, Region,
     TrackError,
 };
+use parking_lot::Mutex;
 use support::{Random, TwoBlocks, mappings_of};
 
 /// Two blocks, neither of which is a multiple of 2 MiB.

@@ -1,10 +1,10 @@
 //! The latest changes, kept in memory for watchers of the stores that have no history of their own.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::error::StoreError;

@@ -1,10 +1,10 @@
 //! Leadership: which manager writes, and until when it may rely on that.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 

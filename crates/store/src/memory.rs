@@ -2,11 +2,11 @@
 //! make it fail. It reads no clock: a leadership ends when it is resigned or dropped, or when the
 //! test ends it.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::error::{StoreError, Written};

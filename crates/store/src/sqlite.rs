@@ -7,12 +7,12 @@
 mod file;
 mod writer;
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 

@@ -2,7 +2,6 @@
 
 mod console;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use godwit_api::{
     MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};

@@ -1,12 +1,12 @@
 //! `godwit-sim`: simulates lives of a guest by seed, until something is wrong.
 
-use parking_lot::Mutex;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use godwit_sim::{Figures, Plan, Rules, simulate};
+use parking_lot::Mutex;
 
 /// Runs guests through random migrations and faults, with real state machines in a simulated world.
 #[derive(Debug, Parser)]

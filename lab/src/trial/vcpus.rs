@@ -2,7 +2,6 @@
 //! the vCPU threads of their QEMUs are scheduled. The agents' reports are not used: agents may be
 //! dead, or wrong.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::agents::run_dir;
 use crate::process::ProcessId;

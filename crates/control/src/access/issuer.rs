@@ -1,7 +1,6 @@
 //! Keys of an OpenID Connect issuer: fetched over TLS, cached, and fetched again when a token names
 //! an unknown key.
 
-use parking_lot::RwLock;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use jsonwebtoken::jwk::JwkSet;
+use parking_lot::RwLock;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;

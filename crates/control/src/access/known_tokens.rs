@@ -1,10 +1,10 @@
 //! Tokens that a manager accepts, with a notification when one is revoked.
 
-use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use godwit_api::control::{Problem, TokenInfo};
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use super::record::SavedToken;

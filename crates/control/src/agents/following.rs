@@ -1,12 +1,12 @@
 //! Connections that follow the hosts' agents. An agent first reports everything it has, then each
 //! change.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{Client, ClientError, HostEvent, MigrationStatus};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};

@@ -4,7 +4,6 @@
 //! this
 //! manager or an earlier one, get none.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use godwit_api::SetPeers;
 use godwit_api::control::HostState;
+use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::agents::Hosts;

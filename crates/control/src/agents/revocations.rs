@@ -1,12 +1,12 @@
 //! Distribution of the list of revoked certificates to the agents.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 use futures::{StreamExt, stream};
 use godwit_api::control::HostState;
 use godwit_api::{ClientError, SetRevocations};
 use godwit_pki::RevocationList;
+use parking_lot::Mutex;
 
 use super::Hosts;
 

@@ -1,11 +1,11 @@
 //! The inventory behind its lock, and the events of its changes.
 
-use parking_lot::{RwLock, RwLockReadGuard};
 use std::sync::Arc;
 
 use godwit_api::HostEvent;
 use godwit_api::control::Change;
 use godwit_planner::queue::Limits;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::clock::now_unix_ms;
 use crate::cluster::bounds::Misreport;

@@ -3,7 +3,6 @@
 //! as a failure and never show the answer. So the rest is read and discarded, up to the limit that
 //! holds for every body.
 
-use parking_lot::Mutex;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,6 +13,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::MAX_BODY_BYTES;

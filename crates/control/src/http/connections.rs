@@ -1,7 +1,6 @@
 //! Limits for connections to the manager's network addresses: how many a network may hold at a
 //! time, and how long a client may take to send a request. Root's own socket has no such limits.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
 use std::io;
@@ -22,6 +21,7 @@ use axum_server::{Handle, Server};
 use futures::{StreamExt, stream};
 use godwit_pki::ServerConfig;
 use hyper::body::Body as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};

@@ -1,6 +1,5 @@
 //! Web tokens of a test issuer, served over TLS with its own keys.
 
-use parking_lot::Mutex;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use godwit_store::MemoryStore;
 use http::{Method, StatusCode};
 use jsonwebtoken::jwk::{Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use parking_lot::Mutex;
 use rcgen::KeyPair;
 use serde_json::{Value, json};
 

@@ -7,12 +7,12 @@
 //! informed that changes were missed. Numbers stay below 2^53 until the year 2255, so programs that
 //! read JSON numbers as floats read them exactly.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 use godwit_api::control::{Change, ClusterEvent};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::clock::now_unix_ms;

@@ -1,13 +1,13 @@
 //! A manager's role among several: it follows until there is no leader, leads until it loses the
 //! leadership, and follows again.
 
-use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_store::{Candidate, Leadership, Loss, Store, StoreError};
+use parking_lot::Mutex;
 
 use crate::journal::audit::{self, Retention};
 use crate::leadership::standby::Standby;

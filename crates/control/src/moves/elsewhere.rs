@@ -1,9 +1,10 @@
 //! Moves that another manager carries out. Managers that follow use this to know which VMs have a
 //! move.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{OnWay, SavedMove};
 use crate::cluster::state::State;

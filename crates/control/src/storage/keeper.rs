@@ -7,7 +7,6 @@
 //! checked again before its next change, because the store may have been unreachable or the change
 //! still in progress.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use godwit_store::{
     Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError,
     Transaction, Written,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
 use crate::journal::audit::{self, AUDIT, AuditLog};

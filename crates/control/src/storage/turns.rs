@@ -1,8 +1,9 @@
 //! Locks for operations that must not run twice at a time, by ID.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Operations in progress, by ID.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,6 @@
 //! Start of the agent: finds the VMs that earlier agents left, running or ended, and removes what
 //! belongs to no VM.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use godwit_migration::Failure;
 use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
 use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
+use parking_lot::Mutex;
 
 use crate::agent::kept_pages::serve_again;
 use crate::agent::{Agent, Slot};

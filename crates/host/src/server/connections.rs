@@ -1,6 +1,5 @@
 //! Connections from other hosts: limits on their number and on the time that a request may take.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, explain_too_long};

@@ -90,8 +90,9 @@ fn log_failure(path: &Path, result: io::Result<()>) {
 /// Fault injection for tests.
 #[cfg(test)]
 pub(crate) mod faults {
-    use parking_lot::Mutex;
     use std::io;
+
+    use parking_lot::Mutex;
 
     /// Planned faults; steps are counted from the time of the plan.
     #[derive(Debug, Default)]

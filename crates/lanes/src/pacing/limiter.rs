@@ -1,11 +1,12 @@
 //! One limit, shared by the threads of all streams that it applies to. They wait here for their
 //! turn and for the bucket.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Clock;
 use super::bucket::{Bucket, data_bytes_per_s, piece_bytes};

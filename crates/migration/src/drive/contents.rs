@@ -1,7 +1,6 @@
 //! The destination's side of references and deltas. It reconstructs pages from content that this
 //! host holds, if that still matches what the source expects. Other pages it reports as missing.
 
-use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +12,7 @@ use godwit_ram::{PAGE_SIZE, PageRange, Region, push_merged};
 use godwit_wire::{
     BlockRun, Delta, Digests, Message, PAGE_SIZE as PAGE_BYTES, PageHash, Place, References, prefix,
 };
+use parking_lot::{Mutex, RwLock};
 
 use crate::board::CHUNK_PAGES;
 use crate::reference::{Arrivals, Content, DIGEST_PAGES, PageBits};

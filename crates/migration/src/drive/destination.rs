@@ -2,7 +2,6 @@
 //! the control stream, and one for each data stream, which writes pages into memory
 //! ([`super::intake`]).
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
 use godwit_ram::{MissingPages, PageRange, Region};
 use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, Running};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::contents::{Contents, Offer, Teller};
 use super::handshake::WelcomedStream;

@@ -7,13 +7,13 @@ pub(crate) mod line;
 pub(crate) mod pings;
 mod totals;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Interrupt, Stream};
 use godwit_ram::CHUNK_PAGES;
 use godwit_wire::PagesEnd;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::board::{Board, Misaccounted, Unit};
 use crate::ledger::Sweep;

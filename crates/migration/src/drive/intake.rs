@@ -4,7 +4,6 @@
 //! Nothing touches the memory any more once [`Intake::complete`] has returned: every reader has
 //! ended by then.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{BlockRun, CONTROL_STREAM, Delta, MAX_STREAMS, Message, PagesEnd, References};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::contents::{Contents, say_missing};
 use super::handshake::WelcomedStream;

@@ -1,13 +1,13 @@
 //! The source's side of references and deltas: what its streams share about the destination's
 //! content, and the pages still owed because a guess failed.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_lanes::{Differing, Knowledge, Packing, Referring as Asked, UnitSent, is_sampled};
 use godwit_ram::PageRange;
 use godwit_wire::{BlockRun, Digests, PageHash, Place, prefix};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::dispatch::Dispatch;
 use crate::board::Unit;

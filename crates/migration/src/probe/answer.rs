@@ -1,13 +1,13 @@
 //! The destination's side of a probe: it reads streams until they end, discards their content, and
 //! answers pings.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Stream};
 use godwit_wire::Message;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::cpu::CpuMeter;
 use crate::drive::WelcomedStream;

@@ -14,8 +14,9 @@ mod measure;
 mod mtu;
 mod pour;
 
-use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 pub use answer::{MAX_OPEN_STREAMS, ProbeSession};
 pub use judge::{estimate, limit_of};

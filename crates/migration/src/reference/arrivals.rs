@@ -2,8 +2,9 @@
 //! What has arrived of one is announced to the sources of all others, so that guests which arrive
 //! together share common content.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Content;
 

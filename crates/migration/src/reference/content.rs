@@ -2,13 +2,13 @@
 //! digest is computed when it is first requested, and may be of what the page held then: its user
 //! verifies the content. While a guest arrives, its progress is recorded piece by piece.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use godwit_lanes::hash_page;
 use godwit_ram::{PAGE_SIZE, PageRange, RamError, RamFile, Region};
 use godwit_wire::{PAGE_SIZE as PAGE_BYTES, Place, prefix};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::origins::{Origin, Origins};
 

@@ -1,11 +1,11 @@
 //! A source's knowledge of its destination's content: the location of a page by the prefix of its
 //! hash.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_wire::{Digests, MAX_BLOCKS, Place};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Number of parts with a lock each: enough for data streams to look up pages concurrently without
 /// waiting for each other.

@@ -1,9 +1,10 @@
 //! Origins of copied pages, so that a source that receives the digests of the original need not
 //! receive those of the copy as well.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Content;
 

@@ -4,12 +4,12 @@
 //! the oldest would evict each one just before it is needed. So an entry stays while its page is
 //! sent in each round, and one that was not sent in the last round gives way.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_lanes::is_sampled;
 use godwit_wire::PAGE_SIZE;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Number of parts with a lock each: enough for data streams to use the cache concurrently without
 /// waiting for each other.

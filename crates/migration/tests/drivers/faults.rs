@@ -1,6 +1,5 @@
 //! Simulated accesses of a guest to missing pages.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use godwit_lanes::Stream;
 use godwit_migration::drive::page_in::Faults;
 use godwit_ram::{Access, PageRange, Region, TrackError};
+use parking_lot::Mutex;
 
 /// Simulated accesses: the guest accesses three pages of each watched chunk, and each page shown
 /// must be as at the source.

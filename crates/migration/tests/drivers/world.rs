@@ -1,7 +1,6 @@
 //! Both ends of a migration over real lanes, with memory in files and hypervisors that exist only
 //! here.
 
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -26,6 +25,7 @@ use godwit_ram::{
 };
 use godwit_types::{Compression, FailureCode, Incarnation, Lane, Ownership, Progress, RateLimit};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
+use parking_lot::Mutex;
 
 use super::faults::FakeFaults;
 use super::secure::Secure;

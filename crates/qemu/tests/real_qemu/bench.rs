@@ -1,6 +1,5 @@
 //! A directory with the files for a VM of these tests.
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use godwit_qemu::{
     Accel, AccelProbe, Accelerator, ByteSize, CONSOLE_LOG, Disk, DiskFormat, Launch, MemoryBlock,
     OpenFiles, QemuInfo, QemuProcess, ResolvedSpec, StartError, VmSpec, inspect, is_alive,
 };
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 /// Longest wait on a busy machine.

@@ -221,8 +221,9 @@ fn write(
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
     use std::path::Path;
+
+    use parking_lot::Mutex;
 
     use super::*;
 

@@ -1,11 +1,11 @@
 //! An etcd that tests share, with a prefix for each test, and etcd's own client.
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use etcd_client::Client;
 use godwit_store::EtcdStore;
+use parking_lot::Mutex;
 
 use crate::etcd_server::EtcdServer;
 

@@ -1,9 +1,9 @@
 //! What the data streams have sent.
 
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_lanes::UnitSent;
+use parking_lot::Mutex;
 
 use crate::encoding::Encodings;
 

@@ -4,7 +4,6 @@
 //! [`PagingIn::until_complete`] maintains the session. A page goes from *missing* to *claimed*
 //! (exactly one thread is writing its bytes), to *present* (its bit is cleared), to *shown*.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{Access, MissingPages, PageRange, Region};
 use godwit_wire::{BlockRun, MAX_PAGE_IN_STREAMS, Message, PAGE_IN_STREAM, PagedIn};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::waits::Waits;
 use super::{CHUNK_PAGES, Faults, PING_INTERVAL, SILENCE_LIMIT};

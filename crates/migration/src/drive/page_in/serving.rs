@@ -1,7 +1,6 @@
 //! The source of a page-in. The guest is stopped here, and its pages are sent, those first that the
 //! destination requests.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use godwit_lanes::{
 use godwit_ram::pages::push_merged;
 use godwit_ram::{MissingPages, PAGE_SIZE, PageRange, Region};
 use godwit_wire::{BlockRun, MAX_PAGE_IN_STREAMS, Message, PAGE_IN_STREAM, PagedIn};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{CHUNK_PAGES, SILENCE_LIMIT};
 use crate::drive::handshake::{Connect, Hello, say_hello};

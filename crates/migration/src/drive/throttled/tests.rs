@@ -1,6 +1,7 @@
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::*;
 
