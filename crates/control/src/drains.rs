@@ -87,7 +87,8 @@ impl Drains {
         let drains = read(&means.keeper).await?;
         let (orders, incoming) = mpsc::channel(WAITING_ORDERS);
         let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
-        let (shown_at, unsure) = (BTreeMap::new(), BTreeSet::new());
+        // An earlier manager may have ended between the parts of a record.
+        let (shown_at, unsure) = (BTreeMap::new(), drains.keys().cloned().collect());
         let mut driver = Driver { means, shown: Arc::clone(&shown), drains, shown_at, unsure };
         let ids: Vec<String> = driver.drains.keys().cloned().collect();
         for id in ids {
@@ -152,7 +153,7 @@ struct Driver {
     drains: BTreeMap<String, HostDrain>,
     /// Time at which the progress of each open drain was last published.
     shown_at: BTreeMap<String, Instant>,
-    /// Drains whose stored parts may differ from `drains`, because a write failed.
+    /// Drains whose stored parts may differ from `drains`, because a write may have failed.
     unsure: BTreeSet<String>,
 }
 
@@ -513,6 +514,7 @@ impl Driver {
     async fn write_parts(&mut self, id: &str, drain: &HostDrain) -> Result<SavedDrain, Problem> {
         let keeper = Arc::clone(&self.means.keeper);
         let (saved, parts) = SavedDrain::of(drain);
+        // Until the whole record is written.
         let is_sure = self.unsure.insert(id.to_owned());
         let before = self.drains.get(id).filter(|_| is_sure);
         let before = before.map(|before| SavedDrain::of(before).1).unwrap_or_default();

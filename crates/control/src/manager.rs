@@ -25,7 +25,7 @@ use crate::access::refusals::Refusals;
 use crate::access::requests::AccessRequests;
 use crate::agents::Hosts;
 use crate::agents::fleet::Fleet;
-use crate::agents::following::Told;
+use crate::agents::following::NewsFeed;
 use crate::agents::record::{HOSTS, SavedHost};
 use crate::baseline::CpuBaselines;
 use crate::baseline::{BASELINE, SavedBaseline};
@@ -70,7 +70,7 @@ pub(crate) struct Manager {
     drains: Arc<Term<Drains>>,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
-    told: Arc<Told>,
+    news: Arc<NewsFeed>,
     pub(crate) tokens: Arc<KnownTokens>,
     refusals: Mutex<Refusals>,
     pub(crate) hosts: Arc<Hosts>,
@@ -92,9 +92,9 @@ impl Manager {
         state: Arc<State>,
         identity: Option<Identity>,
     ) -> Arc<Manager> {
-        let told = Arc::<Told>::default();
+        let news = Arc::<NewsFeed>::default();
         let hosts = Arc::new(Hosts::new(Arc::clone(&state), identity));
-        let fleet = Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&told)));
+        let fleet = Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&news)));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
         let authorities = Arc::<Authorities>::default();
@@ -144,7 +144,7 @@ impl Manager {
             leading: Term::default(),
             elsewhere: Arc::new(MovesElsewhere::new(Arc::clone(&state))),
             fleet,
-            told,
+            news,
             tokens,
             refusals: Mutex::default(),
             certificates,
@@ -193,7 +193,7 @@ impl Manager {
         SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
         let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
-        let leading = Leading::begin(keeper, state, hosts, &self.told).await?;
+        let leading = Leading::begin(keeper, state, hosts, &self.news).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Hosts;
-use super::following::{Following, Told};
+use super::following::{Following, NewsFeed};
 use crate::cluster::inventory::HostPlan;
 use crate::cluster::state::State;
 
@@ -16,9 +16,9 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Returns a fleet without hosts. News of migrations go to `told`.
-    pub(crate) fn new(state: Arc<State>, hosts: Arc<Hosts>, told: Arc<Told>) -> Fleet {
-        let following = Following::new(Arc::clone(&state), told);
+    /// Returns a fleet without hosts. News of migrations go to `feed`.
+    pub(crate) fn new(state: Arc<State>, hosts: Arc<Hosts>, feed: Arc<NewsFeed>) -> Fleet {
+        let following = Following::new(Arc::clone(&state), feed);
         Fleet { state, hosts, following }
     }
 

@@ -35,7 +35,7 @@ const EVENTS_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct Following {
     state: Arc<State>,
     tasks: Mutex<BTreeMap<String, AbortHandle>>,
-    told: Arc<Told>,
+    feed: Arc<NewsFeed>,
 }
 
 /// News of hosts for the executor of moves.
@@ -50,9 +50,9 @@ pub(crate) enum News {
 
 /// Channel of news of hosts. News go to the latest listener, and are dropped without one.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<Option<mpsc::Sender<News>>>);
+pub(crate) struct NewsFeed(Mutex<Option<mpsc::Sender<News>>>);
 
-impl Told {
+impl NewsFeed {
     /// Returns a receiver of all news from now on. It replaces the previous one.
     pub(crate) fn listen(&self) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(WAITING_NEWS);
@@ -62,7 +62,7 @@ impl Told {
 
     /// Sends news to the listener. Waits while its queue is full; the host's events are not read
     /// meanwhile.
-    async fn tell(&self, news: News) {
+    async fn publish(&self, news: News) {
         let listener = self.0.lock().clone();
         if let Some(listener) = listener {
             // The receiver is gone if this manager no longer leads.
@@ -72,14 +72,14 @@ impl Told {
 }
 
 impl Following {
-    /// Returns a set without connections. News of each host's migrations go to `told`.
-    pub(crate) fn new(state: Arc<State>, told: Arc<Told>) -> Following {
-        Following { state, tasks: Mutex::default(), told }
+    /// Returns a set without connections. News of each host's migrations go to `feed`.
+    pub(crate) fn new(state: Arc<State>, feed: Arc<NewsFeed>) -> Following {
+        Following { state, tasks: Mutex::default(), feed }
     }
 
     /// Follows a host with this client, which replaces the previous one.
     pub(crate) fn follow(&self, host: &str, client: Client) {
-        let task = follow(Arc::clone(&self.state), host.to_owned(), client, Arc::clone(&self.told));
+        let task = follow(Arc::clone(&self.state), host.to_owned(), client, Arc::clone(&self.feed));
         let handle = tokio::spawn(task).abort_handle();
         if let Some(before) = self.tasks().insert(host.to_owned(), handle) {
             before.abort();
@@ -98,11 +98,11 @@ impl Following {
     }
 }
 
-async fn follow(state: Arc<State>, host: String, client: Client, told: Arc<Told>) {
+async fn follow(state: Arc<State>, host: String, client: Client, feed: Arc<NewsFeed>) {
     let mut pause = FIRST_PAUSE;
     loop {
         let mut received = Received::default();
-        let why = match read_events(&state, &host, &client, &told, &mut received).await {
+        let why = match read_events(&state, &host, &client, &feed, &mut received).await {
             Ok(()) => "its agent closed the connection".to_owned(),
             Err(error) => beginning(&error.to_string(), MOST_REASON_BYTES),
         };
@@ -145,7 +145,7 @@ async fn read_events(
     state: &State,
     host: &str,
     client: &Client,
-    told: &Told,
+    feed: &NewsFeed,
     received: &mut Received,
 ) -> Result<(), ClientError> {
     let mut events = client.watch().await?;
@@ -179,7 +179,7 @@ async fn read_events(
         match state.take(host, event) {
             Ok(()) => {
                 if let Some(news) = news {
-                    told.tell(news).await;
+                    feed.publish(news).await;
                 }
             }
             Err(fault) => received.blame(state, host, &fault),

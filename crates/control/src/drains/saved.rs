@@ -2,7 +2,7 @@
 //! names and texts. The drain's record has the first ones, and each part the next ones. So a drain
 //! has no limit of VMs, and the record of a small drain is complete.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use godwit_api::QemuEngineOptions;
 use godwit_api::control::{DrainState, DrainVm, MovePriority};
@@ -132,7 +132,8 @@ impl SavedDrain {
         (saved, parts.collect())
     }
 
-    /// Restores a drain from its record and further parts.
+    /// Restores a drain from its record and further parts. After an interrupted write a VM can be
+    /// in two of them: the first one counts.
     pub(super) fn with(self, parts: Vec<SavedPart>) -> HostDrain {
         let mut drain = HostDrain::from(self);
         if parts.is_empty() {
@@ -146,6 +147,8 @@ impl SavedDrain {
             drain.passed_over.extend(part.passed_over);
             drain.outcome.extend(part.outcome);
         }
+        drain.outcome.sort_by(|one, other| one.vm.cmp(&other.vm));
+        drain.outcome.dedup_by(|one, other| one.vm == other.vm);
         [Some(&mut drain.plan), drain.back.as_mut()].into_iter().flatten().for_each(Way::sort);
         drain
     }
@@ -253,8 +256,10 @@ impl Way {
         self.stays.extend(part.stays);
     }
 
-    /// Sorts the moves as the planner does.
+    /// Sorts the moves as the planner does, one for each VM.
     fn sort(&mut self) {
+        let mut seen = HashSet::new();
+        self.moves.retain(|planned| seen.insert(planned.vm.clone()));
         let begin = |planned: &PlannedMove| {
             planned.expected.map_or(u64::MAX, |expected| expected.starts_in_ms)
         };
@@ -377,6 +382,25 @@ mod tests {
             drain.plan.stays.insert("s".into(), "ä".repeat(200));
             let cut = restored(&drain).plan.stays.remove("s").unwrap();
             assert_eq!(cut, format!("{}…", "ä".repeat(150)));
+        }
+    }
+
+    #[test]
+    fn a_write_that_is_interrupted_between_parts_leaves_each_vm_once() {
+        let (before, mut after) = (longest(2 * MOST_VMS), longest(2 * MOST_VMS));
+        // The first by name: all others move on, and the last of each part into the next one.
+        let first = PlannedMove { vm: "!".into(), ..after.plan.moves[0].clone() };
+        after.plan.moves.push(first);
+        let (record, old_parts) = SavedDrain::of(&before);
+        let (_, new_parts) = SavedDrain::of(&after);
+        for written in 0..=new_parts.len() {
+            let mut parts = new_parts[..written].to_vec();
+            parts.extend_from_slice(old_parts.get(written..).unwrap_or_default());
+            let read = record.clone().with(parts);
+            let moves: BTreeSet<&String> = read.plan.moves.iter().map(|one| &one.vm).collect();
+            assert_eq!(moves.len(), read.plan.moves.len());
+            let ended: BTreeSet<&String> = read.outcome.iter().map(|one| &one.vm).collect();
+            assert_eq!(ended.len(), read.outcome.len());
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::access::certificates;
 use crate::agents::Hosts;
-use crate::agents::following::Told;
+use crate::agents::following::NewsFeed;
 use crate::agents::peers;
 use crate::cluster::state::State;
 use crate::drains::{Drains, Means};
@@ -32,11 +32,11 @@ impl Leading {
         keeper: Arc<Keeper>,
         state: Arc<State>,
         hosts: Arc<Hosts>,
-        told: &Told,
+        feed: &NewsFeed,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
-        let migrations = told.listen();
+        let migrations = feed.listen();
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&hosts)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&hosts), Arc::clone(&keeper)));

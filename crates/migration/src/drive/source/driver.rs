@@ -83,7 +83,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.take(Instant::now(), Event::Connected);
     }
 
-    fn look_at_the_lanes(&mut self) {
+    fn check_lanes(&mut self) {
         let now = self.job.begun.elapsed();
         let round_trip = self.peer.round_trip();
         let stopped = self.switchover_since.is_some();
@@ -97,10 +97,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         while !self.finished {
             // By the clock, and not only when idle: a peer that sends all the time changes nothing.
             if self.peer.last_ping.elapsed() >= PING_INTERVAL {
-                self.ping_and_tell();
+                self.ping_and_report();
                 self.check_limits();
                 if self.machine.state() != State::PagingIn {
-                    self.look_at_the_lanes();
+                    self.check_lanes();
                 }
             }
             self.job.tracker.steer();
@@ -132,7 +132,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 let last = self.machine.state() == State::LastPages;
                 self.awaited = Some(if last { Awaited::LastSent } else { Awaited::Sent });
                 // The streams may have been faster.
-                self.inputs.look_at_the_streams();
+                self.inputs.check_streams();
             }
             Ok(SweepStep::Progress | SweepStep::Full) => {}
             Err(failure) => self.inputs.first(Event::Failed(failure)),
@@ -143,16 +143,16 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn input(&mut self, at: Instant, input: Input) {
         match input {
             Input::Machine(event) => self.take(at, event),
-            Input::Hypervisor(event) => self.hypervisor_says(at, event),
+            Input::Hypervisor(event) => self.on_hypervisor_event(at, event),
             // What was written since the guest stopped follows the last page: it waits in the
             // inbox.
             Input::DeviceState if self.machine.state() == State::LastPages => {}
             // If the lane breaks here, a separate event reports it.
             Input::DeviceState => drop(self.send_device_state()),
-            Input::Lane(message) => self.peer_says(at, message),
+            Input::Lane(message) => self.on_peer_message(at, message),
             Input::Moved => {
                 self.inputs.inbox.looks();
-                self.look_at_the_streams(at);
+                self.check_streams(at);
             }
             Input::StreamBroke { number } => {
                 let _ = self.say(&Message::CloseStream { stream: wire_number(number) });
@@ -163,7 +163,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     /// Passes the event for which the state machine waits, once it has occurred.
-    pub(super) fn look_at_the_streams(&mut self, at: Instant) {
+    pub(super) fn check_streams(&mut self, at: Instant) {
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
                 self.awaited = None;
@@ -213,7 +213,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    fn hypervisor_says(&mut self, at: Instant, event: HypervisorEvent) {
+    fn on_hypervisor_event(&mut self, at: Instant, event: HypervisorEvent) {
         match event {
             HypervisorEvent::Stopped => self.take(at, Event::GuestStopped),
             HypervisorEvent::DeviceStateEnded => self.take(at, Event::DeviceStateEnded),
@@ -221,7 +221,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    fn peer_says(&mut self, at: Instant, message: Message) {
+    fn on_peer_message(&mut self, at: Instant, message: Message) {
         self.peer.heard(at);
         match message {
             Message::Ready => self.take(at, Event::PeerReady),
@@ -233,7 +233,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Message::Pong { sent_ns, answered_ns } => {
                 self.peer.pong(at, sent_ns, answered_ns);
                 if self.windows.pong(sent_ns) {
-                    self.look_at_the_streams(at);
+                    self.check_streams(at);
                 }
             }
             other => {
@@ -365,7 +365,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         );
         self.can_go_on(opened)?;
         self.awaited = Some(Awaited::Applied);
-        self.inputs.look_at_the_streams();
+        self.inputs.check_streams();
         Ok(())
     }
 
@@ -402,7 +402,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    fn ping_and_tell(&mut self) {
+    fn ping_and_report(&mut self) {
         let pages_in = self.machine.state() == State::PagingIn;
         let remaining_pages = match self.machine.state() {
             State::PagingIn => self.page_in.kept.left_pages(),
@@ -418,7 +418,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             bytes: self.wire_bytes(),
             expansion: self.dispatch.totals.encodings().expansion(),
         };
-        let told = progress_of(
+        let progress = progress_of(
             &self.machine,
             self.memory.total_pages(),
             remaining_pages,
@@ -426,7 +426,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             self.dispatch.lanes(),
             self.job.begun,
         );
-        (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
+        (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..progress });
     }
 
     pub(super) fn result(&self) -> SourceResult {

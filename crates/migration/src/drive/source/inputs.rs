@@ -34,7 +34,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Makes the driver look at the streams, after the other inputs that it has caused.
-    pub(super) fn look_at_the_streams(&mut self) {
+    pub(super) fn check_streams(&mut self) {
         self.own.push_back((Instant::now(), Input::Moved));
     }
 }
@@ -49,7 +49,7 @@ mod tests {
         let (inbox, events) = inbox();
         let mut inputs = Inputs::new(&inbox, events);
         inbox.cancel();
-        inputs.look_at_the_streams();
+        inputs.check_streams();
         inputs.first(Event::Released);
         assert!(matches!(inputs.next(), Some((_, Input::Machine(Event::Released)))));
         assert!(matches!(inputs.next(), Some((_, Input::Moved))));

@@ -98,7 +98,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
                     "the control stream's window is not known to be open: the switchover goes \
                     without"
                 );
-                self.look_at_the_streams(Instant::now());
+                self.check_streams(Instant::now());
             }
             State::Committed if overdue(ANSWER_LIMIT) => {
                 let failure = Failure::new(
