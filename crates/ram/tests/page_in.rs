@@ -578,7 +578,13 @@ impl Agent<'_> {
 
     /// Answers and pushes until only so few pages are missing, or until none are and `over` is set.
     fn run_until(&self, few: u64, over: &AtomicBool) {
-        let goes_on = || !self.dies.load(Ordering::SeqCst) && !over.load(Ordering::SeqCst);
+        // Each thread looks before each page, so no order of the threads brings all of them.
+        let goes_on = || {
+            if few > 0 && self.missing.count() <= few {
+                self.dies.store(true, Ordering::SeqCst);
+            }
+            !self.dies.load(Ordering::SeqCst) && !over.load(Ordering::SeqCst)
+        };
         std::thread::scope(|scope| {
             for (block, pages) in PAGES.into_iter().enumerate() {
                 scope.spawn(move || {
@@ -590,9 +596,6 @@ impl Agent<'_> {
                 scope.spawn(|| {
                     while goes_on() {
                         self.answer();
-                        if few > 0 && self.missing.count() <= few {
-                            self.dies.store(true, Ordering::SeqCst);
-                        }
                         std::thread::yield_now();
                     }
                 });
