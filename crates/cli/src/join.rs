@@ -93,13 +93,14 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     output.result(&told, || {
         let has = if *had_joined { "had joined already" } else { "has joined" };
         let first = format!("host {name} {has}: its certificate is {}", certificate.display());
-        let (config, run) = (config.display(), "godwit host run --config");
+        let config = config.display();
+        let start = format!(
+            "start its agent: systemctl restart godwit-host, or godwit host run --config {config}"
+        );
         match to_configure {
-            None => format!("{first}\nstart its agent: {run} {config}"),
+            None => format!("{first}\n{start}"),
             Some(text) => {
-                format!(
-                    "{first}\nput this into {config}:\n{text}and start its agent: {run} {config}"
-                )
+                format!("{first}\nadd this to {config}:\n{text}{start}")
             }
         }
     })?;
