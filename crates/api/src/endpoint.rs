@@ -112,7 +112,7 @@ impl ClientError {
             }
             ClientError::Refused(error) => error.message.clone(),
             ClientError::Protocol { endpoint, why } => {
-                format!("{endpoint} does not answer like a godwit agent: {why}")
+                format!("{endpoint} does not respond as a Godwit agent: {why}")
             }
         }
     }
@@ -123,10 +123,11 @@ impl ClientError {
         match self {
             ClientError::Unreachable { is_untrusted: true, .. } => UNTRUSTED_REMEDY,
             ClientError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
-                "start it with `godwit host run --config FILE`, and run this command as root"
+                "start the agent (`systemctl start godwit-host`, or `godwit host run`), and run \
+                 this command as root"
             }
             ClientError::Unreachable { .. } => {
-                "check the network, or start it with `godwit host run --config FILE`"
+                "check the network, and start the agent there (`systemctl start godwit-host`)"
             }
             ClientError::Refused(error) => &error.remedy,
             ClientError::Protocol { .. } => "check the address and the version of the agent there",

@@ -125,7 +125,7 @@ pub(crate) struct NoHost {
     named: Option<String>,
 }
 
-const NO_HOST: &str = "this command asks no host by itself: omit --host";
+const NO_HOST: &str = "this command sends no request to a host: omit --host";
 
 fn refuse_host(_: &str) -> Result<String, String> {
     Err(NO_HOST.to_owned())

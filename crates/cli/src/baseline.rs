@@ -46,7 +46,7 @@ fn level(level: Option<&String>) -> String {
 fn of_baseline(baseline: &CpuBaseline) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         ("baseline", baseline.cpu_model.clone()),
-        ("asked for", baseline.asked.clone()),
+        ("requested", baseline.asked.clone()),
         ("level", level(baseline.level.as_ref())),
         ("set by", baseline.set_by.clone()),
     ];
@@ -59,13 +59,13 @@ fn show(info: &CpuBaselineInfo) -> String {
     let mut rows = match &info.baseline {
         Some(baseline) => of_baseline(baseline),
         None => {
-            vec![("baseline", "none: each VM has the CPU that its specification says".to_owned())]
+            vec![("baseline", "none: each VM has the CPU of its specification".to_owned())]
         }
     };
     rows.extend(info.baseline.as_ref().map(|_| ("must restart", vms(info.must_restart_count))));
     match (&info.common, &info.no_common) {
-        (Some(common), _) => rows.push(("in common", common.cpu_model.clone())),
-        (None, why) => rows.push(("in common", why.clone().unwrap_or_default())),
+        (Some(common), _) => rows.push(("common cpu", common.cpu_model.clone())),
+        (None, why) => rows.push(("common cpu", why.clone().unwrap_or_default())),
     }
     let names: Vec<&str> = info.named.iter().map(|named| named.name.as_str()).collect();
     rows.extend((!names.is_empty()).then(|| ("by name", names.join(", "))));
@@ -99,25 +99,25 @@ fn vm_table(vms: &[BaselineVm]) -> String {
         .iter()
         .map(|vm| vec![vm.vm.clone(), vm.host.clone(), vm.cpu_model.clone(), vm.why.clone()])
         .collect();
-    table(&["vm", "host", "cpu model", "because"], &rows)
+    table(&["vm", "host", "cpu model", "reason"], &rows)
 }
 
 fn change_text(change: &CpuBaselineChange) -> String {
     let mut rows = of_baseline(&change.baseline);
     let state = match (&change.refused, change.set) {
-        (_, true) => "set: VMs that are made from now on get it".to_owned(),
-        (None, false) => "a plan: nothing is set".to_owned(),
-        (Some(why), false) => format!("a plan, and it would be refused: {why}"),
+        (_, true) => "set: VMs that are created from now on get it".to_owned(),
+        (None, false) => "plan: nothing is set".to_owned(),
+        (Some(why), false) => format!("plan: it would be refused: {why}"),
     };
     rows.push(("state", state));
     rows.push(("must restart", vms(change.must_restart_count)));
-    rows.extend((!change.unknown.is_empty()).then(|| ("not known of", change.unknown.join(", "))));
+    rows.extend((!change.unknown.is_empty()).then(|| ("not reported", change.unknown.join(", "))));
     let mut text = fields(&rows);
     if !change.falls_short.is_empty() {
         let short = change.falls_short.iter();
         let hosts: Vec<_> =
             short.map(|host| vec![host.host.clone(), listed(&host.lacks)]).collect();
-        text = format!("{text}\n{}", table(&["host that falls short", "lacks"], &hosts));
+        text = format!("{text}\n{}", table(&["host below the baseline", "lacks"], &hosts));
     }
     if !change.must_restart.is_empty() {
         text = format!("{text}\n{}", vm_table(&change.must_restart));

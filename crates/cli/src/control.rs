@@ -54,8 +54,7 @@ pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, 
     godwit_control::back_up(&config, to)
         .map_err(|error| Failure::new(Exit::Failure, error.to_string(), error.remedy()))?;
     let told = serde_json::json!({ "backup": to });
-    output
-        .result(&told, || format!("the manager's store, as it is now, is in {}", to.display()))?;
+    output.result(&told, || format!("copied the manager's store to {}", to.display()))?;
     Ok(Exit::Ok)
 }
 
@@ -87,8 +86,9 @@ pub(crate) async fn ask(
         ControlCommand::Conflicts => conflicts(&manager, output).await?,
         ControlCommand::Bind { vm, to } => {
             let bound = manager.bind_vm(&vm, &to).await?;
-            output
-                .result(&bound, || format!("VM {vm} is the one of host {}", bound.summary.host))?;
+            output.result(&bound, || {
+                format!("the name {vm} is bound to the VM on host {}", bound.summary.host)
+            })?;
         }
         ControlCommand::Networks => shares::networks(&manager, output).await?,
         ControlCommand::Datastores => shares::datastores(&manager, output).await?,
@@ -113,7 +113,7 @@ pub(crate) async fn ask(
 async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failure> {
     let all = manager.name_conflicts().await?;
     let row = |vm: &str, holds: &str, claim: &NameClaim| {
-        let state = claim.state.map_or("not heard", |state| state.name());
+        let state = claim.state.map_or("not reported", |state| state.name());
         let epoch = claim.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
         let uuid = claim.uuid.clone().unwrap_or_else(|| "-".to_owned());
         [vm, &claim.host, holds, state, &epoch, &uuid].map(str::to_owned).to_vec()
@@ -125,22 +125,19 @@ async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failur
             std::iter::once(row(vm, "yes", holder)).chain(claims)
         })
         .collect();
-    output.result(&all, || table(&["vm", "host", "holds it", "state", "epoch", "uuid"], &rows))
+    output
+        .result(&all, || table(&["vm", "host", "holds the name", "state", "epoch", "uuid"], &rows))
 }
 
 fn status(cluster: &Cluster) -> String {
     let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
-        let which = if leader.is_self {
-            ", the one that answers"
-        } else {
-            ", which another one answers for"
-        };
+        let which = if leader.is_self { " (this manager)" } else { " (a standby answered)" };
         format!("{} at {}{which}", leader.name, leader.address)
     });
     let mut rows = vec![
         ("manager", cluster.version.clone()),
         ("leader", leader),
-        ("hosts", format!("{}, {} of them heard", cluster.hosts, cluster.hosts_up)),
+        ("hosts", format!("{}, {} of them up", cluster.hosts, cluster.hosts_up)),
         ("vms", format!("{}, {} of them running", cluster.vms, cluster.vms_running)),
         ("moves", format!("{} running, {} waiting", cluster.moves_running, cluster.moves_waiting)),
     ];
@@ -170,7 +167,7 @@ async fn host(
                 most_moves: None,
             };
             let added = manager.add_host(&request).await?;
-            output.result(&added, || format!("host {} is followed", added.summary.name))
+            output.result(&added, || format!("host {} is added", added.summary.name))
         }
         ManagedHostCommand::List => {
             let hosts = manager.hosts().await?;
@@ -186,8 +183,8 @@ async fn host(
             let change =
                 UpdateHost { maintenance: Some(switch == Switch::On), ..UpdateHost::default() };
             let host = manager.update_host(&name, &change).await?;
-            let takes = if host.summary.maintenance { "takes no VMs" } else { "takes VMs" };
-            output.result(&host, || format!("host {name} {takes}"))
+            let accepts = if host.summary.maintenance { "accepts no VMs" } else { "accepts VMs" };
+            output.result(&host, || format!("host {name} {accepts}"))
         }
         ManagedHostCommand::Forget { name, force } => {
             manager.forget_host(&name, force).await?;
@@ -213,15 +210,15 @@ fn host_fields(host: &ManagedHost) -> String {
     rows.extend([
         ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
         ("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(" ") }),
-        ("link", link.unwrap_or_else(|| "not said".to_owned())),
+        ("link", link.unwrap_or_else(|| "unknown".to_owned())),
         (
             "most moves",
-            host.most_moves.map_or_else(|| "by the link".to_owned(), |most| most.to_string()),
+            host.most_moves.map_or_else(|| "by its link".to_owned(), |most| most.to_string()),
         ),
         ("vms", vms.to_string()),
         ("memory left", byte_count(host.summary.memory_available_bytes)),
     ]);
-    rows.extend((!lacks.is_empty()).then_some(("lacks of the cpu baseline", lacks)));
+    rows.extend((!lacks.is_empty()).then_some(("below the cpu baseline, lacks", lacks)));
     fields(&rows)
 }
 
@@ -236,7 +233,7 @@ fn host_row(host: &HostSummary) -> Vec<String> {
         _ if host.fault.is_some() => format!("{}, FAULTY", host.state.name()),
         (true, _) => "maintenance".to_owned(),
         (false, true) => host.state.name().to_owned(),
-        (false, false) => format!("{} (cpu falls short)", host.state.name()),
+        (false, false) => format!("{} (below the cpu baseline)", host.state.name()),
     };
     vec![
         host.name.clone(),
@@ -263,7 +260,7 @@ async fn certificates(
         CertificateCommand::List => {
             let all = manager.certificates().await?;
             let rows: Vec<_> = all.iter().map(certificate_row).collect();
-            output.result(&all, || table(&["serial", "host", "good until", "revoked"], &rows))
+            output.result(&all, || table(&["serial", "host", "valid until", "revoked"], &rows))
         }
         CertificateCommand::Revoke { serial, file } => {
             let of_file = file.map(|file| describe(&file).map(|said| said.serial)).transpose()?;
@@ -273,7 +270,7 @@ async fn certificates(
                 "revoked": serial, "number": list.number, "certificates": list.certificates
             });
             output.result(&revoked, || {
-                format!("certificate {serial} is revoked: every agent gets list {}", list.number)
+                format!("certificate {serial} is revoked: agents receive list {}", list.number)
             })
         }
         CertificateCommand::Crl => {
@@ -310,8 +307,9 @@ async fn token(
         TokenCommand::List => {
             let tokens = manager.tokens().await?;
             let rows: Vec<_> = tokens.iter().map(token_row).collect();
-            output
-                .result(&tokens, || table(&["id", "name", "role", "made by", "good until"], &rows))
+            output.result(&tokens, || {
+                table(&["id", "name", "role", "created by", "valid until"], &rows)
+            })
         }
         TokenCommand::Revoke { id } => {
             manager.revoke_token(&id).await?;

@@ -80,8 +80,8 @@ fn open<'a>(drains: &'a [Drain], host: &str) -> Option<&'a Drain> {
 fn last<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
     let of_host = drains.iter().filter(|drain| drain.host == host);
     of_host.max_by_key(|drain| drain.asked_unix_ms).ok_or_else(|| {
-        let message = format!("host {host} was not drained, as far as is remembered");
-        Failure::new(Exit::NotFound, message, "see `godwit host drains`")
+        let message = format!("cannot find a drain of host {host}");
+        Failure::new(Exit::NotFound, message, "list the drains with `godwit host drains`")
     })
 }
 
@@ -91,10 +91,10 @@ fn to_cancel<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> 
     }
     let Drain { id, state, .. } = last(drains, host)?;
     let message = format!(
-        "no drain of host {host} is under way: the last one, {id}, is {}",
+        "cannot cancel a drain of host {host}: none is running; the last one, {id}, is {}",
         drain_state(*state)
     );
-    let remedy = format!("`godwit host drain {host} --undo` brings back what it has moved");
+    let remedy = format!("to move its VMs back, run `godwit host drain {host} --undo`");
     Err(Failure::new(Exit::Conflict, message, remedy))
 }
 
@@ -181,8 +181,9 @@ pub(crate) async fn list(manager: &ManagerClient, output: Output) -> Result<Exit
         ]
     };
     let rows: Vec<_> = drains.iter().map(row).collect();
-    output
-        .result(&drains, || table(&["id", "host", "state", "gone", "stay", "asked by"], &rows))?;
+    output.result(&drains, || {
+        table(&["id", "host", "state", "moved", "stay", "requested by"], &rows)
+    })?;
     Ok(Exit::Ok)
 }
 
@@ -216,16 +217,16 @@ fn outcome(drain: &Drain) -> &'static str {
 
 fn vm_state(of: DrainVmState) -> &'static str {
     match of {
-        DrainVmState::Going => "going",
-        DrainVmState::Gone => "gone",
+        DrainVmState::Going => "moving",
+        DrainVmState::Gone => "moved",
         DrainVmState::Stays => "stays",
-        DrainVmState::Back => "back",
+        DrainVmState::Back => "moved back",
     }
 }
 
 /// Formats the state of a drain that was only planned.
 fn planned_state(of: DrainVmState) -> &'static str {
-    if of == DrainVmState::Going { "would go" } else { vm_state(of) }
+    if of == DrainVmState::Going { "will move" } else { vm_state(of) }
 }
 
 /// Formats the progress and the predicted end.
@@ -233,12 +234,12 @@ fn headline(drain: &Drain) -> String {
     let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
     let stays = count(drain, DrainVmState::Stays);
     let mut text =
-        format!("host {}: {}, {gone} of {} gone", drain.host, outcome(drain), drain.vms.len());
+        format!("host {}: {}, {gone} of {} moved", drain.host, outcome(drain), drain.vms.len());
     if back > 0 {
-        text += &format!(", {back} back");
+        text += &format!(", {back} moved back");
     }
     if stays > 0 {
-        text += &format!(", {stays} can't go");
+        text += &format!(", {stays} stay");
     }
     let from =
         if drain.state == DrainState::Planned { Some(drain.asked_unix_ms) } else { now_unix_ms() };
@@ -266,7 +267,7 @@ fn drain_text(drain: &Drain) -> String {
         vec![vm.vm.clone(), word(vm.state).to_owned(), host, after, vm.reason.clone()]
     };
     let rows: Vec<_> = drain.vms.iter().map(row).collect();
-    format!("{}\n{}", headline(drain), table(&["vm", "state", "host", "after", "because"], &rows))
+    format!("{}\n{}", headline(drain), table(&["vm", "state", "host", "after", "reason"], &rows))
 }
 
 /// Formats the target of a VM, or its current host.

@@ -110,7 +110,7 @@ fn line(event: &ClusterEvent) -> String {
         Change::Host(host) => host_text(host),
         Change::HostGone(name) => format!("host {name}: forgotten"),
         Change::Vm(vm) => vm_text(vm),
-        Change::VmGone(name) => format!("vm {name}: gone"),
+        Change::VmGone(name) => format!("vm {name}: removed"),
         Change::NameConflict(conflict) => conflict_text(conflict),
         Change::NameConflictGone(name) => {
             format!("vm {name}: no other host claims its name any more")
@@ -118,7 +118,7 @@ fn line(event: &ClusterEvent) -> String {
         Change::Move(one) => move_text(one),
         Change::Drain(drain) => drain_text(drain),
         Change::Rule(rule) => {
-            format!("rule {}: made, broken by {} VMs", rule.name, rule.broken_by_count)
+            format!("rule {}: created, broken by {} VMs", rule.name, rule.broken_by_count)
         }
         Change::RuleGone(name) => format!("rule {name}: deleted"),
         Change::CpuBaseline(_) => "cpu baseline: set (godwit control cpu-baseline show)".to_owned(),
@@ -161,7 +161,7 @@ fn conflict_text(conflict: &NameConflict) -> String {
 }
 
 fn move_text(one: &Move) -> String {
-    let to = one.to.as_deref().unwrap_or("a host yet to be chosen");
+    let to = one.to.as_deref().unwrap_or("a host not chosen yet");
     let why = because(one);
     let why = if why.is_empty() { why } else { format!(": {why}") };
     format!(
@@ -176,7 +176,12 @@ fn move_text(one: &Move) -> String {
 fn drain_text(drain: &Drain) -> String {
     let gone = drain.vms.iter().filter(|vm| vm.state == DrainVmState::Gone).count();
     let state = drain_state(drain.state);
-    format!("drain {} of {}: {state}, {gone} of {} VMs gone", drain.id, drain.host, drain.vms.len())
+    format!(
+        "drain {} of {}: {state}, {gone} of {} VMs moved",
+        drain.id,
+        drain.host,
+        drain.vms.len()
+    )
 }
 
 #[cfg(test)]

@@ -186,20 +186,26 @@ fn describe(info: &HostInfo) -> String {
         ("qemu", qemu),
         ("kvm", kvm),
         ("processor", processor(info)),
-        ("cpu of guests", info.cpu.as_ref().map_or_else(|| "not asked yet".to_owned(), guests_cpu)),
+        (
+            "cpu of guests",
+            info.cpu.as_ref().map_or_else(|| "not queried yet".to_owned(), guests_cpu),
+        ),
         (
             "cpu models",
             info.cpu
                 .as_ref()
-                .map_or_else(|| "not asked yet".to_owned(), |cpu| list(best_models(cpu))),
+                .map_or_else(|| "not queried yet".to_owned(), |cpu| list(best_models(cpu))),
         ),
         ("cpu features", list(info.cpu.iter().flat_map(|cpu| cpu.features.clone()).collect())),
         ("tracking", info.tracking_problem.clone().unwrap_or_else(|| "yes".to_owned())),
         ("memory left", memory_left(info)),
-        ("memory promised", byte_count(info.memory_committed_bytes)),
-        ("kept for returns", kept(&info.references)),
+        ("memory committed", byte_count(info.memory_committed_bytes)),
+        ("retained memory", kept(&info.references)),
         ("huge pages", if info.huge_pages { "yes" } else { "no" }.to_owned()),
-        ("migrations at", list(info.migration_addresses.iter().map(ToString::to_string).collect())),
+        (
+            "migration addresses",
+            list(info.migration_addresses.iter().map(ToString::to_string).collect()),
+        ),
         (
             "networks",
             list(
@@ -227,7 +233,7 @@ fn processor(info: &HostInfo) -> String {
 /// Formats the CPU that guests can rely on.
 fn guests_cpu(cpu: &HostCpuInfo) -> String {
     let level = cpu.level.as_deref().unwrap_or("less than x86-64-v1");
-    format!("{level} by {}, {} features", cpu.accel, cpu.features.len())
+    format!("{level} under {}, {} features", cpu.accel, cpu.features.len())
 }
 
 /// Lists the best model of each CPU generation, followed by the features that must be removed from

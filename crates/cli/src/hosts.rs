@@ -82,7 +82,7 @@ fn read(named: Option<&Path>) -> Result<Option<(HostsFile, PathBuf)>, Failure> {
 }
 
 fn wrong(path: &Path, why: &str) -> Failure {
-    Failure::usage(format!("{}: {why}", path.display()), "see docs/cli.md")
+    Failure::usage(format!("cannot use hosts file {}: {why}", path.display()), "see docs/cli.md")
 }
 
 /// Returns the manager in the hosts file (`named` or default); `None` if there is none.
@@ -125,7 +125,7 @@ impl Hosts {
         let wrong = |why: String| {
             let remedy = "write [hosts.NAME] with api = \"unix:/path\" or \
                           \"https://address:port\", see docs/cli.md";
-            Failure::usage(format!("{}: {why}", path.display()), remedy)
+            Failure::usage(format!("cannot use hosts file {}: {why}", path.display()), remedy)
         };
         let file: HostsFile = toml::from_str(text).map_err(|error| {
             let line = error
@@ -153,7 +153,7 @@ impl Hosts {
             clients.insert(name, client);
         }
         if clients.is_empty() {
-            return Err(wrong("it names no host".to_owned()));
+            return Err(wrong("it lists no hosts".to_owned()));
         }
         Ok(Hosts { clients, watch: file.watch, file: Some(path) })
     }
@@ -176,8 +176,8 @@ impl Hosts {
         match chosen[..] {
             [one] => Ok(one),
             _ => Err(Failure::usage(
-                "several hosts are known and none is named",
-                format!("add --host: {}", self.names()),
+                "cannot choose a host: several are known",
+                format!("select one with --host: {}", self.names()),
             )),
         }
     }
@@ -200,8 +200,8 @@ impl Hosts {
         match (&others[..], &here[..]) {
             ([one], _) | (_, [one]) => Ok(*one),
             _ => Err(Failure::usage(
-                format!("several hosts could be left for {to} and none is named"),
-                format!("add --from: {}", self.names()),
+                "cannot choose the source host: several are possible",
+                format!("select one with --from: {}", self.names()),
             )),
         }
     }
@@ -223,7 +223,7 @@ impl Hosts {
             .map_or("without a hosts file".to_owned(), |path| format!("in {}", path.display()));
         Failure::new(
             Exit::NotFound,
-            format!("there is no host \"{name}\" {place}"),
+            format!("cannot find host \"{name}\" {place}"),
             format!("known hosts: {}", self.names()),
         )
     }
@@ -258,7 +258,7 @@ impl Hosts {
         }
         match last {
             Some((_, error)) if answered.is_empty() => return Err(error.into()),
-            Some(_) => output.note(&format!("note: no answer from host {}", silent.join(", "))),
+            Some(_) => output.note(&format!("note: host {} does not respond", silent.join(", "))),
             None => {}
         }
         Ok((answered, silent))
@@ -302,7 +302,7 @@ impl Hosts {
             let places: Vec<String> =
                 found.iter().map(|(host, vm)| format!("{host} ({})", vm.state)).collect();
             let message = format!("VM \"{vm}\" is on several hosts: {}", places.join(", "));
-            return Err(Failure::new(Exit::Conflict, message, "say which with --host"));
+            return Err(Failure::new(Exit::Conflict, message, "select one with --host"));
         }
         match found.pop() {
             Some((host, vm)) => Ok(Found { host, client: &self.clients[host], vm }),
@@ -310,14 +310,14 @@ impl Hosts {
                 let asked = only.map_or_else(|| self.names(), str::to_owned);
                 Err(Failure::new(
                     Exit::NotFound,
-                    format!("there is no VM \"{vm}\" (asked: {asked})"),
-                    "see `godwit vm list`",
+                    format!("cannot find VM \"{vm}\" (searched: {asked})"),
+                    "list the VMs with `godwit vm list`",
                 ))
             }
             None => Err(Failure::new(
                 Exit::Unreachable,
-                format!("VM \"{vm}\" is on no host that answers"),
-                format!("no answer from: {}", silent.join(", ")),
+                format!("cannot find VM \"{vm}\" on any host that responds"),
+                format!("start the agents that do not respond: {}", silent.join(", ")),
             )),
         }
     }

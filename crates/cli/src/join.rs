@@ -30,8 +30,9 @@ pub(crate) async fn token(
         JoinTokenCommand::List => {
             let tokens = manager.join_tokens().await?;
             let rows: Vec<_> = tokens.iter().map(row).collect();
-            output
-                .result(&tokens, || table(&["id", "host", "used", "made by", "good until"], &rows))
+            output.result(&tokens, || {
+                table(&["id", "host", "used", "created by", "valid until"], &rows)
+            })
         }
         JoinTokenCommand::Revoke { id } => {
             manager.revoke_join_token(&id).await?;
@@ -60,8 +61,8 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
         )
     })?;
     let token: JoinTokenText = text.parse().map_err(|why| {
-        let remedy = "make one with `godwit control join-token create HOST`";
-        Failure::usage(format!("{}: {why}", file.display()), remedy)
+        let remedy = "create one with `godwit control join-token create HOST`";
+        Failure::usage(format!("cannot read {}: {why}", file.display()), remedy)
     })?;
     check_authority(&options, &token)?;
     let machine = machine_name();
@@ -92,13 +93,14 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     output.result(&told, || {
         let has = if *had_joined { "had joined already" } else { "has joined" };
         let first = format!("host {name} {has}: its certificate is {}", certificate.display());
-        let (config, run) = (config.display(), "godwit host run --config");
+        let config = config.display();
+        let start = format!(
+            "start its agent: systemctl restart godwit-host, or godwit host run --config {config}"
+        );
         match to_configure {
-            None => format!("{first}\nstart its agent: {run} {config}"),
+            None => format!("{first}\n{start}"),
             Some(text) => {
-                format!(
-                    "{first}\nput this into {config}:\n{text}and start its agent: {run} {config}"
-                )
+                format!("{first}\nadd this to {config}:\n{text}{start}")
             }
         }
     })?;
@@ -113,9 +115,11 @@ fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Fail
     };
     match said {
         Some(said) if said != token.authority => {
-            let message =
-                format!("the token is of the authority {}, and not of {said}", token.authority);
-            Err(Failure::usage(message, "use a token of the manager of that authority"))
+            let message = format!(
+                "cannot use the token: it is for the authority {}, not {said}",
+                token.authority
+            );
+            Err(Failure::usage(message, "use a token from a manager of that authority"))
         }
         _ => Ok(()),
     }

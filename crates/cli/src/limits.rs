@@ -48,8 +48,8 @@ fn render(limits: &MoveLimits) -> String {
     rows.extend(datastores.iter().map(|(path, most)| vec![format!("on {path}"), most.to_string()]));
     let own = hosts.iter().filter(|(_, own)| own.out.is_some() || own.into.is_some());
     for (host, HostMoves { out, into }) in own {
-        rows.push(vec![format!("out of {host}"), number(*out, "as for all")]);
-        rows.push(vec![format!("into {host}"), number(*into, "as for all")]);
+        rows.push(vec![format!("out of {host}"), number(*out, "as for each host")]);
+        rows.push(vec![format!("into {host}"), number(*into, "as for each host")]);
     }
     let table = table(&["moves at a time", "most"], &rows);
     let steps: Vec<_> = by_link.iter().map(step).collect();
@@ -58,8 +58,8 @@ fn render(limits: &MoveLimits) -> String {
 
 fn step(LinkMoves { bits_per_s, moves }: &LinkMoves) -> String {
     match bits_per_s {
-        None => format!("{moves} if its speed is unknown"),
-        Some(bits) => format!("{moves} from {} Mb/s on", bits / 1_000_000),
+        None => format!("{moves} for an unknown speed"),
+        Some(bits) => format!("{moves} from {} Mb/s", bits / 1_000_000),
     }
 }
 
@@ -77,5 +77,5 @@ pub(crate) async fn set_host(
         ..UpdateHost::default()
     };
     let host = manager.update_host(&name, &change).await?;
-    output.result(&host, || format!("host {name} is set"))
+    output.result(&host, || format!("host {name} is changed"))
 }

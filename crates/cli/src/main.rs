@@ -78,7 +78,7 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
         return pki::run(command, output);
     }
     let runtime = tokio::runtime::Runtime::new().map_err(|error| {
-        Failure::new(Exit::Failure, format!("no threads can be had: {error}"), "")
+        Failure::new(Exit::Failure, format!("cannot start threads: {error}"), "")
     })?;
     let outcome = runtime.block_on(dispatch(cli, hosts_file.as_deref(), output));
     // The console may leave a thread that waits for the keyboard.

@@ -23,10 +23,11 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
         return Ok(ManagerClient::new(endpoint, token));
     };
     let Some(ca) = place.authority().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
-        let message = format!("cannot verify {endpoint}: no certificate of its authority is given");
+        let message =
+            format!("cannot verify {endpoint}: the certificate of its authority is missing");
         return Err(Failure::usage(
             message,
-            "give it with --ca FILE, GODWIT_CA, or [tls] in the hosts file",
+            "set it with --ca FILE, GODWIT_CA, or [tls] in the hosts file",
         ));
     };
     let trust = Trust::load(&ca)

@@ -32,13 +32,17 @@ pub(crate) async fn run(
     hosts.check(&options.to)?;
     let found = hosts.find(&options.vm, only, output).await?;
     if found.vm.host == options.to {
-        let message = format!("VM \"{}\" is on host {} already", options.vm, options.to);
+        let message = format!(
+            "cannot move VM \"{}\" to host {}: it is already there",
+            options.vm, options.to
+        );
         return Err(Failure::new(Exit::Conflict, message, "name another host with --to"));
     }
     if options.page_in && found.vm.spec.refuses_page_in {
         let vm = &options.vm;
         output.note(&format!(
-            "VM {vm} refuses page-in (it was created with --no-page-in): it goes by rounds"
+            "VM {vm} refuses page-in (it was created with --no-page-in): the migration sends \
+             pages in rounds only"
         ));
     }
     if options.dry_run {
@@ -80,40 +84,39 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
             "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext \
-             and --autostart belong to QEMU's own engine",
-            "add --engine qemu, or leave them out",
+             and --autostart require --engine qemu",
+            "add --engine qemu, or omit them",
         ));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.streams.is_some() {
         return Err(Failure::usage(
-            "--streams belongs to Godwit's own engine",
-            "leave it out; QEMU's has --multifd-channels",
+            "cannot use --streams with --engine qemu",
+            "omit it; QEMU's engine has --multifd-channels",
         ));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.compression.is_some() {
         return Err(Failure::usage(
-            "--compression belongs to Godwit's own engine",
-            "leave it out; QEMU's has --multifd-compression, with --multifd-channels",
+            "cannot use --compression with --engine qemu",
+            "omit it; QEMU's engine has --multifd-compression, with --multifd-channels",
         ));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.references.is_some() {
-        return Err(Failure::usage("--references belongs to Godwit's own engine", "leave it out"));
+        return Err(Failure::usage("cannot use --references with --engine qemu", "omit it"));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.policy.is_some() {
-        let remedy = "leave it out; QEMU's has --auto-converge and --postcopy";
-        return Err(Failure::usage("--policy belongs to Godwit's own engine", remedy));
+        let remedy = "omit it; QEMU's engine has --auto-converge and --postcopy";
+        return Err(Failure::usage("cannot use --policy with --engine qemu", remedy));
     }
     if matches!(options.engine, EngineArg::Qemu) && (options.page_in || options.no_page_in) {
-        let remedy = "leave it out; QEMU's has --postcopy";
+        let remedy = "omit it; QEMU's engine has --postcopy";
         return Err(Failure::usage(
-            "--page-in and --no-page-in belong to Godwit's own engine",
+            "cannot use --page-in or --no-page-in with --engine qemu",
             remedy,
         ));
     }
     if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
-        let message =
-            "--dry-run belongs to Godwit's own engine: the duration of QEMU's is not predicted";
-        return Err(Failure::usage(message, "leave out --engine qemu"));
+        let message = "cannot use --dry-run with --engine qemu: its migrations are not predicted";
+        return Err(Failure::usage(message, "omit --engine qemu"));
     }
     Ok(MigrationRequest {
         to: options.to.clone(),
@@ -140,7 +143,7 @@ async fn begin_watch(hosts: &Hosts, vm: &VmInfo, output: Output) -> Option<Black
     match BlackoutWatch::begin(socket, address).await {
         Ok(watch) => Some(watch),
         Err(why) => {
-            output.note(&format!("note: the blackout is not measured: {why}"));
+            output.note(&format!("note: cannot measure the blackout: {why}"));
             None
         }
     }
@@ -206,17 +209,18 @@ async fn follow(
 /// Queries the report after a stream that ended without one.
 async fn broken_off(client: &Client, id: &str) -> Result<Report, Failure> {
     let lost = |why: String| {
-        let remedy = "the outcome is unknown here: start that agent again, then see \
-                      `godwit vm list` and `vm show` (running, or in doubt); if the agent ended, \
-                      its report is lost";
+        let remedy = "start that agent again, then see `godwit vm list` and `vm show`: the VM is \
+                      running or in doubt; if the agent exited, its report is lost";
         Failure::new(
             Exit::Unreachable,
-            format!("the agent was lost during migration {id}: {why}"),
+            format!("cannot follow migration {id}, its result is unknown: {why}"),
             remedy,
         )
     };
     let status = client.migration(id).await.map_err(|error| lost(error.to_string()))?;
-    status.report.ok_or_else(|| lost("it answers again, and the migration is not over".to_owned()))
+    status.report.ok_or_else(|| {
+        lost("the connection to the agent broke, and the migration still runs".to_owned())
+    })
 }
 
 pub(crate) async fn manage(
@@ -260,7 +264,8 @@ pub(crate) async fn manage(
         MigrationCommand::Limit { id, limit } => {
             let (client, _) = find(&id, hosts, only, output).await?;
             let status = client.limit_migration(&id, limit).await?;
-            output.result(&status, || format!("migration {id} has a limit of {limit}"))?;
+            output
+                .result(&status, || format!("the bandwidth limit of migration {id} is {limit}"))?;
             Ok(Exit::Ok)
         }
         MigrationCommand::Resolve { vm, runs_on, keep_memory } => {
@@ -291,8 +296,8 @@ async fn resolve(
     let runner = answers.iter().find(|(_, vms)| vms.iter().any(runs)).map(|(host, _)| *host);
     if let Some(runner) = runner.filter(|runner| *runner != word.runs_on) {
         let message =
-            format!("host {runner} answers and runs VM {vm}: host {} cannot own it", word.runs_on);
-        let remedy = format!("remedy the link between the two hosts, or say `--runs-on {runner}`");
+            format!("cannot assign VM {vm} to host {}: it runs on host {runner}", word.runs_on);
+        let remedy = format!("repair the link between the two hosts, or use --runs-on {runner}");
         return Err(Failure::new(Exit::Conflict, message, remedy));
     }
     let in_doubt =
@@ -310,13 +315,16 @@ async fn resolve(
         let text = match &resolved.vm {
             Some(info) if info.state == VmState::Failed => {
                 format!(
-                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` \
-                     boots it from its disks"
+                    "VM {vm} now belongs to host {host}. Its guest was ended: `godwit vm start \
+                     {vm}` boots it from its disks"
                 )
             }
-            Some(info) => format!("VM {vm} is host {host}'s now, and {}", info.state),
+            Some(info) => format!("VM {vm} now belongs to host {host}, and is {}", info.state),
             None => {
-                format!("VM {vm} is host {}'s; nothing of it is left on host {host}", word.runs_on)
+                format!(
+                    "VM {vm} belongs to host {}; host {host} has removed its part",
+                    word.runs_on
+                )
             }
         };
         answers.push((json!({ "host": host, "vm": resolved.vm }), text));
@@ -384,8 +392,12 @@ async fn find<'a>(
     let (answers, _) = hosts.ask_all(only, output, ask).await?;
     let found = answers.into_iter().find_map(|(host, found)| Some((host, found?.1)));
     let Some((host, status)) = found else {
-        let message = format!("there is no migration {id} on any host that answers");
-        return Err(Failure::new(Exit::NotFound, message, "see `godwit migration list`"));
+        let message = format!("cannot find migration {id} on any host that responds");
+        return Err(Failure::new(
+            Exit::NotFound,
+            message,
+            "list the migrations with `godwit migration list`",
+        ));
     };
     let (_, client) = hosts.one(Some(host))?;
     Ok((client, status))

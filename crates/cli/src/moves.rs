@@ -13,6 +13,9 @@ use crate::report::render;
 use crate::units::{byte_count, millis};
 use crate::waiting::{Reply, Waiting};
 
+const HEADS: [&str; 9] =
+    ["id", "vm", "from", "to", "state", "requested by", "requested", "took", "reason"];
+
 pub(crate) async fn run(
     command: MoveCommand,
     manager: &ManagerClient,
@@ -32,12 +35,7 @@ pub(crate) async fn run(
             let mut moves = manager.moves().await?;
             moves.retain(|one| all || !one.state.is_over());
             let rows: Vec<_> = moves.iter().map(move_row).collect();
-            output.result(&moves, || {
-                table(
-                    &["id", "vm", "from", "to", "state", "asked by", "asked", "took", "because"],
-                    &rows,
-                )
-            })?;
+            output.result(&moves, || table(&HEADS, &rows))?;
         }
         MoveCommand::Show { id } => {
             let found = manager.find_move(&id).await?;
@@ -45,7 +43,7 @@ pub(crate) async fn run(
         }
         MoveCommand::Cancel { id } => {
             let asked = manager.cancel_move(&id).await?;
-            output.result(&asked, || format!("move {id} is being called off"))?;
+            output.result(&asked, || format!("move {id} is being cancelled"))?;
         }
     }
     Ok(Exit::Ok)
@@ -138,11 +136,11 @@ fn move_fields(one: &Move) -> String {
         ("from", one.from.clone()),
         ("to", one.to.clone().unwrap_or_else(|| "not chosen yet".to_owned())),
         ("state", move_state(one.state).to_owned()),
-        ("asked", format!("{} by {}", utc(one.asked_unix_ms), one.asked_by)),
+        ("requested", format!("{} by {}", utc(one.asked_unix_ms), one.asked_by)),
     ];
     let why = |told: &Option<String>| told.clone().filter(|told| !told.is_empty());
-    rows.extend(why(&one.to_reason).map(|reason| ("why there", reason)));
-    rows.extend(why(&Some(because(one))).map(|reason| ("because", reason)));
+    rows.extend(why(&one.to_reason).map(|reason| ("reason for target", reason)));
+    rows.extend(why(&Some(because(one))).map(|reason| ("reason", reason)));
     rows.extend(why(&one.drain).map(|drain| ("drain", drain)));
     if let Some(report) = &one.report {
         let took = |ms: Option<f64>| ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms"));
@@ -201,7 +199,7 @@ pub(crate) async fn audit(
     let entries = manager.audit(lines).await?;
     let row = |entry: &AuditEntry| {
         let from = entry.from.map_or_else(|| "socket".to_owned(), |from| from.to_string());
-        let made = entry.made.as_ref().map(|made| format!("made {made}"));
+        let made = entry.made.as_ref().map(|made| format!("created {made}"));
         let told = entry.reason.clone().or(made).unwrap_or_default();
         let when = utc(entry.unix_ms);
         vec![when, entry.who.clone(), from, entry.what.clone(), entry.status.to_string(), told]

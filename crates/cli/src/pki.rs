@@ -16,7 +16,7 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
             let path = make(&place.dir, &name, days)?.certificate();
             let needed = if web { "browsers import it" } else { "every host needs a copy" };
             output.result(&json!({ "certificate": path }), || {
-                format!("made {}: {needed}; ca.key beside it stays here", path.display())
+                format!("created {}: {needed}; keep ca.key beside it secret", path.display())
             })?;
         }
         PkiCommand::Issue { name, place, addresses, operator, monitor, days } => {
@@ -52,7 +52,7 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
             let told = json!({ "list": path, "number": list.number(), "certificates": names });
             output.result(&told, || {
                 format!(
-                    "{} has {names} revoked certificates: give it to every agent",
+                    "{} lists {names} revoked certificates: copy it to every agent",
                     path.display()
                 )
             })?;
@@ -72,7 +72,7 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
 
 fn never_issued(name: &str, dir: &Path) -> Failure {
     let message =
-        format!("{name} has no certificate in {}: there is nothing to renew", dir.display());
+        format!("cannot renew the certificate of {name}: there is none in {}", dir.display());
     let remedy = format!(
         "name another --dir, or issue one: godwit pki issue {name} --dir {}",
         dir.display()
@@ -83,7 +83,7 @@ fn never_issued(name: &str, dir: &Path) -> Failure {
 fn tell(issued: &Issued, output: Output) -> Result<(), Failure> {
     let Issued { certificate, key } = issued;
     output.result(&json!({ "certificate": certificate, "key": key }), || {
-        format!("made {} and {}", certificate.display(), key.display())
+        format!("created {} and {}", certificate.display(), key.display())
     })
 }
 
@@ -118,8 +118,8 @@ fn as_text(description: &Description) -> String {
         ("addresses", addresses),
         ("serial", description.serial.to_string()),
         ("issued by", description.issuer.clone()),
-        ("good from", description.not_before.date().to_string()),
-        ("good until", description.not_after.date().to_string()),
+        ("valid from", description.not_before.date().to_string()),
+        ("valid until", description.not_after.date().to_string()),
     ])
 }
 

@@ -38,9 +38,9 @@ fn report_text(report: &PreflightReport, output: Output) -> String {
         Verdict::Pass => (Tone::Good, "can move"),
         Verdict::Warn => (Tone::Good, "can move; see the warnings"),
         Verdict::Unknown => {
-            (Tone::Strong, "can move, by what the manager knows (--predict asks the hosts)")
+            (Tone::Strong, "can move, as far as the manager knows (--predict asks the hosts)")
         }
-        Verdict::Fail => (Tone::Bad, "can't move"),
+        Verdict::Fail => (Tone::Bad, "cannot move"),
     };
     let mut text = format!(
         "VM {vm} from {from} to {to}: {}\n{}",
@@ -70,7 +70,7 @@ fn ranking_text(ranking: &PreflightRanking, output: Output) -> String {
     let PreflightRanking { vm, from, immovable, fits, ruled_out, best } = ranking;
     let mut text = format!("VM {vm} is on {from}\n");
     if !immovable.is_empty() {
-        text += &output.paint(Tone::Bad, "it can't go anywhere:\n");
+        text += &output.paint(Tone::Bad, "it cannot move to any host:\n");
         text += &checks(immovable);
     }
     let fit = |(place, host): (usize, &godwit_api::control::RankedHost)| {
@@ -85,7 +85,7 @@ fn ranking_text(ranking: &PreflightRanking, output: Output) -> String {
         vec!["-".to_owned(), host.host.clone(), "-".to_owned(), host.why.clone()]
     };
     let rows: Vec<_> = fits.iter().enumerate().map(fit).chain(ruled_out.iter().map(out)).collect();
-    text += &table(&["place", "host", "points", "because"], &rows);
+    text += &table(&["rank", "host", "points", "reason"], &rows);
     if let Some(best) = best {
         text += &format!("\n{}", report_text(best, output));
     }

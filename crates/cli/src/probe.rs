@@ -23,8 +23,9 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     if !PROBE_SECONDS.contains(&options.seconds) {
-        let message = format!("--seconds {} is not possible", options.seconds);
-        let remedy = format!("give {} to {}", PROBE_SECONDS.start(), PROBE_SECONDS.end());
+        let message = format!("cannot measure for {} seconds", options.seconds);
+        let remedy =
+            format!("set --seconds to {} to {}", PROBE_SECONDS.start(), PROBE_SECONDS.end());
         return Err(Failure::usage(message, remedy));
     }
     hosts.check(&options.to)?;
@@ -56,11 +57,12 @@ pub(crate) async fn run(
                 }
                 None => {
                     line.end();
-                    let message = format!("the agent of host {from} ended during the probe");
+                    let message =
+                        format!("cannot finish the probe: the agent of host {from} exited");
                     return Err(Failure::new(
                         Exit::Unreachable,
                         message,
-                        "see its log, and probe again",
+                        "read its log (journalctl -u godwit-host), then probe again",
                     ));
                 }
             }
@@ -69,7 +71,7 @@ pub(crate) async fn run(
     let report: Result<ProbeReport, Failure> = tokio::select! {
         report = asked => report,
         _ = interrupts.recv() => {
-            output.note("the probe is ended");
+            output.note("the probe was stopped");
             return Ok(Exit::Interrupted);
         }
     };
@@ -124,7 +126,7 @@ fn stage(progress: &ProbeProgress) -> String {
 }
 
 fn render(report: &ProbeReport, output: Output) -> String {
-    let protection = if report.encrypted { "over TLS" } else { "in the clear" };
+    let protection = if report.encrypted { "over TLS" } else { "without encryption" };
     let title = format!("{} to {}, {protection}", report.from, report.to);
     let mut text = format!("{}\n\n", output.paint(Tone::Strong, &title));
     let counts = STREAM_COUNTS.map(|streams| match streams {
@@ -151,7 +153,7 @@ fn render(report: &ProbeReport, output: Output) -> String {
     }
     if let Some(limit) = report.bandwidth_limit {
         remarks.push(format!(
-            "the limits of host {} hold a migration to {limit}: the probe keeps to none\n",
+            "host {} limits a migration to {limit}; the probe ignores limits\n",
             report.from
         ));
     }
@@ -233,7 +235,7 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
 
 fn conclusion(report: &ProbeReport, output: Output) -> String {
     let Some(estimate) = &report.estimate else {
-        let line = "no lane carries a migration: see above";
+        let line = "no lane can carry a migration: see above";
         return format!("{}\n", output.paint(Tone::Bad, line));
     };
     let mut lines = vec![("limit", limit_text(report, estimate))];
@@ -272,13 +274,12 @@ fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
             format!("the wire is full with {} streams of each lane", estimate.best_streams)
         }
         Limit::Wire if estimate.best_streams > 1 => format!(
-            "the wire is full with {} streams; each stream alone is held to less",
+            "the wire is full with {} streams; one stream alone carries less",
             estimate.best_streams
         ),
         Limit::Wire => "the wire is full with one stream".to_owned(),
         Limit::FlowCap => {
-            "each stream is held back, by the network or by TCP's windows: more streams bring more"
-                .to_owned()
+            "the network or TCP's windows limit each stream: more streams carry more".to_owned()
         }
         Limit::SourceCpu => {
             format!(
@@ -292,8 +293,8 @@ fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
                 report.to
             )
         }
-        Limit::Mtu => "packets that are too large".to_owned(),
-        Limit::Unclear => "more streams bring something, but not their share".to_owned(),
+        Limit::Mtu => "the packets are larger than the network carries".to_owned(),
+        Limit::Unclear => "more streams carry more, but less than their share".to_owned(),
     };
     format!("{limit}: {why}")
 }
@@ -397,7 +398,7 @@ mod tests {
                 "0.10 ms",
                 "1500",
                 "800 MiB/s",
-                "flow cap: each stream is held back",
+                "flow cap: the network or TCP's windows limit each stream",
                 "about 1 min 22 s for a VM of 16 GiB with 2 streams",
                 "about 20.48 s with --streams 8",
                 "idle VM",
@@ -417,7 +418,7 @@ mod tests {
         expect(&full([100.0; 4], false), &["full with one stream"]);
         expect(
             &full([50.0, 100.0, 100.0, 100.0], false),
-            &["full with 2 streams; each stream alone"],
+            &["full with 2 streams; one stream alone"],
         );
         expect(
             &full([50.0, 100.0, 100.0, 100.0], true),
@@ -453,7 +454,7 @@ mod tests {
                 "remedy: look at it",
                 "MTU of 9000, but only 1500 passes",
                 "failed",
-                "no lane carries a migration",
+                "no lane can carry a migration",
             ],
         );
     }

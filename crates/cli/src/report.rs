@@ -43,7 +43,7 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
 /// and ends when the destination reports that the guest runs.
 fn phase_text(phase: Phase) -> String {
     match phase {
-        Phase::Switchover => format!("{phase} (as the source sees it)"),
+        Phase::Switchover => format!("{phase} (measured at the source)"),
         other => other.to_string(),
     }
 }
@@ -52,9 +52,9 @@ fn headline(report: &Report, output: Output) -> String {
     let Report { vm, from, to, .. } = report;
     let (tone, line) = match report.outcome {
         Outcome::Completed => (Tone::Good, format!("VM {vm} moved from {from} to {to}")),
-        Outcome::Failed => (Tone::Bad, format!("VM {vm} did not move: it stays at {from}")),
+        Outcome::Failed => (Tone::Bad, format!("the move of VM {vm} failed: it stays at {from}")),
         Outcome::Cancelled => {
-            (Tone::Strong, format!("VM {vm} was not moved, as asked: it runs on at {from}"))
+            (Tone::Strong, format!("the move of VM {vm} was cancelled: it continues at {from}"))
         }
         Outcome::InDoubt => {
             (Tone::Bad, format!("VM {vm} is in doubt: paused at {from}, and {to} may run it"))
@@ -90,13 +90,10 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             report.switchover_budget_ms.filter(|budget_ms| switchover_ms > *budget_ms)
         {
             let over = millis(switchover_ms - budget_ms);
-            lines.push((
-                "over budget",
-                format!("by {over}: it was to be {} at most", millis(budget_ms)),
-            ));
+            lines.push(("over budget", format!("by {over}: the budget is {}", millis(budget_ms))));
         }
     }
-    lines.push(("blackout", report.blackout_ms.map_or_else(|| "not watched".to_owned(), millis)));
+    lines.push(("blackout", report.blackout_ms.map_or_else(|| "not measured".to_owned(), millis)));
     if let Some(round_trip_ms) = report.round_trip_ms {
         lines.push(("round trip", format!("{round_trip_ms:.2} ms")));
     }
@@ -107,12 +104,12 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     if report.missing_pages > 0 {
         lines.push((
-            "sent after all",
-            format!("{} pages that the destination had no more", report.missing_pages),
+            "sent in full",
+            format!("{} pages that the destination no longer had", report.missing_pages),
         ));
     }
     if let Some(throttle) = &report.throttle {
-        lines.push(("writers held", throttle_text(report, throttle)));
+        lines.push(("throttle", throttle_text(report, throttle)));
     }
     if let Some(page_in) = &report.page_in {
         lines.extend(page_in_lines(page_in));
@@ -133,13 +130,13 @@ fn throttle_text(report: &Report, throttle: &ThrottleReport) -> String {
     let limits = report.rounds.iter().filter_map(|round| round.throttled_to_pages_per_s);
     let mut text = match limits.min_by(f64::total_cmp) {
         Some(limit) => format!("to {limit:.0} pages/s"),
-        None => "in a round that did not end".to_owned(),
+        None => "in an unfinished round".to_owned(),
     };
     if let Some(percent) = least_cpu_percent {
-        text.push_str(&format!("; vCPUs got {percent:.0} % of their CPUs at the least"));
+        text.push_str(&format!("; vCPUs got at least {percent:.0} % of their CPUs"));
     }
     if *faults > 0 {
-        text.push_str(&format!("; vCPUs waited {} in all, at {faults} writes", millis(*held_ms)));
+        text.push_str(&format!("; vCPUs waited {} in total, at {faults} writes", millis(*held_ms)));
     }
     text
 }
@@ -156,7 +153,7 @@ fn page_in_lines(page_in: &PageInReport) -> Vec<(&'static str, String)> {
     if *demanded_pages > 0 {
         let FetchTimes { median, p90, p99, max } = fetch_ms;
         let text = format!(
-            "for {demanded_pages} of them: {median:.2} ms in the median, p90 {p90:.2}, \
+            "for {demanded_pages} of them: median {median:.2} ms, p90 {p90:.2}, \
              p99 {p99:.2}, at most {max:.1}"
         );
         lines.push(("guest waited", text));
@@ -170,7 +167,7 @@ pub(crate) fn beyond_deadline(policy: Intent, migration_time_ms: f64) -> Option<
     let deadline_ms = deadline.as_secs_f64() * 1e3;
     let over_ms = migration_time_ms - deadline_ms;
     (over_ms > 0.0)
-        .then(|| format!("by {}: it was to be over after {}", millis(over_ms), millis(deadline_ms)))
+        .then(|| format!("by {}: the deadline is {}", millis(over_ms), millis(deadline_ms)))
 }
 
 /// Formats the prediction, for comparison with the measurement.
@@ -331,16 +328,16 @@ mod tests {
             "moved from a to b",
             "1.23 s",
             "12.3 ms",
-            "not watched",
+            "not measured",
             "512 MiB/s",
             "5gbit",
             "262144",
             "pre-copy",
-            "3 pages that the destination had no more",
-            "by 2.3 ms: it was to be 10.0 ms at most",
+            "3 pages that the destination no longer had",
+            "by 2.3 ms: the budget is 10.0 ms",
             "7000 pages in 1.50 s, cut 2 times",
-            "for 40 of them: 0.50 ms in the median, p90 0.80, p99 2.00, at most 1200.0",
-            "to 1700 pages/s; vCPUs waited 2.10 s in all, at 5000 writes",
+            "for 40 of them: median 0.50 ms, p90 0.80, p99 2.00, at most 1200.0",
+            "to 1700 pages/s; vCPUs waited 2.10 s in total, at 5000 writes",
             "1.10 s, 500 MiB on the wire in 4 rounds, a pause of 14.0 ms; throttle to 1650 pages/s",
             "auto",
         ] {
@@ -357,10 +354,7 @@ mod tests {
             ..ThrottleReport::default()
         };
         let text = render(&Report { throttle: Some(quota), ..report() }, Output::new(false));
-        assert!(
-            text.contains("to 1700 pages/s; vCPUs got 12 % of their CPUs at the least"),
-            "{text}"
-        );
+        assert!(text.contains("to 1700 pages/s; vCPUs got at least 12 % of their CPUs"), "{text}");
         assert!(!text.contains("waited 0"), "{text}");
     }
 
@@ -378,7 +372,7 @@ mod tests {
             render(&Report { policy, migration_time_ms: 10_900.0, ..report() }, Output::new(false))
         };
         assert!(
-            after("deadline=5s").contains("by 5.90 s: it was to be over after 5.00 s"),
+            after("deadline=5s").contains("by 5.90 s: the deadline is 5.00 s"),
             "{}",
             after("deadline=5s")
         );

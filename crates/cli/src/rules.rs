@@ -44,10 +44,10 @@ fn request(options: CreateRuleArgs) -> Result<CreateRule, Failure> {
     let CreateRuleArgs { name, kind, vms, at, at_labels, should } = options;
     let keys: BTreeSet<&str> = at_labels.iter().map(|(key, _)| key.as_str()).collect();
     if keys.len() < at_labels.len() {
-        let message = "a label is given twice, and no host has two values of one";
+        let message = "cannot use a label twice: no host has two values of one label";
         return Err(Failure::usage(
             message.to_owned(),
-            "make a rule for each, or label the hosts anew",
+            "create a rule for each value, or change the labels of the hosts",
         ));
     }
     let names_hosts = !at.is_empty() || !at_labels.is_empty();
@@ -96,6 +96,6 @@ fn rule_fields(rule: &RuleInfo) -> String {
             .iter()
             .map(|RuleBreaker { vm, why, .. }| ("broken by", format!("{vm}: {why}"))),
     );
-    rows.extend((!rule.absent.is_empty()).then(|| ("not there", rule.absent.join(", "))));
+    rows.extend((!rule.absent.is_empty()).then(|| ("unknown", rule.absent.join(", "))));
     fields(&rows)
 }

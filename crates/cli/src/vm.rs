@@ -26,11 +26,9 @@ pub(crate) async fn run(
         VmCommand::Create(options) => {
             let start = options.start;
             if !options.labels.is_empty() {
-                let remedy =
-                    "name a manager (--manager, or [manager] in the hosts file), or omit --label";
                 return Err(Failure::usage(
-                    "labels need a manager, and this VM is created without one",
-                    remedy,
+                    "cannot set labels: the VM is created without a manager",
+                    "name a manager (--manager, or [manager] in the hosts file), or omit --label",
                 ));
             }
             let spec = create::specification(*options)?;
@@ -77,8 +75,11 @@ async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), 
             exit: Exit::Conflict,
             fault: Fault::new(
                 "already-exists",
-                format!("there is a VM \"{name}\" on host {} already", found.host),
-                "take another name, or delete that VM first",
+                format!(
+                    "cannot create VM \"{name}\": host {} already has a VM of that name",
+                    found.host
+                ),
+                "choose another name, or delete that VM first",
             ),
         }),
         Err(failure) if failure.exit == Exit::Conflict => Err(failure),
@@ -147,12 +148,9 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("migration", migration.clone()));
     }
     if let Some(page_in) = &vm.page_in {
-        let comes = if page_in.connected {
-            "they are coming"
-        } else {
-            "the source does not answer at the moment"
-        };
-        lines.push(("missing pages", format!("{}: {comes}", page_in.missing_pages)));
+        let comes =
+            if page_in.connected { "arriving" } else { "the source is unreachable at the moment" };
+        lines.push(("missing pages", format!("{}, {comes}", page_in.missing_pages)));
     }
     if vm.spec.refuses_page_in {
         lines.push(("page-in", "refused".to_owned()));

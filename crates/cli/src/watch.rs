@@ -36,9 +36,9 @@ pub(crate) async fn run(
             stopped.store(true, Ordering::Relaxed);
         }
     });
-    let gaps = watching
-        .await
-        .map_err(|error| Failure::new(Exit::Failure, format!("the watch failed: {error}"), ""))??;
+    let gaps = watching.await.map_err(|error| {
+        Failure::new(Exit::Failure, format!("cannot probe the guest: {error}"), "")
+    })??;
     stop.abort();
     let time = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), nanos);
     output.result(&gaps, || {

@@ -274,7 +274,7 @@ fn the_cpu_baseline_is_planned_set_and_cleared() {
         managed.ask("control cpu-baseline set Westmere-v1,+warp --without host-0000,host-0001");
     assert_eq!(short["falls_short"].as_array().unwrap().len(), 2);
     let text = managed.text("control host list");
-    assert!(text.contains("cpu falls short"), "{text}");
+    assert!(text.contains("below the cpu baseline"), "{text}");
     let text = managed.text("control cpu-baseline show --vms");
     assert!(text.contains("falls-short") && text.contains("warp"), "{text}");
     managed.ask("control cpu-baseline clear");

@@ -62,15 +62,15 @@ pub enum RunError {
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
     /// Another manager answers on the socket.
-    #[error("another manager listens on {path} already")]
+    #[error("cannot create the socket {path}: another manager listens there")]
     SocketInUse { path: PathBuf },
     /// Signal handlers cannot be installed.
-    #[error("cannot catch signals: {0}")]
+    #[error("cannot handle signals: {0}")]
     Signals(io::Error),
     /// The manager's name differs from that in its certificate.
     #[error(
-        "this manager is called {name}, but its certificate names {certificate}: other managers \
-            would refuse it"
+        "cannot use the certificate: it names {certificate}, and this manager is {name}; other \
+            managers would refuse it"
     )]
     Name {
         /// Name in the configuration.
@@ -101,23 +101,29 @@ impl RunError {
             RunError::Store(error) => error.remedy(),
             RunError::State(problem) => problem.remedy.clone(),
             RunError::Certificate(error) => error
-                .remedy_and("correct [tls] in the configuration; `godwit pki` makes certificates"),
-            RunError::Web(error) => error
-                .remedy_and("correct [web] in the configuration; docs/manager.md, \"Browsers\""),
+                .remedy_and("correct [tls] in the configuration; `godwit pki` issues certificates"),
+            RunError::Web(error) => error.remedy_and(
+                "correct [web] in the configuration; see docs/manager.md, \"Browsers\"",
+            ),
             RunError::Authority(error) => error.remedy(),
             RunError::Directory { .. } => {
-                "state_dir and socket of the configuration name where things go".to_owned()
+                "correct state_dir and socket in the configuration, or their permissions".to_owned()
             }
-            RunError::Listen { .. } => "correct listen of the configuration".to_owned(),
+            RunError::Listen { .. } => "correct listen in the configuration".to_owned(),
             RunError::SocketInUse { .. } => {
                 "stop it, or give this one its own socket and state_dir".to_owned()
             }
-            RunError::Signals(_) => "is a limit of the system reached?".to_owned(),
-            RunError::Name { .. } => "make the two the same".to_owned(),
-            RunError::EtcdBacksUp => "`etcdctl snapshot save FILE`, see docs/store.md".to_owned(),
+            RunError::Signals(_) => "check the limits of the system".to_owned(),
+            RunError::Name { .. } => {
+                "set name in the configuration to the name in the certificate, or issue another"
+                    .to_owned()
+            }
+            RunError::EtcdBacksUp => {
+                "use `etcdctl snapshot save FILE`; see docs/store.md".to_owned()
+            }
             #[cfg(not(feature = "etcd"))]
             RunError::NoEtcd => "build it with the feature `etcd`".to_owned(),
-            RunError::Lost(_) => "it is to be started again".to_owned(),
+            RunError::Lost(_) => "start the manager again".to_owned(),
         }
     }
 }

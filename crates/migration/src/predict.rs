@@ -608,12 +608,12 @@ mod tests {
         assert!(told(&idle).contains("writes 0 pages/s") && told(&idle).contains("by themselves"));
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert!(
-            told(&busy).contains("held to") && told(&busy).contains(" % of that"),
+            told(&busy).contains("throttled to") && told(&busy).contains(" % of that"),
             "{}",
             told(&busy)
         );
         let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
-        assert!(told(&Conditions { policy, ..busy }).contains("cannot be slowed here"));
+        assert!(told(&Conditions { policy, ..busy }).contains("cannot be throttled here"));
         let report = predict(&idle).to_report();
         assert_eq!(serde_json::to_value(report).unwrap()["means"], "plain");
         assert_eq!(serde_json::to_value(Means::PageIn).unwrap(), Means::PageIn.name());

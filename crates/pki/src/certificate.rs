@@ -71,9 +71,9 @@ impl Description {
     #[must_use]
     pub fn out_of_date(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.not_after {
-            return Some(format!("ended on {}", day(self.not_after)));
+            return Some(format!("expired on {}", day(self.not_after)));
         }
-        (now < self.not_before).then(|| format!("begins on {} only", day(self.not_before)))
+        (now < self.not_before).then(|| format!("is not valid before {}", day(self.not_before)))
     }
 }
 

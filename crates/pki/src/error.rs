@@ -15,19 +15,19 @@ pub enum PkiError {
         source: std::io::Error,
     },
     /// The file exists already.
-    #[error("{path} is there already")]
+    #[error("cannot create {path}: it already exists")]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    #[error("there is no authority in {dir}")]
+    #[error("cannot find an authority in {dir}")]
     NoAuthority {
         /// The directory in which it was expected.
         dir: PathBuf,
     },
     /// Users other than the owner may read the key, or its owner is neither this program's user nor
     /// root.
-    #[error("the key {path} can be read by others (mode {mode:04o}, owner {uid})")]
+    #[error("cannot use the key {path}: it can be read by others (mode {mode:04o}, owner {uid})")]
     OpenKey {
         /// The key.
         path: PathBuf,
@@ -37,14 +37,14 @@ pub enum PkiError {
         expected: u32,
     },
     /// The name is not valid in a certificate.
-    #[error("\"{name}\" can't be a host's name in a certificate: {why}")]
+    #[error("cannot use \"{name}\" as a name in a certificate: {why}")]
     BadName {
         name: String,
         /// The reason.
         why: String,
     },
     /// The file holds no certificate or key.
-    #[error("{path}: {why}")]
+    #[error("cannot use {path}: {why}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -52,7 +52,7 @@ pub enum PkiError {
         why: String,
     },
     /// The certificate is not valid at this time.
-    #[error("the certificate {path} {why}")]
+    #[error("cannot use the certificate {path}: it {why}")]
     OutOfDate {
         /// The file.
         path: PathBuf,
@@ -68,7 +68,7 @@ pub enum PkiError {
         why: String,
     },
     /// The request is invalid, or does not prove that its sender has the key.
-    #[error("the certificate signing request is refused: {why}")]
+    #[error("cannot sign the certificate signing request: {why}")]
     BadRequest {
         /// The reason.
         why: String,
@@ -99,7 +99,7 @@ pub enum PkiError {
     },
     /// A revocation list is older than the one in force.
     #[error(
-        "cannot use the revocation list: its number is {number}, and list {newest} is here already"
+        "cannot use the revocation list: its number is {number}, and list {newest} is in force"
     )]
     OldList {
         number: u64,
@@ -107,7 +107,7 @@ pub enum PkiError {
         newest: u64,
     },
     /// A certificate cannot be made.
-    #[error("cannot make a certificate: {0}")]
+    #[error("cannot create a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
 
@@ -116,35 +116,35 @@ impl PkiError {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            PkiError::Exists { .. } => "remove it if its hosts are to be cut off, or take \
-                another --dir"
+            PkiError::Exists { .. } => "name another --dir, or remove the file (hosts \
+                with its certificates then lose access)"
                 .to_owned(),
             PkiError::NoAuthority { dir } => {
-                format!("make one with `godwit pki init --dir {}`", dir.display())
+                format!("create one with `godwit pki init --dir {}`", dir.display())
             }
             PkiError::OpenKey { path, expected, .. } => {
                 let path = path.display();
                 format!(
-                    "make it its user's alone with `chown {expected} {path} && chmod 600 \
-                    {path}`, and take a new one with `godwit pki renew` if others had it"
+                    "run `chown {expected} {path} && chmod 600 {path}`; if others may have read \
+                    the key, issue a new one with `godwit pki renew`"
                 )
             }
             PkiError::BadName { .. } => "use letters, digits, dots and hyphens".to_owned(),
-            PkiError::OutOfDate { .. } => "make a new one with `godwit pki renew` where the \
-                authority is; a host that joined a manager joins again with a new token"
+            PkiError::OutOfDate { .. } => "issue a new one with `godwit pki renew` where the \
+                authority is; a host that joined through a manager joins again with a new token"
                 .to_owned(),
             PkiError::Mismatch { .. } => {
-                "certificate, key and authority must belong together".to_owned()
+                "use a certificate, a key and an authority that belong together".to_owned()
             }
             PkiError::BadRequest { .. } => {
                 "send PKCS #10 as PEM, signed by the key that it is for".to_owned()
             }
-            PkiError::ClusterAuthority { .. } => "make an authority for browsers with `godwit \
+            PkiError::ClusterAuthority { .. } => "create an authority for browsers with `godwit \
                 pki init --web` and issue the certificate there"
                 .to_owned(),
             PkiError::OtherAuthority { .. } => "name another --dir".to_owned(),
             PkiError::BadList { .. } => {
-                "take it anew from the manager, or from `godwit pki crl`".to_owned()
+                "get a new list from the manager, or with `godwit pki crl`".to_owned()
             }
             PkiError::File { .. }
             | PkiError::Unreadable { .. }

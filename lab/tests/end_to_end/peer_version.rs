@@ -13,7 +13,7 @@ use crate::move_and_check;
 /// Fake peers, one per host. Hosts c to g run an agent that is not used, and the test's peer beside
 /// it. Each entry has the code of the error and words of its message.
 const PEERS: [(&str, &str, Manner, &str, &str); 5] = [
-    ("c", "10.77.0.13", Manner::Stranger, "peer-version", "does not answer like a godwit agent"),
+    ("c", "10.77.0.13", Manner::Stranger, "peer-version", "does not respond as a Godwit agent"),
     ("d", "10.77.0.14", Manner::RefusesVersion, "version-mismatch", "98 to 99"),
     ("e", "10.77.0.15", Manner::WelcomesInVersion99, "version-mismatch", "99"),
     // Such bytes may be a damaged frame. The source cannot know, so the text names both causes.

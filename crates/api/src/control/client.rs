@@ -81,7 +81,7 @@ impl ManagerError {
             }
             ManagerError::Refused(problem) => problem.detail.clone(),
             ManagerError::Protocol { endpoint, why } => {
-                format!("{endpoint} does not answer like a godwit manager: {why}")
+                format!("{endpoint} does not respond as a Godwit manager: {why}")
             }
         }
     }
@@ -92,12 +92,12 @@ impl ManagerError {
         match self {
             ManagerError::Unreachable { is_untrusted: true, .. } => UNTRUSTED_REMEDY,
             ManagerError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
-                "start it with `godwit control run --config FILE` and run this command as root, or \
-                 name another with --manager or GODWIT_MANAGER"
+                "start the manager (`systemctl start godwit-control`, or `godwit control run`) and \
+                 run this command as root, or name another with --manager or GODWIT_MANAGER"
             }
             ManagerError::Unreachable { .. } => {
-                "check the network, start it with `godwit control run --config FILE`, or name \
-                 another with --manager or GODWIT_MANAGER"
+                "check the network, start the manager there (`systemctl start godwit-control`), or \
+                 name another with --manager or GODWIT_MANAGER"
             }
             ManagerError::Refused(problem) => &problem.remedy,
             ManagerError::Protocol { .. } => {

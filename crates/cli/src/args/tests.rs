@@ -231,7 +231,7 @@ fn a_host_is_refused_where_none_is_asked() {
             Ok(cli) => cli.refused_host().map(|failure| failure.to_string()).unwrap_or_default(),
             Err(error) => error.to_string(),
         };
-        assert!(message.contains("asks no host by itself"), "{line}: {message}");
+        assert!(message.contains("sends no request to a host"), "{line}: {message}");
     }
     for line in
         ["godwit vm list --host a", "godwit --host a host limit", "godwit migration list --host a"]

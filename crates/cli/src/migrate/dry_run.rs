@@ -22,7 +22,7 @@ pub(super) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     let mut interrupts = interrupts()?;
-    let what = format!("looking at VM {vm}, and at the lanes to {}: some seconds", request.to);
+    let what = format!("measuring VM {vm} and the lanes to {} (some seconds)", request.to);
     let bar = spinner();
     match &bar {
         Some(bar) => {
@@ -39,7 +39,7 @@ pub(super) async fn run(
         bar.finish_and_clear();
     }
     let Some(told) = told else {
-        output.note("the agent ends the dry run by itself, within seconds");
+        output.note("the agent ends the dry run within seconds");
         return Ok(Exit::Interrupted);
     };
     let dry_run = told?;
@@ -71,7 +71,7 @@ pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
     }
     if !lines.is_empty() {
         let assumed =
-            "the guest goes on as it does; what the destination has of its pages is not counted on";
+            "the guest continues to behave as now; no pages are saved by references or deltas";
         lines.push(("assumed", assumed.to_owned()));
         text.push('\n');
         text.push_str(&fields(&lines));
@@ -96,7 +96,7 @@ fn foretold(dry_run: &DryRun, predicted: &Predicted) -> Vec<(&'static str, Strin
     );
     let budget_ms = dry_run.switchover_budget_ms;
     let over = if *switchover_ms > budget_ms {
-        format!("; it was to be {} at most", millis(budget_ms))
+        format!("; the budget is {}", millis(budget_ms))
     } else {
         String::new()
     };
@@ -111,12 +111,12 @@ fn of_guest(dry_run: &DryRun, guest: &GuestFigures) -> Vec<(&'static str, String
     let holding = byte_count(data_pages * PAGE_BYTES);
     let of_a_page = bytes(*wire_bytes_per_page);
     let memory = format!(
-        "{}, of which {holding} hold something; {sent_as}, {of_a_page} a page",
+        "{}, of which {holding} hold data; {sent_as}, {of_a_page} a page",
         byte_count(dry_run.guest_bytes)
     );
     let within = guest.samples.last().map_or(0.0, |sample| sample.ms);
     let writes = format!(
-        "{:.0} pages/s, {working_set_pages} different ones in {}; {} a page",
+        "{:.0} pages/s, {working_set_pages} different pages in {}; {} a page",
         guest.dirty_pages_per_s,
         millis(within),
         bytes(guest.written_wire_bytes_per_page)
@@ -126,8 +126,8 @@ fn of_guest(dry_run: &DryRun, guest: &GuestFigures) -> Vec<(&'static str, String
 
 fn of_lanes(lanes: &LanesFigures) -> Vec<(&'static str, String)> {
     let known_by = match lanes.known_by {
-        LanesKnownBy::Probe => "by a short probe",
-        LanesKnownBy::Migration => "by the last migration there",
+        LanesKnownBy::Probe => "measured by a short probe",
+        LanesKnownBy::Migration => "measured by the last migration there",
     };
     let carry = format!(
         "{}/s, round trip {:.2} ms, {known_by}",
@@ -197,13 +197,13 @@ mod tests {
             &[
                 "VM web would move from a to b",
                 "about 12.34 s",
-                "about 31.0 ms; it was to be 20.0 ms at most",
+                "about 31.0 ms; the budget is 20.0 ms",
                 "about 36.0 ms",
                 "about 300 MiB in 5 rounds",
                 "throttle: the guest writes 12000 pages/s",
-                "1.0 GiB, of which 512 MiB hold something; zstd, 2.0 KiB a page",
-                "12000 pages/s, 16384 different ones in 3.00 s; 4.0 KiB a page",
-                "24 MiB/s, round trip 0.10 ms, by a short probe",
+                "1.0 GiB, of which 512 MiB hold data; zstd, 2.0 KiB a page",
+                "12000 pages/s, 16384 different pages in 3.00 s; 4.0 KiB a page",
+                "24 MiB/s, round trip 0.10 ms, measured by a short probe",
                 "500mbit",
             ],
         );

@@ -28,7 +28,7 @@ fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
     })?;
     let wrong = |why: String| {
         let remedy = "docs/cli.md shows a specification; `godwit vm show --json` prints one";
-        Failure::usage(format!("{}: {why}", path.display()), remedy)
+        Failure::usage(format!("cannot read {}: {why}", path.display()), remedy)
     };
     let is_json = path.extension().is_some_and(|extension| extension == "json")
         || text.trim_start().starts_with('{');
@@ -74,16 +74,13 @@ fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
 /// command.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| {
-        Failure::usage(format!("{}: {error}", path.display()), "give an absolute path")
+        Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
     })
 }
 
 fn disk(text: &str) -> Result<Disk, Failure> {
     let wrong = |why: String| {
-        Failure::usage(
-            format!("--disk {text}: {why}"),
-            "write path=FILE,format=raw|qcow2[,readonly]",
-        )
+        Failure::usage(format!("--disk {text}: {why}"), "use path=FILE,format=raw|qcow2[,readonly]")
     };
     let (mut path, mut format, mut readonly) = (None, None, false);
     for (key, value) in pairs(text) {
@@ -96,15 +93,14 @@ fn disk(text: &str) -> Result<Disk, Failure> {
         }
     }
     let path = path.ok_or_else(|| wrong("the path is missing".to_owned()))?;
-    let format = format.ok_or_else(|| {
-        wrong("the format is missing; it is never guessed from the content".to_owned())
-    })?;
+    let format = format
+        .ok_or_else(|| wrong("the format is missing; Godwit does not guess it".to_owned()))?;
     Ok(Disk { path, format, readonly })
 }
 
 fn nic(text: &str) -> Result<Nic, Failure> {
     let wrong = |why: String| {
-        Failure::usage(format!("--nic {text}: {why}"), "write network=NAME[,mac=MAC][,address=IP]")
+        Failure::usage(format!("--nic {text}: {why}"), "use network=NAME[,mac=MAC][,address=IP]")
     };
     let (mut network, mut mac, mut address) = (None, None, None);
     for (key, value) in pairs(text) {
@@ -113,7 +109,9 @@ fn nic(text: &str) -> Result<Nic, Failure> {
             ("mac", Some(value)) => mac = Some(value.to_owned()),
             ("address", Some(value)) => {
                 address = Some(
-                    value.parse().map_err(|_| wrong(format!("\"{value}\" is no IP address")))?,
+                    value
+                        .parse()
+                        .map_err(|_| wrong(format!("\"{value}\" is not an IP address")))?,
                 );
             }
             _ => return Err(wrong(format!("\"{key}\" is not understood"))),
@@ -170,7 +168,7 @@ mod tests {
             ("web --kernel /k --disk path=/d", "format is missing"),
             ("web --kernel /k --disk /d", "not understood"),
             ("web --kernel /k --nic lan", "not understood"),
-            ("web --kernel /k --nic network=lan,address=x", "no IP address"),
+            ("web --kernel /k --nic network=lan,address=x", "not an IP address"),
             ("web", "nothing to boot"),
             ("-f /nonexistent.toml", "/nonexistent.toml"),
         ] {

@@ -48,12 +48,13 @@ impl Prediction {
             (Means::Throttle, Some(limit)) if writes > limit => {
                 let share = 100.0 * limit / writes;
                 format!(
-                    "{both}: its writers will be held to {limit:.0} pages/s, {share:.0} % of that"
+                    "{both}: its writers will be throttled to {limit:.0} pages/s, {share:.0} % of \
+                    that"
                 )
             }
             (Means::Throttle, limit) => {
                 format!(
-                    "{both}: its writers will be held to {:.0} pages/s",
+                    "{both}: its writers will be throttled to {:.0} pages/s",
                     limit.unwrap_or_default()
                 )
             }
@@ -64,14 +65,14 @@ impl Prediction {
             }
             (Means::None, Some(limit)) => {
                 format!(
-                    "{both}: held to {limit:.0} pages/s it comes to no pause that the policy \
-                    allows either"
+                    "{both}: even throttled to {limit:.0} pages/s, it would need a longer pause \
+                    than the policy allows"
                 )
             }
             (Means::None, None) if conditions.policy.may_throttle => {
-                format!("{both}: it comes to no pause that the policy allows")
+                format!("{both}: it would need a longer pause than the policy allows")
             }
-            (Means::None, None) => format!("{both}, and it cannot be slowed here"),
+            (Means::None, None) => format!("{both}, and it cannot be throttled here"),
         }
     }
 }

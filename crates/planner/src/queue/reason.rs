@@ -32,7 +32,7 @@ impl fmt::Display for Line {
         let moving = Names(moving, *running as usize);
         write!(f, "{running} of {limit} at once ({moving})")?;
         if *at_agents > 0 {
-            write!(f, ", {at_agents} begun at an agent")?;
+            write!(f, ", {at_agents} started at an agent")?;
         }
         write!(f, "; place {place} in line")
     }
@@ -67,7 +67,9 @@ impl fmt::Display for TargetObstacle {
             TargetObstacle::NotInInventory { host } => {
                 write!(f, "target {host} is not in the inventory")
             }
-            TargetObstacle::IsSource { host } => write!(f, "it runs on its target {host} already"),
+            TargetObstacle::IsSource { host } => {
+                write!(f, "the VM already runs on its target {host}")
+            }
             TargetObstacle::Away { host } => {
                 write!(f, "target {host} is away: its agent does not answer")
             }
@@ -75,7 +77,7 @@ impl fmt::Display for TargetObstacle {
                 write!(f, "target {host} has not reported since this manager started")
             }
             TargetObstacle::Maintenance { host } => {
-                write!(f, "target {host} is in maintenance and takes no VMs")
+                write!(f, "target {host} is in maintenance and accepts no VMs")
             }
             TargetObstacle::Limit { host, line } => write!(f, "moves into target {host}: {line}"),
             TargetObstacle::Memory { host, needed_bytes, left_bytes, total_bytes } => {

@@ -43,17 +43,17 @@ fn each_limit_has_its_own_reason() {
     let text = |given: &Given| given.schedule().waits[0].text.clone();
     assert_eq!(
         text(&given),
-        "moves into target b: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
+        "moves into target b: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
     );
     given.limits.datastores.insert("ceph".into(), 1);
     assert_eq!(
         text(&given),
-        "moves on datastore ceph: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
+        "moves on datastore ceph: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
     );
     given.limits.total = Some(1);
     assert_eq!(
         text(&given),
-        "moves in all: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
+        "moves in all: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
     );
 }
 
@@ -84,13 +84,13 @@ fn unavailable_hosts_are_named() {
     let unknown = |given: &mut Given| given.host("b").presence = Presence::Unknown;
     assert_eq!(reason(unknown), "target b has not reported since this manager started");
     let maintenance = |given: &mut Given| given.host("b").maintenance = true;
-    assert_eq!(reason(maintenance), "target b is in maintenance and takes no VMs");
+    assert_eq!(reason(maintenance), "target b is in maintenance and accepts no VMs");
     let nowhere = |given: &mut Given| given.waiting[0].targets.clear();
     assert_eq!(reason(nowhere), "no target is named");
     let gone = |given: &mut Given| given.waiting[0].source = "z".into();
     assert_eq!(reason(gone), "source z is not in the inventory");
     let there = |given: &mut Given| given.waiting[0].targets = vec!["a".into()];
-    assert_eq!(reason(there), "it runs on its target a already");
+    assert_eq!(reason(there), "the VM already runs on its target a");
 }
 
 #[test]
