@@ -305,7 +305,7 @@ impl Source {
             Event::Verdict(Verdict::Refused(failure)) => failure.clone(),
             Event::Verdict(Verdict::Unknown) => Failure::new(
                 FailureCode::InDoubt,
-                "the lane broke after the commit and the destination can't be asked",
+                "the lane broke after the commit and the destination is unreachable",
             ),
             _ => return None,
         };

@@ -84,7 +84,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
                     && overdue(HEARD_LIMIT)
                     && self.peer.is_silent_for(HEARD_LIMIT) =>
             {
-                let detail = "the destination fell silent while the guest stood still";
+                let detail = "the destination stopped responding while the guest was paused";
                 self.take(
                     Instant::now(),
                     Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)),
@@ -114,7 +114,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
 
 fn overdue_failure() -> Failure {
     let detail = format!(
-        "the guest stood still for {} s and its last pages had not gone",
+        "the guest was paused for {} s and its last pages were not sent",
         STOPPED_LIMIT.as_secs()
     );
     Failure::new(FailureCode::NotConverging, detail)
