@@ -16,7 +16,7 @@ use serde_json::json;
 
 /// Longest event that the manager reads, in bytes.
 const MOST_EVENT_BYTES: usize = 2 << 20;
-/// Longest stored report of a migration, in bytes (`control/moves/reports.rs`).
+/// Longest stored report of a migration, in bytes (`crates/control/src/moves/reports.rs`).
 const MOST_REPORT_BYTES: usize = 128 << 10;
 const VMS: [&str; 3] = ["db", "web", "web-2"];
 

@@ -1,7 +1,6 @@
 //! The manager of a cluster of hosts. It keeps an inventory of hosts and VMs, decides which VM
-//! moves
-//! where and when, and asks the hosts' agents to carry that out. It never handles guest memory:
-//! migrations continue while no manager runs.
+//! moves where and when, and asks the hosts' agents to carry that out. It never handles guest
+//! memory: migrations continue while no manager runs.
 //!
 //! Decisions are pure functions, separate from I/O: [`godwit_planner`] decides moves, placement and
 //! drains.

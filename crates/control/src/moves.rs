@@ -198,7 +198,7 @@ impl Moves {
 
     /// Schedules moves now.
     pub(crate) fn reschedule(&self) {
-        // If the queue is full, scheduling follows each of the queued orders anyway.
+        // If the queue is full, the next tick schedules.
         let _ = self.orders.try_send(Order::Schedule);
     }
 

@@ -232,7 +232,8 @@ impl Migrations {
         }
     }
 
-    /// Ends a migration and publishes its report.
+    /// Ends a migration and publishes its report. `server/follow.rs` polls [`Migrations::list`] and
+    /// sends the report to managers.
     pub fn finish(&self, id: &str, report: Report) {
         if let Ok(entry) = self.find(id) {
             let end = BandwidthPoint { ms: report.migration_time_ms, bytes: report.wire_bytes };

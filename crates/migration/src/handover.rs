@@ -1,7 +1,7 @@
 //! The hand-over beyond the two state machines: what a host records about a VM, what it concludes
 //! from the record when its agent restarts, and what it concludes from another host's record. No
-//! I/O. docs/handover.md describes it, and `tests/handover_model.rs` checks every order of crashes,
-//! losses and delays.
+//! I/O. docs/handover.md describes it, and `lab/sim/tests/handover_model.rs` checks every order of
+//! crashes, losses and delays.
 //!
 //! Epochs count changes of ownership, and no number is used twice. An owner of epoch `n` hands over
 //! as `n + 1` ([`Ownership::offered`]). An owner that has recorded this and takes the guest back

@@ -1,7 +1,7 @@
-//! The algorithm of a migration, without I/O: phases, rounds, convergence and hand-over as state
-//! machines, and the drivers that carry out their decisions. It does not know QEMU: the hypervisor
-//! is a trait. It also contains the probe of the lanes between two hosts, which runs before a
-//! migration.
+//! The algorithm of a migration. State machines without I/O decide on phases, rounds, convergence
+//! and hand-over; drivers carry out their decisions and do the I/O. The crate does not know QEMU:
+//! the hypervisor is a trait. It also contains the probe of the lanes between two hosts, which runs
+//! before a migration.
 
 mod bandwidth;
 pub mod board;

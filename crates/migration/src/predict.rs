@@ -31,7 +31,7 @@ pub use survey::Survey;
 /// Number of parts into which a round is divided.
 const PARTS_OF_A_ROUND: u32 = 16;
 /// Device state of a usual VM, which is sent while the guest is paused: 0.2 MiB measured
-/// (`drive/source/sweeps.rs`).
+/// (`drive/source/windows.rs`).
 const DEVICE_STATE_BYTES: f64 = 0.2 * 1_048_576.0;
 /// Units of each stream that go raw before it knows the wire's rate and the codecs' effect: the
 /// first, which does not count, and a window of four (`encoding.rs`). In the lab it was 2.3 to 4.7
@@ -368,7 +368,7 @@ impl<'a> Play<'a> {
 
     /// Returns the time from handing a round's last page to the wire to the report that it is
     /// applied, including the padding that opens windows over a long path
-    /// (`drive/source/sweeps.rs`).
+    /// (`drive/source/windows.rs`).
     fn drain(&self) -> Duration {
         let Conditions { hot, round_trip, .. } = self.conditions;
         if *round_trip < LONG_ROUND_TRIP {

@@ -4,13 +4,16 @@
 //!
 //! Who may run the guest, by state:
 //! - up to and including [`State::HandingOver`]: the source, whatever fails;
+//! - [`State::RollingBack`]: the source, because nothing was committed or because the destination
+//!   has refused explicitly and has not reported that it runs the guest;
 //! - [`State::Committed`]: the destination. The commit point is [`Event::CommitSent`]: the kernel
 //!   has taken the last byte of the commit. A send that fails has not handed all of its frame over,
 //!   and nothing follows on a stream after a failed send. So the destination cannot have a commit
 //!   whose send failed;
+//! - [`State::InDoubt`]: the destination, if it has the commit. It is queried; the guest stays
+//!   paused here meanwhile;
 //! - [`State::PagingIn`]: the destination, which cannot continue without the pages that are here;
-//! - the source again only after the destination's explicit refusal, and only if the destination
-//!   has not reported that it runs the guest.
+//! - [`State::Releasing`]: the destination, which has reported that it does.
 
 mod events;
 

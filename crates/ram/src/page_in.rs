@@ -1,4 +1,4 @@
-//! # On page-in
+//! # On faults of a guest that lacks pages
 //!
 //! A guest can run before all of its memory has arrived: a thread that accesses a missing page
 //! waits until the page is there. For a shared mapping, userfaultfd offers this in two ways, and

@@ -27,7 +27,8 @@ use crate::ramdir::TMPFS_MAGIC;
 use crate::zero::is_zero_page;
 
 /// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process.
-/// Dropping it unmaps the file, and the file remains.
+/// Dropping it unmaps the file, and the file remains. `transfer.rs` has the copies out of it and
+/// into it.
 #[derive(Debug)]
 pub struct Region {
     pub(crate) file: File,

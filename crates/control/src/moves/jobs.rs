@@ -43,7 +43,8 @@ impl Jobs {
         self.open.get(id).or_else(|| self.over.get(id))
     }
 
-    /// Returns a job whose state must not be changed here; [`Jobs::put`] changes it.
+    /// Returns a job for changing anything but its state: [`Jobs::put`] changes that and keeps the
+    /// indices.
     pub(super) fn get_mut(&mut self, id: &str) -> Option<&mut Job> {
         self.open.get_mut(id).or_else(|| self.over.get_mut(id))
     }

@@ -1,5 +1,6 @@
-//! Requests for preflights and moves. A preflight uses the manager's state, and asks the hosts if
-//! requested.
+//! Service behind the handlers of moves and preflights: it chooses the target, checks that the VM
+//! can move there, and submits the move. A preflight uses the manager's state, and asks the hosts
+//! if requested.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -221,8 +221,8 @@ fn check_id(id: Option<&str>) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorCode::InvalidRequest, "that is not a valid migration id", remedy))
 }
 
-/// Checks that the engine can keep the switchover budget. Godwit's engine releases a guest that has
-/// been stopped for ten seconds.
+/// Checks that the engine can keep the switchover budget. Godwit's engine aborts the switchover and
+/// resumes a guest that has been stopped for ten seconds.
 fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
     let most = match request.engine {
         EngineKind::Godwit => MOST_SWITCHOVER_BUDGET,

@@ -1,5 +1,16 @@
 //! The board of work with a lock around it, for the driver, which finds pages, and the threads of
 //! the data streams, which send them.
+//!
+//! **In a round** the driver calls [`Dispatch::set_round`], then [`Dispatch::has_room`] and
+//! [`Dispatch::push`] for each unit that the sweep finds. After the sweep the round is over when
+//! [`Dispatch::is_sent`]; before a switchover the driver also waits for [`Dispatch::is_applied`],
+//! with [`Dispatch::pad`] on a long path. Each stream calls [`Dispatch::take`] and
+//! [`Dispatch::written`] in turn. Reports of the destination call [`Dispatch::applied`]. A stream
+//! that breaks calls [`Dispatch::broken`], and [`Dispatch::closed`] gives its work to the others.
+//!
+//! **In a switchover** each sweep begins with [`Dispatch::set_round`], [`Dispatch::hurry`] and
+//! [`Dispatch::unseal`]. Then pages follow as in a round, up to [`Dispatch::seal`], which returns
+//! the totals for the destination.
 
 mod full_size;
 pub(crate) mod lanes;

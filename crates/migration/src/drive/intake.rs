@@ -338,9 +338,9 @@ impl<'a> DataReader<'a> {
         region.cloned().ok_or(LaneError::OutOfBounds { block, first, count })
     }
 
-    /// Checks that the run lies within the unit's chunk: a few bytes must not keep this host busy
-    /// for long.
-    fn within_unit(&self, run: &BlockRun) -> Result<(), LaneError> {
+    /// Checks that the unit has no more pages than a chunk, this run included: a few bytes must not
+    /// keep this host busy for long.
+    fn fits_unit(&self, run: &BlockRun) -> Result<(), LaneError> {
         if run.count > CHUNK_PAGES - self.pages.min(CHUNK_PAGES) {
             return Err(LaneError::OutOfBounds {
                 block: run.block,
@@ -354,7 +354,7 @@ impl<'a> DataReader<'a> {
     /// Returns the region of pages that this round is about to reconstruct.
     fn about_to_make(&self, run: &BlockRun, round: u32) -> Result<Arc<Region>, LaneError> {
         let &BlockRun { block, first, count } = run;
-        self.within_unit(run)?;
+        self.fits_unit(run)?;
         let region = self.region(block, first, count)?;
         if first.checked_add(count).is_none_or(|end| end > region.pages()) {
             return Err(LaneError::OutOfBounds { block, first, count });

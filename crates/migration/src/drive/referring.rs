@@ -67,7 +67,7 @@ pub(crate) struct Referring {
     deltas: Deltas,
     sent_pages: SentPages,
     owed: Mutex<Owed>,
-    /// Pages sent by reference, and those of them that were reported missing.
+    /// Pages sent by reference or as deltas, and those of them that were reported missing.
     told: AtomicU64,
     missed: AtomicU64,
     /// Experience of streams to this host: a new stream begins with it.

@@ -159,7 +159,8 @@ pub enum Action {
     /// Undo the switchover: the guest runs as before, or stays paused if it was. Answered by
     /// [`Event::GuestResumed`].
     ResumeGuest,
-    /// Stop tracking the guest's writes.
+    /// Lift the limit on writers for good: no further round follows. The tracking itself ends when
+    /// the driver drops its job.
     StopTracking,
     /// Query the destination, on another connection, whether it runs the guest. Answered by
     /// [`Event::Verdict`].
