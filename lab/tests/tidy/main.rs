@@ -103,6 +103,25 @@ fn unbounded_channels_are_recognised() {
     }
 }
 
+/// Collects every `mod.rs` below a folder that is not shared code of integration tests.
+fn mod_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() && !path.ends_with("target") {
+            mod_files(&path, found);
+        } else if path.ends_with("mod.rs") && !path.ends_with("tests/support/mod.rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn module_files_stand_beside_their_folders() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    ["crates", "lab", "fuzz"].iter().for_each(|folder| mod_files(&root.join(folder), &mut found));
+    assert!(found.is_empty(), "rename foo/mod.rs to foo.rs: {found:#?}");
+}
+
 /// Neither a dependency nor a part of a package may come from the lab.
 #[test]
 fn the_product_does_not_depend_on_the_lab() {
