@@ -11,17 +11,17 @@
 //! start or a short move is a finite time, and the priority of an unserved group rises.
 //!
 //! **A waiting job does not block others:** a job that cannot start is passed by all that can.
-//! Capacity is reserved only for a job that has been passed over for long (`hold.rs`).
+//! Capacity is reserved only for a job that has been passed over for long (`reservation.rs`).
 //!
 //! [`retry`] decides what follows a failed migration; [`lifecycle`] brings a job through crashes
 //! without moving the VM twice.
 
 mod capacity;
-mod hold;
 pub mod lifecycle;
 pub mod limits;
 mod order;
 mod reason;
+mod reservation;
 pub mod retry;
 mod schedule;
 mod situation;

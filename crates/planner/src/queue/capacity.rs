@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::hold::Kept;
 use super::reason::{Bar, Line, Tally, TargetObstacle, WaitReason};
+use super::reservation::Reservation;
 use super::situation::{HostFacts, Presence, Situation, WaitingJob};
 
 /// Most VMs that a reason names.
@@ -18,8 +18,8 @@ struct Gauge<'a> {
     moving: Vec<&'a str>,
     at_agents: u32,
     /// Places reserved for jobs that have been passed over for long, and the first such job.
-    kept: u32,
-    kept_for: Option<&'a str>,
+    reserved: u32,
+    reserved_for: Option<&'a str>,
     /// Jobs that this limit has refused.
     line: u32,
 }
@@ -35,7 +35,7 @@ struct Taken<'a> {
 /// Why a limit admits no further move.
 enum Full {
     AtLimit(Line),
-    Kept { behind: String },
+    Reserved { behind: String },
 }
 
 impl<'a> Gauge<'a> {
@@ -45,8 +45,8 @@ impl<'a> Gauge<'a> {
             running: 0,
             moving: Vec::new(),
             at_agents: 0,
-            kept: 0,
-            kept_for: None,
+            reserved: 0,
+            reserved_for: None,
             line: 0,
         }
     }
@@ -60,13 +60,13 @@ impl<'a> Gauge<'a> {
     }
 
     fn is_open(&self) -> bool {
-        self.running.saturating_add(self.kept) < self.limit
+        self.running.saturating_add(self.reserved) < self.limit
     }
 
-    fn keep_one(&mut self, job: &'a str) {
+    fn reserve_one(&mut self, job: &'a str) {
         if self.is_open() {
-            self.kept += 1;
-            self.kept_for.get_or_insert(job);
+            self.reserved += 1;
+            self.reserved_for.get_or_insert(job);
         }
     }
 
@@ -76,7 +76,9 @@ impl<'a> Gauge<'a> {
             return None;
         }
         if self.running < self.limit {
-            return Some(Full::Kept { behind: self.kept_for.unwrap_or_default().to_owned() });
+            return Some(Full::Reserved {
+                behind: self.reserved_for.unwrap_or_default().to_owned(),
+            });
         }
         self.line += 1;
         Some(Full::AtLimit(Line {
@@ -94,14 +96,14 @@ struct HostRoom<'a> {
     out: Gauge<'a>,
     into: Gauge<'a>,
     memory_left_bytes: u64,
-    memory_kept_bytes: u64,
-    memory_kept_for: Option<&'a str>,
+    memory_reserved_bytes: u64,
+    memory_reserved_for: Option<&'a str>,
 }
 
 impl HostRoom<'_> {
     /// Returns the job for which capacity is reserved here.
-    fn kept_for(&self) -> String {
-        self.memory_kept_for.or(self.into.kept_for).unwrap_or_default().to_owned()
+    fn reserved_for(&self) -> String {
+        self.memory_reserved_for.or(self.into.reserved_for).unwrap_or_default().to_owned()
     }
 }
 
@@ -133,8 +135,8 @@ impl<'a> Capacity<'a> {
             out: Gauge::new(limits.out_of(&facts.name, facts.link_bits_per_s)),
             into: Gauge::new(limits.into_host(&facts.name, facts.link_bits_per_s)),
             memory_left_bytes: facts.memory_left_bytes(),
-            memory_kept_bytes: 0,
-            memory_kept_for: None,
+            memory_reserved_bytes: 0,
+            memory_reserved_for: None,
         };
         let hosts: Vec<_> = situation.hosts.iter().map(room).collect();
         let named = |(index, room): (usize, &HostRoom<'a>)| (room.facts.name.as_str(), index);
@@ -207,7 +209,7 @@ impl<'a> Capacity<'a> {
     fn bar(&self, job: &WaitingJob, target: &str) -> Option<Bar> {
         let Some(index) = self.host(target) else { return Some(Bar::NotInInventory) };
         let room = &self.hosts[index];
-        let unkept = room.memory_left_bytes.saturating_sub(room.memory_kept_bytes);
+        let unreserved = room.memory_left_bytes.saturating_sub(room.memory_reserved_bytes);
         match room.facts {
             _ if target == job.source => Some(Bar::IsSource),
             HostFacts { presence: Presence::Away, .. } => Some(Bar::Away),
@@ -216,7 +218,7 @@ impl<'a> Capacity<'a> {
             // Memory first: it is freed later than a place.
             _ if job.memory_bytes > room.memory_left_bytes => Some(Bar::Memory),
             _ if room.into.running >= room.into.limit => Some(Bar::Limit),
-            _ if job.memory_bytes > unkept || !room.into.is_open() => Some(Bar::Kept),
+            _ if job.memory_bytes > unreserved || !room.into.is_open() => Some(Bar::Reserved),
             _ => None,
         }
     }
@@ -256,7 +258,7 @@ impl<'a> Capacity<'a> {
         if let Some(full) = self.total.refuse() {
             return Err(match full {
                 Full::AtLimit(line) => WaitReason::TotalLimit { line },
-                Full::Kept { behind } => WaitReason::Turn { of: "moves in all".into(), behind },
+                Full::Reserved { behind } => WaitReason::Turn { of: "moves in all".into(), behind },
             });
         }
         let Some(source) = self.host(&job.source) else {
@@ -266,7 +268,7 @@ impl<'a> Capacity<'a> {
             let host = job.source.clone();
             return Err(match full {
                 Full::AtLimit(line) => WaitReason::SourceLimit { host, line },
-                Full::Kept { behind } => {
+                Full::Reserved { behind } => {
                     WaitReason::Turn { of: format!("moves out of {host}"), behind }
                 }
             });
@@ -287,7 +289,7 @@ impl<'a> Capacity<'a> {
         let datastore = self.datastores[index].0.to_owned();
         match full {
             Full::AtLimit(line) => WaitReason::DatastoreLimit { datastore, line },
-            Full::Kept { behind } => {
+            Full::Reserved { behind } => {
                 WaitReason::Turn { of: format!("moves on datastore {datastore}"), behind }
             }
         }
@@ -339,7 +341,7 @@ impl<'a> Capacity<'a> {
             Bar::Away => TargetObstacle::Away { host },
             Bar::Unknown => TargetObstacle::Unknown { host },
             Bar::Maintenance => TargetObstacle::Maintenance { host },
-            Bar::Kept => TargetObstacle::Turn { host, behind: room.kept_for() },
+            Bar::Reserved => TargetObstacle::Turn { host, behind: room.reserved_for() },
             Bar::Memory => TargetObstacle::Memory {
                 host,
                 needed_bytes: job.memory_bytes,
@@ -348,7 +350,7 @@ impl<'a> Capacity<'a> {
             },
             Bar::Limit => match room.into.refuse() {
                 Some(Full::AtLimit(line)) => TargetObstacle::Limit { host, line },
-                _ => TargetObstacle::Turn { host, behind: room.kept_for() },
+                _ => TargetObstacle::Turn { host, behind: room.reserved_for() },
             },
         }
     }
@@ -374,7 +376,7 @@ impl<'a> Capacity<'a> {
 
     /// Reserves free capacity for a job, so that later ones do not take it: at the best target that
     /// could ever hold the job. Reserves nothing if there is none.
-    pub(super) fn keep(&mut self, job: &'a WaitingJob, kept: Kept) {
+    pub(super) fn reserve(&mut self, job: &'a WaitingJob, reservation: Reservation) {
         let could_hold = |room: &HostRoom<'_>| {
             room.facts.memory_total_bytes >= job.memory_bytes && room.into.limit > 0
         };
@@ -389,17 +391,17 @@ impl<'a> Capacity<'a> {
         if gauges.contains(&0) {
             return;
         }
-        if kept == Kept::All {
-            self.total.keep_one(&job.id);
-            self.hosts[source].out.keep_one(&job.id);
-            self.hosts[target].into.keep_one(&job.id);
+        if reservation == Reservation::All {
+            self.total.reserve_one(&job.id);
+            self.hosts[source].out.reserve_one(&job.id);
+            self.hosts[target].into.reserve_one(&job.id);
             for index in datastores {
-                self.datastores[index].1.keep_one(&job.id);
+                self.datastores[index].1.reserve_one(&job.id);
             }
         }
         let room = &mut self.hosts[target];
-        let unkept = room.memory_left_bytes.saturating_sub(room.memory_kept_bytes);
-        room.memory_kept_bytes += unkept.min(job.memory_bytes);
-        room.memory_kept_for.get_or_insert(&job.id);
+        let unreserved = room.memory_left_bytes.saturating_sub(room.memory_reserved_bytes);
+        room.memory_reserved_bytes += unreserved.min(job.memory_bytes);
+        room.memory_reserved_for.get_or_insert(&job.id);
     }
 }

@@ -18,7 +18,7 @@
 //!
 //! A job that needs places of several limits at once could be passed forever by jobs of its own
 //! flow, which is served all the while. So the first job of a flow that has waited for [`DAY_MS`]
-//! goes before all others, in the times in which reservations hold (`hold.rs`).
+//! goes before all others, in the times in which reservations hold (`reservation.rs`).
 //!
 //! Clones of one image are in line together, and the first one goes alone. While it moves, the
 //! others go last in their flow: once it is there, their pages can be sent as references to it.
@@ -26,7 +26,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use super::hold;
+use super::reservation;
 use super::situation::{HostFacts, Priority, Situation, WaitingJob};
 
 const MINUTE_MS: u64 = 60 * 1000;
@@ -214,7 +214,7 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
             before.map_or(0, |(flow, index)| if flow == entry.flow { index + 1 } else { 0 });
         before = Some((entry.flow, entry.index));
         let waited_ms = situation.now_ms.saturating_sub(entry.unserved_since_ms);
-        if entry.index == 0 && waited_ms >= DAY_MS && hold::is_keeping(situation.now_ms) {
+        if entry.index == 0 && waited_ms >= DAY_MS && reservation::are_in_force(situation.now_ms) {
             (entry.overdue, entry.risen, entry.unserved_ms) =
                 (true, Priority::Urgent as u64, waited_ms);
             continue;

@@ -129,13 +129,13 @@ pub(super) enum Bar {
     Maintenance,
     Limit,
     Memory,
-    Kept,
+    Reserved,
 }
 
 impl Bar {
     /// Whether the bar disappears as moves end.
     pub(super) fn is_of_capacity(self) -> bool {
-        matches!(self, Bar::Limit | Bar::Memory | Bar::Kept)
+        matches!(self, Bar::Limit | Bar::Memory | Bar::Reserved)
     }
 }
 
@@ -147,7 +147,7 @@ impl Tally {
             Bar::Maintenance => &mut self.in_maintenance,
             Bar::Limit => &mut self.at_limit,
             Bar::Memory => &mut self.without_memory,
-            Bar::Kept => &mut self.kept_for_others,
+            Bar::Reserved => &mut self.kept_for_others,
         } += 1;
     }
 }

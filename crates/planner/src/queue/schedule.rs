@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use super::capacity::Capacity;
-use super::hold;
 use super::order::{Ranked, order};
 use super::reason::WaitReason;
+use super::reservation;
 use super::situation::{RunningMove, Situation, WaitingJob};
 
 /// A job that starts now.
@@ -92,7 +92,7 @@ fn decide(situation: &Situation<'_>, only_starts: bool) -> (Vec<Start>, Refused,
                 has_room = capacity.has_room(&sources);
             }
             Err(reason) => {
-                keep_for(&mut capacity, job, &ranked, &reason, situation.now_ms);
+                reserve(&mut capacity, job, &ranked, &reason, situation.now_ms);
                 refused.push((ranked.job, reason));
             }
         }
@@ -100,15 +100,15 @@ fn decide(situation: &Situation<'_>, only_starts: bool) -> (Vec<Start>, Refused,
     (starts, refused, barred)
 }
 
-fn keep_for<'a>(
+fn reserve<'a>(
     capacity: &mut Capacity<'a>,
     job: &'a WaitingJob,
     ranked: &Ranked,
     reason: &WaitReason,
     now_ms: u64,
 ) {
-    if let Some(kept) = hold::kept(job, ranked, reason, now_ms) {
-        capacity.keep(job, kept);
+    if let Some(reservation) = reservation::of(job, ranked, reason, now_ms) {
+        capacity.reserve(job, reservation);
     }
 }
 

@@ -21,7 +21,7 @@ const SPANS: u64 = 4;
 
 /// What is reserved for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum Reservation {
     /// Memory at its target. Places are of no use to it yet, and are left to others.
     Memory,
     /// Everything that it needs.
@@ -29,29 +29,29 @@ pub(super) enum Kept {
 }
 
 /// Returns what is reserved for this job.
-pub(super) fn kept(
+pub(super) fn of(
     job: &WaitingJob,
     ranked: &Ranked,
     reason: &WaitReason,
     now_ms: u64,
-) -> Option<Kept> {
+) -> Option<Reservation> {
     if !ranked.is_first || !is_of_capacity(reason) {
         return None;
     }
     let waited_ms = now_ms.saturating_sub(job.submitted_ms.max(job.not_before_ms.unwrap_or(0)));
-    if waited_ms < PATIENCE_MS || !is_keeping(now_ms) {
+    if waited_ms < PATIENCE_MS || !are_in_force(now_ms) {
         return None;
     }
     if is_of_memory(reason) {
-        return Some(Kept::Memory);
+        return Some(Reservation::Memory);
     }
     // While others of its group leave the source, it is passed over at most by these, and comes
     // after them.
-    (ranked.unserved_ms >= PATIENCE_MS).then_some(Kept::All)
+    (ranked.unserved_ms >= PATIENCE_MS).then_some(Reservation::All)
 }
 
 /// Whether reservations hold at this time.
-pub(super) fn is_keeping(now_ms: u64) -> bool {
+pub(super) fn are_in_force(now_ms: u64) -> bool {
     !(now_ms / PATIENCE_MS).is_multiple_of(SPANS)
 }
 
