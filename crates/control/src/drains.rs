@@ -5,7 +5,7 @@
 pub(crate) mod http;
 mod next;
 mod record;
-mod saved;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +26,8 @@ use godwit_planner::words::millis;
 use godwit_types::Intent;
 use next::{Cancellation, Next, next};
 use parking_lot::{RwLock, RwLockReadGuard};
-use record::{HostDrain, Legs, Way};
-use saved::{DRAINS, PARTS, SavedDrain, SavedPart, drain_of, part_id};
+use record::{DRAINS, PARTS, SavedDrain, SavedPart, drain_of, part_id};
+use state::{HostDrain, Legs, Way};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 

@@ -10,6 +10,7 @@ mod job;
 mod jobs;
 pub(crate) mod limits;
 pub(crate) mod preflight_http;
+mod record;
 mod reports;
 pub(crate) mod requests;
 mod samples;
@@ -55,7 +56,8 @@ pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<Fault>, Option
     (failure, reports::kept(report).and_then(|kept| serde_json::to_vec(&kept).ok()))
 }
 
-pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
+pub(crate) use job::{Job, Wanted, fresh_id, job_of};
+pub(crate) use record::{MOVES, SavedMove};
 
 /// Interval of scheduling when no event triggers it.
 const SCHEDULE_INTERVAL: Duration = Duration::from_millis(500);

@@ -12,7 +12,7 @@ use godwit_api::{VmInfo, VmState};
 use godwit_planner::drain::{DrainVm, Moved, PlannedMove};
 use godwit_planner::placement::Obstacle;
 
-use super::record::{HostDrain, Legs, Way};
+use super::state::{HostDrain, Legs, Way};
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::planner_input::{datastores, estimate_ms, placement_vm};
 use crate::preflight;

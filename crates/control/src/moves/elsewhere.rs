@@ -4,11 +4,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use godwit_planner::queue::lifecycle::JobState;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{OnWay, SavedMove};
+use super::job::under_way_to;
+use super::record::SavedMove;
 use crate::cluster::state::State;
 use crate::storage::planned::Planned;
+
+/// What a manager knows of a move that another manager carries out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OnWay {
+    vm: String,
+    /// Whether it has begun or is about to.
+    runs: bool,
+    /// Target of the attempt in progress.
+    target: Option<String>,
+}
+
+impl OnWay {
+    /// Returns `None` for a finished move.
+    fn of(saved: SavedMove) -> Option<OnWay> {
+        let runs = !matches!(saved.state, JobState::Waiting { .. });
+        let target = under_way_to(&saved.state).cloned();
+        (!saved.state.is_over()).then_some(OnWay { vm: saved.vm, runs, target })
+    }
+}
 
 /// Unfinished moves, while this manager does not lead.
 #[derive(Debug)]
@@ -45,7 +66,7 @@ impl Planned<MovesElsewhere> for SavedMove {
     }
 
     fn set(moves: &MovesElsewhere, id: &str, record: Option<SavedMove>) {
-        let on_way = record.and_then(SavedMove::on_way);
+        let on_way = record.and_then(OnWay::of);
         let vm = on_way.as_ref().map(|one| one.vm.clone());
         let target = on_way.as_ref().and_then(|one| one.target.clone());
         let before = match on_way {

@@ -2,17 +2,14 @@
 
 use parking_lot::Mutex;
 
+use godwit_api::MigrationRequest;
 use godwit_api::control::{CreateMove, Move, MovePriority, MoveState, Problem, ProblemCode, Waits};
-use godwit_api::{MigrationRequest, QemuEngineOptions};
-use godwit_store::records::{Record, Table};
-use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
+use godwit_types::{Progress, Report};
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::{Deserialize, Serialize};
 
+use super::record::SavedMove;
 use godwit_planner::queue::Priority;
 use godwit_planner::queue::lifecycle::JobState;
-
-pub(crate) const MOVES: Table<SavedMove> = Table::new();
 
 /// Request for a move.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,56 +43,6 @@ pub(crate) struct Job {
     pub(super) waits: Option<Waits>,
     pub(super) progress: Option<Progress>,
     pub(super) report: Option<Report>,
-}
-
-/// A job as it is saved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SavedMove {
-    vm: String,
-    from: String,
-    to: Option<String>,
-    priority: MovePriority,
-    engine: EngineKind,
-    policy: Intent,
-    page_in: PageInUse,
-    asked_by: String,
-    asked_unix_ms: u64,
-    attempts: u32,
-    started_unix_ms: Option<u64>,
-    ended_unix_ms: Option<u64>,
-    #[serde(default)]
-    qemu: QemuEngineOptions,
-    #[serde(default)]
-    to_reason: Option<String>,
-    #[serde(default)]
-    drain: Option<String>,
-    state: JobState,
-}
-
-/// What a manager knows of a move that another manager carries out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OnWay {
-    pub(crate) vm: String,
-    /// Whether it has begun or is about to.
-    pub(crate) runs: bool,
-    /// Target of the attempt in progress.
-    pub(crate) target: Option<String>,
-}
-
-impl SavedMove {
-    /// Returns `None` for a finished move.
-    pub(crate) fn on_way(self) -> Option<OnWay> {
-        let runs = !matches!(self.state, JobState::Waiting { .. });
-        let target = under_way_to(&self.state).cloned();
-        (!self.state.is_over()).then_some(OnWay { vm: self.vm, runs, target })
-    }
-}
-
-impl Record for SavedMove {
-    const KIND: &'static str = "move";
-    const PREFIX: &'static str = "moves/";
-    const VERSION: u32 = 1;
 }
 
 impl Job {
@@ -281,7 +228,8 @@ impl Job {
     }
 }
 
-fn under_way_to(state: &JobState) -> Option<&String> {
+/// Returns the target of the attempt in progress.
+pub(super) fn under_way_to(state: &JobState) -> Option<&String> {
     match state {
         JobState::Starting(attempt) | JobState::Running(attempt) => Some(&attempt.target),
         _ => None,

@@ -6,7 +6,8 @@ use godwit_types::Report;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::job::{Job, MOVES};
+use super::job::Job;
+use super::record::MOVES;
 use crate::cluster::text::beginning;
 use crate::storage::keeper::{Keeper, Writes};
 
