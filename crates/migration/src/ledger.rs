@@ -29,8 +29,9 @@ const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 /// Rate assumed before any measurement: 1 Gb/s.
 const ASSUMED_BYTES_PER_S: f64 = 125e6;
 
+/// Pages and bytes that a sweep handed to the wire, or all sweeps so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sweep {
+pub struct SentTotals {
     /// Pages sent, zero pages included.
     pub pages: u64,
     /// Zero pages among them.
@@ -42,17 +43,6 @@ pub struct Sweep {
     pub referred_pages: u64,
     /// Bytes handed to the wire.
     pub bytes: u64,
-}
-
-impl Sweep {
-    /// Adds another sweep's totals.
-    pub fn add(&mut self, other: Sweep) {
-        self.pages += other.pages;
-        self.zero_pages += other.zero_pages;
-        self.told_pages += other.told_pages;
-        self.referred_pages += other.referred_pages;
-        self.bytes += other.bytes;
-    }
 }
 
 /// Measured rates, bytes per second.
@@ -150,15 +140,14 @@ impl Ledger {
         self.padding_bytes = bytes;
     }
 
-    /// Notes that the sweep's pages are handed to the wire. The destination has not applied them
-    /// yet.
-    pub(crate) fn round_sent(&mut self, round: u32, sweep: Sweep) {
-        (self.told_pages, self.referred_pages) = (sweep.told_pages, sweep.referred_pages);
+    /// Notes that these pages are handed to the wire. The destination has not applied them yet.
+    pub(crate) fn round_sent(&mut self, round: u32, sent: SentTotals) {
+        (self.told_pages, self.referred_pages) = (sent.told_pages, sent.referred_pages);
         self.rounds.push(RoundReport {
             round,
-            pages: sweep.pages,
-            zero_pages: sweep.zero_pages,
-            bytes: sweep.bytes,
+            pages: sent.pages,
+            zero_pages: sent.zero_pages,
+            bytes: sent.bytes,
             duration_ms: 0.0,
             dirty_pages_per_s: 0.0,
             throttled_to_pages_per_s: self.throttle,
@@ -268,16 +257,16 @@ impl Ledger {
     }
 
     /// Adds what was sent in the last round, while the guest was paused, in one or two sweeps.
-    pub(crate) fn last_round(&mut self, now: Duration, round: u32, sweep: Sweep) {
+    pub(crate) fn last_round(&mut self, now: Duration, round: u32, sent: SentTotals) {
         match self.rounds.last_mut().filter(|report| report.round == round) {
             Some(report) => {
-                report.pages += sweep.pages;
-                report.zero_pages += sweep.zero_pages;
-                report.bytes += sweep.bytes;
+                report.pages += sent.pages;
+                report.zero_pages += sent.zero_pages;
+                report.bytes += sent.bytes;
             }
             None => {
                 self.round_since = now;
-                self.round_sent(round, sweep);
+                self.round_sent(round, sent);
             }
         }
     }
@@ -354,12 +343,20 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger.round_sent(
             0,
-            Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() },
+            SentTotals {
+                pages: 24_000,
+                zero_pages: 0,
+                bytes: 100_000_000,
+                ..SentTotals::default()
+            },
         );
         ledger.round_over(ms(1040), Some(ms(40)));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(1040), None);
-        ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124, ..Sweep::default() });
+        ledger.round_sent(
+            1,
+            SentTotals { pages: 1, zero_pages: 0, bytes: 4124, ..SentTotals::default() },
+        );
         ledger.round_over(ms(1080), Some(ms(40)));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
     }
@@ -372,7 +369,7 @@ mod tests {
             ledger.round_begins(ms(begins), None);
             ledger.round_sent(
                 0,
-                Sweep { pages, bytes: pages * 4096 / packed_to, ..Sweep::default() },
+                SentTotals { pages, bytes: pages * 4096 / packed_to, ..SentTotals::default() },
             );
             ledger.round_over(ms(ends), applied.then_some(ms(0)));
             let Rates { wire_bytes_per_s, carried_bytes_per_s, .. } = ledger.rates();
@@ -402,7 +399,8 @@ mod tests {
         ledger.scanned(ms(130));
         let mut round = |begins, ends, pages: u64| {
             ledger.round_begins(ms(begins), None);
-            ledger.round_sent(0, Sweep { pages, bytes: pages * 4096, ..Sweep::default() });
+            ledger
+                .round_sent(0, SentTotals { pages, bytes: pages * 4096, ..SentTotals::default() });
             ledger.round_over(ms(ends), Some(ms(0)));
             (ledger.rates().wire_bytes_per_s / 1e9).round()
         };
@@ -420,7 +418,7 @@ mod tests {
             let bytes = (pages - referred_pages) * 4096;
             ledger.round_sent(
                 0,
-                Sweep { pages, bytes, told_pages, referred_pages, ..Sweep::default() },
+                SentTotals { pages, bytes, told_pages, referred_pages, ..SentTotals::default() },
             );
             ledger.round_over(ms(ends), Some(ms(0)));
             ((ledger.rates().wire_bytes_per_s / 4096.0).round(), ledger.is_mostly_referred())
@@ -437,7 +435,7 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger.round_sent(
             1,
-            Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() },
+            SentTotals { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..SentTotals::default() },
         );
         ledger.padded(12_300_000);
         ledger.round_over(ms(204), Some(ms(40)));
@@ -446,7 +444,7 @@ mod tests {
         ledger.round_begins(ms(204), None);
         ledger.round_sent(
             2,
-            Sweep { pages: 2000, zero_pages: 0, bytes: 8_200_000, ..Sweep::default() },
+            SentTotals { pages: 2000, zero_pages: 0, bytes: 8_200_000, ..SentTotals::default() },
         );
         ledger.round_over(ms(368), Some(ms(0)));
         assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
@@ -461,7 +459,12 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger.round_sent(
             0,
-            Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() },
+            SentTotals {
+                pages: 25_600,
+                zero_pages: 0,
+                bytes: 100_000_000,
+                ..SentTotals::default()
+            },
         );
         ledger.round_over(ms(1000), Some(ms(0)));
         assert!(
@@ -481,14 +484,24 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger.round_sent(
             0,
-            Sweep { pages: 50_000, told_pages: 25_000, bytes: 103_000_000, ..Sweep::default() },
+            SentTotals {
+                pages: 50_000,
+                told_pages: 25_000,
+                bytes: 103_000_000,
+                ..SentTotals::default()
+            },
         );
         ledger.round_over(ms(1000), Some(ms(0)));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
         ledger.round_begins(ms(1000), None);
         ledger.round_sent(
             1,
-            Sweep { pages: 50_000, told_pages: 49_000, bytes: 8_000_000, ..Sweep::default() },
+            SentTotals {
+                pages: 50_000,
+                told_pages: 49_000,
+                bytes: 8_000_000,
+                ..SentTotals::default()
+            },
         );
         ledger.round_over(ms(2000), Some(ms(0)));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
@@ -501,7 +514,12 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger.round_sent(
             0,
-            Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000, ..Sweep::default() },
+            SentTotals {
+                pages: 26_000,
+                zero_pages: 1000,
+                bytes: 25_000_000,
+                ..SentTotals::default()
+            },
         );
         ledger.round_over(ms(1000), Some(ms(0)));
         let rates = ledger.rates();

@@ -30,7 +30,7 @@ pub use clock::PeerClock;
 pub use encoding::Experience;
 pub use failure::Failure;
 pub use intent::PolicySettings;
-pub use ledger::{Rates, Sweep};
+pub use ledger::{Rates, SentTotals};
 pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision,
     MOST_SWITCHOVER_BUDGET, Measured, PageIn, Policy, Throttling,

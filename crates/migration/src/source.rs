@@ -22,7 +22,7 @@ use std::time::Duration;
 use godwit_wire::Running;
 
 use crate::failure::{Failure, FailureCode};
-use crate::ledger::{Ledger, Rates, Sweep};
+use crate::ledger::{Ledger, Rates, SentTotals};
 use crate::policy::{Convergence, Decision, Measured, Policy};
 use godwit_types::{Outcome, Phase, PhaseReport, RoundReport};
 
@@ -193,8 +193,8 @@ impl Source {
                 self.ledger.sampled(now, pages);
                 Vec::new()
             }
-            (State::Sending, Event::RoundSent(sweep)) => {
-                self.ledger.round_sent(self.round, sweep);
+            (State::Sending, Event::RoundSent(sent)) => {
+                self.ledger.round_sent(self.round, sent);
                 self.to(State::Looking, vec![Action::CountRemaining])
             }
             (
@@ -224,7 +224,7 @@ impl Source {
                 );
                 self.to(State::LastPages, actions)
             }
-            (State::LastPages, Event::LastPagesSent(sweep)) => self.last_pages_sent(now, sweep),
+            (State::LastPages, Event::LastPagesSent(sent)) => self.last_pages_sent(now, sent),
             (State::LastPages, Event::DeviceStateEnded) => {
                 self.device_state_ended = true;
                 self.sweep_once_more()
@@ -275,7 +275,7 @@ impl Source {
                 self.ledger.last_round(
                     self.stopped_at.unwrap_or(now),
                     self.round,
-                    Sweep::default(),
+                    SentTotals::default(),
                 );
                 self.hand_over()
             }
@@ -481,8 +481,8 @@ impl Source {
         }
     }
 
-    fn last_pages_sent(&mut self, now: Duration, sweep: Sweep) -> Vec<Action> {
-        self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, sweep);
+    fn last_pages_sent(&mut self, now: Duration, sent: SentTotals) -> Vec<Action> {
+        self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, sent);
         if !self.first_last_pages_sent {
             self.first_last_pages_sent = true;
             self.last_pages_at = Some(now);

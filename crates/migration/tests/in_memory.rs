@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_migration::source::{
     Action as SourceAction, Event as SourceEvent, NotServed, Plan, Source, State, Verdict,
 };
-use godwit_migration::{Failure, PageIn, Policy, Sweep, destination};
+use godwit_migration::{Failure, PageIn, Policy, SentTotals, destination};
 use godwit_types::{FailureCode, Incarnation, Outcome, Ownership};
 use godwit_wire::{Begin, Running};
 
@@ -170,7 +170,7 @@ impl World {
         Err(NotSent)
     }
 
-    fn sweep(&mut self, untouched: bool) -> Sweep {
+    fn sweep(&mut self, untouched: bool) -> SentTotals {
         let pages: Vec<usize> = if untouched {
             (0..PAGES).filter(|page| !self.dirty.contains(page)).collect()
         } else {
@@ -180,7 +180,7 @@ impl World {
         let pages = content.len() as u64;
         self.pages_sent += pages;
         self.send(Word::Pages(content));
-        Sweep { pages, bytes: pages * 4128 + 2_000_000, ..Sweep::default() }
+        SentTotals { pages, bytes: pages * 4128 + 2_000_000, ..SentTotals::default() }
     }
 
     fn verdict(&self) -> Verdict {
@@ -210,8 +210,8 @@ impl World {
                 self.dirty.clear();
             }
             SourceAction::SendRound { round } => {
-                let sweep = self.sweep(round == 0);
-                self.source_events.push_back(SourceEvent::RoundSent(sweep));
+                let sent = self.sweep(round == 0);
+                self.source_events.push_back(SourceEvent::RoundSent(sent));
             }
             SourceAction::Drain => self.say(Word::RoundEnd(self.source.round()))?,
             SourceAction::CountRemaining => {
@@ -251,8 +251,8 @@ impl World {
                 self.source_events.push_back(SourceEvent::DeviceStateEnded);
             }
             SourceAction::SendLastPages { .. } => {
-                let sweep = self.sweep(false);
-                self.source_events.push_back(SourceEvent::LastPagesSent(sweep));
+                let sent = self.sweep(false);
+                self.source_events.push_back(SourceEvent::LastPagesSent(sent));
             }
             SourceAction::SendDeviceState => {
                 self.say(Word::DeviceState)?;
@@ -629,12 +629,12 @@ fn an_unknown_fact_is_not_a_refusal() {
         limit_bytes_per_s: None,
         scan: Duration::ZERO,
     };
-    let sweep = Sweep { pages: 90_000, bytes: 90_000 * 4128, ..Sweep::default() };
+    let sent = SentTotals { pages: 90_000, bytes: 90_000 * 4128, ..SentTotals::default() };
     let script = [
         SourceEvent::Connected,
         SourceEvent::PeerReady,
         counted(9),
-        SourceEvent::RoundSent(sweep),
+        SourceEvent::RoundSent(sent),
         counted(90_000),
         SourceEvent::PageInReady { able: true },
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
@@ -675,7 +675,7 @@ fn silence_after_the_commit_is_doubt() {
     let mut source =
         Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false });
     let second = Duration::from_secs(1);
-    let sweep = Sweep { pages: 1, bytes: 5000, ..Sweep::default() };
+    let sent = SentTotals { pages: 1, bytes: 5000, ..SentTotals::default() };
     let script = [
         SourceEvent::Connected,
         SourceEvent::PeerReady,
@@ -685,7 +685,7 @@ fn silence_after_the_commit_is_doubt() {
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
         },
-        SourceEvent::RoundSent(sweep),
+        SourceEvent::RoundSent(sent),
         SourceEvent::RemainingCounted {
             pages: 1,
             round_trip: Duration::ZERO,
@@ -700,9 +700,9 @@ fn silence_after_the_commit_is_doubt() {
             scan: Duration::ZERO,
         },
         SourceEvent::GuestStopped,
-        SourceEvent::LastPagesSent(sweep),
+        SourceEvent::LastPagesSent(sent),
         SourceEvent::DeviceStateEnded,
-        SourceEvent::LastPagesSent(sweep),
+        SourceEvent::LastPagesSent(sent),
     ];
     let actions: Vec<_> = script.into_iter().flat_map(|event| source.on(second, event)).collect();
     assert_eq!(actions.last(), Some(&SourceAction::SendCommit));

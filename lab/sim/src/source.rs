@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use godwit_migration::handover::{KeptPagesFate, Role, Standing, fate_of_kept_pages};
 use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
-use godwit_migration::{Failure, Sweep};
+use godwit_migration::{Failure, SentTotals};
 use godwit_types::{FailureCode, Outcome, Ownership};
 use godwit_wire::Running;
 
@@ -129,8 +129,8 @@ impl World {
     }
 
     /// Sends dirty pages (or, in round 0, the others).
-    fn sweep(&mut self, host: HostId, untouched: bool) -> Sweep {
-        let Some(process) = &mut self.hosts[host].process else { return Sweep::default() };
+    fn sweep(&mut self, host: HostId, untouched: bool) -> SentTotals {
+        let Some(process) = &mut self.hosts[host].process else { return SentTotals::default() };
         let pages: Vec<usize> = if untouched {
             (0..process.memory.len()).filter(|page| !process.dirty.contains(page)).collect()
         } else {
@@ -146,7 +146,7 @@ impl World {
             // A data stream: the driver learns of its end from the control stream.
             let _ = self.tell_peer(host, Word::Pages(content));
         }
-        Sweep { pages: count, bytes: count * 4128 + SWEEP_BYTES, ..Sweep::default() }
+        SentTotals { pages: count, bytes: count * 4128 + SWEEP_BYTES, ..SentTotals::default() }
     }
 
     fn tell_peer(&mut self, host: HostId, word: Word) -> Result<(), NotSent> {
@@ -182,8 +182,8 @@ impl World {
                 }
             }
             Action::SendRound { round } => {
-                let sweep = self.sweep(host, round == 0 && !resumes);
-                self.source_takes(host, Event::RoundSent(sweep));
+                let sent = self.sweep(host, round == 0 && !resumes);
+                self.source_takes(host, Event::RoundSent(sent));
             }
             Action::Drain => self.tell_peer(host, Word::RoundEnd(round))?,
             Action::CountRemaining => {
@@ -204,8 +204,8 @@ impl World {
             Action::BeginSwitchover { page_in } => self.begin_switchover(host, page_in),
             Action::WriteDeviceState => self.write_device_state(host),
             Action::SendLastPages { .. } => {
-                let sweep = self.sweep(host, false);
-                self.source_takes(host, Event::LastPagesSent(sweep));
+                let sent = self.sweep(host, false);
+                self.source_takes(host, Event::LastPagesSent(sent));
             }
             Action::SendDeviceState => {
                 self.tell_peer(host, Word::StateFed)?;

@@ -14,8 +14,8 @@
 
 mod full_size;
 pub(crate) mod lanes;
-pub(crate) mod line;
 pub(crate) mod pings;
+pub(crate) mod stream_state;
 mod totals;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -27,9 +27,9 @@ use godwit_wire::PagesEnd;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::board::{Board, Misaccounted, Unit};
-use crate::ledger::Sweep;
-use line::{LanePace, Line, Quota, Waits};
+use crate::ledger::SentTotals;
 use pings::Pings;
+use stream_state::{LanePace, Quota, StreamState, Waits};
 use totals::Totals;
 
 /// Units queued per stream: enough to keep it busy, and few enough that pages are sent soon after
@@ -66,13 +66,13 @@ struct State {
     sealed: bool,
     /// Streams closed meanwhile, with the units that were applied.
     closed_meanwhile: Vec<(u16, u64)>,
-    /// Lines by the streams' numbers on the board.
-    lines: Vec<Line>,
+    /// Streams by their numbers on the board.
+    streams: Vec<StreamState>,
     /// Whether a stream had nothing to do since the last query.
     starved: bool,
-    /// Whether work of a broken stream is being done, or was done in this round, again: memory is
-    /// then read that was taken before.
-    gave_back: bool,
+    /// Whether work of a broken stream is being done, or was done in this round, again: streams
+    /// then read pages that an earlier take returned.
+    reads_taken_pages: bool,
 }
 
 impl State {
@@ -83,9 +83,10 @@ impl State {
 
     /// Returns whether everything has been handed to the wire.
     fn is_sent(&self) -> bool {
-        let owes =
-            |(stream, line): (usize, &Line)| line.quota.owed() > 0 && !self.board.is_broken(stream);
-        self.board.is_sent() && !self.lines.iter().enumerate().any(owes)
+        let owes = |(stream, one): (usize, &StreamState)| {
+            one.quota.owed() > 0 && !self.board.is_broken(stream)
+        };
+        self.board.is_sent() && !self.streams.iter().enumerate().any(owes)
     }
 
     /// Returns whether the destination has applied everything, padding included.
@@ -96,15 +97,15 @@ impl State {
     /// Notes progress of the stream: its wait begins anew if data is in flight.
     fn came_on(&mut self, stream: usize) {
         let waits = self.board.under_way(stream) > 0;
-        self.lines[stream].waits =
+        self.streams[stream].waits =
             waits.then(|| Waits { since: Instant::now(), carried_bytes: None });
     }
 
     fn break_off(&mut self, stream: usize, why: &str) {
         self.board.broken(stream);
-        let line = &mut self.lines[stream];
-        line.failure.get_or_insert_with(|| why.to_owned());
-        if let Some(stream) = &line.stream {
+        let one = &mut self.streams[stream];
+        one.failure.get_or_insert_with(|| why.to_owned());
+        if let Some(stream) = &one.stream {
             stream.close();
         }
     }
@@ -145,8 +146,8 @@ impl Dispatch {
     pub(crate) fn set_round(&self, round: u32) {
         self.round.store(round, Ordering::Relaxed);
         let mut state = self.lock();
-        state.lines.iter_mut().for_each(|line| line.quota = Quota::default());
-        state.gave_back &= !state.board.is_sent();
+        state.streams.iter_mut().for_each(|one| one.quota = Quota::default());
+        state.reads_taken_pages &= !state.board.is_sent();
     }
 
     /// Returns the round, and whether the guest is paused.
@@ -154,10 +155,10 @@ impl Dispatch {
         (self.round.load(Ordering::Relaxed), self.hurry.load(Ordering::Relaxed))
     }
 
-    /// Returns whether memory may be read in this round that was taken in an earlier one, or before
-    /// it was given back.
-    pub(crate) fn gave_back(&self) -> bool {
-        self.lock().gave_back
+    /// Returns whether a stream may still read pages that an earlier take returned: memory must not
+    /// change over to the throttle meanwhile.
+    pub(crate) fn reads_taken_pages(&self) -> bool {
+        self.lock().reads_taken_pages
     }
 
     /// Notes that the guest is paused from now on: no more trials. `paces`: how it continues on the
@@ -167,10 +168,10 @@ impl Dispatch {
     pub(crate) fn hurry(&self, paces: &[Option<LanePace>], fullest_chunk_pages: u64) {
         self.hurry.store(true, Ordering::Relaxed);
         let mut state = self.lock();
-        let State { board, lines, .. } = &mut *state;
-        for line in lines {
-            line.most_unacked =
-                paces.get(line.lane).copied().flatten().map(|pace| pace.most_unacked_bytes);
+        let State { board, streams, .. } = &mut *state;
+        for one in streams {
+            one.most_unacked =
+                paces.get(one.lane).copied().flatten().map(|pace| pace.most_unacked_bytes);
         }
         if let Some(pages) = paces.iter().flatten().map(|pace| pace.chunk_pages).min() {
             board.cut_finer(pages.saturating_mul(CHUNK_PAGES) / fullest_chunk_pages.max(1));
@@ -193,16 +194,16 @@ impl Dispatch {
     /// does not wait for them.
     pub(crate) fn pad(&self, bytes: u64) {
         let mut state = self.lock();
-        let State { board, lines, .. } = &mut *state;
-        let able = lines
+        let State { board, streams, .. } = &mut *state;
+        let able = streams
             .iter_mut()
             .enumerate()
-            .filter(|(stream, line)| line.ready && !board.is_broken(*stream));
-        let able: Vec<_> = able.map(|(_, line)| line).collect();
+            .filter(|(stream, one)| one.ready && !board.is_broken(*stream));
+        let able: Vec<_> = able.map(|(_, one)| one).collect();
         // Work is taken by the chunk: one of two streams may have to send most of it.
         let share = bytes * 3 / 2 / able.len().max(1) as u64;
-        for line in able {
-            line.quota.least = share.min(bytes);
+        for one in able {
+            one.quota.least = share.min(bytes);
         }
         self.work.notify_all();
     }
@@ -223,7 +224,7 @@ impl Dispatch {
             if state.over || state.board.is_broken(stream) {
                 return Work::Over;
             }
-            if state.board.waiting() > 0 && state.lines[stream].is_full() {
+            if state.board.waiting() > 0 && state.streams[stream].is_full() {
                 // Other, faster streams may take it meanwhile.
                 self.work.wait_for(&mut state, FULL_INTERVAL);
                 continue;
@@ -234,7 +235,7 @@ impl Dispatch {
                 state.room_awaited &= !makes_room;
                 return Work::Unit { unit, makes_room };
             }
-            let owed = state.lines[stream].quota.owed();
+            let owed = state.streams[stream].quota.owed();
             if owed > 0 {
                 state.board.take_empty(stream);
                 state.came_on(stream);
@@ -252,7 +253,7 @@ impl Dispatch {
     /// Notes that a unit was written. Returns whether everything has been handed to the wire.
     pub(crate) fn written(&self, stream: usize, bytes: u64) -> bool {
         let mut state = self.lock();
-        state.lines[stream].quota.sent += bytes;
+        state.streams[stream].quota.sent += bytes;
         state.board.written(stream);
         state.is_sent()
     }
@@ -275,7 +276,7 @@ impl Dispatch {
         let mut state = self.lock();
         if state.sealed {
             // The destination knows what it was promised, and refuses if that does not arrive.
-            let known = usize::from(stream) < state.lines.len();
+            let known = usize::from(stream) < state.streams.len();
             if known && state.closed_meanwhile.iter().all(|(other, _)| *other != stream) {
                 state.closed_meanwhile.push((stream, units));
             }
@@ -284,10 +285,10 @@ impl Dispatch {
         if !state.board.closed(stream, units)? {
             return Ok(Closing::Nothing);
         }
-        state.gave_back = true;
-        let line = &mut state.lines[usize::from(stream)];
+        state.reads_taken_pages = true;
+        let one = &mut state.streams[usize::from(stream)];
         // If this side noticed first, it knows more.
-        line.failure.get_or_insert_with(|| "the destination takes no more of it".to_owned());
+        one.failure.get_or_insert_with(|| "the destination takes no more of it".to_owned());
         self.work.notify_all();
         Ok(Closing::GivenBack { live: state.board.live() })
     }
@@ -307,8 +308,8 @@ impl Dispatch {
 
     /// Returns the totals sent since the start: pages of units, zero pages, bytes of the data
     /// streams.
-    pub(crate) fn sent(&self) -> Sweep {
-        Sweep {
+    pub(crate) fn sent(&self) -> SentTotals {
+        SentTotals {
             pages: self.lock().board.pages(),
             zero_pages: self.totals.zero_pages(),
             told_pages: self.totals.encodings().told_pages(),
@@ -335,7 +336,7 @@ impl Dispatch {
         let mut state = self.lock();
         state.sealed = false;
         for (stream, units) in std::mem::take(&mut state.closed_meanwhile) {
-            state.gave_back |= state.board.closed(stream, units)?;
+            state.reads_taken_pages |= state.board.closed(stream, units)?;
         }
         Ok(state.board.live())
     }
@@ -353,7 +354,7 @@ impl Dispatch {
         self.connecting.end();
         let mut state = self.lock();
         state.over = true;
-        state.lines.iter().filter_map(|line| line.stream.as_ref()).for_each(Stream::close);
+        state.streams.iter().filter_map(|one| one.stream.as_ref()).for_each(Stream::close);
         self.work.notify_all();
     }
 }

@@ -78,10 +78,18 @@ enum Route {
 struct FirstVisit {
     begun: Instant,
     chunks: VecDeque<Stretch>,
-    /// Deferred chunks and the number of their dirty pages; `None` while they are visited.
-    put_off: Option<Vec<(u64, Stretch)>>,
+    pass: Pass,
     visited_pages: u64,
     is_sampled: bool,
+}
+
+/// Which chunks round 0 visits.
+#[derive(Debug)]
+enum Pass {
+    /// All of them. Those with dirty pages are deferred, with the number of these pages.
+    First { deferred: Vec<(u64, Stretch)> },
+    /// The deferred ones.
+    Deferred,
 }
 
 /// Result of a step.
@@ -110,7 +118,7 @@ impl Sweeping {
             Scope::Untouched => Route::Untouched(FirstVisit {
                 begun: Instant::now(),
                 chunks: chunks(regions, chunk_pages, begin_at),
-                put_off: Some(Vec::new()),
+                pass: Pass::First { deferred: Vec::new() },
                 visited_pages: 0,
                 is_sampled: false,
             }),
@@ -146,17 +154,18 @@ impl Route {
 
 impl FirstVisit {
     fn is_over(&self) -> bool {
-        self.chunks.is_empty() && self.put_off.as_ref().is_none_or(Vec::is_empty)
+        let has_deferred = matches!(&self.pass, Pass::First { deferred } if !deferred.is_empty());
+        self.chunks.is_empty() && !has_deferred
     }
 
-    /// Returns the next chunk, and whether it may be deferred.
-    fn next(&mut self) -> Option<(Stretch, bool)> {
-        if self.chunks.is_empty() {
-            let mut put_off = self.put_off.take()?;
-            put_off.sort_by_key(|(dirty_pages, _)| *dirty_pages);
-            self.chunks = put_off.into_iter().map(|(_, chunk)| chunk).collect();
+    fn next(&mut self) -> Option<Stretch> {
+        if self.chunks.is_empty()
+            && let Pass::First { mut deferred } = std::mem::replace(&mut self.pass, Pass::Deferred)
+        {
+            deferred.sort_by_key(|(dirty_pages, _)| *dirty_pages);
+            self.chunks = deferred.into_iter().map(|(_, chunk)| chunk).collect();
         }
-        Some((self.chunks.pop_front()?, self.put_off.is_some()))
+        self.chunks.pop_front()
     }
 }
 
@@ -171,7 +180,7 @@ impl<T: Tracking> Sweeper<'_, T> {
                     }
                     self.visit(visit)?
                 }
-                Route::Dirty(left) => self.dirty_memory(left, sweep.chunk_pages)?,
+                Route::Dirty(left) => self.next_units(left, sweep.chunk_pages)?,
             };
             let Some(found) = next else {
                 self.heat.swept();
@@ -190,11 +199,13 @@ impl<T: Tracking> Sweeper<'_, T> {
 
     /// Visits the next chunk of round 0. Returns its unit, or `None` at the end.
     fn visit(&mut self, visit: &mut FirstVisit) -> Result<Option<Vec<Unit>>, Failure> {
-        let Some((chunk, may_wait)) = visit.next() else { return Ok(None) };
+        let Some(chunk) = visit.next() else { return Ok(None) };
         let Stretch { block, pages } = chunk;
         let dirty = self.look(block, pages)?;
-        if let Some(put_off) = visit.put_off.as_mut().filter(|_| may_wait && !dirty.is_empty()) {
-            put_off.push((page_count(&dirty), chunk));
+        if let Pass::First { deferred } = &mut visit.pass
+            && !dirty.is_empty()
+        {
+            deferred.push((page_count(&dirty), chunk));
             return Ok(Some(Vec::new()));
         }
         self.heat.found(block, &dirty);
@@ -216,13 +227,13 @@ impl<T: Tracking> Sweeper<'_, T> {
     }
 
     /// Takes the next dirty pages. Returns `None` at the end.
-    fn dirty_memory(
+    fn next_units(
         &mut self,
         left: &mut VecDeque<Stretch>,
         chunk_pages: u64,
     ) -> Result<Option<Vec<Unit>>, Failure> {
         let Some(Stretch { block, pages }) = left.front_mut() else { return Ok(None) };
-        let (next, units) = self.dirty(*block, *pages, chunk_pages)?;
+        let (next, units) = self.take_units(*block, *pages, chunk_pages)?;
         *pages = PageRange::between(next, pages.end());
         if pages.is_empty() {
             left.pop_front();
@@ -250,27 +261,27 @@ impl<T: Tracking> Sweeper<'_, T> {
             .map_err(|error| memory_failure(&error))
     }
 
-    /// Returns the next dirty pages, by chunk, and the page to go on from.
-    fn dirty(
+    /// Takes the next dirty pages of a block. Returns the page to go on from, and the units.
+    fn take_units(
         &mut self,
         block: u16,
         rest: PageRange,
         chunk_pages: u64,
     ) -> Result<(u64, Vec<Unit>), Failure> {
         let mut found = Vec::new();
-        let may_grow = !self.dispatch.gave_back();
+        let may_grow = !self.dispatch.reads_taken_pages();
         self.tracker.let_grow(may_grow);
         let next = self.take_dirty(block, rest, SCAN_PAGES, &mut found)?;
-        if may_grow && self.dispatch.gave_back() {
+        if may_grow && self.dispatch.reads_taken_pages() {
             // A stream may have read memory that changed over to the throttle just now, so all of
             // it counts as written.
             found.extend(self.tracker.changed_over());
             normalise(&mut found);
         }
         self.heat.found(block, &found);
-        let dirty = found.len();
+        let dirty_runs = found.len();
         self.referring.take(block, PageRange::between(rest.first, next), &mut found);
-        if found.len() > dirty {
+        if found.len() > dirty_runs {
             normalise(&mut found);
         }
         let mut units: Vec<Unit> = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_wire::Running;
 
 use crate::failure::Failure;
-use crate::ledger::Sweep;
+use crate::ledger::SentTotals;
 
 /// Input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub enum Event {
         pages: u64,
     },
     /// The requested sweep is handed to the wire.
-    RoundSent(Sweep),
+    RoundSent(SentTotals),
     /// The destination has applied the round.
     RoundApplied {
         round: u32,
@@ -43,7 +43,7 @@ pub enum Event {
     /// The hypervisor has written all of the device state.
     DeviceStateEnded,
     /// The last pages requested are handed to the wire.
-    LastPagesSent(Sweep),
+    LastPagesSent(SentTotals),
     /// The kernel has taken all of the commit: the answer to [`Action::SendCommit`].
     CommitSent,
     /// The destination runs the guest.

@@ -3,15 +3,15 @@
 
 use godwit_lanes::{Carries, Stream};
 
-use super::line::{FullSize, Line};
+use super::stream_state::{FullSize, StreamState};
 use super::{Dispatch, State};
 
 impl State {
-    fn full_size(&self, lane: usize) -> impl Iterator<Item = (usize, &Line)> {
-        let is_one = move |(stream, line): &(usize, &Line)| {
-            line.lane == lane && line.carries == Carries::Pages && !self.board.is_broken(*stream)
+    fn full_size(&self, lane: usize) -> impl Iterator<Item = (usize, &StreamState)> {
+        let is_one = move |(stream, one): &(usize, &StreamState)| {
+            one.lane == lane && one.carries == Carries::Pages && !self.board.is_broken(*stream)
         };
-        self.lines.iter().enumerate().filter(is_one)
+        self.streams.iter().enumerate().filter(is_one)
     }
 }
 
@@ -21,7 +21,7 @@ impl Dispatch {
         let connected: Vec<(usize, Stream)> = self
             .lock()
             .full_size(lane)
-            .filter_map(|(stream, line)| Some((stream, line.stream.clone()?)))
+            .filter_map(|(stream, one)| Some((stream, one.stream.clone()?)))
             .collect();
         // The kernel is queried without the lock: the query may have to wait for a sender.
         let look = |(stream, socket): (usize, Stream)| FullSize {
@@ -35,7 +35,7 @@ impl Dispatch {
     /// Returns whether the destination has welcomed a stream, or `None` if it is broken.
     pub(crate) fn is_ready(&self, stream: usize) -> Option<bool> {
         let state = self.lock();
-        (!state.board.is_broken(stream)).then(|| state.lines[stream].ready)
+        (!state.board.is_broken(stream)).then(|| state.streams[stream].ready)
     }
 
     /// Breaks all streams of the lane with full-size segments, because such segments are lost.
@@ -43,13 +43,13 @@ impl Dispatch {
         let mut state = self.lock();
         let broken: Vec<usize> = state.full_size(lane).map(|(stream, _)| stream).collect();
         for &number in &broken {
-            let line = &mut state.lines[number];
-            let socket = line.stream.as_ref();
-            line.vanishing_mtu = socket.and_then(|socket| socket.path_mtu().ok());
+            let one = &mut state.streams[number];
+            let socket = one.stream.as_ref();
+            one.vanishing_mtu = socket.and_then(|socket| socket.path_mtu().ok());
             let way =
                 socket.and_then(|socket| Some((socket.local().ok()?.ip(), socket.peer().ip())));
             let why =
-                what_vanishes(way.map(|(from, to)| format!("{from} → {to}")), line.vanishing_mtu);
+                what_vanishes(way.map(|(from, to)| format!("{from} → {to}")), one.vanishing_mtu);
             tracing::warn!(
                 stream = number,
                 why,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use godwit_lanes::{Carries, Stream};
 use godwit_types::LaneProgress;
 
-use super::line::{Line, Quota, Waits};
+use super::stream_state::{Quota, StreamState, Waits};
 use super::{Dispatch, State};
 use crate::scaler::LaneSample;
 
@@ -25,7 +25,7 @@ impl Dispatch {
     /// Adds a stream of a lane and returns its number on the board.
     pub(crate) fn open(&self, lane: usize, carries: Carries) -> usize {
         let mut state = self.lock();
-        state.lines.push(Line {
+        state.streams.push(StreamState {
             lane,
             carries,
             stream: None,
@@ -41,13 +41,13 @@ impl Dispatch {
 
     /// Returns the number of streams that were ever added.
     pub(crate) fn streams(&self) -> usize {
-        self.lock().lines.len()
+        self.lock().streams.len()
     }
 
     /// Returns the lane of a stream, and the stream's purpose.
     pub(crate) fn way_of(&self, stream: usize) -> (usize, Carries) {
-        let line = &self.lock().lines[stream];
-        (line.lane, line.carries)
+        let one = &self.lock().streams[stream];
+        (one.lane, one.carries)
     }
 
     /// Notes that the stream is connected: the end of the migration closes it.
@@ -56,12 +56,12 @@ impl Dispatch {
         if state.over {
             stream.close();
         }
-        state.lines[number].stream = Some(stream.clone());
+        state.streams[number].stream = Some(stream.clone());
     }
 
     /// Notes that the destination has welcomed the stream.
     pub(crate) fn ready(&self, number: usize) {
-        self.lock().lines[number].ready = true;
+        self.lock().streams[number].ready = true;
     }
 
     /// Breaks and returns streams that have had data in flight for longer than `limit` without
@@ -77,7 +77,7 @@ impl Dispatch {
         let mut state = self.lock();
         let mut stalled = Vec::new();
         for (number, bytes, is_held) in carried {
-            let Some(waits) = &mut state.lines[number].waits else { continue };
+            let Some(waits) = &mut state.streams[number].waits else { continue };
             if is_held || waits.carried_bytes != Some(bytes) {
                 *waits = Waits { since: Instant::now(), carried_bytes: Some(bytes) };
             } else if waits.since.elapsed() > limit {
@@ -98,30 +98,30 @@ impl Dispatch {
     /// Returns the streams with data in flight, if another stream could do their work.
     fn stallable(&self) -> Vec<(usize, Stream)> {
         let state = self.lock();
-        let State { board, lines, sealed, .. } = &*state;
-        let live = || lines.iter().enumerate().filter(|(stream, _)| !board.is_broken(*stream));
-        if *sealed || !live().any(|(stream, line)| board.under_way(stream) == 0 && line.ready) {
+        let State { board, streams, sealed, .. } = &*state;
+        let live = || streams.iter().enumerate().filter(|(stream, _)| !board.is_broken(*stream));
+        if *sealed || !live().any(|(stream, one)| board.under_way(stream) == 0 && one.ready) {
             return Vec::new();
         }
-        let waiting = live().filter(|(_, line)| line.waits.is_some());
-        waiting.filter_map(|(stream, line)| Some((stream, line.stream.clone()?))).collect()
+        let waiting = live().filter(|(_, one)| one.waits.is_some());
+        waiting.filter_map(|(stream, one)| Some((stream, one.stream.clone()?))).collect()
     }
 
     /// Returns the state of each lane, and whether there has been work at every moment since the
     /// last call.
     pub(crate) fn look(&self, lanes: usize) -> (Vec<LaneSample>, bool) {
-        let streams: Vec<_> = self.lock().lines.iter().map(|line| line.stream.clone()).collect();
+        let streams: Vec<_> = self.lock().streams.iter().map(|one| one.stream.clone()).collect();
         // The kernel is queried without the lock: the query may have to wait for a sender.
         let carried: Vec<_> =
             streams.iter().map(|stream| stream.as_ref().map_or(0, Stream::carried_bytes)).collect();
         let mut state = self.lock();
         let mut samples = vec![LaneSample::default(); lanes];
-        for (stream, line) in state.lines.iter().enumerate() {
-            let sample = &mut samples[line.lane];
+        for (stream, one) in state.streams.iter().enumerate() {
+            let sample = &mut samples[one.lane];
             sample.bytes += carried.get(stream).copied().unwrap_or(0);
             if !state.board.is_broken(stream) {
                 sample.streams += 1;
-                sample.connecting |= !line.ready;
+                sample.connecting |= !one.ready;
             }
         }
         (samples, !std::mem::take(&mut state.starved))
@@ -131,12 +131,12 @@ impl Dispatch {
     pub(crate) fn lane_figures(&self, lanes: usize) -> Vec<LaneFigures> {
         let state = self.lock();
         let mut figures = vec![LaneFigures::default(); lanes];
-        for line in &state.lines {
-            let figures = &mut figures[line.lane];
-            figures.bytes += line.sent_bytes();
-            figures.streams += u32::from(line.ready);
-            figures.broken.extend(line.failure.clone());
-            figures.vanishing_mtu = figures.vanishing_mtu.max(line.vanishing_mtu);
+        for one in &state.streams {
+            let figures = &mut figures[one.lane];
+            figures.bytes += one.sent_bytes();
+            figures.streams += u32::from(one.ready);
+            figures.broken.extend(one.failure.clone());
+            figures.vanishing_mtu = figures.vanishing_mtu.max(one.vanishing_mtu);
         }
         figures
     }
@@ -144,12 +144,12 @@ impl Dispatch {
     /// Returns the progress of each lane that has streams; its addresses are not known here.
     pub(crate) fn lanes(&self) -> Vec<LaneProgress> {
         let state = self.lock();
-        let count = state.lines.iter().map(|line| line.lane + 1).max().unwrap_or(0);
+        let count = state.streams.iter().map(|one| one.lane + 1).max().unwrap_or(0);
         let mut lanes = vec![LaneProgress::default(); count];
-        for line in &state.lines {
-            let lane = &mut lanes[line.lane];
-            lane.bytes += line.sent_bytes();
-            lane.streams += u32::from(line.ready && line.failure.is_none());
+        for one in &state.streams {
+            let lane = &mut lanes[one.lane];
+            lane.bytes += one.sent_bytes();
+            lane.streams += u32::from(one.ready && one.failure.is_none());
         }
         lanes
     }
@@ -159,11 +159,11 @@ impl Dispatch {
     /// of ms on a slow wire.
     pub(crate) fn burst(&self) {
         let state = self.lock();
-        state.lines.iter().filter_map(|line| line.stream.as_ref()).for_each(Stream::send_in_bursts);
+        state.streams.iter().filter_map(|one| one.stream.as_ref()).for_each(Stream::send_in_bursts);
     }
 
     /// Returns the bytes handed to the data streams so far, including padding and current units.
     pub(crate) fn handed_bytes(&self) -> u64 {
-        self.lock().lines.iter().map(Line::sent_bytes).sum()
+        self.lock().streams.iter().map(StreamState::sent_bytes).sum()
     }
 }

@@ -128,15 +128,15 @@ fn only_pings_that_were_sent_are_answered() {
 fn returned_work_is_tracked_until_it_is_sent_again() {
     let ((busy, _far), (idle, _other)) = (ends(), ends());
     let dispatch = one_of_two_busy(&busy, &idle);
-    assert!(!dispatch.gave_back());
+    assert!(!dispatch.reads_taken_pages());
     assert_eq!(dispatch.closed(0, 0), Ok(Closing::GivenBack { live: 1 }));
     dispatch.set_round(1);
-    assert!(dispatch.gave_back(), "it has not been sent again");
+    assert!(dispatch.reads_taken_pages(), "it has not been sent again");
     assert!(matches!(dispatch.take(1), Work::Unit { .. }));
     assert!(dispatch.written(1, 4096));
-    assert!(dispatch.gave_back(), "its round goes on");
+    assert!(dispatch.reads_taken_pages(), "its round goes on");
     dispatch.set_round(2);
-    assert!(!dispatch.gave_back());
+    assert!(!dispatch.reads_taken_pages());
 }
 
 #[test]

@@ -167,8 +167,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
                 self.awaited = None;
-                let sweep = self.memory.sent(self.dispatch);
-                self.take(at, Event::RoundSent(sweep));
+                let sent = self.memory.sent(self.dispatch);
+                self.take(at, Event::RoundSent(sent));
             }
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.windows.are_open() => {
                 self.awaited = None;
@@ -183,8 +183,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     return;
                 }
                 self.awaited = None;
-                let sweep = self.memory.sent(self.dispatch);
-                self.take(at, Event::LastPagesSent(sweep));
+                let sent = self.memory.sent(self.dispatch);
+                self.take(at, Event::LastPagesSent(sent));
             }
             _ => {}
         }

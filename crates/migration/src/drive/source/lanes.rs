@@ -12,7 +12,7 @@ use super::narrow::{Beside, Narrowness, Step};
 use super::streams::wire_number;
 use crate::drive::dispatch::Dispatch;
 use crate::drive::dispatch::lanes::LaneFigures;
-use crate::drive::dispatch::line::LanePace;
+use crate::drive::dispatch::stream_state::LanePace;
 use crate::scaler::{LaneSample, Scaler, first_streams};
 
 /// Longest time that a data stream with data in flight makes no progress, while another has nothing

@@ -12,7 +12,7 @@ use crate::drive::referring::Referring;
 use crate::drive::sweep::{Scope, SweepStep, Sweeper, Sweeping};
 use crate::drive::tracking::Tracking;
 use crate::failure::Failure;
-use crate::ledger::Sweep;
+use crate::ledger::SentTotals;
 use crate::reference::PageBits;
 
 pub(super) struct Memory<'a> {
@@ -27,7 +27,7 @@ pub(super) struct Memory<'a> {
     /// The sweep under way.
     sweeping: Option<Sweeping>,
     /// Totals sent before the current sweep.
-    counted: Sweep,
+    counted: SentTotals,
     /// Remaining pages as last counted, for progress.
     pub(super) remaining_pages: u64,
     /// Most of them in one chunk.
@@ -51,7 +51,7 @@ impl<'a> Memory<'a> {
             sends_all,
             unswept,
             sweeping: None,
-            counted: Sweep::default(),
+            counted: SentTotals::default(),
             remaining_pages: 0,
             fullest_chunk_pages: 0,
         }
@@ -118,10 +118,10 @@ impl<'a> Memory<'a> {
     }
 
     /// Returns what has been sent since the last call.
-    pub(super) fn sent(&mut self, dispatch: &Dispatch) -> Sweep {
+    pub(super) fn sent(&mut self, dispatch: &Dispatch) -> SentTotals {
         let sent = dispatch.sent();
         let before = std::mem::replace(&mut self.counted, sent);
-        Sweep {
+        SentTotals {
             // Work that a broken stream gives back is counted when it is sent again.
             pages: sent.pages.saturating_sub(before.pages),
             zero_pages: sent.zero_pages - before.zero_pages,

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use crate::drive::dispatch::line::FullSize;
+use crate::drive::dispatch::stream_state::FullSize;
 
 /// So many consecutive timeouts are suspicious: 1.4 s on a near path.
 const SUSPICIOUS_TIMEOUTS: u8 = 3;

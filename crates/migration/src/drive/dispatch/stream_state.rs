@@ -1,4 +1,4 @@
-//! A data stream as the driver sees it.
+//! State of a data stream, and limits that apply to it.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ pub(crate) struct LanePace {
 
 /// Data stream as the driver sees it.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct StreamState {
     pub(super) lane: usize,
     pub(super) carries: Carries,
     /// Set once the stream is connected.
@@ -55,7 +55,7 @@ impl Quota {
     }
 }
 
-impl Line {
+impl StreamState {
     /// Returns the bytes handed to the kernel so far, including those of the current unit.
     pub(super) fn sent_bytes(&self) -> u64 {
         self.stream.as_ref().map_or(0, Stream::sent_bytes)
