@@ -3,6 +3,7 @@
 //!
 //! Files here do not use this one, which only names what others may use.
 
+mod announcing;
 mod contents;
 mod destination;
 mod device_state;
@@ -21,7 +22,7 @@ mod tracking;
 
 pub use crate::destination::MOST_DEVICE_STATE_BYTES;
 pub use crate::failure::lane_failure;
-pub use contents::{Beside, Offer};
+pub use announcing::{Beside, Offer};
 pub use destination::{DestinationJob, receive};
 pub use dispatch::lanes::LaneFigures;
 pub use handshake::{Connect, Hello, WelcomedStream, say_hello, welcome};

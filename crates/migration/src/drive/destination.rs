@@ -5,14 +5,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
+use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{MissingPages, PageRange, Region};
 use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, Running};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::contents::{Contents, Offer, Teller};
+use super::announcing::{Offer, Teller};
+use super::contents::Contents;
 use super::handshake::WelcomedStream;
 use super::hypervisor::DestinationHypervisor;
 use super::intake::{Input, Intake};
@@ -84,37 +86,12 @@ pub fn receive<H: DestinationHypervisor>(
                 rest.go_on(&sender, &teller, || intake.is_over());
             }
         });
-        scope.spawn(|| {
-            // Longer than data streams are accepted: streams for page-in may be waiting when the
-            // last page has arrived.
-            while !is_over.load(Ordering::SeqCst) {
-                let Some(stream) = accept() else { continue };
-                if stream.number > MAX_STREAMS {
-                    admit_page_in(&page_in, stream);
-                } else if let Some(reader) = intake.admit(stream) {
-                    let number = reader.number();
-                    let thread = std::thread::Builder::new().name("data-stream".to_owned());
-                    if let Err(error) = thread.spawn_scoped(scope, move || reader.run()) {
-                        intake.not_read(number, &error);
-                    }
-                }
-            }
-        });
+        scope.spawn(|| accept_streams(scope, accept, intake, &page_in, &is_over));
         let ending = driver.until_ended(&inbox, cancel);
         intake.end();
         is_over.store(true, Ordering::SeqCst);
         driver.go_on = None;
-        // The last message must arrive: closing with unread bytes would reset the connection. So
-        // the source closes first.
-        control.finish_sending();
-        let limit = Instant::now() + CLOSE_LIMIT;
-        while Instant::now() < limit && !reading.is_finished() {
-            // Any further message of the source is too late.
-            let _ = inbox.recv_timeout(CLOSE_INTERVAL);
-        }
-        control.close();
-        // A reader that waits for room here returns as well.
-        drop(inbox);
+        close_control(&control, inbox, &reading);
         intake.until_read();
         let page_in = place_of(&page_in).page_in.take();
         let has_begun = |page_in: &Arc<PagingIn>| page_in.has_begun();
@@ -125,6 +102,48 @@ pub fn receive<H: DestinationHypervisor>(
         }
         (ending, page_in.filter(has_begun))
     })
+}
+
+/// Accepts streams and starts a reader for each data stream, until the migration is over. That is
+/// longer than data streams are admitted: streams for page-in may be waiting when the last page has
+/// arrived.
+fn accept_streams<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    accept: &dyn Fn() -> Option<WelcomedStream>,
+    intake: &'scope Intake,
+    page_in: &Mutex<PageInPlace>,
+    is_over: &AtomicBool,
+) {
+    while !is_over.load(Ordering::SeqCst) {
+        let Some(stream) = accept() else { continue };
+        if stream.number > MAX_STREAMS {
+            admit_page_in(page_in, stream);
+        } else if let Some(reader) = intake.admit(stream) {
+            let number = reader.number();
+            let thread = std::thread::Builder::new().name("data-stream".to_owned());
+            if let Err(error) = thread.spawn_scoped(scope, move || reader.run()) {
+                intake.not_read(number, &error);
+            }
+        }
+    }
+}
+
+/// Closes the control stream. The last message must arrive: closing with unread bytes would reset
+/// the connection. So the source closes first.
+fn close_control(
+    control: &Stream,
+    inbox: Receiver<(Instant, Input)>,
+    reading: &ScopedJoinHandle<'_, ()>,
+) {
+    control.finish_sending();
+    let limit = Instant::now() + CLOSE_LIMIT;
+    while Instant::now() < limit && !reading.is_finished() {
+        // Any further message of the source is too late.
+        let _ = inbox.recv_timeout(CLOSE_INTERVAL);
+    }
+    control.close();
+    // A reader that waits for room here returns as well.
+    drop(inbox);
 }
 
 /// State of the page-in that brings the pages that the guest lacks.

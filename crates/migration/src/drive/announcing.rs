@@ -1,0 +1,230 @@
+//! Announcements of a destination: what this host holds, and what other guests bring meanwhile, so
+//! that the source can send pages by reference.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use godwit_lanes::StreamSender;
+use godwit_ram::PageRange;
+use godwit_wire::{Digests, Message, Place};
+use parking_lot::{Mutex, RwLock};
+
+use crate::board::CHUNK_PAGES;
+use crate::reference::{Arrivals, Content, DIGEST_PAGES};
+
+/// Pieces of digests sent in a row without a pause. Messages in between, answers to pings above
+/// all, wait no longer than these few KiB take.
+const PIECES_IN_A_ROW: usize = 8;
+const PAUSE: Duration = Duration::from_millis(1);
+/// Poll interval for the progress of guests that arrive at the same time.
+const ARRIVALS_INTERVAL: Duration = Duration::from_millis(10);
+// A unit of round 0 brings one piece.
+const _: () = assert!(CHUNK_PAGES == DIGEST_PAGES);
+
+/// Content that a destination offers for references, in addition to the guest's own pages.
+#[derive(Clone, Debug, Default)]
+pub struct Offer {
+    /// Memory on this host, the most promising first.
+    pub contents: Vec<Arc<Content>>,
+    /// Maximum pages that are announced to the source.
+    pub most_pages: u64,
+    /// Maximum pages announced before the source begins, if that needs no work. The rest is
+    /// announced while pages arrive.
+    pub first_pages: u64,
+    /// Guests that arrive here at the same time. Their content is announced as it arrives.
+    pub beside: Option<Beside>,
+}
+
+/// Guests that arrive at the same time as another one.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// The guest in question. The sources of the others learn what has arrived of it.
+    pub own: Arc<Content>,
+    /// Guests whose arrival began before.
+    pub others: Vec<Arc<Content>>,
+    /// Where later arrivals are registered.
+    pub arrivals: Arc<Arrivals>,
+    /// Number of arrivals registered before this one ([`Arrivals::since`]).
+    pub begun: u64,
+}
+
+impl Beside {
+    /// Registers a guest whose arrival begins now.
+    #[must_use]
+    pub fn begin(arrivals: &Arc<Arrivals>, own: Arc<Content>) -> Beside {
+        arrivals.begin(&own);
+        let (all, begun) = arrivals.since(0);
+        let is_other =
+            |content: &Arc<Content>| content.is_arriving() && !Arc::ptr_eq(content, &own);
+        let others = all.into_iter().filter(is_other).collect();
+        Beside { own, others, arrivals: Arc::clone(arrivals), begun }
+    }
+
+    /// Returns the guests whose arrival began since the last call.
+    fn more(&mut self) -> Vec<Arc<Content>> {
+        let (new, begun) = self.arrivals.since(self.begun);
+        self.begun = begun;
+        self.others.drain(..).chain(new).collect()
+    }
+}
+
+/// All content that a source may refer to, indexed by its number less one. It grows during the
+/// migration.
+#[derive(Clone, Debug)]
+pub(super) struct Offered(Arc<RwLock<Vec<Arc<Content>>>>);
+
+impl Offered {
+    pub(super) fn new(contents: Vec<Arc<Content>>) -> Offered {
+        Offered(Arc::new(RwLock::new(contents)))
+    }
+
+    pub(super) fn find(&self, number: u16) -> Option<Arc<Content>> {
+        let contents = self.0.read();
+        contents.get(usize::from(number.checked_sub(1)?)).cloned()
+    }
+
+    fn has(&self, content: &Arc<Content>) -> bool {
+        let contents = self.0.read();
+        contents.iter().any(|offered| Arc::ptr_eq(offered, content))
+    }
+
+    /// Returns the number of a new content, or `None` if all numbers are used.
+    fn add(&self, content: Arc<Content>) -> Option<u16> {
+        let mut contents = self.0.write();
+        let number = u16::try_from(contents.len() + 1).ok()?;
+        contents.push(content);
+        Some(number)
+    }
+}
+
+/// Announces to a source what this host holds, and what arrives beside.
+pub(super) struct Teller {
+    /// Content that was here before, indexed by its number less one.
+    contents: Vec<Arc<Content>>,
+    /// Its pieces, from the first that was not announced before the source began.
+    pieces: Box<dyn Iterator<Item = Piece> + Send>,
+    /// Pieces announced before the source began.
+    told_first: HashSet<(u16, u16, u64)>,
+    beside: Option<Beside>,
+    offered: Offered,
+    /// Guests that arrive at the same time, by their content's number, and how many pieces of each
+    /// have been announced.
+    followed: Vec<(u16, Arc<Content>, usize)>,
+    left: u64,
+    first: u64,
+}
+
+struct Piece {
+    number: u16,
+    content: Arc<Content>,
+    block: u16,
+    pages: PageRange,
+}
+
+impl Piece {
+    fn key(&self) -> (u16, u16, u64) {
+        (self.number, self.block, self.pages.first)
+    }
+}
+
+/// Returns all pieces of several contents, which are numbered from 1 on.
+fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
+    (1..=u16::MAX).zip(contents).flat_map(|(number, content)| {
+        let pieces: Vec<_> = content.pieces().collect();
+        let piece =
+            move |(block, pages)| Piece { number, content: Arc::clone(&content), block, pages };
+        pieces.into_iter().map(piece)
+    })
+}
+
+impl Teller {
+    /// Creates a teller. `offered`: the contents of the offer, extended by what arrives beside.
+    pub(super) fn new(offer: Offer, offered: Offered) -> Teller {
+        let Offer { contents, most_pages, first_pages, beside } = offer;
+        let pieces = Box::new(pieces(contents.clone()));
+        let (told_first, followed) = (HashSet::new(), Vec::new());
+        let (left, first) = (most_pages, first_pages);
+        Teller { contents, pieces, told_first, beside, offered, followed, left, first }
+    }
+
+    /// Announces, before the source begins, what needs no work and is small enough not to delay it.
+    pub(super) fn begin(&mut self, sender: &Mutex<StreamSender>) {
+        let least_left = self.left.saturating_sub(self.first);
+        let is_known = |piece: &Piece| piece.content.is_worked_out(piece.block, piece.pages);
+        for piece in pieces(std::mem::take(&mut self.contents)).filter(is_known) {
+            if self.left <= least_left || !self.tell(&piece, sender) {
+                return;
+            }
+            self.told_first.insert(piece.key());
+        }
+    }
+
+    /// Announces the rest, and what arrives beside, until the migration ends: `end` is disconnected
+    /// then, or `is_over` returns true.
+    pub(super) fn go_on<T>(
+        mut self,
+        sender: &Mutex<StreamSender>,
+        end: &Receiver<T>,
+        is_over: impl Fn() -> bool,
+    ) {
+        loop {
+            let mut pieces = self.come();
+            let pause = if pieces.is_empty() {
+                let told = &self.told_first;
+                let more = self.pieces.by_ref().filter(|piece| !told.contains(&piece.key()));
+                pieces.extend(more.take(PIECES_IN_A_ROW));
+                if pieces.is_empty() { ARRIVALS_INTERVAL } else { PAUSE }
+            } else {
+                PAUSE
+            };
+            if pieces.is_empty() && self.beside.is_none() {
+                return;
+            }
+            for piece in pieces {
+                if is_over() || self.left == 0 || !self.tell(&piece, sender) {
+                    return;
+                }
+            }
+            if is_over() || matches!(end.recv_timeout(pause), Err(RecvTimeoutError::Disconnected)) {
+                return;
+            }
+        }
+    }
+
+    /// Returns a few new pieces of each guest that arrives beside this one.
+    fn come(&mut self) -> Vec<Piece> {
+        for content in self.beside.as_mut().map(Beside::more).unwrap_or_default() {
+            if let Some(number) = self.offered.add(Arc::clone(&content)) {
+                self.followed.push((number, content, 0));
+            }
+        }
+        let mut come = Vec::new();
+        for (number, content, told) in &mut self.followed {
+            let mut new = content.come_since(*told);
+            new.truncate(PIECES_IN_A_ROW);
+            *told += new.len();
+            let piece = |(block, pages)| Piece {
+                number: *number,
+                content: Arc::clone(content),
+                block,
+                pages,
+            };
+            come.extend(new.into_iter().map(piece));
+        }
+        come
+    }
+
+    /// Announces a piece. Returns false if the source is unreachable.
+    fn tell(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
+        let Piece { number, content, block, pages } = piece;
+        // Content that can no longer be read is not announced.
+        let news =
+            content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
+        let Some((page, prefixes)) = news else { return true };
+        self.left = self.left.saturating_sub(pages.count);
+        let place = Place { content: *number, block: *block, page };
+        sender.lock().send(&Message::Digests(Digests { place, prefixes })).is_ok()
+    }
+}
