@@ -41,6 +41,7 @@ use crate::state_stream::{self, qemu_failure};
 use crate::vm::Vm;
 
 /// A migration from this host.
+#[derive(Clone)]
 pub(super) struct Outgoing {
     pub(super) agent: Arc<Agent>,
     pub(super) vm: Arc<Vm>,
@@ -365,78 +366,10 @@ impl Outgoing {
         events: drive::Events,
         id: String,
     ) -> Result<tokio::sync::oneshot::Receiver<Part>, Failure> {
-        let (agent, vm, peer, begun) =
-            (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
-        let policy = self.policy();
-        let to = self.request.to.clone();
-        let streams = self.request.streams;
-        let compression = self.request.compression;
-        let cache_bytes = self.agent.config().deltas.cache_memory.bytes();
-        // This host decides what it retains, even if the destination wants no references.
-        let keep = self.references() == ReferenceUse::All;
+        let outgoing = self.clone();
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
-            let (runtime, hands_over) = (job.runtime.clone(), Arc::clone(&job.hands_over));
-            let hypervisor = QemuSource::new(
-                Arc::clone(&agent),
-                Arc::clone(&vm),
-                to.clone(),
-                runtime,
-                job.runs,
-                keep,
-                hands_over,
-            );
-            let offered = vm.ownership().offered();
-            let hand_over =
-                HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, offered };
-            let ask_verdict = || job.runtime.block_on(hand_over.verdict());
-            let serving = Serving {
-                agent: &agent,
-                vm: &vm.name,
-                to: &to,
-                peer: &peer,
-                offered,
-                runtime: &job.runtime,
-                pace: job.paths.pace.clone(),
-                uuid: vm.spec.uuid,
-            };
-            let source = SourceJob {
-                control: job.stream,
-                connect: &|lane, carries, interrupt| job.paths.data(lane, carries, interrupt),
-                lanes: job.paths.lanes.len(),
-                streams: streams.map(|streams| streams as usize),
-                pace: job.paths.pace.clone(),
-                migration: job.migration,
-                ownership: offered,
-                runs: job.runs,
-                policy,
-                compression,
-                references: drive::References {
-                    by: job.references,
-                    ..drive::References::default()
-                },
-                deltas: drive::Deltas { cache_bytes, ..drive::Deltas::default() },
-                experience: agent.lanes_seen().experience(&to),
-                begin_at: agent.migrations().place_to_begin(),
-                preflight: job.preflight,
-                regions: vm.regions.clone(),
-                tracker: job.tracker,
-                hypervisor,
-                begun,
-                progress: &|mut progress| {
-                    for (shown, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
-                        (shown.from, shown.to) = (lane.from, Some(lane.to));
-                    }
-                    job.progress.tell(progress);
-                },
-                ask_verdict: &ask_verdict,
-                // Once its QEMU has ended, nothing is retained here.
-                page_in_again: &|is_over| {
-                    serving.again(&|| is_over() || vm.process.exit().is_some())
-                },
-                resumes: job.resumes,
-            };
-            let _ = done.send(drive::send(source, &inbox, events));
+            let _ = done.send(outgoing.drive(job, &inbox, events, &id));
         };
         control.engine_begins();
         let spawned = std::thread::Builder::new().name(format!("out-{}", self.vm.name)).spawn(body);
@@ -446,6 +379,68 @@ impl Outgoing {
                 Err(Failure::new(FailureCode::Internal, format!("cannot start a thread: {error}")))
             }
         }
+    }
+
+    /// Runs the driver over one lane, to its end.
+    fn drive(&self, job: Job, inbox: &Inbox, events: drive::Events, id: &str) -> Part {
+        let Outgoing { agent, vm, request, peer, begun } = self;
+        let offered = vm.ownership().offered();
+        let hand_over = HandOver { peer, id, vm: &vm.name, uuid: vm.spec.uuid, offered };
+        let serving = Serving {
+            agent,
+            vm: &vm.name,
+            to: &request.to,
+            peer,
+            offered,
+            runtime: &job.runtime,
+            pace: job.paths.pace.clone(),
+            uuid: vm.spec.uuid,
+        };
+        let hypervisor = QemuSource::new(
+            Arc::clone(agent),
+            Arc::clone(vm),
+            request.to.clone(),
+            job.runtime.clone(),
+            job.runs,
+            // This host decides what it retains, even if the destination wants no references.
+            self.references() == ReferenceUse::All,
+            job.hands_over,
+        );
+        let source = SourceJob {
+            control: job.stream,
+            connect: &|lane, carries, interrupt| job.paths.data(lane, carries, interrupt),
+            lanes: job.paths.lanes.len(),
+            streams: request.streams.map(|streams| streams as usize),
+            pace: job.paths.pace.clone(),
+            migration: job.migration,
+            ownership: offered,
+            runs: job.runs,
+            policy: self.policy(),
+            compression: request.compression,
+            references: drive::References { by: job.references, ..drive::References::default() },
+            deltas: drive::Deltas {
+                cache_bytes: agent.config().deltas.cache_memory.bytes(),
+                ..drive::Deltas::default()
+            },
+            experience: agent.lanes_seen().experience(&request.to),
+            begin_at: agent.migrations().place_to_begin(),
+            preflight: job.preflight,
+            regions: vm.regions.clone(),
+            tracker: job.tracker,
+            hypervisor,
+            begun: *begun,
+            progress: &|mut progress| {
+                for (shown, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
+                    (shown.from, shown.to) = (lane.from, Some(lane.to));
+                }
+                job.progress.tell(progress);
+            },
+            ask_verdict: &|| job.runtime.block_on(hand_over.verdict()),
+            // Once its QEMU has ended, nothing is retained here.
+            page_in_again: &|is_over| serving.again(&|| is_over() || vm.process.exit().is_some()),
+            resumes: job.resumes,
+        };
+        drive::send(source, inbox, events)
     }
 
     fn report_of(&self, sent: Sent, preflight: Duration) -> Report {
