@@ -16,17 +16,18 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{
     CertificateCommand, ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
 };
+use crate::audit;
 use crate::baseline;
 use crate::events;
 use crate::exit::{Exit, Failure};
 use crate::join;
 use crate::limits;
 use crate::manager::client;
-use crate::moves::{self, utc};
+use crate::moves;
 use crate::output::{Output, fields, table};
 use crate::rules;
 use crate::shares;
-use crate::units::byte_count;
+use crate::units::{byte_count, utc};
 
 /// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets the log level.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
@@ -98,7 +99,7 @@ pub(crate) async fn ask(
         ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => {
-            return moves::audit(&manager, usize::from(lines), output).await;
+            return audit::run(&manager, usize::from(lines), output).await;
         }
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::Certificate { command } => certificates(command, &manager, output).await?,

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::args::{JoinArgs, JoinTokenCommand};
 use crate::exit::{Exit, Failure};
-use crate::moves::utc;
 use crate::output::{Output, table};
+use crate::units::utc;
 
 pub(crate) async fn token(
     command: JoinTokenCommand,

@@ -1,6 +1,7 @@
 //! The `godwit` command: the agent, the manager and their clients in one binary.
 
 mod args;
+mod audit;
 mod baseline;
 mod control;
 mod drains;

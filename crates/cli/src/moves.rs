@@ -1,16 +1,16 @@
-//! Implements `godwit control move` and `godwit control audit`.
+//! Implements `godwit control move`.
 
 use std::time::Duration;
 
 use godwit_api::ErrorCode;
-use godwit_api::control::{AuditEntry, CreateMove, ManagerClient, Move, MoveState};
+use godwit_api::control::{CreateMove, ManagerClient, Move, MoveState};
 use godwit_types::Outcome;
 
 use crate::args::MoveCommand;
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, fields, spinner, table};
 use crate::report::render;
-use crate::units::{byte_count, millis};
+use crate::units::{byte_count, millis, utc};
 use crate::waiting::{Reply, Waiting};
 
 const HEADS: [&str; 9] =
@@ -188,35 +188,6 @@ pub(crate) fn move_exit(over: &Move) -> Exit {
         }
         MoveState::Done | MoveState::Waiting | MoveState::Starting | MoveState::Running => Exit::Ok,
     }
-}
-
-/// Prints the audit log, newest first.
-pub(crate) async fn audit(
-    manager: &ManagerClient,
-    lines: usize,
-    output: Output,
-) -> Result<Exit, Failure> {
-    let entries = manager.audit(lines).await?;
-    let row = |entry: &AuditEntry| {
-        let from = entry.from.map_or_else(|| "socket".to_owned(), |from| from.to_string());
-        let made = entry.made.as_ref().map(|made| format!("created {made}"));
-        let told = entry.reason.clone().or(made).unwrap_or_default();
-        let when = utc(entry.unix_ms);
-        vec![when, entry.who.clone(), from, entry.what.clone(), entry.status.to_string(), told]
-    };
-    let rows: Vec<_> = entries.iter().map(row).collect();
-    output
-        .result(&entries, || table(&["when", "who", "from", "what", "status", "outcome"], &rows))?;
-    Ok(Exit::Ok)
-}
-
-/// Formats a time, UTC, to the second.
-pub(crate) fn utc(unix_ms: u64) -> String {
-    let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
-    time::OffsetDateTime::from_unix_timestamp(seconds).map_or_else(
-        |_| "-".to_owned(),
-        |at| format!("{} {:02}:{:02}:{:02}", at.date(), at.hour(), at.minute(), at.second()),
-    )
 }
 
 #[cfg(test)]

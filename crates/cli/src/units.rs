@@ -70,6 +70,15 @@ pub(crate) fn millis(ms: f64) -> String {
     format!("{days:.0} d {hours:.0} h")
 }
 
+/// Formats a time, UTC, to the second.
+pub(crate) fn utc(unix_ms: u64) -> String {
+    let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
+    time::OffsetDateTime::from_unix_timestamp(seconds).map_or_else(
+        |_| "-".to_owned(),
+        |at| format!("{} {:02}:{:02}:{:02}", at.date(), at.hour(), at.minute(), at.second()),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
