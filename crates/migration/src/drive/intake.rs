@@ -298,7 +298,7 @@ impl<'a> DataReader<'a> {
             Incoming::Pages(pages) => {
                 let (run, round) = (pages.run, pages.round);
                 let count = u64::from(run.count);
-                self.within_unit(&BlockRun { block: run.block, first: run.first, count })?;
+                self.fits_unit(&BlockRun { block: run.block, first: run.first, count })?;
                 let region = self.region(run.block, run.first, count)?;
                 self.intake.note_round(run.block, PageRange { first: run.first, count }, round)?;
                 self.receiver.pages(&region, pages)?;
