@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_command_is_told_to_wait() {
+    fn a_second_command_has_to_wait() {
         let directory = tempfile::tempdir().unwrap();
         let paths = LabPaths::new(&directory.path().join("lab"));
         let lock = LabLock::take(&paths).unwrap();

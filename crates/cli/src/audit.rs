@@ -16,9 +16,9 @@ pub(crate) async fn run(
     let row = |entry: &AuditEntry| {
         let from = entry.from.map_or_else(|| "socket".to_owned(), |from| from.to_string());
         let made = entry.made.as_ref().map(|made| format!("created {made}"));
-        let told = entry.reason.clone().or(made).unwrap_or_default();
+        let outcome = entry.reason.clone().or(made).unwrap_or_default();
         let when = utc(entry.unix_ms);
-        vec![when, entry.who.clone(), from, entry.what.clone(), entry.status.to_string(), told]
+        vec![when, entry.who.clone(), from, entry.what.clone(), entry.status.to_string(), outcome]
     };
     let rows: Vec<_> = entries.iter().map(row).collect();
     output

@@ -54,8 +54,8 @@ pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, 
         .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
     godwit_control::back_up(&config, to)
         .map_err(|error| Failure::new(Exit::Failure, error.to_string(), error.remedy()))?;
-    let told = serde_json::json!({ "backup": to });
-    output.result(&told, || format!("copied the manager's store to {}", to.display()))?;
+    let result = serde_json::json!({ "backup": to });
+    output.result(&result, || format!("copied the manager's store to {}", to.display()))?;
     Ok(Exit::Ok)
 }
 

@@ -127,7 +127,7 @@ async fn follow(
             .look(look, &format!("the drain of host {}", now.host), "godwit host drains")
             .await?
         {
-            Reply::Answer(told) => now = told,
+            Reply::Answer(latest) => now = latest,
             Reply::Interrupted => return Ok((now, true)),
         }
     }

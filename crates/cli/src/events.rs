@@ -27,22 +27,22 @@ pub(crate) async fn follow(
     output: Output,
 ) -> Result<Exit, Failure> {
     tokio::select! {
-        told = tell_all(manager, behind, output) => told,
+        result = print_events(manager, behind, output) => result,
         _ = tokio::signal::ctrl_c() => Ok(Exit::Ok),
     }
 }
 
-async fn tell_all(
+async fn print_events(
     manager: &ManagerClient,
     mut behind: Option<u64>,
     output: Output,
 ) -> Result<Exit, Failure> {
-    let mut was_heard = false;
+    let mut was_connected = false;
     loop {
-        let why = match hear(manager, &mut behind, &mut was_heard, output).await {
+        let why = match print_connection(manager, &mut behind, &mut was_connected, output).await {
             Ok(true) => return Ok(Exit::Ok),
             Ok(false) => "the manager has closed the connection".to_owned(),
-            Err(Cut::Manager(error @ ManagerError::Unreachable { .. })) if was_heard => {
+            Err(Cut::Manager(error @ ManagerError::Unreachable { .. })) if was_connected => {
                 error.detail()
             }
             Err(Cut::Manager(error)) => return Err(error.into()),
@@ -60,25 +60,25 @@ enum Cut {
 
 /// Prints the events of one connection until it ends. Returns true if nobody reads the output any
 /// more.
-async fn hear(
+async fn print_connection(
     manager: &ManagerClient,
     behind: &mut Option<u64>,
-    was_heard: &mut bool,
+    was_connected: &mut bool,
     output: Output,
 ) -> Result<bool, Cut> {
     let mut events = manager.events(*behind).await.map_err(Cut::Manager)?;
-    *was_heard = true;
+    *was_connected = true;
     while let Some(event) = events.next().await.map_err(Cut::Manager)? {
         let goes_on = match &event {
             ManagerEvent::Change(change) => {
                 *behind = Some(change.number);
-                tell(&**change, output, || line(change))
+                print(&**change, output, || line(change))
             }
             // The following events have new numbers.
             ManagerEvent::Missed => {
                 *behind = None;
                 let missed = json!({ "kind": "missed", "data": null });
-                tell(&missed, output, || {
+                print(&missed, output, || {
                     "some changes were missed: query the current state".to_owned()
                 })
             }
@@ -91,7 +91,7 @@ async fn hear(
 }
 
 /// Writes a line. Returns false if nobody reads the output any more.
-fn tell(
+fn print(
     event: &impl Serialize,
     output: Output,
     text: impl FnOnce() -> String,

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_it_is_told_with_its_place() {
+    fn an_error_names_its_place() {
         for (text, word) in [
             ("[hosts.a]\nurl = \"x\"", "line 2"),
             ("[hosts.a]\napi = \"10.0.0.1:7700\"", "hosts.a.api"),

@@ -85,12 +85,12 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
     })
     .await?;
     let JoinedHost { name, had_joined, authority, certificate, key, to_configure } = &joined;
-    let told = json!({
+    let result = json!({
         "host": name, "had_joined": had_joined, "authority": authority,
         "certificate": certificate, "key": key,
         "config": config, "to_configure": to_configure,
     });
-    output.result(&told, || {
+    output.result(&result, || {
         let has = if *had_joined { "had joined already" } else { "has joined" };
         let first = format!("host {name} {has}: its certificate is {}", certificate.display());
         let config = config.display();

@@ -138,7 +138,7 @@ fn move_fields(one: &Move) -> String {
         ("state", move_state(one.state).to_owned()),
         ("requested", format!("{} by {}", utc(one.asked_unix_ms), one.asked_by)),
     ];
-    let why = |told: &Option<String>| told.clone().filter(|told| !told.is_empty());
+    let why = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     rows.extend(why(&one.to_reason).map(|reason| ("reason for target", reason)));
     rows.extend(why(&Some(because(one))).map(|reason| ("reason", reason)));
     rows.extend(why(&one.drain).map(|drain| ("drain", drain)));
@@ -167,7 +167,7 @@ async fn follow(
         let (what, command) =
             (format!("move {}", now.id), format!("godwit control move show {}", now.id));
         match waiting.look(|| manager.find_move(&now.id), &what, &command).await? {
-            Reply::Answer(told) => now = told,
+            Reply::Answer(latest) => now = latest,
             Reply::Interrupted => return Ok((now, true)),
         }
     }

@@ -28,7 +28,7 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
                 _ => Role::Host,
             };
             let issued = authority.issue(&Grant { name, role, addresses, days })?;
-            tell(&issued, output)?;
+            print_issued(&issued, output)?;
         }
         PkiCommand::Renew { name, place, days } => {
             let issued =
@@ -40,17 +40,17 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
                     }
                     other => other.into(),
                 })?;
-            tell(&issued, output)?;
+            print_issued(&issued, output)?;
         }
         PkiCommand::Revoke { files, serials, place } => {
             let authority = Authority::open(&place.dir)?;
-            let named = files.iter().map(|file| describe(file).map(|said| said.serial));
+            let named = files.iter().map(|file| describe(file).map(|it| it.serial));
             let revoked =
                 named.chain(serials.into_iter().map(Ok)).collect::<Result<Vec<_>, _>>()?;
             let list = authority.revoke(revoked)?;
             let (path, names) = (authority.list_file(), list.revoked().len());
-            let told = json!({ "list": path, "number": list.number(), "certificates": names });
-            output.result(&told, || {
+            let result = json!({ "list": path, "number": list.number(), "certificates": names });
+            output.result(&result, || {
                 format!(
                     "{} lists {names} revoked certificates: copy it to every agent",
                     path.display()
@@ -59,8 +59,8 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
         }
         PkiCommand::Crl { place } => {
             let list = Authority::open(&place.dir)?.revoke([])?;
-            let told = json!({ "number": list.number(), "list": list.pem() });
-            output.result(&told, || list.pem().trim_end().to_owned())?;
+            let result = json!({ "number": list.number(), "list": list.pem() });
+            output.result(&result, || list.pem().trim_end().to_owned())?;
         }
         PkiCommand::Show { file } => {
             let description = describe(&file)?;
@@ -80,7 +80,7 @@ fn never_issued(name: &str, dir: &Path) -> Failure {
     Failure::new(Exit::NotFound, message, remedy)
 }
 
-fn tell(issued: &Issued, output: Output) -> Result<(), Failure> {
+fn print_issued(issued: &Issued, output: Output) -> Result<(), Failure> {
     let Issued { certificate, key } = issued;
     output.result(&json!({ "certificate": certificate, "key": key }), || {
         format!("created {} and {}", certificate.display(), key.display())

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_and_what_holds_a_migration_is_told() {
+    fn what_was_not_measured_and_what_holds_a_migration_is_shown() {
         let mut report = report(vec![lane([100.0, 200.0, 400.0, 800.0])]);
         report.together_failure = Some(Fault {
             code: "lane-lost".to_owned(),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_wire_is_told_by_what_was_measured() {
+    fn a_full_wire_is_shown_by_what_was_measured() {
         let full = |rates, together: bool| {
             let lane = LaneProbe { limit: Some(Limit::Wire), ..lane(rates) };
             let mut report = report(vec![lane.clone(), lane]);
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_fail_or_swallow_packets_are_told_with_the_mend() {
+    fn lanes_that_fail_or_swallow_packets_are_shown_with_the_remedy() {
         let failure = Fault {
             code: "lane-lost".into(),
             message: "can't connect".into(),

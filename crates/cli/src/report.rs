@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_was_missed_is_told() {
+    fn a_missed_deadline_is_shown() {
         let after = |deadline: &str| {
             let policy = Some(deadline.parse().unwrap());
             render(&Report { policy, migration_time_ms: 10_900.0, ..report() }, Output::new(false))

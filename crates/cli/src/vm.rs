@@ -34,7 +34,7 @@ pub(crate) async fn run(
             let spec = create::specification(*options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
-            told(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
+            print(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
         }
         // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),
@@ -47,12 +47,12 @@ pub(crate) async fn run(
         // A single host knows nothing of baselines.
         VmCommand::Start { name, skip_preflight: _ } => {
             let found = hosts.find(&name, only, output).await?;
-            told(&found.client.start_vm(&name).await?, output)
+            print(&found.client.start_vm(&name).await?, output)
         }
         VmCommand::Stop { name, force, grace } => {
             let found = hosts.find(&name, only, output).await?;
             let grace_ms = u64::try_from(grace.as_millis()).ok();
-            told(&found.client.stop_vm(&name, StopVm { force, grace_ms }).await?, output)
+            print(&found.client.stop_vm(&name, StopVm { force, grace_ms }).await?, output)
         }
         VmCommand::Delete { name, force } => delete(&name, force, hosts, only, output).await,
         VmCommand::Console { name } => {
@@ -87,7 +87,7 @@ async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), 
     }
 }
 
-fn told(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
+fn print(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
     output.result(vm, || match vm.in_doubt {
         true => format!(
             "VM {} on host {} is still in doubt, and has no process there",

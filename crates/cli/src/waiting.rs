@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_stays_away_is_told_with_how_to_go_on() {
+    async fn the_error_about_one_that_stays_away_names_the_command() {
         let look = || async { Err::<(), _>(gone()) };
         let failure =
             waiting(Duration::ZERO).look(look, "move v1", "godwit control move show v1").await;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_told_at_once() {
+    async fn a_refusal_is_returned_at_once() {
         let look = || async { Err::<(), _>(refused(ProblemCode::NotFound)) };
         let failure = waiting(Duration::MAX).look(look, "it", "godwit").await.unwrap_err();
         assert_eq!(failure.exit, Exit::NotFound);

@@ -308,7 +308,7 @@ fn limits_hold_at_once_and_are_taken_back() {
 }
 
 #[test]
-fn events_are_told_a_line_each() {
+fn events_are_printed_a_line_each() {
     let managed = Managed::begin(1);
     // Event numbers start from the clock: events before the manager's start are unavailable.
     let mut follows = godwit(&managed.hosts, &["control", "events", "--behind", "0"]);

@@ -16,7 +16,7 @@ use godwit_api::control::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, Check, CheckName, CpuBaselineChange,
     CpuBaselineInfo, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
 };
-use godwit_planner::baseline::{CpuSurvey, SurveyedHost, told_common};
+use godwit_planner::baseline::{CpuSurvey, SurveyedHost, common_cpu};
 use godwit_planner::words::{Names, some_features};
 use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
@@ -59,7 +59,7 @@ impl CpuBaselines {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
             let (common, no_common) = match seen.common(&[]) {
-                Ok(common) => (Some(told_common(&common)), None),
+                Ok(common) => (Some(common_cpu(&common)), None),
                 Err(error) => (None, Some(format!("{error} ({})", error.remedy()))),
             };
             let baseline = plan.as_ref().map(|plan| &plan.baseline);
@@ -70,7 +70,7 @@ impl CpuBaselines {
                 named: seen.choices(),
                 must_restart_count: baseline
                     .map_or(0, |baseline| seen.restarts(baseline).len() as u64),
-                baseline: plan.as_ref().map(BaselinePlan::told),
+                baseline: plan.as_ref().map(BaselinePlan::info),
             }
         })
         .await
@@ -306,7 +306,7 @@ fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<
     must_restart.truncate(NAMED_VMS);
     let change = CpuBaselineChange {
         set: false,
-        baseline: plan.told(),
+        baseline: plan.info(),
         refused: None,
         unknown: unknown.collect(),
         falls_short,

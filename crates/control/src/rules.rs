@@ -18,7 +18,7 @@ use godwit_planner::placement::{self, Hosts, Rule, Strength};
 
 use crate::cluster::inventory::{Cursor, Inventory, RuleFilter};
 use crate::cluster::names::check_name;
-use crate::cluster::rule_state::told;
+use crate::cluster::rule_state::rule_info;
 use crate::cluster::state::State;
 use crate::storage::planning::Planning;
 
@@ -63,7 +63,7 @@ impl Rules {
     pub(crate) fn show(&self, name: &str) -> Result<RuleInfo, Problem> {
         let inventory = self.state.inventory();
         let rule = inventory.rule(name).ok_or_else(|| no_rule(name))?;
-        Ok(told(rule, &inventory, usize::MAX))
+        Ok(rule_info(rule, &inventory, usize::MAX))
     }
 
     /// Returns a page of rules, by name.

@@ -94,7 +94,7 @@ impl MigrationControl {
     }
 
     /// Sets the predicted duration of the whole migration, which later progress includes.
-    pub fn foresees(&self, migration_time_ms: f64) {
+    pub fn set_predicted(&self, migration_time_ms: f64) {
         // Only the first prediction counts.
         let _ = self.progress.predicted_ms.set(migration_time_ms);
     }

@@ -128,7 +128,7 @@ impl References {
             Some(content)
         });
         if let Some(content) = content {
-            content.has_arrived();
+            content.mark_arrived();
             work_out_later(&content, is_busy);
         }
     }

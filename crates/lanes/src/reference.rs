@@ -146,8 +146,8 @@ mod tests {
         assert_eq!(cut[4..], [(106, 1, None), (107, 1, Some((1, 11)))]);
         assert_eq!((sought.found(), fake.sent.into_inner()), (5, vec![103, 104, 106]));
         let place = Place { content: 1, block: 3, page: 70 };
-        let told = sought.references(6, PageRun { block: 4, first: 100, count: 2 }, place);
-        assert_eq!((told.round, told.block, told.first, told.place), (6, 4, 100, place));
-        assert_eq!(told.hashes, [hash_page(&pages[0]), hash_page(&pages[1])]);
+        let refs = sought.references(6, PageRun { block: 4, first: 100, count: 2 }, place);
+        assert_eq!((refs.round, refs.block, refs.first, refs.place), (6, 4, 100, place));
+        assert_eq!(refs.hashes, [hash_page(&pages[0]), hash_page(&pages[1])]);
     }
 }

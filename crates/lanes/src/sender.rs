@@ -186,7 +186,7 @@ impl StreamSender {
         copy_out(pages)?;
         match way.content {
             None => self.put_rest(piece, way, pages, begun.elapsed(), sent),
-            Some(knowledge) => self.put_told(knowledge, piece, way, pages, begun, sent),
+            Some(knowledge) => self.put_by_reference(knowledge, piece, way, pages, begun, sent),
         }
         self.copy = copy;
         Ok(())
@@ -194,7 +194,7 @@ impl StreamSender {
 
     /// Puts pages that the destination holds as references, and the others with their content.
     /// `pages`: the piece's content, copied since `begun`.
-    fn put_told(
+    fn put_by_reference(
         &mut self,
         knowledge: &dyn Knowledge,
         piece: PagesHeader,
@@ -241,7 +241,7 @@ impl StreamSender {
         for (run, bases) in compared.runs() {
             let rest = PagesHeader { run, ..piece };
             let begun = Instant::now();
-            let told = bases.and_then(|bases| {
+            let as_delta = bases.and_then(|bases| {
                 self.put_delta(
                     rest,
                     bases,
@@ -251,7 +251,7 @@ impl StreamSender {
                 )
             });
             time += begun.elapsed();
-            if told.is_none() {
+            if as_delta.is_none() {
                 self.put_frame(rest, way, bytes_of(run, piece.run, pages), Duration::ZERO, sent);
             }
         }
@@ -284,8 +284,8 @@ impl StreamSender {
         let bytes = self.batch.filled - before;
         sent.delta.add(u64::from(run.count), bytes);
         if sampled {
-            sent.comparing.told += u64::from(run.count);
-            sent.comparing.told_bytes += bytes as u64;
+            sent.comparing.deltas += u64::from(run.count);
+            sent.comparing.delta_bytes += bytes as u64;
         }
         Some(())
     }

@@ -156,9 +156,9 @@ pub struct Comparing {
     /// Pages among them that belong to the sample.
     pub sampled: u64,
     /// Pages of the sample that were sent as deltas.
-    pub told: u64,
+    pub deltas: u64,
     /// Bytes of those deltas.
-    pub told_bytes: u64,
+    pub delta_bytes: u64,
 }
 
 /// Effort and result of compression, pages that were sent raw in the end included.

@@ -37,7 +37,7 @@ pub struct SentTotals {
     /// Zero pages among them.
     pub zero_pages: u64,
     /// Pages among them that were sent by reference or as deltas.
-    pub told_pages: u64,
+    pub rebuilt_pages: u64,
     /// Pages among those that were sent by reference. The destination verifies them before it takes
     /// what follows.
     pub referred_pages: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Ledger {
     throttle: Option<f64>,
     /// Pages of the last round that were sent by reference or as deltas, and those of them sent by
     /// reference.
-    told_pages: u64,
+    rebuilt_pages: u64,
     referred_pages: u64,
     /// Duration of a look at all of the memory.
     scan: Duration,
@@ -99,7 +99,7 @@ impl Ledger {
             round_since: Duration::ZERO,
             padding_bytes: 0,
             throttle: None,
-            told_pages: 0,
+            rebuilt_pages: 0,
             referred_pages: 0,
             scan: Duration::ZERO,
             wire_bytes_per_s: None,
@@ -142,7 +142,7 @@ impl Ledger {
 
     /// Notes that these pages are handed to the wire. The destination has not applied them yet.
     pub(crate) fn round_sent(&mut self, round: u32, sent: SentTotals) {
-        (self.told_pages, self.referred_pages) = (sent.told_pages, sent.referred_pages);
+        (self.rebuilt_pages, self.referred_pages) = (sent.rebuilt_pages, sent.referred_pages);
         self.rounds.push(RoundReport {
             round,
             pages: sent.pages,
@@ -163,12 +163,12 @@ impl Ledger {
         let took = now.saturating_sub(self.round_since);
         report.duration_ms = millis(took);
         let RoundReport { pages, zero_pages, bytes, .. } = *report;
-        let sent_pages = pages.saturating_sub(zero_pages).saturating_sub(self.told_pages);
+        let sent_pages = pages.saturating_sub(zero_pages).saturating_sub(self.rebuilt_pages);
         // A sweep that found almost only zeros, or content that the destination holds, spent its
         // time reading and checking, not sending.
-        let told_by_sending = zero_pages + self.told_pages <= 8 * sent_pages;
+        let mostly_sending = zero_pages + self.rebuilt_pages <= 8 * sent_pages;
         let is_known_better = self.is_mostly_referred() && self.wire_bytes_per_s.is_some();
-        if !told_by_sending || is_known_better {
+        if !mostly_sending || is_known_better {
             return;
         }
         let on_the_wire =
@@ -386,8 +386,8 @@ mod tests {
             [100_000.0, 100_000.0],
             "it is applied, and faster"
         );
-        assert_eq!(round(1460, 1560, true, 500, 1), [5000.0, 5000.0], "no less than what told");
-        assert_eq!(round(1560, 1580, false, 600, 1), [30_000.0, 30_000.0], "more than what told");
+        assert_eq!(round(1460, 1560, true, 500, 1), [5000.0, 5000.0], "the slower one counts");
+        assert_eq!(round(1560, 1580, false, 600, 1), [30_000.0, 30_000.0], "the larger one counts");
         // However few bytes: they would take 3 ms.
         assert_eq!(round(1580, 2580, true, 100, 1), [100.0, 100.0]);
     }
@@ -413,12 +413,12 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         let round = |ledger: &mut Ledger, begins, ends, pages, referred_pages| {
-            let told_pages = referred_pages;
+            let rebuilt_pages = referred_pages;
             ledger.round_begins(ms(begins), None);
             let bytes = (pages - referred_pages) * 4096;
             ledger.round_sent(
                 0,
-                SentTotals { pages, bytes, told_pages, referred_pages, ..SentTotals::default() },
+                SentTotals { pages, bytes, rebuilt_pages, referred_pages, ..SentTotals::default() },
             );
             ledger.round_over(ms(ends), Some(ms(0)));
             ((ledger.rates().wire_bytes_per_s / 4096.0).round(), ledger.is_mostly_referred())
@@ -486,7 +486,7 @@ mod tests {
             0,
             SentTotals {
                 pages: 50_000,
-                told_pages: 25_000,
+                rebuilt_pages: 25_000,
                 bytes: 103_000_000,
                 ..SentTotals::default()
             },
@@ -498,7 +498,7 @@ mod tests {
             1,
             SentTotals {
                 pages: 50_000,
-                told_pages: 49_000,
+                rebuilt_pages: 49_000,
                 bytes: 8_000_000,
                 ..SentTotals::default()
             },

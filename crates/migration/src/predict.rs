@@ -533,8 +533,8 @@ mod tests {
             |until: u64| (1..=until / 50).map(|n| (ms(50 * n), whole(within(ms(50 * n)))));
         let curve = DirtyCurve::new(samples(250));
         for at in [500, 1000, 10_000] {
-            let (told, is) = (curve.pages_within(ms(at)), within(ms(at)));
-            assert!((told / is - 1.0).abs() < 0.1, "{at} ms: {told}, is {is}");
+            let (predicted, actual) = (curve.pages_within(ms(at)), within(ms(at)));
+            assert!((predicted / actual - 1.0).abs() < 0.1, "{at} ms: {predicted}, is {actual}");
         }
         // A guest that goes through its memory in order and begins again has covered all of it at
         // once.
@@ -603,17 +603,17 @@ mod tests {
 
     #[test]
     fn the_means_are_reported_with_the_reason() {
-        let told = |conditions: &Conditions| predict(conditions).why(conditions);
+        let why = |conditions: &Conditions| predict(conditions).why(conditions);
         let idle = conditions(DirtyCurve::default(), 118.0);
-        assert!(told(&idle).contains("writes 0 pages/s") && told(&idle).contains("by themselves"));
+        assert!(why(&idle).contains("writes 0 pages/s") && why(&idle).contains("by themselves"));
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert!(
-            told(&busy).contains("throttled to") && told(&busy).contains(" % of that"),
+            why(&busy).contains("throttled to") && why(&busy).contains(" % of that"),
             "{}",
-            told(&busy)
+            why(&busy)
         );
         let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
-        assert!(told(&Conditions { policy, ..busy }).contains("cannot be throttled here"));
+        assert!(why(&Conditions { policy, ..busy }).contains("cannot be throttled here"));
         let report = predict(&idle).to_report();
         assert_eq!(serde_json::to_value(report).unwrap()["means"], "plain");
         assert_eq!(serde_json::to_value(Means::PageIn).unwrap(), Means::PageIn.name());

@@ -268,9 +268,9 @@ impl Source {
                 self.next_round(now, self.round + 1)
             }
             (State::LastPages, Event::DeviceStateEnded) if self.page_in.is_some() => {
-                vec![Action::TellRemaining]
+                vec![Action::AnnounceRemaining]
             }
-            (State::LastPages, Event::RemainingTold { .. }) => {
+            (State::LastPages, Event::RemainingAnnounced { .. }) => {
                 self.last_pages_at = Some(now);
                 self.ledger.last_round(
                     self.stopped_at.unwrap_or(now),

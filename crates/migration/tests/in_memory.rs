@@ -231,11 +231,11 @@ impl World {
                 let able = !self.random().is_multiple_of(4);
                 self.source_events.push_back(SourceEvent::PageInReady { able });
             }
-            SourceAction::TellRemaining => {
+            SourceAction::AnnounceRemaining => {
                 let missing = std::mem::take(&mut self.dirty);
                 let pages = missing.len() as u64;
                 self.say(Word::Remaining(missing))?;
-                self.source_events.push_back(SourceEvent::RemainingTold { pages });
+                self.source_events.push_back(SourceEvent::RemainingAnnounced { pages });
             }
             // See World::step.
             SourceAction::ServePages => {}
@@ -640,7 +640,7 @@ fn an_unknown_fact_is_not_a_refusal() {
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
         SourceEvent::GuestStopped,
         SourceEvent::DeviceStateEnded,
-        SourceEvent::RemainingTold { pages: 90_000 },
+        SourceEvent::RemainingAnnounced { pages: 90_000 },
     ];
     let seconds = (1..).map(Duration::from_secs);
     let actions: Vec<_> =

@@ -294,7 +294,7 @@ fn why_unknown(info: Option<&HostInfo>) -> String {
 
 /// Converts what hosts have in common for the API.
 #[must_use]
-pub fn told_common(common: &Common) -> CommonCpu {
+pub fn common_cpu(common: &Common) -> CommonCpu {
     let Common { baseline, vendors, .. } = common;
     CommonCpu {
         cpu_model: baseline.cpu_model.clone(),

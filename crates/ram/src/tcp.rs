@@ -31,8 +31,8 @@ pub fn unacked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
 fn queued(fd: BorrowedFd<'_>, queue: libc::c_ulong) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one int, which outlives the call, and nothing else.
-    let told = unsafe { libc::ioctl(fd.as_raw_fd(), queue, &raw mut bytes) };
-    if told < 0 {
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), queue, &raw mut bytes) };
+    if result < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(u64::try_from(bytes).unwrap_or(0))
@@ -62,7 +62,7 @@ fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<[u8; ACKED_AT + size_of::<u64>()]>
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     // SAFETY: the kernel writes at most `length` bytes, which `info` has, and the length; both
     // outlive the call.
-    let told = unsafe {
+    let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
             libc::IPPROTO_TCP,
@@ -71,7 +71,7 @@ fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<[u8; ACKED_AT + size_of::<u64>()]>
             &raw mut length,
         )
     };
-    if told < 0 {
+    if result < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(info)

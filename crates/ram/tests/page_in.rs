@@ -312,14 +312,14 @@ fn the_death_of_an_agent_releases_no_waiter() {
                 fetch(&page_in, &regions, &|_, _| false, &mut fetched);
             }
             // The agent receives some accesses and dies; others occur while there is no agent.
-            let told = until_waiting(&page_in, 2);
+            let reported = until_waiting(&page_in, 2);
             drop(page_in);
             assert!(answer.recv_timeout(A_WHILE).is_err(), "a reader continued without an agent");
             page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
-            let told_again = until_waiting(&page_in, 4);
+            let reported_again = until_waiting(&page_in, 4);
             assert!(
-                told.iter().all(|access| told_again.contains(access)),
-                "{told:?}, {told_again:?}"
+                reported.iter().all(|access| reported_again.contains(access)),
+                "{reported:?}, {reported_again:?}"
             );
             // The next agent has not seen the accesses reported to a dead one.
             drop(page_in);

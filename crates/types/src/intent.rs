@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_told_with_what_there_is() {
+    fn a_refusal_lists_what_there_is() {
         for text in [
             "",
             "fast",

@@ -86,7 +86,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         found.lies = lies(settings.seed, LIARS)?;
         for lie in &found.lies {
             let verdict = lie.error.as_deref().map_or(Verdict::Passed, Verdict::Failed);
-            print_line(verdict, &lie.what, "", &lie.told);
+            print_line(verdict, &lie.what, "", &lie.refusals);
         }
     }
     print!("{}", table::render_summary(&found));
@@ -151,7 +151,8 @@ fn try_all(plan: StagePlan, cells: &[Cell]) -> Result<Vec<CellReport>> {
         };
         let what = format!("{} at {}", cell.fault_name(), cell.moment.name());
         let verdict = Verdict::of(&report);
-        print_line(verdict, &format!("{what:40} {:5.1} s", report.seconds), found, &report.told);
+        let what = format!("{what:40} {:5.1} s", report.seconds);
+        print_line(verdict, &what, found, &report.reported);
         reports.push(report);
     }
     stage.finish()?;
@@ -177,15 +178,15 @@ impl Verdict<'_> {
     }
 }
 
-fn print_line(verdict: Verdict<'_>, what: &str, found: &str, told: &[String]) {
+fn print_line(verdict: Verdict<'_>, what: &str, found: &str, details: &[String]) {
     let word = match verdict {
         Verdict::Passed => "pass",
         Verdict::Failed(_) => "FAIL",
         Verdict::Skipped => "skip",
     };
     println!("  {word}  {what}  {found}");
-    for line in told {
-        println!("          told: {line}");
+    for line in details {
+        println!("          reported: {line}");
     }
     if let Verdict::Failed(error) = verdict {
         println!("          {}", error.replace('\n', "\n          "));

@@ -194,13 +194,13 @@ fn on_link(settings: &Settings, link: &Link, cases: &mut Vec<Figures>) -> Result
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
     for case in link.cases {
-        cases.push(foretell_and_move(&trial, &mut subject, link, case)?);
+        cases.push(predict_and_move(&trial, &mut subject, link, case)?);
     }
     subject.guest.verify().with_context(|| format!("{} at the end", link.name))?;
     trial.finish()
 }
 
-fn foretell_and_move(
+fn predict_and_move(
     trial: &Trial,
     subject: &mut Subject<'_>,
     link: &Link,

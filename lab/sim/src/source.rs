@@ -167,7 +167,7 @@ impl World {
         let ownership = self.hosts[host].ownership.offered();
         let scans = matches!(
             action,
-            Action::SendRound { .. } | Action::SendLastPages { .. } | Action::TellRemaining
+            Action::SendRound { .. } | Action::SendLastPages { .. } | Action::AnnounceRemaining
         );
         if scans && self.hosts[host].process.is_none() {
             self.source_takes(host, Event::Failed(failure("QEMU is gone")));
@@ -194,12 +194,12 @@ impl World {
             Action::Throttle { .. } => self.source_takes(host, Event::CannotThrottle),
             Action::LetWritersGo | Action::StopTracking | Action::ServePages => {}
             Action::PreparePageIn => self.tell_peer(host, Word::PreparePageIn)?,
-            Action::TellRemaining => {
+            Action::AnnounceRemaining => {
                 let Some(process) = &mut self.hosts[host].process else { return Ok(()) };
                 let missing = std::mem::take(&mut process.dirty);
                 let pages = missing.len() as u64;
                 self.tell_peer(host, Word::Remaining(missing))?;
-                self.source_takes(host, Event::RemainingTold { pages });
+                self.source_takes(host, Event::RemainingAnnounced { pages });
             }
             Action::BeginSwitchover { page_in } => self.begin_switchover(host, page_in),
             Action::WriteDeviceState => self.write_device_state(host),

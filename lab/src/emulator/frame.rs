@@ -248,7 +248,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn flows_are_told_apart() {
+    fn flows_are_distinguished() {
         let flow = |bytes: &[u8]| parse(bytes, false).unwrap().flow;
         for ipv6 in [false, true] {
             let one = flow(&tcp_packet(ipv6, 1000)).unwrap();

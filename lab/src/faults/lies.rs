@@ -39,7 +39,8 @@ pub struct LieReport {
     /// Kind of liar.
     pub what: String,
     /// Codes of the refusals, with their counts.
-    pub told: Vec<String>,
+    #[serde(rename = "told")]
+    pub refusals: Vec<String>,
     /// Failed check; `None` if all passed.
     pub error: Option<String>,
 }
@@ -103,8 +104,8 @@ type Codes = BTreeMap<String, u64>;
 fn report(what: &str, tried: impl FnOnce(&mut Codes) -> Result<()>) -> LieReport {
     let mut codes = Codes::new();
     let error = tried(&mut codes).err().map(|error| format!("{error:#}"));
-    let told = codes.into_iter().map(|(code, count)| format!("{code} {count} times")).collect();
-    LieReport { what: what.to_owned(), told, error }
+    let refusals = codes.into_iter().map(|(code, count)| format!("{code} {count} times")).collect();
+    LieReport { what: what.to_owned(), refusals, error }
 }
 
 /// Checks that every liar was refused, some for what they sent and not only because they hung up,

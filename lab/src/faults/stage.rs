@@ -83,7 +83,8 @@ pub struct CellReport {
     /// Location of the guest afterwards; `None` if unknown.
     pub place: Option<Place>,
     /// Statements of the agents about the migration and the VM.
-    pub told: Vec<String>,
+    #[serde(rename = "told")]
+    pub reported: Vec<String>,
     /// Failed check; `None` if all passed.
     pub error: Option<String>,
     /// Reason for skipping the cell; `None` if it was tried.
@@ -122,7 +123,7 @@ struct Scene {
 #[derive(Debug, Default)]
 struct Findings {
     place: Option<Place>,
-    told: Vec<String>,
+    reported: Vec<String>,
 }
 
 impl Stage {
@@ -152,7 +153,7 @@ impl Stage {
         CellReport {
             cell,
             place: findings.place,
-            told: findings.told,
+            reported: findings.reported,
             error: tried.err().map(|error| format!("{error:#}")),
             skipped,
             seconds: begun.elapsed().as_secs_f64(),
@@ -167,7 +168,7 @@ impl Stage {
         };
         let tried = scene.try_cell(cell, findings);
         let root = format!("{}/", scene.trial.paths().root().display());
-        findings.told.iter_mut().for_each(|told| *told = told.replace(&root, ""));
+        findings.reported.iter_mut().for_each(|report| *report = report.replace(&root, ""));
         match &tried {
             Ok(()) => self.scene = Some(scene),
             Err(_) => {
@@ -250,8 +251,8 @@ impl Scene {
         watch.until_seen(&source)?;
         let struck = self.strike(cell, &guest, destination);
         let settled = struck.and_then(|report| {
-            findings.told.extend(report.iter().map(describe));
-            let host = verdict::settled(&self.trial, VM, &mut findings.told)?;
+            findings.reported.extend(report.iter().map(describe));
+            let host = verdict::settled(&self.trial, VM, &mut findings.reported)?;
             host.as_ref().map_or(Ok(()), |host| watch.until_seen(host))?;
             Ok((report, host))
         });
@@ -304,7 +305,7 @@ impl Scene {
         let held = cell.held().map(|(at, point)| trial.hold(side(at), point)).transpose()?;
         let committed = trial.passing(source, "source.committed")?;
         let lacking = match cell.moment {
-            Moment::PageIn => Some(trial.hold(source, "source.tell-remaining")?),
+            Moment::PageIn => Some(trial.hold(source, "source.announce-remaining")?),
             _ => None,
         };
         let by_cli = cell.fault == Fault::KillCli;
@@ -369,7 +370,7 @@ impl Scene {
         ensure!(
             allowed.contains(&place),
             "the guest is at {place:?}, allowed: {allowed:?}; agents say: {}",
-            findings.told.join("; ")
+            findings.reported.join("; ")
         );
         if let Some(report) = report {
             let fits = match report.outcome {
@@ -403,7 +404,7 @@ impl Scene {
         }
         // A killed agent loses what it knew.
         let must_tell = cell.fault != Fault::KillSourceAgent || place == Place::Nowhere;
-        ensure!(!must_tell || !findings.told.is_empty(), "no agent reports what happened");
+        ensure!(!must_tell || !findings.reported.is_empty(), "no agent reports what happened");
         Ok(())
     }
 

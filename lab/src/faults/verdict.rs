@@ -16,12 +16,12 @@ const AGREE_LIMIT: Duration = Duration::from_secs(60);
 const SHUT_ITSELF_DOWN: &str = "the guest shut itself down";
 
 /// Waits until both agents agree where the guest is: it runs on one host and the other does not
-/// know it, or it has ended and its host says so. Adds descriptions of an unhealthy VM to `told`.
-/// Returns the host that runs the guest; `None` if the guest has ended.
+/// know it, or it has ended and its host says so. Adds descriptions of an unhealthy VM to
+/// `reported`. Returns the host that runs the guest; `None` if the guest has ended.
 ///
 /// # Errors
 /// The agents do not agree within a minute.
-pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option<String>> {
+pub fn settled(trial: &Trial, vm: &str, reported: &mut Vec<String>) -> Result<Option<String>> {
     let settled = until("both agents agree where the guest is", AGREE_LIMIT, || {
         let infos = infos(trial, vm)?;
         let running: Vec<&VmInfo> = infos.iter().filter(|info| is_well(info)).collect();
@@ -35,7 +35,7 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
         }
     });
     if !matches!(settled, Ok(Some(_))) {
-        told.extend(
+        reported.extend(
             infos(trial, vm).iter().flatten().filter(|info| !is_well(info)).map(describe_one),
         );
     }

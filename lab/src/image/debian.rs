@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn apt_is_told_how_to_download_and_nothing_else() {
+    fn apt_gets_options_for_downloading_and_nothing_else() {
         let dump = b"APT \"\";\nAcquire::http::Proxy \"http://proxy:3128\";\nDir::State \"var\";\n";
         assert_eq!(acquire_options(dump), "Acquire::http::Proxy \"http://proxy:3128\";\n");
     }

@@ -12,7 +12,7 @@ fn try_all(name: &str, plan: StagePlan, cells: &[(Fault, Moment)]) -> Result<()>
         let report = stage.try_cell(Cell::at(*moment, *fault));
         let what = format!("{} at {}", fault.name(), moment.name());
         let place = report.place.map_or("?", Place::name);
-        eprintln!("  {what}: {place}, {:.0} s; {}", report.seconds, report.told.join("; "));
+        eprintln!("  {what}: {place}, {:.0} s; {}", report.seconds, report.reported.join("; "));
         if let Some(why) = &report.skipped {
             eprintln!("skipped: {what}: {why}");
         }
@@ -86,7 +86,7 @@ fn a_byte_that_changes_on_its_way() -> Result<()> {
 #[test]
 fn peers_that_lie() -> Result<()> {
     for report in lies(1, 12)? {
-        eprintln!("  {}: {}", report.what, report.told.join(", "));
+        eprintln!("  {}: {}", report.what, report.refusals.join(", "));
         ensure!(report.error.is_none(), "{}: {}", report.what, report.error.unwrap_or_default());
     }
     Ok(())

@@ -71,6 +71,19 @@ fn collect(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Words that no identifier has, with their plain replacements in docs/glossary.md.
+const NOT_IN_NAMES: [&str; 1] = ["told"];
+
+/// Returns whether a line of Rust has an identifier with this word. Comments and text are exempt.
+fn has_identifier_with(line: &str, word: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    // Every second part is within quotation marks.
+    code.split('"').step_by(2).any(|code| {
+        let names = code.split(|other: char| !other.is_alphanumeric() && other != '_');
+        names.flat_map(|name| name.split('_')).any(|part| part.eq_ignore_ascii_case(word))
+    })
+}
+
 /// Start of a docstring that leans on its neighbour.
 const LEANING: [&str; 2] = ["/// The same", "//! The same"];
 
@@ -109,6 +122,10 @@ fn banned_forms_are_not_used() {
         for form in BANNED.iter().filter(|form| lower.contains(*form)) {
             found.push(format!("{path}:{number}: {form:?}"));
         }
+        let is_rust = path.ends_with(".rs");
+        for word in NOT_IN_NAMES.iter().filter(|word| is_rust && has_identifier_with(line, word)) {
+            found.push(format!("{path}:{number}: an identifier with {word:?}"));
+        }
         if LEANING.iter().any(|form| line.trim_start().starts_with(form)) {
             found.push(format!("{path}:{number}: a docstring stands alone"));
         }
@@ -119,4 +136,14 @@ fn banned_forms_are_not_used() {
         found.len(),
         found.join("\n")
     );
+}
+
+#[test]
+fn words_in_identifiers_are_recognised() {
+    for line in ["let told = 1;", "fn told_pages() {", "is_told: bool,", "const TOLD: f64 = 1.0;"] {
+        assert!(has_identifier_with(line, "told"), "{line}");
+    }
+    for line in ["// told", "panic!(\"told {it}\");", "let foretold = 1;"] {
+        assert!(!has_identifier_with(line, "told"), "{line}");
+    }
 }

@@ -31,18 +31,18 @@ pub(super) async fn run(
         }
         None => output.note(&what),
     }
-    let told = tokio::select! {
-        told = client.dry_run(vm, request) => Some(told),
+    let reply = tokio::select! {
+        reply = client.dry_run(vm, request) => Some(reply),
         _ = interrupts.recv() => None,
     };
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let Some(told) = told else {
+    let Some(reply) = reply else {
         output.note("the agent ends the dry run within seconds");
         return Ok(Exit::Interrupted);
     };
-    let dry_run = told?;
+    let dry_run = reply?;
     output.result(&dry_run, || render(&dry_run, output))?;
     Ok(Exit::of_dry_run(&dry_run))
 }
@@ -62,7 +62,7 @@ pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
         }
     }
     let mut lines =
-        predicted.as_ref().map_or_else(Vec::new, |predicted| foretold(dry_run, predicted));
+        predicted.as_ref().map_or_else(Vec::new, |predicted| prediction_rows(dry_run, predicted));
     if let Some(guest) = &dry_run.guest {
         lines.extend(of_guest(dry_run, guest));
     }
@@ -79,7 +79,7 @@ pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
     text
 }
 
-fn foretold(dry_run: &DryRun, predicted: &Predicted) -> Vec<(&'static str, String)> {
+fn prediction_rows(dry_run: &DryRun, predicted: &Predicted) -> Vec<(&'static str, String)> {
     let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, .. } = predicted;
     let about = |ms: f64| format!("about {}", millis(ms));
     let why = dry_run.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
@@ -191,9 +191,9 @@ mod tests {
 
     #[test]
     fn it_says_what_will_be_and_by_what() {
-        let told = dry_run(Means::Throttle);
+        let report = dry_run(Means::Throttle);
         expect(
-            &render(&told, Output::new(false)),
+            &render(&report, Output::new(false)),
             &[
                 "VM web would move from a to b",
                 "about 12.34 s",
@@ -207,17 +207,17 @@ mod tests {
                 "500mbit",
             ],
         );
-        assert_eq!(Exit::of_dry_run(&told), Exit::Ok);
+        assert_eq!(Exit::of_dry_run(&report), Exit::Ok);
     }
 
     #[test]
-    fn what_would_not_work_is_told_as_a_migration_tells_it() {
-        let told = dry_run(Means::None);
+    fn a_refusal_reads_like_that_of_a_migration() {
+        let report = dry_run(Means::None);
         expect(
-            &render(&told, Output::new(false)),
+            &render(&report, Output::new(false)),
             &["would not move", "gives up", "after about 12.34 s"],
         );
-        assert_eq!(Exit::of_dry_run(&told), Exit::Preflight);
+        assert_eq!(Exit::of_dry_run(&report), Exit::Preflight);
         let error = Fault {
             code: "insufficient-memory".into(),
             message: "host b has not enough".into(),
@@ -230,7 +230,7 @@ mod tests {
             guest: None,
             lanes: None,
             error: Some(error),
-            ..told
+            ..report
         };
         let text = render(&refused, Output::new(false));
         expect(

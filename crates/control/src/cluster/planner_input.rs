@@ -101,7 +101,7 @@ pub(crate) fn begun_at_agents(
             reference_group: reference_group(info),
         })
     };
-    inventory.told_vms().filter_map(of).collect()
+    inventory.reports().filter_map(of).collect()
 }
 
 /// Returns the planner's facts about a host to which the VMs `arriving` go; none: the host is

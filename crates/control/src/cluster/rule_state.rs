@@ -14,7 +14,7 @@ use crate::cluster::inventory::Inventory;
 const NAMED_VMS: usize = 3;
 
 /// Returns a rule and its state, with at most `most` of the VMs that break it.
-pub(crate) fn told(rule: &Rule, inventory: &Inventory, most: usize) -> RuleInfo {
+pub(crate) fn rule_info(rule: &Rule, inventory: &Inventory, most: usize) -> RuleInfo {
     let mut places: BTreeMap<&str, &str> = BTreeMap::new();
     let mut absent = Vec::new();
     for vm in &rule.vms {

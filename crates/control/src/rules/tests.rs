@@ -104,7 +104,7 @@ fn vms_that_break_a_rule_are_named_with_the_reason() {
     let mut inventory = Inventory::default();
     cluster(&mut inventory);
     let of = |kind: &str, vms: &[&str], hosts: Option<Value>| {
-        told(
+        rule_info(
             &rule(json!({ "name": "r", "kind": kind, "vms": vms, "hosts": hosts })),
             &inventory,
             16,

@@ -82,7 +82,7 @@ impl Outgoing {
                 if let Some(predicted) =
                     predicted.filter(|predicted| predicted.means != Means::None)
                 {
-                    control.foresees(predicted.migration_time_ms);
+                    control.set_predicted(predicted.migration_time_ms);
                 }
                 self.send(control, tracker, &accepted, preflight).await
             }

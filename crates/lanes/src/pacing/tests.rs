@@ -15,8 +15,8 @@ fn limit(text: &str) -> RateLimit {
 /// Returns pacing and its clock in milliseconds.
 fn standing_still() -> (Pacing, Arc<AtomicU64>) {
     let clock = Arc::new(AtomicU64::new(0));
-    let told = Arc::clone(&clock);
-    (Pacing::with_clock(move || Duration::from_millis(told.load(Ordering::SeqCst))), clock)
+    let shown = Arc::clone(&clock);
+    (Pacing::with_clock(move || Duration::from_millis(shown.load(Ordering::SeqCst))), clock)
 }
 
 fn silent() -> Result<(), LaneError> {
@@ -83,12 +83,12 @@ fn the_lowest_applicable_limit_holds() {
 /// Starts streams that wait for an empty bucket. Each reports that it got its piece, or that it was
 /// closed.
 fn waiting(streams: &[StreamPace]) -> (Vec<thread::JoinHandle<()>>, mpsc::Receiver<bool>) {
-    let (told, heard) = mpsc::channel();
+    let (grants, granted) = mpsc::channel();
     let threads = streams.iter().map(|stream| {
-        let (stream, told) = (stream.clone(), told.clone());
-        thread::spawn(move || told.send(stream.take(1 << 16, silent).is_ok()).unwrap())
+        let (stream, grants) = (stream.clone(), grants.clone());
+        thread::spawn(move || grants.send(stream.take(1 << 16, silent).is_ok()).unwrap())
     });
-    (threads.collect(), heard)
+    (threads.collect(), granted)
 }
 
 #[test]
@@ -97,10 +97,10 @@ fn every_waiter_notices_a_change() {
     let migration = pacing.migration(limit("1mbit"));
     let streams: Vec<StreamPace> = (0..4).map(|_| migration.stream(LANE)).collect();
     drain(&streams[0]);
-    let (threads, heard) = waiting(&streams);
-    assert!(heard.try_recv().is_err());
+    let (threads, granted) = waiting(&streams);
+    assert!(granted.try_recv().is_err());
     migration.set_limit(RateLimit::NONE);
-    assert!(heard.iter().take(4).all(|granted| granted));
+    assert!(granted.iter().take(4).all(|is_granted| is_granted));
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
@@ -110,9 +110,9 @@ fn a_paused_guest_waits_only_for_the_lane() {
     let migration = pacing.migration(limit("1mbit"));
     let stream = migration.stream(LANE);
     drain(&stream);
-    let (threads, heard) = waiting(std::slice::from_ref(&stream));
+    let (threads, granted) = waiting(std::slice::from_ref(&stream));
     migration.let_go();
-    assert_eq!(heard.recv(), Ok(true));
+    assert_eq!(granted.recv(), Ok(true));
     // A limit set now is displayed, but does not apply.
     migration.set_limit(limit("2mbit"));
     assert_eq!((migration.limit(), stream.piece_bytes()), (limit("2mbit"), None));
@@ -128,12 +128,12 @@ fn a_closed_waiter_neither_waits_nor_blocks_others() {
     let (one, other) = (pacing.migration(RateLimit::NONE), pacing.migration(RateLimit::NONE));
     let streams = [one.stream(LANE), other.stream(LANE)];
     drain(&streams[0]);
-    let (threads, heard) = waiting(&streams[..1]);
+    let (threads, granted) = waiting(&streams[..1]);
     streams[0].close();
-    assert_eq!(heard.recv(), Ok(false));
-    let (more, heard) = waiting(&streams[1..]);
+    assert_eq!(granted.recv(), Ok(false));
+    let (more, granted) = waiting(&streams[1..]);
     clock.store(10_000, Ordering::SeqCst);
-    assert_eq!(heard.recv(), Ok(true));
+    assert_eq!(granted.recv(), Ok(true));
     threads.into_iter().chain(more).for_each(|thread| thread.join().unwrap());
     assert!(streams[0].take(1, silent).is_err(), "nor does it begin to");
 }

@@ -100,13 +100,13 @@ impl Offered {
 }
 
 /// Announces to a source what this host holds, and what arrives beside.
-pub(super) struct Teller {
+pub(super) struct Announcer {
     /// Content that was here before, indexed by its number less one.
     contents: Vec<Arc<Content>>,
     /// Its pieces, from the first that was not announced before the source began.
     pieces: Box<dyn Iterator<Item = Piece> + Send>,
     /// Pieces announced before the source began.
-    told_first: HashSet<(u16, u16, u64)>,
+    announced_first: HashSet<(u16, u16, u64)>,
     beside: Option<Beside>,
     offered: Offered,
     /// Guests that arrive at the same time, by their content's number, and how many pieces of each
@@ -139,14 +139,14 @@ fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
     })
 }
 
-impl Teller {
-    /// Creates a teller. `offered`: the contents of the offer, extended by what arrives beside.
-    pub(super) fn new(offer: Offer, offered: Offered) -> Teller {
+impl Announcer {
+    /// Creates an announcer. `offered`: the contents of the offer, extended by what arrives beside.
+    pub(super) fn new(offer: Offer, offered: Offered) -> Announcer {
         let Offer { contents, most_pages, first_pages, beside } = offer;
         let pieces = Box::new(pieces(contents.clone()));
-        let (told_first, followed) = (HashSet::new(), Vec::new());
+        let (announced_first, followed) = (HashSet::new(), Vec::new());
         let (left, first) = (most_pages, first_pages);
-        Teller { contents, pieces, told_first, beside, offered, followed, left, first }
+        Announcer { contents, pieces, announced_first, beside, offered, followed, left, first }
     }
 
     /// Announces, before the source begins, what needs no work and is small enough not to delay it.
@@ -154,10 +154,10 @@ impl Teller {
         let least_left = self.left.saturating_sub(self.first);
         let is_known = |piece: &Piece| piece.content.is_worked_out(piece.block, piece.pages);
         for piece in pieces(std::mem::take(&mut self.contents)).filter(is_known) {
-            if self.left <= least_left || !self.tell(&piece, sender) {
+            if self.left <= least_left || !self.announce(&piece, sender) {
                 return;
             }
-            self.told_first.insert(piece.key());
+            self.announced_first.insert(piece.key());
         }
     }
 
@@ -170,10 +170,10 @@ impl Teller {
         is_over: impl Fn() -> bool,
     ) {
         loop {
-            let mut pieces = self.come();
+            let mut pieces = self.arrivals();
             let pause = if pieces.is_empty() {
-                let told = &self.told_first;
-                let more = self.pieces.by_ref().filter(|piece| !told.contains(&piece.key()));
+                let announced = &self.announced_first;
+                let more = self.pieces.by_ref().filter(|piece| !announced.contains(&piece.key()));
                 pieces.extend(more.take(PIECES_IN_A_ROW));
                 if pieces.is_empty() { ARRIVALS_INTERVAL } else { PAUSE }
             } else {
@@ -183,7 +183,7 @@ impl Teller {
                 return;
             }
             for piece in pieces {
-                if is_over() || self.left == 0 || !self.tell(&piece, sender) {
+                if is_over() || self.left == 0 || !self.announce(&piece, sender) {
                     return;
                 }
             }
@@ -194,30 +194,30 @@ impl Teller {
     }
 
     /// Returns a few new pieces of each guest that arrives beside this one.
-    fn come(&mut self) -> Vec<Piece> {
+    fn arrivals(&mut self) -> Vec<Piece> {
         for content in self.beside.as_mut().map(Beside::more).unwrap_or_default() {
             if let Some(number) = self.offered.add(Arc::clone(&content)) {
                 self.followed.push((number, content, 0));
             }
         }
-        let mut come = Vec::new();
-        for (number, content, told) in &mut self.followed {
-            let mut new = content.come_since(*told);
+        let mut arrivals = Vec::new();
+        for (number, content, announced) in &mut self.followed {
+            let mut new = content.arrived_since(*announced);
             new.truncate(PIECES_IN_A_ROW);
-            *told += new.len();
+            *announced += new.len();
             let piece = |(block, pages)| Piece {
                 number: *number,
                 content: Arc::clone(content),
                 block,
                 pages,
             };
-            come.extend(new.into_iter().map(piece));
+            arrivals.extend(new.into_iter().map(piece));
         }
-        come
+        arrivals
     }
 
     /// Announces a piece. Returns false if the source is unreachable.
-    fn tell(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
+    fn announce(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
         let Piece { number, content, block, pages } = piece;
         // Content that can no longer be read is not announced.
         let news =

@@ -47,11 +47,11 @@ impl Contents {
         }
     }
 
-    /// Notes that a unit of round 0 has brought the piece with that page. `is_told`: by references
-    /// and zeros alone.
-    pub(super) fn has_come(&self, block: u16, page: u64, is_told: bool) {
+    /// Notes that a unit of round 0 has brought the piece with that page. `by_reference`: with
+    /// references and zeros alone.
+    pub(super) fn note_arrival(&self, block: u16, page: u64, by_reference: bool) {
         if let Some(own) = &self.own {
-            own.has_come(block, page, is_told);
+            own.note_arrival(block, page, by_reference);
         }
     }
 

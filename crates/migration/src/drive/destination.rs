@@ -13,7 +13,7 @@ use godwit_ram::{MissingPages, PageRange, Region};
 use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, Running};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::announcing::{Offer, Teller};
+use super::announcing::{Announcer, Offer};
 use super::contents::Contents;
 use super::handshake::WelcomedStream;
 use super::hypervisor::DestinationHypervisor;
@@ -52,19 +52,19 @@ pub fn receive<H: DestinationHypervisor>(
     let WelcomedStream { stream: control, sender, receiver, .. } = control;
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
     let contents = Contents::new(&offer, &block_pages);
-    let tells = Teller::new(offer, contents.offered());
+    let announcer = Announcer::new(offer, contents.offered());
     let (page_in, is_over) = (Mutex::<PageInPlace>::default(), AtomicBool::new(false));
     let (events, inbox) = mpsc::sync_channel(WAITING_MESSAGES);
     let sender = Arc::new(Mutex::new(sender));
     let intake = Intake::new(regions.clone(), contents, Arc::clone(&sender), events.clone());
     let begun = Instant::now();
-    // The teller is handed over once.
-    let (go_on, teller) = mpsc::sync_channel(1);
+    // The announcers is handed over once.
+    let (go_on, announcers) = mpsc::sync_channel(1);
     let mut driver = Driver {
         machine: Destination::new(block_pages, ownership),
         events: events.clone(),
         sender: Arc::clone(&sender),
-        teller: Some(tells),
+        announcer: Some(announcer),
         go_on: Some(go_on),
         intake: &intake,
         page_in: &page_in,
@@ -82,8 +82,8 @@ pub fn receive<H: DestinationHypervisor>(
         let intake = &intake;
         scope.spawn(move || {
             // It never arrives if the migration ends before it begins.
-            if let Ok(rest) = teller.recv() {
-                rest.go_on(&sender, &teller, || intake.is_over());
+            if let Ok(rest) = announcers.recv() {
+                rest.go_on(&sender, &announcers, || intake.is_over());
             }
         });
         scope.spawn(|| accept_streams(scope, accept, intake, &page_in, &is_over));
@@ -182,9 +182,9 @@ struct Driver<'a, H> {
     events: SyncSender<(Instant, Input)>,
     sender: Arc<Mutex<StreamSender>>,
     /// Announces this host's content to the source before it begins.
-    teller: Option<Teller>,
-    /// Hands the teller over to go on, while the receiver exists.
-    go_on: Option<SyncSender<Teller>>,
+    announcer: Option<Announcer>,
+    /// Hands the announcer over to go on, while the receiver exists.
+    go_on: Option<SyncSender<Announcer>>,
     intake: &'a Intake,
     page_in: &'a Mutex<PageInPlace>,
     /// Pages that the guest will lack, a bit each, however they are listed; `None`: page-in is not
@@ -346,15 +346,15 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         hold::at("destination", action.name());
         match action {
             Action::SendReady => {
-                let teller = self.teller.take();
-                let teller = teller.map(|mut teller| {
-                    teller.begin(&self.sender);
-                    teller
+                let announcer = self.announcer.take();
+                let announcer = announcer.map(|mut announcer| {
+                    announcer.begin(&self.sender);
+                    announcer
                 });
                 self.say(&Message::Ready);
-                if let Some((go_on, teller)) = self.go_on.as_ref().zip(teller) {
+                if let Some((go_on, announcer)) = self.go_on.as_ref().zip(announcer) {
                     // The receiver exists as long as this sender.
-                    let _ = go_on.send(teller);
+                    let _ = go_on.send(announcer);
                 }
             }
             Action::NoteTakeOver => {

@@ -312,7 +312,7 @@ impl Dispatch {
         SentTotals {
             pages: self.lock().board.pages(),
             zero_pages: self.totals.zero_pages(),
-            told_pages: self.totals.encodings().told_pages(),
+            rebuilt_pages: self.totals.encodings().rebuilt_pages(),
             referred_pages: self.totals.encodings().referred_pages(),
             bytes: self.totals.bytes(),
         }

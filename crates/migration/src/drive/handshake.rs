@@ -34,8 +34,8 @@ pub fn say_hello(
     if let Err(error) = sender.send(&Message::Hello { versions, migration, stream }) {
         // A destination that closed the connection has sent the reason before, if it did not accept
         // this host's certificate.
-        let told = receiver.receive().err().filter(|told| matches!(told, LaneError::Alert(_)));
-        return Err(lane_failure(&told.unwrap_or(error)));
+        let alert = receiver.receive().err().filter(|alert| matches!(alert, LaneError::Alert(_)));
+        return Err(lane_failure(&alert.unwrap_or(error)));
     }
     match receiver.receive().map_err(|error| lane_failure(&error))? {
         Incoming::Message(Message::Welcome { version })

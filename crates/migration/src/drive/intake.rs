@@ -320,8 +320,8 @@ impl<'a> DataReader<'a> {
             Incoming::Message(Message::UnitEnd) => {
                 self.intake.pages.fetch_add(std::mem::take(&mut self.pages), Ordering::SeqCst);
                 self.units += 1;
-                if let Some((block, page, is_told)) = self.came.take() {
-                    self.intake.contents.has_come(block, page, is_told);
+                if let Some((block, page, by_reference)) = self.came.take() {
+                    self.intake.contents.note_arrival(block, page, by_reference);
                 }
                 let mut state = self.intake.state();
                 state.streams[usize::from(self.number - 1)].units = self.units;

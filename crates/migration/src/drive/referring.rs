@@ -68,7 +68,7 @@ pub(crate) struct Referring {
     sent_pages: SentPages,
     owed: Mutex<Owed>,
     /// Pages sent by reference or as deltas, and those of them that were reported missing.
-    told: AtomicU64,
+    rebuilt: AtomicU64,
     missed: AtomicU64,
     /// Experience of streams to this host: a new stream begins with it.
     pub(crate) experience: Arc<Experience>,
@@ -95,7 +95,7 @@ impl Referring {
             deltas,
             sent_pages: SentPages::new(deltas.cache_bytes),
             owed: Mutex::new(owed),
-            told: AtomicU64::new(0),
+            rebuilt: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             experience,
         }
@@ -108,13 +108,13 @@ impl Referring {
 
     /// Returns what a chooser needs to know for a unit of this round.
     pub(crate) fn prospect(&self, round: u32) -> Prospect {
-        let (told, missed) =
-            (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
+        let (rebuilt, missed) =
+            (self.rebuilt.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
         Prospect {
             possible: self.by != ReferenceUse::None,
             always: self.always,
             foreign: self.known.foreign() > 0,
-            missing: if told == 0 { 0.0 } else { (missed as f64 / told as f64).min(1.0) },
+            missing: if rebuilt == 0 { 0.0 } else { (missed as f64 / rebuilt as f64).min(1.0) },
             wire_bytes_per_s: self.experience.wire_bytes_per_s(),
             // Nothing was sent before the first round.
             deltas: round > 0 && self.sent_pages.is_on(),
@@ -131,7 +131,7 @@ impl Referring {
 
     /// Notes that a unit was sent, by a stream that has learned from it.
     pub(crate) fn sent(&self, sent: &UnitSent, chooser: &Chooser) {
-        self.told.fetch_add(sent.reference.pages + sent.delta.pages, Ordering::Relaxed);
+        self.rebuilt.fetch_add(sent.reference.pages + sent.delta.pages, Ordering::Relaxed);
         chooser.pass_on(&self.experience);
     }
 
@@ -212,7 +212,7 @@ impl Referring {
 
     /// Returns the number of pages reported as missing.
     pub(crate) fn missing_pages(&self) -> u64 {
-        self.owed().told()
+        self.owed().reported()
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) struct Delta {
     page_s: Option<f64>,
     sampled: u64,
     /// Fraction of the pages that go as deltas, and their size per byte.
-    told: f64,
+    share: f64,
     ratio: f64,
 }
 
@@ -49,11 +49,11 @@ impl Delta {
 
     /// Returns the expected yield in guest bytes per second; `None`: the figures say nothing yet.
     fn promised(&self, wire: f64, otherwise: Otherwise) -> Option<f64> {
-        let page_s = self.page_s.filter(|_| self.sampled >= LEAST_SAMPLED && self.told > 0.0)?;
-        let rest = 1.0 - self.told;
+        let page_s = self.page_s.filter(|_| self.sampled >= LEAST_SAMPLED && self.share > 0.0)?;
+        let rest = 1.0 - self.share;
         let work =
             page_s / f64::from(PAGE_SIZE) + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
-        let on_wire = self.told * self.ratio + rest * otherwise.ratio;
+        let on_wire = self.share * self.ratio + rest * otherwise.ratio;
         Some((1.0 / work).min(wire / on_wire.max(1e-4)))
     }
 
@@ -64,7 +64,7 @@ impl Delta {
 
     /// Learns from the comparison of a unit's pages.
     pub(super) fn note(&mut self, comparing: Comparing) {
-        let Comparing { pages, time, sampled, told, told_bytes } = comparing;
+        let Comparing { pages, time, sampled, deltas, delta_bytes } = comparing;
         if pages == 0 {
             return;
         }
@@ -74,14 +74,15 @@ impl Delta {
             self.page_s.map_or(page_s, |known| blend(known, page_s, half_in(pages, MEMORY_PAGES))),
         );
         if sampled > 0 {
-            let share = if self.sampled == 0 { 1.0 } else { half_in(sampled, SAMPLE_MEMORY_PAGES) };
-            self.told = blend(self.told, told as f64 / sampled as f64, share);
+            let weight =
+                if self.sampled == 0 { 1.0 } else { half_in(sampled, SAMPLE_MEMORY_PAGES) };
+            self.share = blend(self.share, deltas as f64 / sampled as f64, weight);
             self.sampled = self.sampled.saturating_add(sampled);
         }
-        if told > 0 {
-            let ratio = told_bytes as f64 / (told * u64::from(PAGE_SIZE)) as f64;
-            let share = if self.ratio == 0.0 { 1.0 } else { half_in(told, SAMPLE_MEMORY_PAGES) };
-            self.ratio = blend(self.ratio, ratio, share);
+        if deltas > 0 {
+            let ratio = delta_bytes as f64 / (deltas * u64::from(PAGE_SIZE)) as f64;
+            let weight = if self.ratio == 0.0 { 1.0 } else { half_in(deltas, SAMPLE_MEMORY_PAGES) };
+            self.ratio = blend(self.ratio, ratio, weight);
         }
     }
 }
@@ -100,8 +101,8 @@ mod tests {
 
     /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs
     /// per page.
-    fn unit(told: u64, told_bytes: u64) -> Comparing {
-        Comparing { pages: 16, time: Duration::from_micros(32), sampled: 16, told, told_bytes }
+    fn unit(deltas: u64, delta_bytes: u64) -> Comparing {
+        Comparing { pages: 16, time: Duration::from_micros(32), sampled: 16, deltas, delta_bytes }
     }
 
     fn after(units: &[Comparing], wire: f64) -> Differing {

@@ -18,7 +18,7 @@ const PROBE_BYTES: f64 = (64 * PAGE_SIZE) as f64;
 /// In use, figures are renewed by half within so many bytes; a probe renews them by half.
 const MEMORY_BYTES: f64 = 4e6;
 /// Cost of a reference on the wire, as a fraction of the page: hash and fields.
-const TOLD: f64 = 0.012;
+const REFERENCE_COST: f64 = 0.012;
 /// Minimum speed-up for references to be begun and kept.
 const BEGIN: f64 = 1.04;
 const KEEP: f64 = 1.02;
@@ -131,7 +131,8 @@ impl Referral {
         let rest = 1.0 - figures.found;
         let work =
             1.0 / figures.bytes_per_s + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
-        let on_wire = figures.found * (TOLD + self.prospect.missing) + rest * otherwise.ratio;
+        let on_wire =
+            figures.found * (REFERENCE_COST + self.prospect.missing) + rest * otherwise.ratio;
         (1.0 / work).min(wire / on_wire.max(1e-4))
     }
 

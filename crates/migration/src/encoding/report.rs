@@ -37,9 +37,9 @@ impl Encodings {
     pub fn report(&self) -> Vec<EncodingReport> {
         use EncodingName::{Delta, Lz4, Raw, Reference, Zero, Zstd};
         let sent = [(Zero, self.zero), (Raw, self.raw), (Lz4, self.lz4), (Zstd, self.zstd)];
-        let told = [(Reference, self.reference), (Delta, self.delta)];
+        let rebuilt = [(Reference, self.reference), (Delta, self.delta)];
         sent.into_iter()
-            .chain(told)
+            .chain(rebuilt)
             .filter(|(_, tally)| tally.pages > 0)
             .map(|(name, Tally { pages, wire_bytes })| EncodingReport {
                 name,
@@ -52,7 +52,7 @@ impl Encodings {
 
     /// Returns the number of pages sent by reference or as deltas.
     #[must_use]
-    pub fn told_pages(&self) -> u64 {
+    pub fn rebuilt_pages(&self) -> u64 {
         self.reference.pages + self.delta.pages
     }
 

@@ -131,9 +131,9 @@ impl Stream {
         let first = (packing.probe.or(packing.codec), probed, packing.reference != Referring::No);
         let rest = (packing.codec, UNIT_PAGES - probed, packing.reference == Referring::All);
         for (method, pages, refers) in [first, rest] {
-            let (told, hashing) =
+            let (found, hashing) =
                 if refers { self.look_for(link, pages, &mut sent) } else { (0, 0.0) };
-            wall += hashing + self.pages(link, method, pages - told, &mut sent);
+            wall += hashing + self.pages(link, method, pages - found, &mut sent);
         }
         if packing.reference == Referring::All {
             self.looked_for += UNIT_BYTES;
@@ -148,15 +148,15 @@ impl Stream {
         let disturbance = self.disturbance();
         let seconds = (pages * u64::from(PAGE_SIZE)) as f64 / HASHING * disturbance;
         #[allow(clippy::cast_sign_loss)]
-        let told = (pages as f64 * link.found.unwrap_or(0.0)).round() as u64;
-        self.queued = (self.queued - seconds * link.wire).max(0.0) + told as f64 * 40.0;
+        let found = (pages as f64 * link.found.unwrap_or(0.0)).round() as u64;
+        self.queued = (self.queued - seconds * link.wire).max(0.0) + found as f64 * 40.0;
         sent.hashing.pages += pages;
-        sent.hashing.found += told;
+        sent.hashing.found += found;
         sent.hashing.time += Duration::from_secs_f64(seconds);
-        sent.reference.pages += told;
-        sent.reference.wire_bytes += told * 40;
-        sent.wire_bytes += told * 40;
-        (told, seconds)
+        sent.reference.pages += found;
+        sent.reference.wire_bytes += found * 40;
+        sent.wire_bytes += found * 40;
+        (found, seconds)
     }
 
     fn pages(

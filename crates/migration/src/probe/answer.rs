@@ -144,7 +144,7 @@ impl ProbeSession {
                 Ok(Incoming::Message(Message::Ping { sent_ns })) => {
                     let answered_ns = self.cpu.now_ns();
                     sender.send(&Message::Pong { sent_ns, answered_ns })?;
-                    thread.tell();
+                    thread.count();
                 }
                 Ok(other) => {
                     stream.close();

@@ -37,22 +37,22 @@ impl CpuMeter {
 
     /// Creates a thread's share. Call it on that thread.
     pub(super) fn thread(&self) -> ThreadCpu<'_> {
-        ThreadCpu { meter: self, told_ns: thread_cpu_ns() }
+        ThreadCpu { meter: self, counted_ns: thread_cpu_ns() }
     }
 }
 
 /// Share of one thread in a [`CpuMeter`].
 pub(super) struct ThreadCpu<'a> {
     meter: &'a CpuMeter,
-    told_ns: u64,
+    counted_ns: u64,
 }
 
 impl ThreadCpu<'_> {
     /// Adds the CPU time since the last call.
-    pub(super) fn tell(&mut self) {
+    pub(super) fn count(&mut self) {
         let now_ns = thread_cpu_ns();
-        self.meter.threads_ns.fetch_add(now_ns.saturating_sub(self.told_ns), Ordering::Relaxed);
-        self.told_ns = now_ns;
+        self.meter.threads_ns.fetch_add(now_ns.saturating_sub(self.counted_ns), Ordering::Relaxed);
+        self.counted_ns = now_ns;
     }
 }
 
@@ -124,8 +124,8 @@ mod tests {
     fn two_readings_make_a_share() {
         let at = |at_ns, threads_ns, busy_ns| CpuReading { at_ns, threads_ns, busy_ns, cores: 4 };
         let readings = [at(0, 0, 0), at(100, 0, 0), at(200, 150, 200), at(900, 150, 200)];
-        let told = around(&readings, 95, 220);
-        assert!((told.threads_cores - 1.5).abs() < 1e-9 && (told.host_share - 0.5).abs() < 1e-9);
+        let used = around(&readings, 95, 220);
+        assert!((used.threads_cores - 1.5).abs() < 1e-9 && (used.host_share - 0.5).abs() < 1e-9);
         assert_eq!(around(&[], 0, 1), CpuUse::default());
         // Nonsensical readings of a peer yield no time and no share.
         let nonsense = [at(5, 9, 9), at(5, 0, u64::MAX), at(0, u64::MAX, 0)];
@@ -136,11 +136,11 @@ mod tests {
     fn a_threads_time_is_counted_once() {
         let meter = CpuMeter::new(Instant::now());
         let mut thread = meter.thread();
-        while thread_cpu_ns() < thread.told_ns + 1000 {}
-        thread.tell();
+        while thread_cpu_ns() < thread.counted_ns + 1000 {}
+        thread.count();
         let once = meter.read().threads_ns;
         assert!(once >= 1000);
-        thread.tell();
+        thread.count();
         assert!(meter.read().threads_ns < 2 * once + 1_000_000_000);
     }
 }

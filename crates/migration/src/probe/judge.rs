@@ -127,10 +127,10 @@ mod tests {
 
     #[test]
     fn the_estimate_is_for_the_usual_streams_and_names_better_ones() {
-        let told = estimate(1000, 2, &runs([50.0, 100.0, 190.0, 200.0])).unwrap();
-        assert_eq!((told.streams, told.best_streams), (2, 4));
-        assert!((told.migration_time_ms - 10_000.0).abs() < 1e-6);
-        assert!((told.best_migration_time_ms - 1e6 / 190.0).abs() < 1e-6);
+        let usual = estimate(1000, 2, &runs([50.0, 100.0, 190.0, 200.0])).unwrap();
+        assert_eq!((usual.streams, usual.best_streams), (2, 4));
+        assert!((usual.migration_time_ms - 10_000.0).abs() < 1e-6);
+        assert!((usual.best_migration_time_ms - 1e6 / 190.0).abs() < 1e-6);
         let full = estimate(1000, 2, &runs([100.0, 100.0, 100.0, 100.0])).unwrap();
         assert_eq!(full.best_streams, 1);
         assert_eq!(estimate(1000, 2, &runs([0.0; 4])), None);
@@ -147,9 +147,9 @@ mod tests {
         ) {
             let runs = runs(rates);
             prop_assert!(limit_of(&runs).is_some());
-            if let Some(told) = estimate(bytes, 2, &runs) {
-                prop_assert!(told.migration_time_ms.is_finite() && told.migration_time_ms >= 0.0);
-                prop_assert!(told.best_migration_time_ms.is_finite());
+            if let Some(usual) = estimate(bytes, 2, &runs) {
+                prop_assert!(usual.migration_time_ms.is_finite() && usual.migration_time_ms >= 0.0);
+                prop_assert!(usual.best_migration_time_ms.is_finite());
             }
         }
     }

@@ -43,8 +43,8 @@ impl Prober<'_> {
         let local = small.stream.local().map_err(|error| lane_failure(&error))?.ip();
         let interface = (self.job.interface_mtu)(local).map(|mtu| mtu.min(LARGEST_PACKET));
         let headers = if lane.to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
-        let told = small.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
-        let options = SAFE_SEGMENT_BYTES.saturating_sub(told);
+        let segment_bytes = small.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
+        let options = SAFE_SEGMENT_BYTES.saturating_sub(segment_bytes);
         let limit = BURST_LIMIT + round_trip * BURST_ROUND_TRIPS;
         // A lossy wire may lose one.
         for _ in 0..2 {

@@ -115,7 +115,7 @@ fn pour(mut opened: Opened, meter: &CpuMeter, stop: &AtomicBool) -> Result<Vec<S
         if let Err(error) = pouring.next(&mut opened) {
             break Err(error);
         }
-        thread.tell();
+        thread.count();
     };
     match outcome {
         Err(error) if !stop.load(Ordering::Relaxed) => Err(error),
@@ -220,12 +220,12 @@ mod tests {
         // 1000 bytes in 1 ms: 1 MB/s, whatever part is examined.
         let samples = even(1_000_000, 1000, 100);
         for (from, to) in [(10, 90), (5, 6), (33, 34)] {
-            let told = rate(&samples, from * 1_000_000 + 300_000, to * 1_000_000 + 300_000);
-            assert!((told - 1e6).abs() < 1.0, "{told}");
+            let measured = rate(&samples, from * 1_000_000 + 300_000, to * 1_000_000 + 300_000);
+            assert!((measured - 1e6).abs() < 1.0, "{measured}");
         }
         // A stream that stalled halfway carried half.
-        let told = rate(&samples[..50], 0, 100_000_000);
-        assert!((told - 0.49e6).abs() < 1.0, "{told}");
+        let measured = rate(&samples[..50], 0, 100_000_000);
+        assert!((measured - 0.49e6).abs() < 1.0, "{measured}");
     }
 
     #[test]
@@ -254,8 +254,8 @@ mod tests {
         ) {
             let samples: Vec<_> =
                 (0..).zip(times).map(|(n, at_ns)| Sample { at_ns, bytes: n * 1000 }).collect();
-            let told = rate(&samples, from, to);
-            prop_assert!(told.is_finite() && told >= 0.0);
+            let measured = rate(&samples, from, to);
+            prop_assert!(measured.is_finite() && measured >= 0.0);
         }
     }
 }

@@ -23,7 +23,7 @@ static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 pub struct Content {
     blocks: Vec<Block>,
     /// Pieces that have arrived since the guest began to arrive, in that order.
-    come: Mutex<Vec<(u16, PageRange)>>,
+    arrived_pieces: Mutex<Vec<(u16, PageRange)>>,
     /// Whether the guest has not arrived completely yet.
     arriving: AtomicBool,
     /// Other guests' memory that its pages were copied from.
@@ -40,7 +40,7 @@ struct Block {
     /// Whether digests are computed, by [`DIGEST_PAGES`].
     done: Box<[AtomicBool]>,
     /// Whether the piece has arrived since the guest began to arrive, by [`DIGEST_PAGES`].
-    come: Box<[AtomicBool]>,
+    arrived: Box<[AtomicBool]>,
 }
 
 impl Content {
@@ -56,19 +56,19 @@ impl Content {
             let flags = || {
                 (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| AtomicBool::new(false)).collect()
             };
-            let (done, come) = (flags(), flags());
-            Ok(Block { file, prefixes, origins, done, come })
+            let (done, arrived) = (flags(), flags());
+            Ok(Block { file, prefixes, origins, done, arrived })
         };
         let blocks = regions.iter().map(block).collect::<Result<_, _>>()?;
         Ok(Content {
             blocks,
-            come: Mutex::default(),
+            arrived_pieces: Mutex::default(),
             arriving: AtomicBool::new(false),
             origins: Origins::default(),
         })
     }
 
-    /// Describes the memory of a guest that is about to arrive ([`Content::has_arrived`]).
+    /// Describes the memory of a guest that is about to arrive ([`Content::mark_arrived`]).
     ///
     /// # Errors
     /// As [`Content::of`].
@@ -85,31 +85,31 @@ impl Content {
     }
 
     /// Notes that the guest has arrived.
-    pub fn has_arrived(&self) {
+    pub fn mark_arrived(&self) {
         self.arriving.store(false, Ordering::Relaxed);
     }
 
-    fn come(&self) -> MutexGuard<'_, Vec<(u16, PageRange)>> {
+    fn arrived_pieces(&self) -> MutexGuard<'_, Vec<(u16, PageRange)>> {
         // A list, changed by one call.
-        self.come.lock()
+        self.arrived_pieces.lock()
     }
 
     /// Notes that the piece with that page has arrived. `is_noted`: each of its pages is zero or
     /// was noted ([`Content::note`]), so that nothing has to be computed, and it holds nothing that
     /// was not here before.
-    pub fn has_come(&self, block: u16, page: u64, is_noted: bool) {
+    pub fn note_arrival(&self, block: u16, page: u64, is_noted: bool) {
         let Some(of) = self.blocks.get(usize::from(block)) else { return };
         let number = page / DIGEST_PAGES;
-        let Some(place) = usize::try_from(number).ok().filter(|place| *place < of.come.len())
+        let Some(place) = usize::try_from(number).ok().filter(|place| *place < of.arrived.len())
         else {
             return;
         };
         if is_noted {
             return of.done[place].store(true, Ordering::Release);
         }
-        if !of.come[place].swap(true, Ordering::Relaxed) {
+        if !of.arrived[place].swap(true, Ordering::Relaxed) {
             let first = number * DIGEST_PAGES;
-            self.come().push((
+            self.arrived_pieces().push((
                 block,
                 PageRange::between(first, of.file.pages().min(first + DIGEST_PAGES)),
             ));
@@ -118,8 +118,8 @@ impl Content {
 
     /// Returns the pieces that have arrived after so many others.
     #[must_use]
-    pub fn come_since(&self, count: usize) -> Vec<(u16, PageRange)> {
-        self.come().get(count..).unwrap_or_default().to_vec()
+    pub fn arrived_since(&self, count: usize) -> Vec<(u16, PageRange)> {
+        self.arrived_pieces().get(count..).unwrap_or_default().to_vec()
     }
 
     /// Returns the number of its pages.
@@ -193,15 +193,15 @@ impl Content {
         &self,
         block: u16,
         piece: PageRange,
-        is_told: impl Fn(&Arc<Content>) -> bool,
+        is_announced: impl Fn(&Arc<Content>) -> bool,
     ) -> Result<Option<(u64, Vec<u64>)>, RamError> {
         let mut prefixes = self.digests(block, piece)?;
-        let told = self.origins.which(is_told);
+        let announced = self.origins.which(is_announced);
         let origins = self.blocks.get(usize::from(block)).map_or(&[][..], |block| &block.origins);
         let first = usize::try_from(piece.first).unwrap_or(usize::MAX);
         for (prefix, origin) in prefixes.iter_mut().zip(origins.get(first..).unwrap_or_default()) {
             let origin = usize::from(origin.number()).checked_sub(1);
-            if origin.and_then(|origin| told.get(origin)).is_some_and(|is_told| *is_told) {
+            if origin.and_then(|origin| announced.get(origin)).is_some_and(|known| *known) {
                 *prefix = 0;
             }
         }
@@ -314,14 +314,17 @@ mod tests {
         let content = Content::of(&regions).unwrap();
         let pieces: Vec<_> = content.pieces().collect();
         assert_eq!((pieces.len(), content.pages(), content.digest_bytes()), (4, 1303, 1303 * 8));
-        let mut told = Vec::new();
+        let mut nonzero = Vec::new();
         for (block, piece) in pieces {
             let digests = content.digests(block, piece).unwrap();
             assert_eq!(digests, content.digests(block, piece).unwrap());
-            told.extend((piece.first..).zip(digests).filter(|(_, digest)| *digest != 0));
+            nonzero.extend((piece.first..).zip(digests).filter(|(_, digest)| *digest != 0));
         }
         let digest = |byte| prefix(&hash_page(&[byte; 4096]));
-        assert_eq!(told, [(0, digest(1)), (5, digest(6)), (700, digest(199)), (1299, digest(45))]);
+        assert_eq!(
+            nonzero,
+            [(0, digest(1)), (5, digest(6)), (700, digest(199)), (1299, digest(45))]
+        );
         let mut page = [0; 4096];
         content.copy_out(Place { content: 1, block: 0, page: 5 }, &mut page).unwrap();
         assert_eq!(page, [6; 4096]);
@@ -350,10 +353,10 @@ mod tests {
         for page in [1, 3, 5] {
             copy.note_copy(0, page, 10 + page, origin);
         }
-        let news = |is_told: bool| {
+        let news = |is_announced: bool| {
             let piece = PageRange::new(0, 8);
-            copy.has_come(0, 0, true);
-            copy.news(0, piece, |content| is_told && Arc::ptr_eq(content, &original)).unwrap()
+            copy.note_arrival(0, 0, true);
+            copy.news(0, piece, |content| is_announced && Arc::ptr_eq(content, &original)).unwrap()
         };
         assert_eq!(news(true), Some((2, vec![12, 0, 14])));
         assert_eq!(news(false), Some((1, vec![11, 12, 13, 14, 15])));

@@ -26,7 +26,7 @@ pub struct Owed {
     /// Number of pages on their way in a form that may fail.
     at_risk: u64,
     /// Number of pages reported as missing so far.
-    told: u64,
+    reported: u64,
 }
 
 impl Owed {
@@ -37,7 +37,7 @@ impl Owed {
             waiting: PageBits::new(block_pages),
             ever: PageBits::new(block_pages),
             at_risk: 0,
-            told: 0,
+            reported: 0,
         }
     }
 
@@ -81,7 +81,7 @@ impl Owed {
                 return Err(unowed);
             };
             self.at_risk -= count;
-            self.told += count;
+            self.reported += count;
             for page in first..end {
                 if !self.waiting.insert(block, page) || !self.ever.insert(block, page) {
                     return Err(unowed);
@@ -110,8 +110,8 @@ impl Owed {
 
     /// Returns how many pages were reported as missing so far.
     #[must_use]
-    pub fn told(&self) -> u64 {
-        self.told
+    pub fn reported(&self) -> u64 {
+        self.reported
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
         let mut owed = Owed::new(&[100, 20]);
         owed.risk(10);
         owed.missing(&[run(0, 5, 3), run(1, 19, 1)]).unwrap();
-        assert_eq!((owed.waiting(), owed.told()), (4, 4));
+        assert_eq!((owed.waiting(), owed.reported()), (4, 4));
         let mut out = Vec::new();
         owed.take(0, PageRange::new(0, 7), &mut out);
         owed.take(0, PageRange::new(0, 100), &mut out);

@@ -63,8 +63,8 @@ pub enum Event {
         /// False: the destination cannot do it, or no stream for it could be opened.
         able: bool,
     },
-    /// The answer to [`Action::TellRemaining`].
-    RemainingTold {
+    /// The answer to [`Action::AnnounceRemaining`].
+    RemainingAnnounced {
         /// Pages that the guest will lack.
         pages: u64,
     },
@@ -140,8 +140,8 @@ pub enum Action {
     /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
     SendLastPages { round: u32 },
     /// Send the list of pages that the guest will lack at the destination, and begin to send those
-    /// pages. Answered by [`Event::RemainingTold`].
-    TellRemaining,
+    /// pages. Answered by [`Event::RemainingAnnounced`].
+    AnnounceRemaining,
     /// Report that all pages have been sent, and their number.
     EndPages,
     /// Send the device state that was written since the guest stopped, and its end. It comes after
@@ -189,7 +189,7 @@ impl Action {
             Action::BeginSwitchover { .. } => "begin-switchover",
             Action::WriteDeviceState => "write-device-state",
             Action::SendLastPages { .. } => "send-last-pages",
-            Action::TellRemaining => "tell-remaining",
+            Action::AnnounceRemaining => "announce-remaining",
             Action::EndPages => "end-pages",
             Action::SendDeviceState => "send-device-state",
             Action::SendCommit => "send-commit",

@@ -18,7 +18,7 @@ pub(crate) struct FakeFaults {
     pub(crate) cuts: AtomicUsize,
     pub(crate) streams: Arc<Mutex<Vec<Stream>>>,
     pub(crate) watched: Mutex<Vec<(usize, PageRange)>>,
-    pub(crate) told: AtomicBool,
+    pub(crate) reported: AtomicBool,
     /// Whether the guest runs: nothing is cut before.
     pub(crate) runs: Arc<AtomicBool>,
 }
@@ -42,7 +42,7 @@ impl Faults for FakeFaults {
     }
 
     fn accesses(&self, limit: Duration, out: &mut Vec<Access>) -> Result<(), TrackError> {
-        if self.told.swap(true, Ordering::SeqCst) {
+        if self.reported.swap(true, Ordering::SeqCst) {
             std::thread::park_timeout(limit);
             return Ok(());
         }

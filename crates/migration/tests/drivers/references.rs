@@ -175,21 +175,21 @@ fn all_offers_are_sent_before_the_begin_or_after() {
                 block_pages: BLOCKS.to_vec(),
             };
             sender.send(&Message::Begin(begin)).unwrap();
-            let (mut told, mut before) = (Vec::new(), None);
-            while (told.len() as u64) < expected || before.is_none() {
+            let (mut announced, mut before) = (Vec::new(), None);
+            while (announced.len() as u64) < expected || before.is_none() {
                 match answers.receive().unwrap() {
-                    Incoming::Message(Message::Ready) => before = Some(told.len() as u64),
+                    Incoming::Message(Message::Ready) => before = Some(announced.len() as u64),
                     Incoming::Message(Message::Digests(Digests { place, prefixes })) => {
                         assert_eq!((place.content, place.block), (1, 0));
                         let found: Vec<_> =
                             (place.page..).zip(prefixes).filter(|(_, it)| *it != 0).collect();
-                        told.extend(found);
+                        announced.extend(found);
                     }
                     other => panic!("{other:?}"),
                 }
             }
             let at = |piece: u64| (piece * DIGEST_PAGES + piece, digest);
-            assert_eq!(told, (0..expected).map(at).collect::<Vec<_>>());
+            assert_eq!(announced, (0..expected).map(at).collect::<Vec<_>>());
             assert_eq!(before, Some(first_pages / DIGEST_PAGES));
         });
     }
@@ -208,9 +208,9 @@ fn arrivals_of_other_guests_are_reported_as_they_come() {
     arrivals.begin(&early);
     let come = |content: &Content, piece: u64| {
         region[0].copy_in(piece * DIGEST_PAGES * PAGE_SIZE, &[9; 4096]).unwrap();
-        content.has_come(0, piece * DIGEST_PAGES + 5, false);
+        content.note_arrival(0, piece * DIGEST_PAGES + 5, false);
         // It arrives once.
-        content.has_come(0, piece * DIGEST_PAGES, false);
+        content.note_arrival(0, piece * DIGEST_PAGES, false);
     };
     come(&early, 3);
     let before = content(&region);
@@ -226,7 +226,7 @@ fn arrivals_of_other_guests_are_reported_as_they_come() {
             block_pages: BLOCKS.to_vec(),
         };
         sender.send(&Message::Begin(begin)).unwrap();
-        let mut told = || loop {
+        let mut next = || loop {
             match answers.receive().unwrap() {
                 Incoming::Message(Message::Digests(Digests { place, .. })) if place.content > 1 => {
                     return (place.content, place.page / DIGEST_PAGES);
@@ -235,13 +235,13 @@ fn arrivals_of_other_guests_are_reported_as_they_come() {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(told(), (2, 3));
+        assert_eq!(next(), (2, 3));
         come(&early, 6);
-        assert_eq!(told(), (2, 6));
+        assert_eq!(next(), (2, 6));
         arrivals.begin(&late);
         come(&own, 1);
         come(&late, 0);
-        assert_eq!(told(), (3, 0), "what the guest has brought itself is its source's own");
+        assert_eq!(next(), (3, 0), "what the guest has brought itself is its source's own");
     });
 }
 
@@ -256,7 +256,7 @@ fn a_guest_arrives_whole_beside_another_one() {
     arrivals.begin(&other);
     fill(&shadow);
     for (block, piece) in other.pieces() {
-        other.has_come(block, piece.first, false);
+        other.note_arrival(block, piece.first, false);
     }
     let own = Arc::new(Content::of(&regions(&folder, "own")).unwrap());
     let beside = Some(Beside::begin(&arrivals, own));
@@ -430,11 +430,11 @@ fn a_false_digest_costs_only_one_page() {
     let mut page = [0; 4096];
     from[0].copy_out(PAGE_SIZE, &mut page).unwrap();
     let place = Place { content: 1, block: 0, page: 3 };
-    let told = Message::Digests(Digests {
+    let digests = Message::Digests(Digests {
         place,
         prefixes: vec![prefix(&godwit_lanes::hash_page(&page))],
     });
-    let result = lied_to(&[told], |units| match units {
+    let result = lied_to(&[digests], |units| match units {
         1 => vec![
             Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] },
             Message::UnitsApplied { stream: 1, units },

@@ -604,7 +604,7 @@ impl World {
             cuts: AtomicUsize::new(cuts),
             streams: Arc::clone(&self.streams),
             watched: Mutex::default(),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             runs: Arc::clone(&self.runs),
         };
         (faults, self.folder.path().join("missing"))

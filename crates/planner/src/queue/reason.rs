@@ -162,12 +162,12 @@ impl fmt::Display for Tally {
             (self.in_maintenance, "in maintenance"),
             (self.unusable, "unusable"),
         ];
-        let told: Vec<String> = parts
+        let shown: Vec<String> = parts
             .iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, what)| format!("{count} {what}"))
             .collect();
-        f.write_str(&told.join(", "))
+        f.write_str(&shown.join(", "))
     }
 }
 

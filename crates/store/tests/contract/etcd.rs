@@ -142,15 +142,15 @@ async fn a_watch_continues_after_an_outage_of_etcd() {
     assert!(matches!(watch.next().await, Err(StoreError::Unavailable { .. })));
     assert!(server.run());
     let raw = raw(&server).await.put("/godwit/items/a", "3", None).await.unwrap();
-    let told = loop {
+    let event = loop {
         match watch.next().await {
-            Ok(told) => break told,
+            Ok(event) => break event,
             Err(StoreError::Unavailable { .. }) => {}
             Err(other) => panic!("{other}"),
         }
     };
-    assert_eq!(told.revision, Revision(raw.header().unwrap().revision().cast_unsigned()));
-    assert_eq!(told.changes[0].value.as_deref(), Some("3"));
+    assert_eq!(event.revision, Revision(raw.header().unwrap().revision().cast_unsigned()));
+    assert_eq!(event.changes[0].value.as_deref(), Some("3"));
 }
 
 #[tokio::test]

@@ -227,9 +227,9 @@ pub(crate) async fn a_watch_reports_every_change_in_order(rig: &Rig) {
     let mut known: BTreeMap<_, _> =
         start.items.into_iter().map(|item| (item.key, (item.value, item.revision))).collect();
     for revision in revisions {
-        let told = watch.next().await.unwrap();
-        assert_eq!((told.revision, told.changes.len()), (revision, 2));
-        for change in told.changes {
+        let event = watch.next().await.unwrap();
+        assert_eq!((event.revision, event.changes.len()), (revision, 2));
+        for change in event.changes {
             match change.value {
                 Some(value) => known.insert(change.key, (value, revision)),
                 None => known.remove(&change.key),

@@ -60,13 +60,13 @@ pub(crate) fn render(found: &Found) -> String {
         let reported = report
             .skipped
             .clone()
-            .map_or_else(|| report.told.join("; "), |why| format!("skipped: {why}"));
+            .map_or_else(|| report.reported.join("; "), |why| format!("skipped: {why}"));
         let at = report.cell.moment.name();
         row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&reported)]);
     }
     for lie in lies {
         let found = if lie.error.is_none() { Place::Source.name() } else { "**failed**" };
-        row(&mut text, &[&lie.what, "pre-copy", found, &one_line(&lie.told.join("; "))]);
+        row(&mut text, &[&lie.what, "pre-copy", found, &one_line(&lie.refusals.join("; "))]);
     }
     text
 }
@@ -103,7 +103,7 @@ mod tests {
         let report = |cell: Cell| CellReport {
             cell,
             place: cell.allowed().first().copied(),
-            told: vec!["why | so".to_owned()],
+            reported: vec!["why | so".to_owned()],
             error: None,
             skipped: None,
             seconds: 1.0,

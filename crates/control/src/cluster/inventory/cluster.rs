@@ -8,7 +8,7 @@ use godwit_qemu::{Baseline, CpuFeatures, PsabiLevel};
 
 use super::Inventory;
 use super::select::{Cursor, page};
-use crate::cluster::rule_state::told;
+use crate::cluster::rule_state::rule_info;
 
 /// Most VMs that a list names as breaking a rule.
 const LISTED_BREAKERS: usize = 16;
@@ -34,7 +34,7 @@ pub struct BaselinePlan {
 }
 
 impl BaselinePlan {
-    pub(crate) fn told(&self) -> CpuBaseline {
+    pub(crate) fn info(&self) -> CpuBaseline {
         CpuBaseline {
             cpu_model: self.baseline.cpu_model.clone(),
             features: self.baseline.features.clone(),
@@ -97,7 +97,7 @@ impl Inventory {
             return Vec::new();
         }
         let mut changes = vec![match &plan {
-            Some(plan) => Change::CpuBaseline(Box::new(plan.told())),
+            Some(plan) => Change::CpuBaseline(Box::new(plan.info())),
             None => Change::CpuBaselineGone,
         }];
         self.cluster.baseline = plan;
@@ -127,9 +127,9 @@ impl Inventory {
     pub(crate) fn rules_page(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
         let found = self.cluster.rules.iter().filter(|(_, rule)| {
             filter.vm.as_ref().is_none_or(|vm| rule.vms.contains(vm))
-                && filter.state.is_none_or(|state| told(rule, self, 0).state == state)
+                && filter.state.is_none_or(|state| rule_info(rule, self, 0).state == state)
         });
-        page(found, cursor, |_, rule| told(rule, self, LISTED_BREAKERS))
+        page(found, cursor, |_, rule| rule_info(rule, self, LISTED_BREAKERS))
     }
 
     /// Sets or removes a rule. Returns the change, unless the rule is the same as before.
@@ -139,7 +139,7 @@ impl Inventory {
                 let before = self.cluster.rules.insert(name.to_owned(), rule);
                 let rule =
                     self.cluster.rules.get(name).filter(|rule| before.as_ref() != Some(rule))?;
-                Some(Change::Rule(Box::new(told(rule, self, LISTED_BREAKERS))))
+                Some(Change::Rule(Box::new(rule_info(rule, self, LISTED_BREAKERS))))
             }
             None => self.cluster.rules.remove(name).map(|_| Change::RuleGone(name.to_owned())),
         }

@@ -167,10 +167,10 @@ mod tests {
             let at_once = (limits.out_of(host, link), limits.into_host(host, link));
             assert_eq!(at_once, inventory.moves_at_once(host), "{host}");
         }
-        let told = inventory.move_limits();
-        assert_eq!((told.in_all, told.per_datastore, told.out_of_host), (Some(0), 128, Some(2)));
-        assert_eq!((told.datastores["/slow"], told.datastores["/fast"]), (3, 50));
-        assert_eq!(told.hosts["a"], HostMoves { out: Some(7), into: Some(7) });
+        let shown = inventory.move_limits();
+        assert_eq!((shown.in_all, shown.per_datastore, shown.out_of_host), (Some(0), 128, Some(2)));
+        assert_eq!((shown.datastores["/slow"], shown.datastores["/fast"]), (3, 50));
+        assert_eq!(shown.hosts["a"], HostMoves { out: Some(7), into: Some(7) });
         inventory.plan_limits(None);
         assert_eq!(
             (inventory.limits().total, inventory.move_limits().out_of_host),
@@ -180,10 +180,10 @@ mod tests {
 
     #[test]
     fn each_step_of_link_speed_allows_one_more_move() {
-        let told = Inventory::default().move_limits().by_link;
-        let moves: Vec<u32> = told.iter().skip(1).map(|step| step.moves).collect();
+        let by_link = Inventory::default().move_limits().by_link;
+        let moves: Vec<u32> = by_link.iter().skip(1).map(|step| step.moves).collect();
         assert_eq!(moves, [1, 2, 3, 4, 5, 6, 7, 8]);
-        for step in told.iter().skip(2) {
+        for step in by_link.iter().skip(2) {
             let below = moves_at_once(step.bits_per_s.map(|bits| bits - 1));
             assert_eq!(below + 1, step.moves, "{step:?}");
         }

@@ -59,7 +59,7 @@ impl Inventory {
     }
 
     /// Returns all VMs, by name, with the report of each host that has the VM or a shadow of it.
-    pub(crate) fn told_vms(&self) -> impl Iterator<Item = (&str, &BTreeMap<String, Arc<VmInfo>>)> {
+    pub(crate) fn reports(&self) -> impl Iterator<Item = (&str, &BTreeMap<String, Arc<VmInfo>>)> {
         self.vms.iter().map(|(name, vm)| (name.as_str(), &vm.at))
     }
 

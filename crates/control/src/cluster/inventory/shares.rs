@@ -143,12 +143,12 @@ mod tests {
     fn networks_have_their_hosts_and_vms() {
         let inventory = cluster();
         let page = inventory.networks(&all(10));
-        let told: Vec<_> = page
+        let networks: Vec<_> = page
             .items
             .iter()
             .map(|network| (network.name.as_str(), network.hosts.len(), network.vms))
             .collect();
-        assert_eq!((told, page.total), (vec![("gone", 0, 1), ("prod", 2, 2)], 2));
+        assert_eq!((networks, page.total), (vec![("gone", 0, 1), ("prod", 2, 2)], 2));
         assert_eq!(
             page.items[1].hosts[1],
             NetworkAtHost { host: "b".into(), bridge: "br-b".into() }

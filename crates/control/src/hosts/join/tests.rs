@@ -74,8 +74,8 @@ async fn a_host_joins_once_with_a_key_that_it_keeps() {
     let listed: Vec<JoinTokenInfo> = managed.root(Method::GET, TOKENS, None).await.read();
     assert!(listed[0].used_unix_ms.is_some() && listed[0].host == "c");
     let noted = noted(&managed, 4).await;
-    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
-    assert_eq!(told, [("nobody", 401), ("host c", 201), ("host c", 201), ("root", 201)]);
+    let outcomes: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    assert_eq!(outcomes, [("nobody", 401), ("host c", 201), ("host c", 201), ("root", 201)]);
     assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&made.token)));
 }
 

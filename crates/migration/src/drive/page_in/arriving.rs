@@ -30,7 +30,7 @@ pub(crate) const FIRST_SESSION: u64 = 0;
 /// Number of runs that always fits a frame.
 const RUNS_A_FETCH: usize = 1024;
 /// Number of pages examined at a time when the missing ones are listed: a list of at most 12 MiB.
-const PAGES_TOLD: u64 = 1 << 20;
+const PAGES_LISTED: u64 = 1 << 20;
 /// Time limit for pages that must be present before the guest can run.
 const MAPPED_LIMIT: Duration = Duration::from_secs(5);
 
@@ -553,7 +553,7 @@ impl PagingIn {
 
     fn tell_what_remains(&self, sender: &mut StreamSender) -> Result<(), LaneError> {
         let pieces = self.regions.iter().enumerate().flat_map(|(block, region)| {
-            region.all_pages().chunks(PAGES_TOLD).map(move |piece| (block, piece))
+            region.all_pages().chunks(PAGES_LISTED).map(move |piece| (block, piece))
         });
         for (block, piece) in pieces {
             let runs = self.missing.runs(block, piece).into_iter();

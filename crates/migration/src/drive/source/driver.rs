@@ -279,7 +279,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::CountRemaining => self.count_remaining(),
             Action::Throttle { pages_per_s } => self.throttle(pages_per_s),
             Action::PreparePageIn => self.prepare_page_in()?,
-            Action::TellRemaining => self.tell_remaining()?,
+            Action::AnnounceRemaining => self.announce_remaining()?,
             Action::ServePages => {
                 // Its purpose is over, and the destination waits for its end.
                 self.peer.control.finish_sending();

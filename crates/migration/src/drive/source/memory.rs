@@ -125,7 +125,7 @@ impl<'a> Memory<'a> {
             // Work that a broken stream gives back is counted when it is sent again.
             pages: sent.pages.saturating_sub(before.pages),
             zero_pages: sent.zero_pages - before.zero_pages,
-            told_pages: sent.told_pages - before.told_pages,
+            rebuilt_pages: sent.rebuilt_pages - before.rebuilt_pages,
             referred_pages: sent.referred_pages - before.referred_pages,
             bytes: sent.bytes - before.bytes,
         }

@@ -180,7 +180,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
 
     /// Reports everything that the guest will lack: the pages that are dirty now, with guest and
     /// devices paused, and those that were dirty before.
-    pub(super) fn tell_remaining(&mut self) -> Result<(), CannotSend> {
+    pub(super) fn announce_remaining(&mut self) -> Result<(), CannotSend> {
         let just_written = match self.take_all_dirty() {
             Ok(just_written) => just_written,
             Err(failure) => {
@@ -208,7 +208,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.memory.remaining_pages = pages;
         self.page_in.since = Some(Instant::now());
         self.order(Order::Begin(runs));
-        self.inputs.first(Event::RemainingTold { pages });
+        self.inputs.first(Event::RemainingAnnounced { pages });
         Ok(())
     }
 

@@ -109,7 +109,7 @@ pub(super) fn read_control(
 ) {
     let (mut ready, mut page_in_ready, mut running) = (false, false, false);
     loop {
-        let told = match receiver.receive() {
+        let handled = match receiver.receive() {
             // At once: through the driver these would wait for a step of its sweep.
             Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => board_number(stream)
                 .and_then(|number| count(dispatch.applied(number, units)))
@@ -155,7 +155,7 @@ pub(super) fn read_control(
             }
             Err(error) => Err(lane_failure(&error)),
         };
-        if let Err(failure) = told {
+        if let Err(failure) = handled {
             return inbox.put_now(Input::Machine(Event::LaneLost(failure)));
         }
     }
@@ -183,6 +183,6 @@ fn board_number(stream: u16) -> Result<u16, Failure> {
     stream.checked_sub(1).ok_or_else(none)
 }
 
-fn count<T>(told: Result<T, Misaccounted>) -> Result<T, Failure> {
-    told.map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
+fn count<T>(result: Result<T, Misaccounted>) -> Result<T, Failure> {
+    result.map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
 }

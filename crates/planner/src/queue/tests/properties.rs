@@ -162,15 +162,15 @@ impl World {
     fn start(&mut self) -> Result<usize, TestCaseError> {
         let schedule = self.given.schedule();
         self.same_in_any_order(&schedule)?;
-        let told: Vec<&String> = schedule
+        let decided: Vec<&String> = schedule
             .starts
             .iter()
             .map(|start| &start.job)
             .chain(schedule.waits.iter().map(|wait| &wait.job))
             .collect();
         let waiting: BTreeSet<&String> = self.given.waiting.iter().map(|job| &job.id).collect();
-        prop_assert_eq!(told.len(), waiting.len());
-        prop_assert_eq!(told.into_iter().collect::<BTreeSet<_>>(), waiting);
+        prop_assert_eq!(decided.len(), waiting.len());
+        prop_assert_eq!(decided.into_iter().collect::<BTreeSet<_>>(), waiting);
         prop_assert!(schedule.waits.iter().all(|wait| !wait.text.is_empty()));
         for job in &self.given.waiting {
             if schedule.starts.iter().any(|start| start.job == job.id) {

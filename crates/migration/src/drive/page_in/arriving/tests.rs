@@ -41,13 +41,13 @@ fn a_source_is_released_when_the_guest_runs_and_not_by_its_last_page() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             paging_in.until_complete().unwrap();
-            order.lock().push("told");
+            order.lock().push("complete");
         });
         assert_eq!(paging_in.missing_pages(), 0);
         order.lock().push("runs");
         paging_in.let_source_go();
     });
-    assert_eq!(*order.lock(), ["runs", "told"]);
+    assert_eq!(*order.lock(), ["runs", "complete"]);
 }
 
 #[test]
