@@ -51,14 +51,14 @@ fn cluster() -> Inventory {
             HostPlan { address: format!("http://{name}:1"), ..HostPlan::default() },
         );
         inventory.reached(name);
-        inventory.heard(name, HostEvent::Host(Box::new(host(name))), 1);
+        inventory.apply(name, HostEvent::Host(Box::new(host(name))), 1);
         if name == "a" {
             VMS.iter().for_each(|vm| {
-                drop(inventory.heard(name, HostEvent::Vm(Box::new(self::vm(vm))), 1))
+                drop(inventory.apply(name, HostEvent::Vm(Box::new(self::vm(vm))), 1))
             });
         }
         if name != "liar" {
-            inventory.heard(name, HostEvent::Known, 1);
+            inventory.apply(name, HostEvent::Known, 1);
         }
     }
     inventory
@@ -85,7 +85,7 @@ pub fn run_reports(data: &[u8]) {
     let mut parser = EventParser::with_events_of_at_most(MOST_EVENT_BYTES);
     for event in parser.push(data).into_iter().flatten() {
         if let Ok(Some(event)) = HostEvent::read(&event.name, &event.data) {
-            inventory.heard("liar", event, 2);
+            inventory.apply("liar", event, 2);
         }
     }
     assert_eq!(seen(&inventory), *BEFORE);
@@ -152,7 +152,7 @@ fn refusal(body: &[u8]) {
 fn answered<T: DeserializeOwned>(body: &[u8], event: impl Fn(T) -> HostEvent) {
     let Ok(answer) = serde_json::from_slice::<T>(body) else { return };
     let mut inventory = cluster();
-    inventory.heard("liar", event(answer), 2);
+    inventory.apply("liar", event(answer), 2);
     assert_eq!(seen(&inventory), *BEFORE);
 }
 

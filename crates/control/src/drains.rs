@@ -341,7 +341,7 @@ impl Driver {
                 Next::Close => self.write(id, drain, Some(true), &[]).await?,
                 Next::Place(unplaced) => {
                     let planned = self.planned(&drain.host, &unplaced, now_ms);
-                    drain.plan.take_in(&planned);
+                    drain.plan.update(&planned);
                     drain.placed_unix_ms = now_ms;
                     self.write(id, drain, None, &planned.moves).await?;
                 }

@@ -168,7 +168,7 @@ impl Metrics {
 
     /// Updates the gauges, which are counted on each query. `open_moves` are the leader's
     /// unfinished moves; a manager that does not lead has none.
-    pub(crate) fn look<'m>(
+    pub(crate) fn update_gauges<'m>(
         &self,
         state: &State,
         open_moves: Option<impl Iterator<Item = &'m Move>>,

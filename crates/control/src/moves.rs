@@ -129,7 +129,7 @@ impl Moves {
             shown: Arc::clone(&shown),
             samples: Arc::clone(&samples),
             jobs,
-            asked: BTreeMap::new(),
+            requests: BTreeMap::new(),
             unwritten: BTreeMap::new(),
             served: Vec::new(),
             is_changed: true,
@@ -231,7 +231,7 @@ struct Driver {
     samples: Arc<Mutex<Samples>>,
     jobs: Jobs,
     /// Latest query of each job's agent about its migration.
-    asked: BTreeMap<String, AbortHandle>,
+    requests: BTreeMap<String, AbortHandle>,
     /// Events of jobs that could not be saved and will be retried.
     unwritten: BTreeMap<String, Vec<JobEvent>>,
     served: Vec<Served>,
@@ -299,7 +299,7 @@ impl Driver {
             Order::News(News::Migration(host, status)) => {
                 self.migration_reported(&host, *status).await;
             }
-            Order::News(News::Heard(host)) => {
+            Order::News(News::Synchronized(host)) => {
                 self.is_changed = true;
                 self.host_reachable(&host).await;
             }
@@ -336,10 +336,10 @@ impl Driver {
             }
         }
         self.keeper.write(first.0).await?;
-        self.take_in(first.1);
+        self.add_stored(first.1);
         for (writes, batch) in further {
             match self.keeper.write(writes).await {
-                Ok(()) => self.take_in(batch),
+                Ok(()) => self.add_stored(batch),
                 Err(problem) => {
                     refused.extend(batch.into_iter().map(|job| (job.vm, problem.clone())));
                 }
@@ -351,7 +351,7 @@ impl Driver {
     }
 
     /// Adds jobs that are in the store.
-    fn take_in(&mut self, jobs: Vec<Job>) {
+    fn add_stored(&mut self, jobs: Vec<Job>) {
         for job in jobs {
             let id = job.id.clone();
             self.jobs.put(job);
@@ -399,7 +399,7 @@ impl Driver {
                 format!("it reports migration {id}, which belongs to VM {vm} on host {from}");
             return self.state.blame(host, &Misreport::new(contradiction));
         }
-        self.samples.lock().take(&job.id, &status);
+        self.samples.lock().record(&job.id, &status);
         let (id, migration) = (job.id.clone(), status.id);
         job.progress = Some(status.progress);
         let event = match status.report {
@@ -501,7 +501,7 @@ impl Driver {
         if is_question {
             // The answer to the previous question would describe an earlier moment, and an
             // unanswered one would be repeated forever.
-            if let Some(before) = self.asked.insert(id.to_owned(), task.abort_handle()) {
+            if let Some(before) = self.requests.insert(id.to_owned(), task.abort_handle()) {
                 before.abort();
             }
         }
@@ -645,7 +645,7 @@ impl Driver {
                 return;
             }
             self.jobs.remove(id);
-            self.asked.remove(id);
+            self.requests.remove(id);
             self.shown.write().remove(id);
         }
     }

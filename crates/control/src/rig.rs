@@ -155,11 +155,11 @@ pub(crate) fn put_host(
     inventory
         .plan_host(&name, HostPlan { address, labels: labels.collect(), ..HostPlan::default() });
     inventory.reached(&name);
-    inventory.heard(&name, HostEvent::Host(Box::new(info)), 1);
+    inventory.apply(&name, HostEvent::Host(Box::new(info)), 1);
     for vm in vms {
-        inventory.heard(&name, HostEvent::Vm(Box::new(vm)), 1);
+        inventory.apply(&name, HostEvent::Vm(Box::new(vm)), 1);
     }
-    inventory.heard(&name, HostEvent::Known, 1);
+    inventory.apply(&name, HostEvent::Known, 1);
 }
 
 /// Returns the report of a CPU with the features `lm`, `pni` and `more`, from a host whose QEMU

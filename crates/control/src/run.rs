@@ -26,7 +26,7 @@ use crate::access::authorities::{Authorities, AuthorityError};
 use crate::cluster::state::State;
 use crate::config::Config;
 use crate::http as api;
-use crate::http::connections::{self, Patience, Places};
+use crate::http::connections::{self, Patience, Permits};
 use crate::leadership::campaign::{Campaign, CampaignError};
 use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
@@ -184,14 +184,14 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
     servers.spawn(serve_local(local, api::local(app.clone())));
-    let places = Arc::<Places>::default();
+    let permits = Arc::<Permits>::default();
     for (listener, tls) in listeners {
         let served = connections::serve(
             listener,
             app.clone(),
             tls,
             handle.clone(),
-            Arc::clone(&places),
+            Arc::clone(&permits),
             Patience::default(),
         );
         servers.spawn(async move {
@@ -426,13 +426,13 @@ mod tests {
         for (listener, tls) in all {
             at.push(listener.local_addr().unwrap());
             let app = Router::new().route("/", get(async || "ok"));
-            let places = Arc::<Places>::default();
+            let permits = Arc::<Permits>::default();
             servers.spawn(connections::serve(
                 listener,
                 app,
                 tls,
                 Handle::new(),
-                places,
+                permits,
                 Patience::default(),
             ));
         }

@@ -297,7 +297,7 @@ impl Vms {
                 format!("host {host} has not reported its VMs yet: \"{name}\" may be there");
             return Err(Problem::new(ProblemCode::HostAway, detail, "try again in a few seconds"));
         }
-        if let (Some(_), Some(host)) = (inventory.vm_plan(name), inventory.unheard_host()) {
+        if let (Some(_), Some(host)) = (inventory.vm_plan(name), inventory.unreachable_host()) {
             return taken(format!(
                 "VM \"{name}\" was created here; no host reports it, but host {host}, which is \
                  unreachable, may have it"
@@ -397,7 +397,7 @@ impl Vms {
         let unreachable = {
             let inventory = self.state.inventory();
             inventory.vm_plan(vm).ok_or_else(|| no_vm(vm))?;
-            inventory.unheard_host().map(str::to_owned)
+            inventory.unreachable_host().map(str::to_owned)
         };
         if let Some(host) = unreachable.filter(|_| !force) {
             let detail = format!(

@@ -45,7 +45,7 @@ pub(crate) enum News {
     Migration(String, Box<MigrationStatus>),
     /// This host's agent has reported everything after a new connection. It reports migrations that
     /// ended while it was unreachable, or that a restart has lost, only on request.
-    Heard(String),
+    Synchronized(String),
 }
 
 /// Channel of news of hosts. News go to the latest listener, and are dropped without one.
@@ -172,11 +172,11 @@ async fn read_events(
             // that no agent remembers.
             HostEvent::Known if received.faulty_since.is_none() => {
                 received.is_complete = true;
-                Some(News::Heard(host.to_owned()))
+                Some(News::Synchronized(host.to_owned()))
             }
             _ => None,
         };
-        match state.take(host, event) {
+        match state.try_apply(host, event) {
             Ok(()) => {
                 if let Some(news) = news {
                     feed.publish(news).await;

@@ -99,8 +99,8 @@ pub(crate) async fn name_all(hosts: Weak<Hosts>) {
         let Some(hosts) = hosts.upgrade() else { return };
         let unnamed = hosts.unnamed();
         let hosts: &Arc<Hosts> = &hosts;
-        let telling =
+        let naming =
             stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| hosts.name_peers(host));
-        telling.await;
+        naming.await;
     }
 }

@@ -295,8 +295,8 @@ impl Inventory {
 
     /// Applies an event from a host's agent, or notes why it is refused. Events of unknown hosts
     /// are ignored.
-    pub fn heard(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Vec<Change> {
-        match self.take(name, event, unix_ms) {
+    pub fn apply(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Vec<Change> {
+        match self.try_apply(name, event, unix_ms) {
             Ok(changes) => changes,
             Err(fault) => self.blame(name, &fault).into_iter().collect(),
         }
@@ -316,7 +316,7 @@ impl Inventory {
     ///
     /// # Errors
     /// [`Misreport`]: the event is invalid or exceeds a limit. Nothing of it is kept.
-    pub fn take(
+    pub fn try_apply(
         &mut self,
         name: &str,
         event: HostEvent,
@@ -484,7 +484,7 @@ impl Inventory {
 
     /// Returns whether a host is reachable and has reported everything that it has.
     #[must_use]
-    pub fn is_heard(&self, host: &str) -> bool {
+    pub fn is_up(&self, host: &str) -> bool {
         self.hosts.get(host).is_some_and(|host| host.state == HostState::Up)
     }
 
@@ -525,7 +525,7 @@ impl Inventory {
 
     /// Returns an unreachable host, which may have unreported VMs; none: all hosts are reachable.
     #[must_use]
-    pub fn unheard_host(&self) -> Option<&str> {
+    pub fn unreachable_host(&self) -> Option<&str> {
         let mut hosts = self.hosts.iter();
         hosts.find(|(_, host)| host.state != HostState::Up).map(|(name, _)| name.as_str())
     }

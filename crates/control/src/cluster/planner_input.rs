@@ -72,7 +72,7 @@ pub(crate) fn begun_at_agents(
     let of = |(name, reports): (&str, &BTreeMap<String, Arc<VmInfo>>)| {
         let holder = inventory.holder(name);
         let is_holder = |host: &String| holder.is_none_or(|holder| holder == host);
-        let current = || reports.iter().filter(|(host, _)| inventory.is_heard(host));
+        let current = || reports.iter().filter(|(host, _)| inventory.is_up(host));
         // Other hosts' reports of a migration count only if the holder's report does not
         // contradict.
         let (source, leaving) = current()
@@ -120,7 +120,7 @@ pub(crate) fn host_facts(
         inventory.vms_of(name).filter_map(|info| image(&info.spec)).collect();
     Some(HostFacts {
         presence: match summary.state {
-            HostState::Up => Presence::Heard,
+            HostState::Up => Presence::Up,
             HostState::Away => Presence::Away,
             HostState::Unknown => Presence::Unknown,
         },

@@ -53,7 +53,7 @@ impl State {
                 "several hosts claim the name of a VM, and no move explains it"
             );
         }
-        self.events.tell(changes, now_unix_ms());
+        self.events.publish(changes, now_unix_ms());
     }
 
     /// Locks the plans of hosts and of the cluster. A change holds this lock from its first read
@@ -80,10 +80,10 @@ impl State {
     ///
     /// # Errors
     /// [`Misreport`]: the event is invalid. Nothing of it is kept.
-    pub(crate) fn take(&self, host: &str, event: HostEvent) -> Result<(), Misreport> {
+    pub(crate) fn try_apply(&self, host: &str, event: HostEvent) -> Result<(), Misreport> {
         let mut fault = None;
         self.change(|inventory| {
-            inventory.take(host, event, now_unix_ms()).unwrap_or_else(|refused| {
+            inventory.try_apply(host, event, now_unix_ms()).unwrap_or_else(|refused| {
                 fault = Some(refused);
                 Vec::new()
             })
@@ -93,8 +93,8 @@ impl State {
 
     /// Applies a valid event from a host's agent.
     #[cfg(test)]
-    pub(crate) fn heard(&self, host: &str, event: HostEvent) {
-        self.take(host, event).unwrap();
+    pub(crate) fn apply(&self, host: &str, event: HostEvent) {
+        self.try_apply(host, event).unwrap();
     }
 
     /// Marks a host as faulty.

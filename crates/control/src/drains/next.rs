@@ -170,7 +170,7 @@ fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
         !inventory.holds(&info.host, &info.name)
             && !info.in_doubt
             && (matches!(info.state, VmState::Paused | VmState::Stopping)
-                || !inventory.is_heard(&info.host))
+                || !inventory.is_up(&info.host))
             && !inventory.is_conflict(&info.host, &info.name)
     };
     matches!(info.state, VmState::MigratingOut | VmState::MigratingIn)
@@ -187,7 +187,7 @@ fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
         let report = inventory.vm_at(host, &info.name);
         report.is_some_and(|info| matches!(info.state, VmState::MigratingOut | VmState::Paused))
     };
-    if others.iter().any(|host| inventory.is_heard(host) && keeps(host)) {
+    if others.iter().any(|host| inventory.is_up(host) && keeps(host)) {
         return true;
     }
     let is_silent = |host: &SeenHost<'_>| host.state != HostState::Up && host.name != info.host;
@@ -239,7 +239,7 @@ fn strays(
                     || preflight::immovable(inventory, &info.name).is_none())
         };
         one.state == MoveState::Waiting
-            && inventory.is_heard(&drain.host)
+            && inventory.is_up(&drain.host)
             && !info.is_some_and(|info| can_leave(info))
     };
     let newest = legs.out.values().filter_map(|all| all.last().copied());
@@ -364,13 +364,13 @@ mod tests {
         inventory.plan_move("web", Some("v1".into()), Some("b".into()));
         inventory.lost("a", "silent");
         let arrived = VmInfo { epoch: before.epoch + 1, ..rig::vm("web", "b", None) };
-        inventory.heard("b", HostEvent::Vm(Box::new(arrived)), 2);
+        inventory.apply("b", HostEvent::Vm(Box::new(arrived)), 2);
         assert_eq!(inventory.holder("web"), Some("b"));
         assert!(is_passing(&before, &inventory, 3));
         // A second VM on a connected host does not disappear by itself.
         inventory.reached("a");
-        inventory.heard("a", HostEvent::Vm(Box::new(before.clone())), 4);
-        inventory.heard("a", HostEvent::Known, 4);
+        inventory.apply("a", HostEvent::Vm(Box::new(before.clone())), 4);
+        inventory.apply("a", HostEvent::Known, 4);
         assert!(!is_passing(&before, &inventory, 5));
     }
 
@@ -392,7 +392,7 @@ mod tests {
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
         // After the manager's start the location of the pages is unknown until every host has
         // reported.
-        inventory.heard("b", HostEvent::VmGone("db".to_owned()), 1);
+        inventory.apply("b", HostEvent::VmGone("db".to_owned()), 1);
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
         inventory.plan_host("c", crate::cluster::inventory::HostPlan::default());
         assert!(waits(&inventory, 10 * PAGES_WAIT_MS));

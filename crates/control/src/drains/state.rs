@@ -55,7 +55,7 @@ impl Way {
     }
 
     /// Replaces the plans of some VMs by those of a later plan.
-    pub(super) fn take_in(&mut self, later: &Way) {
+    pub(super) fn update(&mut self, later: &Way) {
         // Times of each plan are relative to its own creation.
         let shift_ms = later.planned_at_ms.saturating_sub(self.planned_at_ms);
         let named: BTreeSet<&String> =

@@ -44,7 +44,7 @@ impl Agents for QuickAgents {
                 } else {
                     Known::Ended(Ended::Completed)
                 };
-                return Some(JobEvent::Asked { migration, answer }.into());
+                return Some(JobEvent::Reported { migration, answer }.into());
             }
             Action::Save | Action::CancelMigration { .. } => return None,
         };
@@ -64,8 +64,8 @@ impl Agents for QuickAgents {
         }
         let info = (**self.state.inventory().vm_info(&vm)?).clone();
         let info = VmInfo { host: target.clone(), epoch: info.epoch + 1, ..info };
-        self.state.heard(&target, HostEvent::Vm(Box::new(info)));
-        self.state.heard(&from, HostEvent::VmGone(vm));
+        self.state.apply(&target, HostEvent::Vm(Box::new(info)));
+        self.state.apply(&from, HostEvent::VmGone(vm));
         Some(JobEvent::Ended { migration, how: Ended::Completed }.into())
     }
 }
@@ -79,13 +79,13 @@ fn cluster() -> Arc<State> {
         let plan = HostPlan { address: format!("http://{name}:1"), ..HostPlan::default() };
         state.change(|inventory| Some(inventory.plan_host(name, plan)));
         state.reached(name);
-        state.heard(name, HostEvent::Host(Box::new(host(name))));
+        state.apply(name, HostEvent::Host(Box::new(host(name))));
         if name == "a" {
             for vm in VMS {
-                state.heard(name, vm_report(vm));
+                state.apply(name, vm_report(vm));
             }
         }
-        state.heard(name, HostEvent::Known);
+        state.apply(name, HostEvent::Known);
     }
     state
 }
@@ -296,14 +296,14 @@ async fn a_drain_waits_for_vms_that_migrate_or_lack_pages() {
     let leaves = report(&|info| info.state = VmState::MigratingOut);
     for passing in [lacks_pages, leaves] {
         let rig = Rig::begin(Vec::new()).await;
-        rig.state.heard("a", passing);
+        rig.state.apply("a", passing);
         let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
         while ["web-1", "web-2"].iter().any(|vm| rig.host_of(vm) == "a") {
             tokio::task::yield_now().await;
         }
         assert_eq!((rig.host_of("db"), asked.state), ("a".to_owned(), DrainState::Running));
         // Now the VM has all its pages, or its migration has failed.
-        rig.state.heard("a", vm_report("db"));
+        rig.state.apply("a", vm_report("db"));
         rig.when(&asked.id, DrainState::Done).await;
         assert_ne!(rig.host_of("db"), "a");
     }
@@ -345,7 +345,7 @@ async fn a_drain_its_host_and_all_its_moves_are_written_together() {
 async fn moves_missing_after_a_split_transaction_follow_the_plan() {
     let state = cluster();
     for number in 0..130 {
-        state.heard("a", vm_report(&format!("vm{number:03}")));
+        state.apply("a", vm_report(&format!("vm{number:03}")));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, vec![SLOW], None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -421,7 +421,7 @@ async fn a_host_with_hundreds_of_vms_is_drained_and_refilled() {
     let state = cluster();
     for number in 0..MANY {
         let HostEvent::Vm(info) = vm_report(&format!("vm{number:03}")) else { unreachable!() };
-        state.heard("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
+        state.apply("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -444,7 +444,7 @@ async fn a_drain_of_thousands_of_vms_survives_a_change_of_the_leader_and_shows_i
     }
     for number in 0..MANY {
         let HostEvent::Vm(info) = vm_report(&format!("vm{number:060}")) else { unreachable!() };
-        state.heard("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
+        state.apply("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -496,15 +496,15 @@ async fn a_vm_whose_missing_pages_are_lost_stays_and_the_drain_ends() {
         HostEvent::Vm(Box::new(VmInfo { host: host.into(), state, epoch, page_in, ..*info }))
     };
     let rig = Rig::begin(Vec::new()).await;
-    rig.state.heard("a", lacks("a", VmState::Running, 2, Some(7)));
-    rig.state.heard("b", lacks("b", VmState::MigratingOut, 1, None));
+    rig.state.apply("a", lacks("a", VmState::Running, 2, Some(7)));
+    rig.state.apply("b", lacks("b", VmState::MigratingOut, 1, None));
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     while ["web-1", "web-2"].iter().any(|vm| rig.host_of(vm) == "a") {
         tokio::task::yield_now().await;
     }
     // Its source is connected and keeps the missing pages.
     assert_eq!(rig.drains.all()[&asked.id].state, DrainState::Running);
-    rig.state.heard("b", HostEvent::VmGone("db".into()));
+    rig.state.apply("b", HostEvent::VmGone("db".into()));
     let done = rig.when(&asked.id, DrainState::Done).await;
     let db = of(&done, "db");
     assert_eq!((db.state, rig.host_of("db").as_str()), (DrainVmState::Stays, "a"));
@@ -528,7 +528,7 @@ fn second(name: &str, epoch: u64) -> HostEvent {
 async fn a_second_guest_with_the_same_name_stays_and_is_reported() {
     for epoch in [0, 9] {
         let rig = Rig::begin(Vec::new()).await;
-        rig.state.heard("b", second("web-1", epoch));
+        rig.state.apply("b", second("web-1", epoch));
         let asked = rig.drains.create("b", CreateDrain::default(), "root").await.unwrap();
         let done = rig.when(&asked.id, DrainState::Done).await;
         let stays = of(&done, "web-1");
@@ -537,7 +537,7 @@ async fn a_second_guest_with_the_same_name_stays_and_is_reported() {
         // The guest that holds the name is not moved instead.
         assert_eq!((rig.host_of("web-1"), rig.moves.all().len()), ("a".to_owned(), 0));
         // The other guest still leaves its host.
-        rig.state.heard("b", HostEvent::VmGone("nothing".into()));
+        rig.state.apply("b", HostEvent::VmGone("nothing".into()));
         let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
         let done = rig.when(&asked.id, DrainState::Done).await;
         assert_eq!(of(&done, "db").state, DrainVmState::Gone, "{done:?}");

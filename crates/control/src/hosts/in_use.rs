@@ -45,7 +45,7 @@ pub(crate) fn check_unused(
     let runs = |state: VmState| !matches!(state, VmState::Stopped | VmState::Failed);
     let vms = inventory.vms_of(host).filter(|info| runs(info.state));
     let vms: Vec<String> = vms.map(|info| info.name.clone()).collect();
-    if !vms.is_empty() && inventory.is_heard(host) {
+    if !vms.is_empty() && inventory.is_up(host) {
         let what = format!("is reachable and runs {}: {}", Count(vms.len(), "VM"), some(&vms));
         let remedy = format!(
             "drain it with `godwit host drain {host}`; with \

@@ -59,31 +59,31 @@ impl Default for Patience {
 
 /// Counts of open connections by network.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Permits {
     taken: Mutex<BTreeMap<IpAddr, usize>>,
     most_of_one: usize,
 }
 
-impl Default for Places {
-    fn default() -> Places {
-        Places { taken: Mutex::default(), most_of_one: MOST_OF_ONE }
+impl Default for Permits {
+    fn default() -> Permits {
+        Permits { taken: Mutex::default(), most_of_one: MOST_OF_ONE }
     }
 }
 
-/// Slot of one connection, freed on drop.
+/// Permit of one connection, released on drop.
 #[derive(Debug)]
-struct Place {
-    places: Arc<Places>,
+struct Permit {
+    permits: Arc<Permits>,
     network: IpAddr,
 }
 
-impl Places {
+impl Permits {
     fn taken(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
         self.taken.lock()
     }
 
-    /// Takes a slot for one more connection.
-    fn take(self: &Arc<Self>, from: IpAddr) -> io::Result<Place> {
+    /// Takes a permit for one more connection.
+    fn acquire(self: &Arc<Self>, from: IpAddr) -> io::Result<Permit> {
         let network = network(from);
         let mut taken = self.taken();
         let own = taken.get(&network).copied().unwrap_or(0);
@@ -92,13 +92,13 @@ impl Places {
             return Err(io::Error::other("too many connections"));
         }
         taken.insert(network, own + 1);
-        Ok(Place { places: Arc::clone(self), network })
+        Ok(Permit { permits: Arc::clone(self), network })
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut taken = self.places.taken();
+        let mut taken = self.permits.taken();
         match taken.get_mut(&self.network) {
             Some(own) if *own > 1 => *own -= 1,
             _ => drop(taken.remove(&self.network)),
@@ -106,29 +106,29 @@ impl Drop for Place {
     }
 }
 
-/// Gives each connection a slot, or closes it.
+/// Gives each connection a permit, or closes it.
 #[derive(Clone, Debug)]
-struct Placing(Arc<Places>);
+struct PermitAcceptor(Arc<Permits>);
 
-impl<S> Accept<TcpStream, S> for Placing {
-    type Stream = Placed;
+impl<S> Accept<TcpStream, S> for PermitAcceptor {
+    type Stream = PermittedStream;
     type Service = S;
-    type Future = Ready<io::Result<(Placed, S)>>;
+    type Future = Ready<io::Result<(PermittedStream, S)>>;
 
     fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
-        let place = stream.peer_addr().and_then(|from| self.0.take(from.ip()));
-        ready(place.map(|place| (Placed { stream, _place: place }, service)))
+        let permit = stream.peer_addr().and_then(|from| self.0.acquire(from.ip()));
+        ready(permit.map(|permit| (PermittedStream { stream, _permit: permit }, service)))
     }
 }
 
-/// A connection with its slot.
+/// A connection with its permit.
 #[derive(Debug)]
-struct Placed {
+struct PermittedStream {
     stream: TcpStream,
-    _place: Place,
+    _permit: Permit,
 }
 
-impl AsyncRead for Placed {
+impl AsyncRead for PermittedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -138,7 +138,7 @@ impl AsyncRead for Placed {
     }
 }
 
-impl AsyncWrite for Placed {
+impl AsyncWrite for PermittedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -177,13 +177,13 @@ pub(crate) async fn serve(
     app: Router,
     tls: Option<Arc<ServerConfig>>,
     handle: Handle<SocketAddr>,
-    places: Arc<Places>,
+    permits: Arc<Permits>,
     patience: Patience,
 ) -> io::Result<()> {
     let app = app.layer(from_fn(move |request, next| read_in_time(request, next, patience.body)));
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     let server = axum_server::from_tcp(listener)?.handle(handle);
-    let assigning = Placing(places);
+    let assigning = PermitAcceptor(permits);
     match tls {
         Some(tls) => {
             let tls = RustlsConfig::from_config(tls);
@@ -250,8 +250,8 @@ mod tests {
             let app = Router::new()
                 .route("/", get(async || "ok"))
                 .route("/", post(async |_: String| "read"));
-            let places = Arc::new(Places { most_of_one, ..Places::default() });
-            let task = tokio::spawn(serve(listener, app, None, Handle::new(), places, patience));
+            let permits = Arc::new(Permits { most_of_one, ..Permits::default() });
+            let task = tokio::spawn(serve(listener, app, None, Handle::new(), permits, patience));
             Served { address, task }
         }
 
@@ -302,7 +302,7 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..2 {
             let mut stream = served.connect().await;
-            // After a response the connection has its slot.
+            // After a response the connection has its permit.
             stream.write_all(b"GET / HTTP/1.1\r\nHost: m\r\n\r\n").await.unwrap();
             let mut back = [0; 15];
             stream.read_exact(&mut back).await.unwrap();

@@ -21,7 +21,7 @@ pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
     {
         let leading = manager.leading().ok();
         let moves = leading.as_ref().map(|leading| leading.moves.all());
-        METRICS.look(&manager.state, moves.as_ref().map(|moves| moves.open()));
+        METRICS.update_gauges(&manager.state, moves.as_ref().map(|moves| moves.open()));
     }
     match METRICS.text() {
         Ok(text) => {

@@ -21,7 +21,7 @@ use crate::access::Caller;
 use crate::answers::Refusal;
 use crate::clock::now_unix_ms;
 use crate::idempotency::kept::write;
-use crate::idempotency::keys::{Answered, Asked, Keyed, under_way};
+use crate::idempotency::keys::{Keyed, StoredRequest, StoredResponse, under_way};
 use crate::idempotency::record::REPEATS;
 use crate::manager::Leading;
 use crate::manager::Manager;
@@ -68,11 +68,11 @@ async fn keyed(
     let kept = keeper.find(REPEATS, &keyed.id).await?;
     let now = now_unix_ms();
     let was = kept.as_ref().map(|kept| kept.revision);
-    let asked = kept.map(|kept| Asked::from(kept.record));
-    if let Some(answer) = keyed.judge(asked.as_ref(), now)? {
+    let stored = kept.map(|kept| StoredRequest::from(kept.record));
+    if let Some(answer) = keyed.judge(stored.as_ref(), now)? {
         return Ok(again(answer));
     }
-    let begun = Asked { unix_ms: now, digest: keyed.digest, answer: None };
+    let begun = StoredRequest { unix_ms: now, digest: keyed.digest, answer: None };
     let revision = leading.repeats.begin(&keeper, &keyed, was, &begun).await?;
     let shows_secret = matches!(parts.uri.path(), "/api/v1/tokens" | "/api/v1/join-tokens");
     let request = Request::from_parts(parts, Body::from(body));
@@ -99,7 +99,7 @@ fn keyed_request(caller: &str, parts: &Parts, body: &Bytes) -> Result<Keyed, Pro
 }
 
 /// Builds the response that was sent before.
-fn again(answer: Answered) -> Response {
+fn again(answer: StoredResponse) -> Response {
     let body = answer.body.unwrap_or_default();
     let mut response = match serde_json::from_str::<Problem>(&body) {
         // Lets the audit log see the reason.
@@ -122,7 +122,7 @@ fn again(answer: Answered) -> Response {
 struct Work {
     keeper: Arc<Keeper>,
     id: String,
-    begun: Asked,
+    begun: StoredRequest,
     revision: Revision,
     shows_secret: bool,
     _turn: Turn,
@@ -149,10 +149,11 @@ impl Work {
             .flatten();
         let kind =
             parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        let answer = Answered { status: status.as_u16(), media_type: kind.to_owned(), body: text };
-        let asked = Asked { answer: Some(answer), ..self.begun.clone() };
+        let answer =
+            StoredResponse { status: status.as_u16(), media_type: kind.to_owned(), body: text };
+        let stored = StoredRequest { answer: Some(answer), ..self.begun.clone() };
         let written =
-            write(&self.keeper, Transaction::new(), &self.id, Some(self.revision), &asked).await;
+            write(&self.keeper, Transaction::new(), &self.id, Some(self.revision), &stored).await;
         self.written(written.map(drop));
         Response::from_parts(parts, Body::from(body))
     }

@@ -108,7 +108,7 @@ async fn expired_keys_and_tokens_are_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_with_too_many_keys_evicts_only_its_own() {
-    use crate::idempotency::keys::{Asked, Keyed, MOST_OF_CALLER};
+    use crate::idempotency::keys::{Keyed, MOST_OF_CALLER, StoredRequest};
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
     assert_eq!(ask(&managed, &admin, "k", host_a()).await.status, StatusCode::CREATED);
@@ -116,7 +116,7 @@ async fn a_caller_with_too_many_keys_evicts_only_its_own() {
     let now = now_unix_ms();
     for number in 0..=MOST_OF_CALLER as u64 {
         let keyed = Keyed::new("other", format!("k{number}").as_bytes(), "POST /", b"").unwrap();
-        let begun = Asked { unix_ms: now + number, digest: keyed.digest, answer: None };
+        let begun = StoredRequest { unix_ms: now + number, digest: keyed.digest, answer: None };
         leading.repeats.begin(&leading.keeper, &keyed, None, &begun).await.unwrap();
     }
     let of = |key: &[u8]| Keyed::new("other", key, "POST /", b"").unwrap().id;
@@ -142,7 +142,7 @@ async fn a_caller_with_too_many_keys_evicts_only_its_own() {
     let managed = Managed::with(managed.store).await;
     let leading = managed.manager.leading().unwrap();
     let keyed = Keyed::new("other", b"more", "POST /", b"").unwrap();
-    let begun = Asked { unix_ms: now + 9_000, digest: keyed.digest, answer: None };
+    let begun = StoredRequest { unix_ms: now + 9_000, digest: keyed.digest, answer: None };
     leading.repeats.begin(&leading.keeper, &keyed, None, &begun).await.unwrap();
     assert!(
         leading

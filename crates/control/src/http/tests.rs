@@ -154,7 +154,7 @@ async fn a_host_in_use_is_removed_only_by_force() {
         json!({ "name": "a", "address": format!("http://{}", silent.local_addr().unwrap()) });
     managed.root(Method::POST, "/api/v1/hosts", Some(host)).await;
     managed.manager.state.reached("a");
-    let report = |event| managed.manager.state.heard("a", event);
+    let report = |event| managed.manager.state.apply("a", event);
     report(godwit_api::HostEvent::Host(Box::new(rig::host("a", None))));
     report(godwit_api::HostEvent::Vm(Box::new(rig::vm("web", "a", None))));
     report(godwit_api::HostEvent::Known);

@@ -7,7 +7,7 @@ use godwit_api::control::{Problem, ProblemCode};
 use godwit_store::{Revision, Transaction};
 use tokio::sync::Mutex;
 
-use crate::idempotency::keys::{Asked, Keyed, KeysOfCaller};
+use crate::idempotency::keys::{Keyed, KeysOfCaller, StoredRequest};
 use crate::idempotency::record::{REPEATS, SavedRepeat};
 use crate::storage::keeper::Keeper;
 
@@ -23,7 +23,7 @@ impl Repeats {
         keeper: &Keeper,
         keyed: &Keyed,
         was: Option<Revision>,
-        begun: &Asked,
+        begun: &StoredRequest,
     ) -> Result<Revision, Problem> {
         let mut callers = self.0.lock().await;
         if !callers.contains_key(&keyed.caller) {
@@ -54,9 +54,9 @@ pub(crate) async fn write(
     beside: Transaction,
     id: &str,
     was: Option<Revision>,
-    asked: &Asked,
+    stored: &StoredRequest,
 ) -> Result<Revision, Problem> {
-    let saved = SavedRepeat::from(asked);
+    let saved = SavedRepeat::from(stored);
     let transaction = match was {
         Some(was) => REPEATS.replace(beside, id, was, &saved),
         None => REPEATS.insert(beside, id, &saved),

@@ -26,17 +26,17 @@ pub(crate) struct Keyed {
 
 /// Stored state of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct StoredRequest {
     /// Start of the request, milliseconds since 1970.
     pub(crate) unix_ms: u64,
     /// Digest of method, path and body.
     pub(crate) digest: blake3::Hash,
     /// The response. `None`: the request was begun and its outcome was not recorded.
-    pub(crate) answer: Option<Answered>,
+    pub(crate) answer: Option<StoredResponse>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answered {
+pub(crate) struct StoredResponse {
     pub(crate) status: u16,
     pub(crate) media_type: String,
     /// The body. `None`: it is shown only once, or too long to be stored.
@@ -80,9 +80,9 @@ impl Keyed {
     /// repeated.
     pub(crate) fn judge(
         &self,
-        kept: Option<&Asked>,
+        kept: Option<&StoredRequest>,
         now_unix_ms: u64,
-    ) -> Result<Option<Answered>, Problem> {
+    ) -> Result<Option<StoredResponse>, Problem> {
         let Some(kept) = kept.filter(|kept| now_unix_ms < kept.unix_ms.saturating_add(KEPT_MS))
         else {
             return Ok(None);
@@ -102,7 +102,7 @@ impl Keyed {
                 "this request was begun, and its manager ended before it recorded the response",
                 "check whether the request was carried out; if not, repeat it with a new key",
             ),
-            Some(Answered { body: None, .. }) => conflict(
+            Some(StoredResponse { body: None, .. }) => conflict(
                 "this request was carried out, and its response is shown only once",
                 "if the response is lost, revoke the result and repeat the request with a new key",
             ),
@@ -166,13 +166,13 @@ mod tests {
         Keyed::new("admin", b"k1", "POST /api/v1/hosts", b"{}").unwrap()
     }
 
-    fn done(body: Option<&str>) -> Asked {
-        let answer = Answered {
+    fn done(body: Option<&str>) -> StoredRequest {
+        let answer = StoredResponse {
             status: 201,
             media_type: "application/json".into(),
             body: body.map(str::to_owned),
         };
-        Asked { unix_ms: NOW, digest: keyed().digest, answer: Some(answer) }
+        StoredRequest { unix_ms: NOW, digest: keyed().digest, answer: Some(answer) }
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_request_without_a_repeatable_response_is_not_repeated() {
-        for kept in [done(None), Asked { answer: None, ..done(None) }] {
+        for kept in [done(None), StoredRequest { answer: None, ..done(None) }] {
             assert_eq!(keyed().judge(Some(&kept), NOW).unwrap_err().code, ProblemCode::Conflict);
         }
     }

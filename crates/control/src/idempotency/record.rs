@@ -3,7 +3,7 @@
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
-use super::keys::{Answered, Asked};
+use super::keys::{StoredRequest, StoredResponse};
 
 pub(crate) const REPEATS: Table<SavedRepeat> = Table::new();
 
@@ -38,10 +38,10 @@ impl SavedRepeat {
     }
 }
 
-impl From<&Asked> for SavedRepeat {
-    fn from(asked: &Asked) -> SavedRepeat {
-        let Asked { unix_ms, digest, answer } = asked.clone();
-        let answer = answer.map(|Answered { status, media_type, body }| SavedAnswer {
+impl From<&StoredRequest> for SavedRepeat {
+    fn from(stored: &StoredRequest) -> SavedRepeat {
+        let StoredRequest { unix_ms, digest, answer } = stored.clone();
+        let answer = answer.map(|StoredResponse { status, media_type, body }| SavedAnswer {
             status,
             media_type,
             body,
@@ -50,14 +50,14 @@ impl From<&Asked> for SavedRepeat {
     }
 }
 
-impl From<SavedRepeat> for Asked {
-    fn from(saved: SavedRepeat) -> Asked {
+impl From<SavedRepeat> for StoredRequest {
+    fn from(saved: SavedRepeat) -> StoredRequest {
         let SavedRepeat { unix_ms, digest, answer } = saved;
-        let answer = answer.map(|SavedAnswer { status, media_type, body }| Answered {
+        let answer = answer.map(|SavedAnswer { status, media_type, body }| StoredResponse {
             status,
             media_type,
             body,
         });
-        Asked { unix_ms, digest, answer }
+        StoredRequest { unix_ms, digest, answer }
     }
 }

@@ -109,7 +109,7 @@ impl Events {
     }
 
     /// Publishes changes in their order.
-    pub fn tell(&self, changes: impl IntoIterator<Item = Change>, unix_ms: u64) {
+    pub fn publish(&self, changes: impl IntoIterator<Item = Change>, unix_ms: u64) {
         let mut kept = self.lock();
         let before = kept.newest;
         for change in changes {
@@ -191,19 +191,19 @@ mod tests {
     #[tokio::test]
     async fn a_listener_gets_every_event_in_order() {
         let events = Arc::new(Events::begin(0));
-        events.tell([gone(1)], 0);
+        events.publish([gone(1)], 0);
         let mut listener = events.listen(None);
-        events.tell([gone(2), gone(3)], 0);
-        events.tell([gone(4)], 0);
+        events.publish([gone(2), gone(3)], 0);
+        events.publish([gone(4)], 0);
         assert_eq!(numbers(&mut listener).await, [2, 3, 4]);
-        events.tell([gone(5)], 0);
+        events.publish([gone(5)], 0);
         assert_eq!(numbers(&mut listener).await, [5]);
     }
 
     #[tokio::test]
     async fn a_returning_listener_continues_or_learns_that_it_missed_events() {
         let events = Arc::new(Events::begin(0));
-        events.tell((0..KEPT as u64 + 10).map(gone), 0);
+        events.publish((0..KEPT as u64 + 10).map(gone), 0);
         let newest = KEPT as u64 + 10;
         assert_eq!(numbers(&mut events.listen(Some(newest - 2))).await, [newest - 1, newest]);
         assert_eq!(numbers(&mut events.listen(Some(10))).await.len(), KEPT);
@@ -214,7 +214,7 @@ mod tests {
     #[tokio::test]
     async fn long_events_are_retained_up_to_the_byte_limit() {
         let events = Arc::new(Events::begin(0));
-        events.tell((0..100).map(|_| Change::VmGone("x".repeat(1 << 20))), 0);
+        events.publish((0..100).map(|_| Change::VmGone("x".repeat(1 << 20))), 0);
         let kept = numbers(&mut events.listen(Some(100 - 31))).await;
         assert_eq!(kept.len(), 31);
         assert_eq!(events.listen(Some(1)).next().await, Some(Next::Missed(100)));
@@ -225,7 +225,7 @@ mod tests {
         let (earlier, later) = (Arc::new(Events::begin(1_000)), Arc::new(Events::begin(1_050)));
         let publish = async |events: &Arc<Events>, count| {
             let mut listener = events.listen(None);
-            events.tell((0..count).map(gone), 0);
+            events.publish((0..count).map(gone), 0);
             *numbers(&mut listener).await.last().unwrap()
         };
         let (of_earlier, of_later) = (publish(&earlier, 40).await, publish(&later, 60).await);

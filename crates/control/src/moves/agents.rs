@@ -112,7 +112,7 @@ impl FollowedAgents {
         if matches!(answer, Answer::NoAnswer | Answer::NotKnown(Whereabouts::NotFound)) {
             sleep(PAUSE).await;
         }
-        AgentAnswer { event: JobEvent::Asked { migration, answer }, report }
+        AgentAnswer { event: JobEvent::Reported { migration, answer }, report }
     }
 }
 

@@ -35,7 +35,7 @@ struct Series {
 
 impl Samples {
     /// Adds the progress that an agent reports. Another attempt starts a new series.
-    pub(crate) fn take(&mut self, id: &str, status: &MigrationStatus) {
+    pub(crate) fn record(&mut self, id: &str, status: &MigrationStatus) {
         let is_same = self.by_move.get(id).is_some_and(|series| series.migration == status.id);
         if !is_same {
             let series = Series::new(status);
@@ -49,7 +49,7 @@ impl Samples {
             self.by_move.remove(&oldest);
         }
         if let Some(series) = self.by_move.get_mut(id) {
-            series.take(&status.progress);
+            series.record(&status.progress);
         }
     }
 
@@ -77,7 +77,7 @@ impl Series {
         }
     }
 
-    fn take(&mut self, progress: &Progress) {
+    fn record(&mut self, progress: &Progress) {
         let Progress { phase, round, elapsed_ms, .. } = *progress;
         let changes = self.phases.last().is_none_or(|mark| mark.phase != phase);
         if changes && self.phases.len() < MOST_MARKS {
@@ -149,7 +149,7 @@ mod tests {
             (Phase::Switchover, 41.0, 0.4),
             (Phase::Switchover, 41.0, 0.4),
         ] {
-            samples.take("v1", &at("v1-1", phase, ms, trip_ms));
+            samples.record("v1", &at("v1-1", phase, ms, trip_ms));
         }
         let shown = samples.of("v1");
         let marks: Vec<_> = shown.phases.iter().map(|mark| (mark.phase, mark.at_ms)).collect();
@@ -163,7 +163,7 @@ mod tests {
             .map(|sample| (sample.elapsed_ms, sample.guest_round_trip_ms))
             .collect();
         assert_eq!(kept, [(1.0, None), (20.0, Some(9.0)), (41.0, Some(0.4))]);
-        samples.take("v1", &at("v1-2", Phase::Preflight, 3.0, 0.0));
+        samples.record("v1", &at("v1-2", Phase::Preflight, 3.0, 0.0));
         let shown = samples.of("v1");
         assert_eq!((shown.migration.as_deref(), shown.samples.len()), (Some("v1-2"), 1));
         assert_eq!(samples.of("v2"), MoveSamples { id: "v2".into(), ..MoveSamples::default() });
@@ -173,7 +173,7 @@ mod tests {
     fn the_oldest_series_are_removed_first() {
         let mut samples = Samples::default();
         for number in 0..MOST_MOVES + 5 {
-            samples.take(&format!("v{number}"), &at("m", Phase::PreCopy, 1.0, 0.0));
+            samples.record(&format!("v{number}"), &at("m", Phase::PreCopy, 1.0, 0.0));
         }
         assert_eq!(samples.by_move.len(), MOST_MOVES);
         assert!(samples.of("v4").samples.is_empty() && !samples.of("v5").samples.is_empty());
@@ -187,7 +187,7 @@ mod tests {
             let (mut samples, mut ms) = (Samples::default(), 0.0);
             for (step, trip_ms) in &steps {
                 ms += step;
-                samples.take("v", &at("v-1", Phase::PreCopy, ms, *trip_ms));
+                samples.record("v", &at("v-1", Phase::PreCopy, ms, *trip_ms));
             }
             let kept = samples.of("v").samples;
             prop_assert!(kept.len() <= MOST_SAMPLES);

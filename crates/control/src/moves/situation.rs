@@ -75,7 +75,7 @@ fn unable(job: &Job, inventory: &Inventory) -> Option<Waits> {
     }
     let (code, text) = match inventory.vm_info(&job.vm) {
         // Its host may not have been reached yet; the queue reports that case.
-        None if !inventory.is_heard(&job.from) => return None,
+        None if !inventory.is_up(&job.from) => return None,
         None => (
             "vm-gone",
             format!("no host reports VM {}; cancel the move if the VM is gone for good", job.vm),

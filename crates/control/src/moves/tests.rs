@@ -14,7 +14,7 @@ use crate::cluster::inventory::HostPlan;
 /// Agents that carry out each request at once and record it.
 #[derive(Default)]
 struct FakeAgents {
-    asked: Mutex<Vec<Action>>,
+    actions: Mutex<Vec<Action>>,
     /// Answer to queries about a migration.
     knows: Mutex<Option<Answer>>,
     /// Whether they leave requests to begin unanswered.
@@ -23,8 +23,8 @@ struct FakeAgents {
 
 impl FakeAgents {
     fn begun(&self) -> Vec<String> {
-        let asked = self.asked.lock();
-        asked
+        let actions = self.actions.lock();
+        actions
             .iter()
             .filter_map(|action| match action {
                 Action::Begin { migration, .. } => Some(migration.clone()),
@@ -37,7 +37,7 @@ impl FakeAgents {
 #[async_trait]
 impl Agents for FakeAgents {
     async fn carry_out(&self, _job: &Job, action: Action) -> Option<AgentAnswer> {
-        self.asked.lock().push(action.clone());
+        self.actions.lock().push(action.clone());
         match action {
             Action::Begin { .. } if self.silent => std::future::pending().await,
             Action::Begin { migration, .. } => Some(JobEvent::Accepted { migration }.into()),
@@ -45,7 +45,7 @@ impl Agents for FakeAgents {
                 let answer = self.knows.lock().clone().unwrap_or(Answer::UnderWay);
                 let report =
                     matches!(answer, Answer::Ended(_)).then(|| Box::new(report(&migration)));
-                Some(AgentAnswer { event: JobEvent::Asked { migration, answer }, report })
+                Some(AgentAnswer { event: JobEvent::Reported { migration, answer }, report })
             }
             Action::CancelMigration { migration } => {
                 Some(JobEvent::Ended { migration, how: Ended::Cancelled }.into())
@@ -65,11 +65,11 @@ fn cluster() -> Arc<State> {
                 HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() },
             );
             inventory.reached(name);
-            inventory.heard(name, HostEvent::Host(Box::new(host(name))), 1);
+            inventory.apply(name, HostEvent::Host(Box::new(host(name))), 1);
         }
-        inventory.heard("a", vm(), 1);
-        inventory.heard("a", HostEvent::Known, 1);
-        inventory.heard("b", HostEvent::Known, 1)
+        inventory.apply("a", vm(), 1);
+        inventory.apply("a", HostEvent::Known, 1);
+        inventory.apply("b", HostEvent::Known, 1)
     });
     state
 }
@@ -224,7 +224,7 @@ async fn a_move_to_an_unreachable_host_waits_and_shows_the_reason() {
     assert!(asked.waits.is_some_and(|waits| waits.text.contains('b')));
     assert!(agents.begun().is_empty());
     state.reached("b");
-    state.heard("b", HostEvent::Known);
+    state.apply("b", HostEvent::Known);
     when(&moves, &asked.id, MoveState::Running).await;
 }
 
@@ -238,10 +238,10 @@ async fn a_move_that_ended_at_an_unreachable_host_is_queried_on_reconnection() {
     when(&moves, &asked.id, MoveState::Running).await;
     *agents.knows.lock() = Some(Answer::Ended(Ended::Completed));
     // No query goes to another host.
-    sender.send(News::Heard("b".into())).await.unwrap();
-    sender.send(News::Heard("a".into())).await.unwrap();
+    sender.send(News::Synchronized("b".into())).await.unwrap();
+    sender.send(News::Synchronized("a".into())).await.unwrap();
     when(&moves, &asked.id, MoveState::Done).await;
-    let questions = agents.asked.lock();
+    let questions = agents.actions.lock();
     assert_eq!(questions.iter().filter(|action| matches!(action, Action::Ask { .. })).count(), 1);
 }
 
@@ -279,7 +279,7 @@ async fn driver_with_history(over: usize) -> Driver {
         shown: Arc::default(),
         samples: Arc::default(),
         jobs: Jobs::default(),
-        asked: BTreeMap::new(),
+        requests: BTreeMap::new(),
         unwritten: BTreeMap::new(),
         served: Vec::new(),
         is_changed: false,
@@ -315,7 +315,7 @@ async fn a_long_history_adds_no_work_to_a_new_move_and_its_progress() {
         driver.start_moves().await;
     }
     assert_eq!(driver.shown.read().get("v1").unwrap().state, MoveState::Running);
-    driver.carry_out(Order::News(News::Heard("a".into()))).await;
+    driver.carry_out(Order::News(News::Synchronized("a".into()))).await;
     driver.schedule().await;
     assert_eq!(driver.shown.read().open().count(), 1);
     let after = counts(&driver);

@@ -74,11 +74,11 @@ fn cluster(of_vm: &Value, of_a: &Value, of_b: &Value) -> Inventory {
             HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() },
         );
         inventory.reached(name);
-        inventory.heard(name, HostEvent::Host(Box::new(host(name, change))), 1);
+        inventory.apply(name, HostEvent::Host(Box::new(host(name, change))), 1);
     }
-    inventory.heard("a", HostEvent::Vm(Box::new(vm(of_vm))), 1);
+    inventory.apply("a", HostEvent::Vm(Box::new(vm(of_vm))), 1);
     for name in ["a", "b"] {
-        inventory.heard(name, HostEvent::Known, 1);
+        inventory.apply(name, HostEvent::Known, 1);
     }
     inventory
 }

@@ -168,7 +168,7 @@ mod tests {
     use crate::rig::{self, leader, until};
 
     fn claim(state: &State, host: &str, epoch: u64) {
-        state.heard(host, HostEvent::Vm(Box::new(VmInfo { epoch, ..rig::vm("web", host, None) })));
+        state.apply(host, HostEvent::Vm(Box::new(VmInfo { epoch, ..rig::vm("web", host, None) })));
     }
 
     fn hosts(state: &State, names: &[&str]) {

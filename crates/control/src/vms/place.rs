@@ -81,7 +81,7 @@ fn named(
         None => Ok(Chosen { host: host.to_owned(), why: None }),
         Some(out) => {
             let code =
-                if inventory.is_heard(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
+                if inventory.is_up(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
             let detail = format!("host {host} cannot take VM \"{vm}\": {}", out.text);
             Err(Problem::new(
                 code,

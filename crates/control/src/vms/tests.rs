@@ -172,7 +172,7 @@ async fn operators_cannot_use_any_file_program_or_device_of_a_host() {
     };
     let mut info = cluster.inventory(|all| all.host_info("host-0000").unwrap().as_ref().clone());
     info.vm_dirs = vec!["/srv".into()];
-    cluster.change(|all| all.heard("host-0000", HostEvent::Host(Box::new(info)), 1));
+    cluster.change(|all| all.apply("host-0000", HostEvent::Host(Box::new(info)), 1));
     for (change, code) in [
         (json!({ "disks": [{ "path": "/etc/shadow", "format": "raw" }] }), ProblemCode::NoHost),
         (
@@ -220,7 +220,7 @@ async fn a_named_host_must_be_able_to_take_the_vm() {
     let refused = cluster.root(Method::POST, VMS, there()).await;
     assert_eq!(refused.problem(), ProblemCode::HostAway);
     cluster.assert_unmade("web").await;
-    cluster.change(|all| all.heard("host-0001", HostEvent::Known, 1));
+    cluster.change(|all| all.apply("host-0001", HostEvent::Known, 1));
     let made: HostedVm = cluster.root(Method::POST, VMS, there()).await.read();
     assert_eq!((made.info.host.as_str(), made.host_reason), ("host-0001", None));
 }
@@ -304,9 +304,9 @@ async fn a_moving_vm_or_one_in_doubt_is_not_changed() {
         (info.host, info.in_doubt) = (host.to_owned(), true);
         HostEvent::Vm(Box::new(info))
     };
-    cluster.change(|all| all.heard("host-0001", HostEvent::Known, 1));
-    cluster.change(|all| all.heard("host-0000", doubt("host-0000"), 1));
-    cluster.change(|all| all.heard("host-0001", doubt("host-0001"), 1));
+    cluster.change(|all| all.apply("host-0001", HostEvent::Known, 1));
+    cluster.change(|all| all.apply("host-0000", doubt("host-0000"), 1));
+    cluster.change(|all| all.apply("host-0001", doubt("host-0001"), 1));
     for (method, path) in
         [(Method::POST, format!("{path}/stop")), (Method::DELETE, format!("{path}?force=true"))]
     {
@@ -315,7 +315,7 @@ async fn a_moving_vm_or_one_in_doubt_is_not_changed() {
         assert_eq!(refused.problem(), ProblemCode::WrongState);
     }
     // If one host alone has it, its agent decides, which needs force.
-    cluster.change(|all| all.heard("host-0001", HostEvent::VmGone("vm-00000".into()), 1));
+    cluster.change(|all| all.apply("host-0001", HostEvent::VmGone("vm-00000".into()), 1));
     let deleted = cluster.root(Method::DELETE, &format!("{path}?force=true"), None).await;
     assert_eq!(deleted.status, 204, "{}", deleted.body);
     assert!(cluster.at("vm-00000").is_empty());
@@ -334,7 +334,7 @@ async fn a_name_may_be_on_an_unreachable_host() {
     cluster.change(|all| all.lost("silent", "no answer"));
     let made: HostedVm = cluster.root(Method::POST, VMS, Some(web())).await.read();
     // Planned, and removed from its host without the manager: the silent host may have it.
-    cluster.change(|all| all.heard(&made.info.host, HostEvent::VmGone("web".into()), 1));
+    cluster.change(|all| all.apply(&made.info.host, HostEvent::VmGone("web".into()), 1));
     let refused = cluster.root(Method::POST, VMS, Some(web())).await;
     assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
     let refused = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
@@ -373,8 +373,8 @@ async fn a_host_that_stops_answering_is_reported_and_no_plan_remains() {
     info.name = "rude".into();
     cluster.change(|all| {
         let mut changes = vec![all.plan_host("rude", HostPlan { address, ..HostPlan::default() })];
-        changes.extend(all.heard("rude", HostEvent::Host(Box::new(info)), 1));
-        changes.extend(all.heard("rude", HostEvent::Known, 1));
+        changes.extend(all.apply("rude", HostEvent::Host(Box::new(info)), 1));
+        changes.extend(all.apply("rude", HostEvent::Known, 1));
         changes
     });
     let refused =
@@ -391,7 +391,7 @@ async fn requests_for_a_vm_go_to_its_host_despite_other_claims() {
     let cluster = Cluster::begin(2, 1).await;
     let vm = cluster.fleet.vms_of("host-0000")[0].clone();
     let claim = VmInfo { epoch: 1 << 40, in_doubt: true, ..vm.clone() };
-    cluster.change(|all| all.heard("host-0001", HostEvent::Vm(Box::new(claim)), 1));
+    cluster.change(|all| all.apply("host-0001", HostEvent::Vm(Box::new(claim)), 1));
     let path = |what: &str| format!("/api/v1/vms/{}{what}", vm.name);
     let shown = cluster.root(Method::GET, &path(""), None).await;
     assert_eq!(
@@ -411,7 +411,7 @@ async fn requests_for_a_vm_go_to_its_host_despite_other_claims() {
     // A host with a VM whose name belongs to another host is not removed as an empty one.
     cluster.change(|all| {
         let second = VmInfo { state: VmState::Running, ..vm.clone() };
-        all.heard("host-0001", HostEvent::Vm(Box::new(second)), 1)
+        all.apply("host-0001", HostEvent::Vm(Box::new(second)), 1)
     });
     let refused = cluster.root(Method::DELETE, "/api/v1/hosts/host-0001", None).await;
     assert!(refused.body["detail"].as_str().unwrap().contains("runs 1 VM"), "{}", refused.body);

@@ -352,7 +352,7 @@ proptest! {
         for host in &given.hosts {
             let taken = taken.get(host.facts.name.as_str()).copied().unwrap_or(0);
             prop_assert!(taken <= host.facts.memory_left_bytes());
-            let stands = host.facts.presence == Presence::Heard && !host.facts.maintenance;
+            let stands = host.facts.presence == Presence::Up && !host.facts.maintenance;
             prop_assert!(taken == 0 || stands);
         }
         let after = carry_out(&given.hosts, &plan.moves);

@@ -113,7 +113,7 @@ impl<'a> Judge<'a> {
         let rules: Vec<_> = unit.vms.iter().map(|vm| self.rules(vm, leaving)).collect();
         let takes = |index: &usize| {
             let host = &self.hosts[*index];
-            let stands = host.facts.presence == Presence::Heard && !host.facts.maintenance;
+            let stands = host.facts.presence == Presence::Up && !host.facts.maintenance;
             let is_clear = |of: &&Obstacles| of.get(&host.facts.name).is_none_or(Vec::is_empty);
             stands
                 && need.memory_bytes <= self.rooms[*index].left_bytes
@@ -164,7 +164,7 @@ impl<'a> Judge<'a> {
             return vec![Exclusion::RunsThere];
         }
         match host.facts.presence {
-            Presence::Heard => {}
+            Presence::Up => {}
             Presence::Away => reasons.push(Exclusion::Away),
             Presence::Unknown => reasons.push(Exclusion::Unknown),
         }

@@ -244,7 +244,7 @@ proptest! {
             let should: Vec<_> = should.into_iter().map(|rule| rule.name.clone()).collect();
             prop_assert_eq!(&ranked.breaks, &should);
             prop_assert!(host.facts.memory_left_bytes() >= web.memory_bytes);
-            prop_assert!(host.facts.presence == Presence::Heard && !host.facts.maintenance);
+            prop_assert!(host.facts.presence == Presence::Up && !host.facts.maintenance);
             prop_assert!(ranked.host != blocked && !ranked.why.is_empty());
         }
         prop_assert!(ranking.fits.is_sorted_by(|one, other| one.score.total >= other.score.total));
@@ -255,7 +255,7 @@ proptest! {
             });
             let has_cause = must
                 || host.facts.memory_left_bytes() < web.memory_bytes
-                || host.facts.presence != Presence::Heard
+                || host.facts.presence != Presence::Up
                 || host.facts.maintenance
                 || host.vms.contains(&web.name)
                 || ruled_out.host == blocked;

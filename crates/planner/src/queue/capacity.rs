@@ -51,7 +51,7 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    fn take(&mut self, Taken { vm, at_agent }: Taken<'a>) {
+    fn count(&mut self, Taken { vm, at_agent }: Taken<'a>) {
         self.running += 1;
         self.at_agents += u32::from(at_agent);
         if self.moving.len() < MOST_NAMED {
@@ -193,15 +193,15 @@ impl<'a> Capacity<'a> {
         [source, target]: [Option<usize>; 2],
         datastores: &[usize],
     ) {
-        self.total.take(taken);
+        self.total.count(taken);
         if let Some(source) = source {
-            self.hosts[source].out.take(taken);
+            self.hosts[source].out.count(taken);
         }
         if let Some(target) = target {
-            self.hosts[target].into.take(taken);
+            self.hosts[target].into.count(taken);
         }
         for &datastore in datastores {
-            self.datastores[datastore].1.take(taken);
+            self.datastores[datastore].1.count(taken);
         }
     }
 
@@ -239,7 +239,7 @@ impl<'a> Capacity<'a> {
             None => Some(WaitReason::SourceNotInInventory { host }),
             Some(Presence::Away) => Some(WaitReason::SourceAway { host }),
             Some(Presence::Unknown) => Some(WaitReason::SourceUnknown { host }),
-            Some(Presence::Heard) => None,
+            Some(Presence::Up) => None,
         }
     }
 
@@ -356,7 +356,7 @@ impl<'a> Capacity<'a> {
     }
 
     /// Begins a job's move.
-    pub(super) fn take(&mut self, job: &'a WaitingJob, seat: &Seat) {
+    pub(super) fn start(&mut self, job: &'a WaitingJob, seat: &Seat) {
         self.count(
             Taken { vm: &job.vm, at_agent: false },
             [Some(seat.source), Some(seat.target)],

@@ -161,7 +161,7 @@ pub enum JobEvent {
         how: Ended,
     },
     /// The agent was queried about the migration, or reported by itself.
-    Asked {
+    Reported {
         migration: String,
         answer: Answer,
     },
@@ -189,7 +189,7 @@ impl JobEvent {
             | JobEvent::Refused { migration, .. }
             | JobEvent::Unanswered { migration }
             | JobEvent::Ended { migration, .. }
-            | JobEvent::Asked { migration, .. } => Some(migration),
+            | JobEvent::Reported { migration, .. } => Some(migration),
             JobEvent::Cancel | JobEvent::HostForgotten { .. } | JobEvent::Resumed => None,
         }
     }
@@ -298,13 +298,13 @@ fn over(state: JobState, event: &JobEvent) -> Step {
     let cancelled = matches!(state, JobState::Cancelled { .. });
     match event {
         JobEvent::Accepted { migration }
-        | JobEvent::Asked { migration, answer: Answer::UnderWay }
+        | JobEvent::Reported { migration, answer: Answer::UnderWay }
             if cancelled && of_own(migration) =>
         {
             Step::stay(state).and(Action::CancelMigration { migration: migration.clone() })
         }
         JobEvent::Ended { migration, how: Ended::Completed }
-        | JobEvent::Asked { migration, answer: Answer::Ended(Ended::Completed) }
+        | JobEvent::Reported { migration, answer: Answer::Ended(Ended::Completed) }
             if of_own(migration) =>
         {
             came_through(state)
@@ -347,18 +347,19 @@ impl Times<'_> {
             JobEvent::Ended { migration, how } if migration == attempt.migration => {
                 self.ended(attempt, how)
             }
-            JobEvent::Asked { migration, answer } if migration == attempt.migration => match answer
-            {
-                Answer::UnderWay => begun(attempt),
-                Answer::Ended(how) => self.ended(attempt, how),
-                Answer::NotKnown(Whereabouts::AtSource { epoch }) if epoch == attempt.epoch => {
-                    never_begun(attempt)
+            JobEvent::Reported { migration, answer } if migration == attempt.migration => {
+                match answer {
+                    Answer::UnderWay => begun(attempt),
+                    Answer::Ended(how) => self.ended(attempt, how),
+                    Answer::NotKnown(Whereabouts::AtSource { epoch }) if epoch == attempt.epoch => {
+                        never_begun(attempt)
+                    }
+                    Answer::NotKnown(whereabouts) => {
+                        self.located(attempt, whereabouts, JobState::Starting)
+                    }
+                    Answer::NoAnswer => Step::stay(JobState::Starting(attempt)).and(ask),
                 }
-                Answer::NotKnown(whereabouts) => {
-                    self.located(attempt, whereabouts, JobState::Starting)
-                }
-                Answer::NoAnswer => Step::stay(JobState::Starting(attempt)).and(ask),
-            },
+            }
             // The request to begin may be on its way: its result comes first.
             JobEvent::Cancel if !attempt.cancel => {
                 Step::to(JobState::Starting(Attempt { cancel: true, ..attempt })).and(ask)
@@ -375,7 +376,7 @@ impl Times<'_> {
         let ask = Action::Ask { migration: migration.clone() };
         match event {
             JobEvent::Ended { migration: of, how } if of == migration => self.ended(attempt, how),
-            JobEvent::Asked { migration: of, answer } if of == migration => match answer {
+            JobEvent::Reported { migration: of, answer } if of == migration => match answer {
                 // The cancel was saved, but perhaps never sent.
                 Answer::UnderWay if attempt.cancel => {
                     Step::stay(JobState::Running(attempt)).and(cancel)

@@ -85,7 +85,7 @@ fn decide(situation: &Situation<'_>, only_starts: bool) -> (Vec<Start>, Refused,
         let job = &situation.waiting[ranked.job];
         match capacity.seat(job) {
             Ok(seat) => {
-                capacity.take(job, &seat);
+                capacity.start(job, &seat);
                 let target = capacity.target_of(&seat).to_owned();
                 let (id, vm, source) = (job.id.clone(), job.vm.clone(), job.source.clone());
                 starts.push(Start { job: id, vm, source, target });

@@ -80,7 +80,8 @@ pub struct RunningMove {
 #[serde(rename_all = "kebab-case")]
 pub enum Presence {
     #[default]
-    Heard,
+    #[serde(rename = "heard")]
+    Up,
     /// The agent was reachable, and no longer responds.
     Away,
     /// The agent has not reported since this manager started: nothing is decided about the host.

@@ -50,9 +50,9 @@ fn an_unexplained_claim_is_a_conflict_and_changes_nothing() {
     {
         for guest in [GUEST, OTHER] {
             let mut inventory = reachable(&["a", "liar"]);
-            inventory.heard("a", report(VmState::Running, 3, GUEST), 1);
+            inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
             let before = inventory.vm("web").unwrap().info;
-            let changes = inventory.heard("liar", report(state, 1 << 47, guest), 2);
+            let changes = inventory.apply("liar", report(state, 1 << 47, guest), 2);
             let shown =
                 |change: &Change| matches!(change, Change::NameConflict(one) if one.vm == "web");
             assert!(changes.iter().any(shown), "{state} {changes:?}");
@@ -63,7 +63,7 @@ fn an_unexplained_claim_is_a_conflict_and_changes_nothing() {
                 inventory.name_conflicts(&all).items.remove(0);
             assert_eq!((holder.host.as_str(), claims[0].host.as_str()), ("a", "liar"));
             assert_eq!(inventory.tally().name_conflicts, 1);
-            let changes = inventory.heard("liar", gone(), 3);
+            let changes = inventory.apply("liar", gone(), 3);
             assert!(changes.contains(&Change::NameConflictGone("web".into())), "{changes:?}");
             assert_eq!((seen(&inventory), inventory.conflict_count()), (of("a", &[]), 0));
         }
@@ -73,10 +73,10 @@ fn an_unexplained_claim_is_a_conflict_and_changes_nothing() {
 #[test]
 fn doubt_of_a_host_outside_the_hand_over_does_not_count() {
     let mut inventory = reachable(&["a", "liar"]);
-    inventory.heard("a", report(VmState::Running, 3, GUEST), 1);
+    inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
     let HostEvent::Vm(mut lie) = report(VmState::Paused, 9, GUEST) else { unreachable!() };
     lie.in_doubt = true;
-    inventory.heard("liar", HostEvent::Vm(lie), 1);
+    inventory.apply("liar", HostEvent::Vm(lie), 1);
     assert!(!inventory.vm("web").unwrap().summary.in_doubt);
     assert_eq!(seen(&inventory), of("a", &["liar"]));
 }
@@ -84,30 +84,30 @@ fn doubt_of_a_host_outside_the_hand_over_does_not_count() {
 #[test]
 fn a_name_moves_with_a_migration_that_its_holder_reports() {
     let mut inventory = reachable(&["a", "b", "liar"]);
-    inventory.heard("a", report(VmState::Running, 3, GUEST), 1);
+    inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
     // Only the holder's report of a migration counts.
-    inventory.heard("liar", migration("a", "liar"), 1);
-    inventory.heard("liar", report(VmState::Running, 9, GUEST), 1);
-    inventory.heard("a", report(VmState::MigratingOut, 3, GUEST), 1);
+    inventory.apply("liar", migration("a", "liar"), 1);
+    inventory.apply("liar", report(VmState::Running, 9, GUEST), 1);
+    inventory.apply("a", report(VmState::MigratingOut, 3, GUEST), 1);
     assert_eq!(seen(&inventory).0, "a");
-    inventory.heard("a", migration("a", "b"), 1);
-    inventory.heard("b", report(VmState::MigratingIn, 4, GUEST), 1);
+    inventory.apply("a", migration("a", "b"), 1);
+    inventory.apply("b", report(VmState::MigratingIn, 4, GUEST), 1);
     assert_eq!(seen(&inventory).0, "a");
-    inventory.heard("b", report(VmState::Running, 4, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
     // The source keeps pages for a while.
     assert_eq!(seen(&inventory), of("b", &["liar"]));
-    inventory.heard("a", gone(), 1);
+    inventory.apply("a", gone(), 1);
     assert_eq!(seen(&inventory), of("b", &["liar"]));
 }
 
 #[test]
 fn a_source_that_keeps_pages_has_handed_the_name_over() {
     let mut inventory = reachable(&["a", "b"]);
-    inventory.heard("a", report(VmState::MigratingOut, 3, GUEST), 1);
-    inventory.heard("a", migration("a", "b"), 1);
+    inventory.apply("a", report(VmState::MigratingOut, 3, GUEST), 1);
+    inventory.apply("a", migration("a", "b"), 1);
     // The source reports before the destination, and no longer has a migration.
-    inventory.heard("a", report(VmState::Paused, 3, GUEST), 1);
-    inventory.heard("b", report(VmState::Running, 4, GUEST), 1);
+    inventory.apply("a", report(VmState::Paused, 3, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
     assert_eq!(seen(&inventory), of("b", &[]));
 }
 
@@ -118,60 +118,60 @@ fn a_migration_moves_a_name_only_to_the_same_guest_in_a_later_epoch() {
         (report(VmState::Running, 4, OTHER), "it is another guest"),
     ] {
         let mut inventory = reachable(&["a", "b"]);
-        inventory.heard("a", report(VmState::MigratingOut, 3, GUEST), 1);
-        inventory.heard("a", migration("a", "b"), 1);
-        inventory.heard("b", event, 1);
+        inventory.apply("a", report(VmState::MigratingOut, 3, GUEST), 1);
+        inventory.apply("a", migration("a", "b"), 1);
+        inventory.apply("b", event, 1);
         assert_eq!(seen(&inventory).0, "a", "{why}");
     }
     // The migration is over, and the guest runs on the holder.
     let mut inventory = reachable(&["a", "b"]);
-    inventory.heard("a", report(VmState::MigratingOut, 3, GUEST), 1);
-    inventory.heard("a", migration("a", "b"), 1);
-    inventory.heard("a", report(VmState::Running, 5, GUEST), 1);
-    inventory.heard("b", report(VmState::Running, 6, GUEST), 1);
+    inventory.apply("a", report(VmState::MigratingOut, 3, GUEST), 1);
+    inventory.apply("a", migration("a", "b"), 1);
+    inventory.apply("a", report(VmState::Running, 5, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 6, GUEST), 1);
     assert_eq!(seen(&inventory), of("a", &["b"]));
-    inventory.heard("a", report(VmState::Paused, 5, GUEST), 1);
+    inventory.apply("a", report(VmState::Paused, 5, GUEST), 1);
     assert_eq!(seen(&inventory), of("a", &["b"]));
 }
 
 #[test]
 fn a_move_by_the_manager_moves_the_name_even_if_the_source_is_away() {
     let mut inventory = reachable(&["a", "b"]);
-    inventory.heard("a", report(VmState::Running, 3, GUEST), 1);
+    inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
     inventory.plan_move("web", Some("v1".into()), Some("b".into()));
     inventory.lost("a", "silent");
-    inventory.heard("b", report(VmState::Running, 4, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
     assert_eq!(seen(&inventory), of("b", &[]));
 }
 
 #[test]
 fn a_name_whose_holder_lost_the_vm_goes_to_the_destination_of_its_migration() {
     let mut inventory = reachable(&["a", "b", "liar"]);
-    inventory.heard("a", report(VmState::MigratingOut, 3, GUEST), 1);
-    inventory.heard("a", migration("a", "b"), 1);
-    inventory.heard("b", report(VmState::MigratingIn, 4, GUEST), 1);
-    inventory.heard("liar", report(VmState::Running, 9, GUEST), 1);
+    inventory.apply("a", report(VmState::MigratingOut, 3, GUEST), 1);
+    inventory.apply("a", migration("a", "b"), 1);
+    inventory.apply("b", report(VmState::MigratingIn, 4, GUEST), 1);
+    inventory.apply("liar", report(VmState::Running, 9, GUEST), 1);
     // The source reports the end before the destination reports the start.
-    inventory.heard("a", gone(), 1);
+    inventory.apply("a", gone(), 1);
     assert_eq!(seen(&inventory), of("b", &["liar"]));
-    inventory.heard("b", report(VmState::Running, 4, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
     assert_eq!(seen(&inventory), of("b", &["liar"]));
     // A name without holder is free.
-    inventory.heard("b", gone(), 1);
+    inventory.apply("b", gone(), 1);
     assert_eq!(seen(&inventory), of("liar", &[]));
 }
 
 #[test]
 fn a_migration_while_its_source_was_away_moves_the_name_once_the_source_is_back() {
     let mut inventory = reachable(&["a", "b"]);
-    inventory.heard("a", report(VmState::Running, 3, GUEST), 1);
+    inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
     inventory.lost("a", "silent");
-    inventory.heard("b", report(VmState::Running, 4, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
     assert_eq!(seen(&inventory), of("a", &["b"]));
     // A restarted agent reports everything anew.
     inventory.reached("a");
     assert_eq!(seen(&inventory), of("a", &["b"]));
-    inventory.heard("a", HostEvent::Known, 2);
+    inventory.apply("a", HostEvent::Known, 2);
     assert_eq!(seen(&inventory), of("b", &[]));
 }
 
@@ -179,9 +179,9 @@ fn a_migration_while_its_source_was_away_moves_the_name_once_the_source_is_back(
 fn a_name_of_a_dead_host_moves_when_an_operator_binds_it_or_the_host_is_forgotten() {
     let begin = || {
         let mut inventory = reachable(&["a", "b"]);
-        inventory.heard("a", report(VmState::Running, 3, GUEST), 1);
+        inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
         inventory.lost("a", "dead");
-        inventory.heard("b", report(VmState::Running, 1, OTHER), 1);
+        inventory.apply("b", report(VmState::Running, 1, OTHER), 1);
         assert_eq!(seen(&inventory), of("a", &["b"]));
         inventory
     };
@@ -198,24 +198,24 @@ fn a_name_of_a_dead_host_moves_when_an_operator_binds_it_or_the_host_is_forgotte
 #[test]
 fn a_stored_binding_applies_before_its_host_reports() {
     let mut first = reachable(&["a"]);
-    first.heard("a", report(VmState::Running, 3, GUEST), 1);
+    first.apply("a", report(VmState::Running, 3, GUEST), 1);
     let unstored = first.unstored_bindings();
     let binding = unstored["web"].clone().unwrap();
     first.binding_stored("web", Some(binding.clone()));
     assert!(first.unstored_bindings().is_empty());
-    first.heard("a", gone(), 1);
+    first.apply("a", gone(), 1);
     assert_eq!(first.unstored_bindings(), BTreeMap::from([("web".to_owned(), None)]));
 
     let mut next = Inventory::default();
     next.know_binding("web", Some(binding));
     rig::put_host(&mut next, rig::host("liar", None), &[], vec![]);
     next.plan_host("a", HostPlan::default());
-    next.heard("liar", report(VmState::Running, 9, GUEST), 1);
+    next.apply("liar", report(VmState::Running, 9, GUEST), 1);
     assert!(next.vm_info("web").is_none(), "its holder has not reported");
     assert_eq!((next.holder("web"), next.conflict_count()), (Some("a"), 1));
     next.reached("a");
-    next.heard("a", report(VmState::Running, 3, GUEST), 1);
-    next.heard("a", HostEvent::Known, 1);
+    next.apply("a", report(VmState::Running, 3, GUEST), 1);
+    next.apply("a", HostEvent::Known, 1);
     assert_eq!(seen(&next), of("a", &["liar"]));
     assert!(next.unstored_bindings().is_empty());
     next.forget_host("liar");
@@ -229,7 +229,7 @@ fn a_reachable_holder_that_does_not_report_the_vm_loses_the_name() {
     let binding = Binding { uuid: None, incarnation: Incarnation::UNRECORDED, host: "a".into() };
     inventory.know_binding("web", Some(binding));
     rig::put_host(&mut inventory, rig::host("b", None), &[], vec![]);
-    inventory.heard("b", report(VmState::Running, 4, GUEST), 1);
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
     rig::put_host(&mut inventory, rig::host("a", None), &[], vec![]);
     assert_eq!(seen(&inventory), of("b", &[]));
 }
@@ -238,8 +238,8 @@ fn a_reachable_holder_that_does_not_report_the_vm_loses_the_name() {
 fn a_name_is_reserved_for_the_host_on_which_the_manager_creates_the_vm() {
     let mut inventory = reachable(&["a", "liar"]);
     inventory.expect_vm("web", Some("a"));
-    inventory.heard("liar", report(VmState::Running, 9, OTHER), 1);
-    inventory.heard("a", report(VmState::Running, 1, GUEST), 1);
+    inventory.apply("liar", report(VmState::Running, 9, OTHER), 1);
+    inventory.apply("a", report(VmState::Running, 1, GUEST), 1);
     inventory.expect_vm("web", None);
     assert_eq!(seen(&inventory), of("a", &["liar"]));
 }
@@ -247,8 +247,8 @@ fn a_name_is_reserved_for_the_host_on_which_the_manager_creates_the_vm() {
 #[test]
 fn vms_move_between_agents_that_report_no_incarnation() {
     let mut inventory = reachable(&["a", "b"]);
-    inventory.heard("a", report(VmState::MigratingOut, 3, (7, 70)), 1);
-    inventory.heard("a", migration("a", "b"), 1);
-    inventory.heard("b", report(VmState::Running, 4, (7, 0)), 1);
+    inventory.apply("a", report(VmState::MigratingOut, 3, (7, 70)), 1);
+    inventory.apply("a", migration("a", "b"), 1);
+    inventory.apply("b", report(VmState::Running, 4, (7, 0)), 1);
     assert_eq!(seen(&inventory), of("b", &[]));
 }

@@ -105,7 +105,7 @@ impl Bound {
                         self.handed = None;
                     }
                 }
-                None if claims.is_heard(&binding.host) => self.release(),
+                None if claims.is_up(&binding.host) => self.release(),
                 None => {}
             }
         }
@@ -131,7 +131,7 @@ impl Bound {
         };
         let handed = self.handed.as_ref().filter(|(migration, _)| is_current(migration));
         let keeps =
-            of_holder.is_some_and(|info| !lets_go(info.state)) && claims.is_heard(&binding.host);
+            of_holder.is_some_and(|info| !lets_go(info.state)) && claims.is_up(&binding.host);
         let targets = handed.map(|(_, to)| to.as_str()).into_iter().chain(claims.move_target);
         let mut taken = targets.filter(|to| *to != binding.host).filter_map(|to| claims.at.get(to));
         taken.find(|info| {
@@ -178,7 +178,7 @@ impl Bound {
             holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
         });
         // The last report of an unreachable host that has handed the guest over since.
-        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_heard(&info.host);
+        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_up(&info.host);
         is_left_over || arrives || is_past
     }
 
@@ -203,7 +203,7 @@ struct Claims<'a> {
 }
 
 impl Claims<'_> {
-    fn is_heard(&self, host: &str) -> bool {
+    fn is_up(&self, host: &str) -> bool {
         self.hosts.get(host).is_some_and(|host| host.state == HostState::Up)
     }
 }

@@ -175,9 +175,9 @@ mod tests {
         let again = inventory.plan_baseline(Some(baseline("Nehalem-v1,+aes", &["aes"])));
         assert_eq!(again, []);
         // A host that reports another CPU, as after an update, is compared again.
-        inventory.heard("b", HostEvent::Host(Box::new(host("b", Some(&cpu(&["aes"]))))), 2);
+        inventory.apply("b", HostEvent::Host(Box::new(host("b", Some(&cpu(&["aes"]))))), 2);
         assert!(inventory.host_summary("b").unwrap().lacks_of_baseline.is_empty());
-        inventory.heard("silent", HostEvent::Host(Box::new(host("silent", Some(&cpu(&[]))))), 2);
+        inventory.apply("silent", HostEvent::Host(Box::new(host("silent", Some(&cpu(&[]))))), 2);
         assert_eq!(
             inventory.host_summary("silent").unwrap().lacks_of_baseline,
             ["aes".to_owned()].into()

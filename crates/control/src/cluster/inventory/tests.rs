@@ -50,9 +50,9 @@ fn names(inventory: &Inventory, filter: &VmFilter) -> Vec<String> {
 fn a_host_is_up_once_it_has_reported_everything() {
     let mut inventory = with_hosts(&["a"]);
     assert_eq!(inventory.host("a").unwrap().summary.state, HostState::Unknown);
-    inventory.heard("a", vm("web", VmState::Running, 1), 5);
+    inventory.apply("a", vm("web", VmState::Running, 1), 5);
     assert!(!inventory.vm("web").unwrap().summary.is_current);
-    inventory.heard("a", HostEvent::Known, 6);
+    inventory.apply("a", HostEvent::Known, 6);
     let host = inventory.host("a").unwrap();
     assert_eq!(
         (host.summary.state, host.summary.vms, host.heard_unix_ms),
@@ -66,7 +66,7 @@ fn a_host_is_up_once_it_has_reported_everything() {
 fn a_vm_that_is_not_reported_after_a_reconnection_is_gone() {
     let mut inventory = with_hosts(&["a"]);
     for event in [vm("web", VmState::Running, 1), vm("db", VmState::Running, 1), HostEvent::Known] {
-        inventory.heard("a", event, 1);
+        inventory.apply("a", event, 1);
     }
     inventory.lost("a", "no answer");
     assert_eq!(inventory.host("a").unwrap().summary.state, HostState::Away);
@@ -74,8 +74,8 @@ fn a_vm_that_is_not_reported_after_a_reconnection_is_gone() {
     assert_eq!(names(&inventory, &VmFilter::default()), ["db", "web"]);
     assert!(!inventory.vm("web").unwrap().summary.is_current);
     inventory.reached("a");
-    inventory.heard("a", vm("web", VmState::Running, 1), 2);
-    let changes = inventory.heard("a", HostEvent::Known, 2);
+    inventory.apply("a", vm("web", VmState::Running, 1), 2);
+    let changes = inventory.apply("a", HostEvent::Known, 2);
     assert!(changes.contains(&Change::VmGone("db".into())), "{changes:?}");
     assert_eq!(names(&inventory, &VmFilter::default()), ["web"]);
 }
@@ -84,9 +84,9 @@ fn a_vm_that_is_not_reported_after_a_reconnection_is_gone() {
 fn a_second_running_guest_of_one_name_is_shown() {
     let mut inventory = with_hosts(&["a", "b"]);
     let twice = |inventory: &Inventory| inventory.vm("web").unwrap().summary.also_runs_at;
-    inventory.heard("b", vm("web", VmState::Running, 1), 1);
-    inventory.heard("a", HostEvent::Known, 1);
-    inventory.heard("b", HostEvent::Known, 1);
+    inventory.apply("b", vm("web", VmState::Running, 1), 1);
+    inventory.apply("a", HostEvent::Known, 1);
+    inventory.apply("b", HostEvent::Known, 1);
     // A source of page-in, which keeps pages that the guest lacks, reports it as paused.
     for other in [
         VmState::MigratingOut,
@@ -95,10 +95,10 @@ fn a_second_running_guest_of_one_name_is_shown() {
         VmState::Failed,
         VmState::Stopping,
     ] {
-        inventory.heard("a", vm("web", other, 0), 1);
+        inventory.apply("a", vm("web", other, 0), 1);
         assert_eq!(twice(&inventory), Vec::<String>::new(), "{other}");
     }
-    inventory.heard("a", vm("web", VmState::Running, 0), 1);
+    inventory.apply("a", vm("web", VmState::Running, 0), 1);
     assert_eq!(twice(&inventory), ["a"]);
     // An unreachable host's report does not count as running.
     inventory.lost("a", "no answer");
@@ -108,16 +108,16 @@ fn a_second_running_guest_of_one_name_is_shown() {
 #[test]
 fn a_moving_vm_is_on_the_host_where_it_runs() {
     let mut inventory = with_hosts(&["a", "b"]);
-    inventory.heard("a", vm("web", VmState::MigratingOut, 4), 1);
-    inventory.heard("b", vm("web", VmState::MigratingIn, 5), 1);
+    inventory.apply("a", vm("web", VmState::MigratingOut, 4), 1);
+    inventory.apply("b", vm("web", VmState::MigratingIn, 5), 1);
     let web = inventory.vm("web").unwrap();
     assert_eq!((web.summary.host.as_str(), web.also_at), ("a", vec!["b".to_owned()]));
     inventory.plan_move("web", Some("v1".into()), Some("b".into()));
-    inventory.heard("b", vm("web", VmState::Running, 5), 1);
-    inventory.heard("a", vm("web", VmState::Stopping, 4), 1);
+    inventory.apply("b", vm("web", VmState::Running, 5), 1);
+    inventory.apply("a", vm("web", VmState::Stopping, 4), 1);
     let web = inventory.vm("web").unwrap();
     assert_eq!((web.summary.host.as_str(), web.summary.conflicts), ("b", Vec::<String>::new()));
-    inventory.heard("a", HostEvent::VmGone("web".into()), 1);
+    inventory.apply("a", HostEvent::VmGone("web".into()), 1);
     assert_eq!(inventory.vm("web").unwrap().also_at, Vec::<String>::new());
     assert_eq!(inventory.vms_of("b").count(), 1);
     assert_eq!(inventory.vms_of("a").count(), 0);
@@ -126,8 +126,8 @@ fn a_moving_vm_is_on_the_host_where_it_runs() {
 #[test]
 fn a_host_has_all_vms_that_it_reports_even_if_another_host_holds_their_names() {
     let mut inventory = with_hosts(&["a", "b"]);
-    inventory.heard("a", vm("web", VmState::Running, 7), 1);
-    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    inventory.apply("a", vm("web", VmState::Running, 7), 1);
+    inventory.apply("b", vm("web", VmState::Running, 1), 1);
     assert_eq!((inventory.vms_of("a").count(), inventory.vms_of("b").count()), (1, 1));
 }
 
@@ -135,13 +135,13 @@ fn a_host_has_all_vms_that_it_reports_even_if_another_host_holds_their_names() {
 fn a_change_that_the_summary_does_not_show_is_not_published() {
     let mut inventory = with_hosts(&["a"]);
     let gone = || HostEvent::VmGone("web".into());
-    assert!(inventory.heard("a", gone(), 1).is_empty(), "no host has reported it");
-    assert_eq!(inventory.heard("a", vm("web", VmState::Running, 1), 1).len(), 1);
-    assert!(inventory.heard("a", vm("web", VmState::Running, 2), 2).is_empty());
+    assert!(inventory.apply("a", gone(), 1).is_empty(), "no host has reported it");
+    assert_eq!(inventory.apply("a", vm("web", VmState::Running, 1), 1).len(), 1);
+    assert!(inventory.apply("a", vm("web", VmState::Running, 2), 2).is_empty());
     assert_eq!(inventory.vm_info("web").unwrap().epoch, 2);
-    assert_eq!(inventory.heard("a", vm("web", VmState::MigratingOut, 2), 3).len(), 1);
+    assert_eq!(inventory.apply("a", vm("web", VmState::MigratingOut, 2), 3).len(), 1);
     assert!(inventory.plan_move("web", None, None).is_empty());
-    assert_eq!(inventory.heard("a", gone(), 4), [Change::VmGone("web".into())]);
+    assert_eq!(inventory.apply("a", gone(), 4), [Change::VmGone("web".into())]);
     assert!(inventory.plan_move("web", Some("v1".into()), None).is_empty());
 }
 
@@ -149,7 +149,7 @@ fn a_change_that_the_summary_does_not_show_is_not_published() {
 fn pages_follow_each_other_and_count_everything() {
     let mut inventory = with_hosts(&["a"]);
     for number in 0..25 {
-        inventory.heard("a", vm(&format!("vm{number:02}"), VmState::Running, 1), 1);
+        inventory.apply("a", vm(&format!("vm{number:02}"), VmState::Running, 1), 1);
     }
     let filter = VmFilter { search: Some("vm".into()), ..VmFilter::default() };
     let (mut seen, mut cursor) = (Vec::new(), all(10));
@@ -166,8 +166,8 @@ fn pages_follow_each_other_and_count_everything() {
 #[test]
 fn filters_select_by_host_state_and_label() {
     let mut inventory = with_hosts(&["a", "b"]);
-    inventory.heard("a", vm("web", VmState::Running, 1), 1);
-    inventory.heard("b", vm("db", VmState::Stopped, 1), 1);
+    inventory.apply("a", vm("web", VmState::Running, 1), 1);
+    inventory.apply("b", vm("db", VmState::Stopped, 1), 1);
     let labels = BTreeMap::from([("tier".to_owned(), "front".to_owned())]);
     inventory.plan_vm("web", Some(VmPlan { power: PlannedPower::On, labels }));
     let of_host = VmFilter { host: Some("a".into()), ..VmFilter::default() };
@@ -183,36 +183,38 @@ fn filters_select_by_host_state_and_label() {
 #[test]
 fn a_forgotten_hosts_reports_are_forgotten_too() {
     let mut inventory = with_hosts(&["a"]);
-    inventory.heard("a", vm("web", VmState::Running, 1), 1);
+    inventory.apply("a", vm("web", VmState::Running, 1), 1);
     let changes = inventory.forget_host("a");
     assert_eq!(changes, [Change::VmGone("web".into()), Change::HostGone("a".into())]);
-    assert!(inventory.heard("a", vm("web", VmState::Running, 1), 1).is_empty());
+    assert!(inventory.apply("a", vm("web", VmState::Running, 1), 1).is_empty());
     assert!(inventory.vm("web").is_none());
 }
 
 #[test]
 fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
     let mut inventory = with_hosts(&["a", "b"]);
-    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    inventory.apply("b", vm("web", VmState::Running, 1), 1);
     let fault = |inventory: &Inventory| inventory.host("a").unwrap().summary.fault;
     for number in 0..MOST_VMS {
-        assert!(inventory.take("a", vm(&format!("vm{number}"), VmState::Running, 1), 1).is_ok());
+        assert!(
+            inventory.try_apply("a", vm(&format!("vm{number}"), VmState::Running, 1), 1).is_ok()
+        );
     }
-    inventory.heard("a", vm("vm0", VmState::Paused, 1), 1);
+    inventory.apply("a", vm("vm0", VmState::Paused, 1), 1);
     assert_eq!(fault(&inventory), None);
-    inventory.heard("a", vm("one-more", VmState::Running, 1), 1);
+    inventory.apply("a", vm("one-more", VmState::Running, 1), 1);
     assert_eq!(fault(&inventory).unwrap(), "it reports more than 8192 VMs");
     assert!(inventory.vm("one-more").is_none());
     // After a refused report, the end of the host's reports does not make it up.
-    inventory.heard("a", HostEvent::Known, 1);
+    inventory.apply("a", HostEvent::Known, 1);
     let host = inventory.host("a").unwrap();
     assert_eq!((host.summary.state, host.refused_reports), (HostState::Unknown, 1));
     // A new connection clears the fault if all reports are valid.
     inventory.reached("a");
     for number in 0..20 {
-        inventory.heard("a", vm(&format!("vm{number}"), VmState::Running, 1), 1);
+        inventory.apply("a", vm(&format!("vm{number}"), VmState::Running, 1), 1);
     }
-    inventory.heard("a", HostEvent::Known, 1);
+    inventory.apply("a", HostEvent::Known, 1);
     assert_eq!((fault(&inventory), inventory.host("a").unwrap().summary.vms), (None, 20));
     assert_eq!(inventory.host("b").unwrap().summary.fault, None);
 }
@@ -229,9 +231,10 @@ fn the_bytes_of_all_vms_of_a_host_are_limited() {
         info.spec.disks = vec![serde_json::from_value(disk).unwrap(); 7];
         HostEvent::Vm(info)
     };
-    let taken =
-        (0..MOST_VMS).take_while(|number| inventory.take("a", large(*number), 1).is_ok()).count();
+    let taken = (0..MOST_VMS)
+        .take_while(|number| inventory.try_apply("a", large(*number), 1).is_ok())
+        .count();
     assert!((300..400).contains(&taken), "{taken}");
     // A VM that is reported again counts once.
-    assert!((0..10).all(|_| inventory.take("a", large(0), 1).is_ok()));
+    assert!((0..10).all(|_| inventory.try_apply("a", large(0), 1).is_ok()));
 }

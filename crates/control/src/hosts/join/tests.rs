@@ -63,8 +63,8 @@ async fn a_host_joins_once_with_a_key_that_it_keeps() {
     let (certificate, authority) = (dir.path().join("c.pem"), dir.path().join("shown.pem"));
     std::fs::write(&certificate, joined.certificate).unwrap();
     std::fs::write(&authority, joined.authority).unwrap();
-    let said = describe(&certificate).unwrap();
-    assert_eq!((said.name.as_str(), said.role), ("c", CertificateRole::Host));
+    let described = describe(&certificate).unwrap();
+    assert_eq!((described.name.as_str(), described.role), ("c", CertificateRole::Host));
     Identity::load(&authority, &certificate, &key).unwrap();
     assert_eq!(hosts(&managed).await[0].address, "http://127.0.0.1:1");
     // A host that lost the answer repeats the request. A thief of the token is refused.
@@ -103,9 +103,9 @@ async fn a_certificate_contains_only_what_the_token_grants() {
         addresses: addresses.clone(),
         ..asks(&made.token, "c", &dir.path().join("c.key"))
     };
-    let said = certificate_of(&managed, dir.path(), &asked).await;
+    let described = certificate_of(&managed, dir.path(), &asked).await;
     assert_eq!(
-        (said.name.as_str(), said.role, said.addresses),
+        (described.name.as_str(), described.role, described.addresses),
         ("c", CertificateRole::Host, vec![])
     );
     // The certificate has the agent's address if an admin has named it.
@@ -116,8 +116,8 @@ async fn a_certificate_contains_only_what_the_token_grants() {
         address: None,
         ..asks(&made.token, "d", &dir.path().join("d.key"))
     };
-    let said = certificate_of(&managed, dir.path(), &asked).await;
-    assert_eq!(said.addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
+    let described = certificate_of(&managed, dir.path(), &asked).await;
+    assert_eq!(described.addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
     // A host cannot have the manager's name.
     for name in ["m1", "M1"] {
         let refused = managed.root(Method::POST, TOKENS, Some(json!({ "host": name }))).await;

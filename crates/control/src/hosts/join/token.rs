@@ -97,7 +97,7 @@ impl JoinTokenRecord {
             );
         }
         match (&self.address, &request.address) {
-            (Some(fixed), Some(said)) if fixed != said => refused(
+            (Some(fixed), Some(given)) if fixed != given => refused(
                 ProblemCode::Forbidden,
                 format!("the join token {id} is for another address"),
             ),

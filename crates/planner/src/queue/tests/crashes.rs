@@ -29,7 +29,7 @@ enum Op {
     Complete,
     Fail(bool),
     /// The agent reports the state of its migration.
-    Tell,
+    Report,
     AgentRestarts,
     ManagerCrashes,
     Cancel,
@@ -43,7 +43,7 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => Just(Op::Late),
         2 => Just(Op::Complete),
         2 => any::<bool>().prop_map(Op::Fail),
-        2 => Just(Op::Tell),
+        2 => Just(Op::Report),
         1 => Just(Op::AgentRestarts),
         2 => Just(Op::ManagerCrashes),
         1 => Just(Op::Cancel),
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, event: JobEvent) {
+    fn on(&mut self, event: JobEvent) {
         let next = step(self.state.clone(), event, &RetryPolicy::default(), 0);
         self.state = next.state;
         self.actions.extend(next.actions);
@@ -142,7 +142,7 @@ impl World {
         }
     }
 
-    fn act(&mut self, heard: bool) {
+    fn act(&mut self, answers: bool) {
         if self.actions.is_empty() {
             return;
         }
@@ -160,11 +160,11 @@ impl World {
                 );
                 self.sent.push(migration.clone());
                 let answer = self.begin(&migration);
-                self.tell(if heard { answer } else { JobEvent::Unanswered { migration } });
+                self.on(if answers { answer } else { JobEvent::Unanswered { migration } });
             }
             Action::Ask { migration } => {
-                let answer = if heard { self.answer(&migration) } else { Answer::NoAnswer };
-                self.tell(JobEvent::Asked { migration, answer });
+                let answer = if answers { self.answer(&migration) } else { Answer::NoAnswer };
+                self.on(JobEvent::Reported { migration, answer });
             }
             Action::CancelMigration { migration } => {
                 if self.known.get(&migration) == Some(&Known::UnderWay) {
@@ -174,13 +174,13 @@ impl World {
         }
     }
 
-    fn take(&mut self, op: Op) {
+    fn apply(&mut self, op: Op) {
         match op {
             Op::Start => {
                 self.ids += 1;
                 let (migration, target) = (format!("m{}", self.ids), "b".to_owned());
                 if matches!(self.state, JobState::Waiting { .. }) && self.actions.is_empty() {
-                    self.tell(JobEvent::Start { migration, target, epoch: self.epoch });
+                    self.on(JobEvent::Start { migration, target, epoch: self.epoch });
                 }
             }
             Op::Act => self.act(true),
@@ -193,42 +193,42 @@ impl World {
             Op::Complete => self.end(Known::Completed),
             Op::Fail(true) => self.end(Known::Failed),
             Op::Fail(false) => self.end(Known::Cancelled),
-            Op::Tell => {
+            Op::Report => {
                 if let Some(migration) = self.state.migration().map(ToOwned::to_owned) {
                     let answer = self.answer(&migration);
                     if !matches!(answer, Answer::NotKnown(_)) {
-                        self.tell(JobEvent::Asked { migration, answer });
+                        self.on(JobEvent::Reported { migration, answer });
                     }
                 }
             }
             Op::AgentRestarts => {
                 self.end(Known::Failed);
                 self.known.clear();
-                self.tell(JobEvent::Resumed);
+                self.on(JobEvent::Resumed);
             }
             Op::ManagerCrashes => {
                 (self.state, self.actions) = (self.stored.clone(), Vec::new());
-                self.tell(JobEvent::Resumed);
+                self.on(JobEvent::Resumed);
             }
-            Op::Cancel => self.tell(JobEvent::Cancel),
+            Op::Cancel => self.on(JobEvent::Cancel),
         }
     }
 
     /// Lets everything come to its end, without further faults.
     fn settle(&mut self) -> bool {
         for _ in 0..200 {
-            self.take(Op::Act);
-            self.take(Op::Tell);
+            self.apply(Op::Act);
+            self.apply(Op::Report);
             if self.state.is_over() && self.actions.is_empty() && !self.is_moving() {
-                self.take(Op::Tell);
+                self.apply(Op::Report);
                 while !self.actions.is_empty() {
                     self.act(true);
                 }
                 return true;
             }
             if self.actions.is_empty() {
-                self.take(Op::Start);
-                self.take(if self.is_moving() { Op::Complete } else { Op::Act });
+                self.apply(Op::Start);
+                self.apply(if self.is_moving() { Op::Complete } else { Op::Act });
             }
         }
         false
@@ -242,7 +242,7 @@ proptest! {
     fn a_vm_is_moved_once_or_not_at_all(ops in prop::collection::vec(ops(), 1..60)) {
         let mut world = World::new();
         for op in ops {
-            world.take(op);
+            world.apply(op);
             prop_assert!(world.moves <= 1, "moved twice");
             let under_way = world.known.values().filter(|known| **known == Known::UnderWay);
             prop_assert!(under_way.count() <= 1);
@@ -261,13 +261,13 @@ proptest! {
 #[test]
 fn a_new_manager_begins_an_unbegun_migration_with_the_stored_id() {
     let mut world = World::new();
-    world.take(Op::Start);
-    world.take(Op::Act);
-    world.take(Op::ManagerCrashes);
+    world.apply(Op::Start);
+    world.apply(Op::Act);
+    world.apply(Op::ManagerCrashes);
     assert_eq!(world.actions, [Action::Ask { migration: "m1".into() }]);
-    world.take(Op::Act);
+    world.apply(Op::Act);
     assert_eq!(world.actions, [Action::Begin { migration: "m1".into(), target: "b".into() }]);
-    world.take(Op::Act);
+    world.apply(Op::Act);
     assert!(matches!(&world.state, JobState::Running(attempt) if attempt.migration == "m1"));
 }
 
@@ -275,7 +275,7 @@ fn a_new_manager_begins_an_unbegun_migration_with_the_stored_id() {
 fn a_cancel_waits_for_the_result_of_the_request_to_begin() {
     let mut world = World::new();
     for op in [Op::Start, Op::Act, Op::ActUnanswered, Op::Cancel] {
-        world.take(op);
+        world.apply(op);
     }
     assert!(matches!(&world.state, JobState::Starting(attempt) if attempt.cancel));
     assert!(world.settle());
@@ -287,7 +287,7 @@ fn a_cancel_waits_for_the_result_of_the_request_to_begin() {
 fn a_forgotten_attempt_is_retried_as_another_migration() {
     let mut world = World::new();
     for op in [Op::Start, Op::Act, Op::ActUnanswered, Op::AgentRestarts, Op::Act] {
-        world.take(op);
+        world.apply(op);
     }
     assert!(
         matches!(&world.state, JobState::Waiting { failed_attempts: 1, failure: Some(failure), .. }

@@ -53,7 +53,7 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => any::<u8>().prop_map(Op::Finish),
         1 => (any::<u8>(), 0..4u8).prop_map(|(index, code)| Op::Fail(index, code)),
         1 => any::<u8>().prop_map(Op::Cancel),
-        1 => (0..4u8, any::<bool>()).prop_map(|(host, heard)| Op::Presence(host, heard)),
+        1 => (0..4u8, any::<bool>()).prop_map(|(host, up)| Op::Presence(host, up)),
         1 => (1..30u64).prop_map(Op::Pass),
         1 => Just(Op::Restart),
     ]
@@ -115,8 +115,8 @@ impl World {
                     self.given.waiting.remove(index);
                 }
             }
-            Op::Presence(host, heard) => {
-                let presence = if heard { Presence::Heard } else { Presence::Away };
+            Op::Presence(host, up) => {
+                let presence = if up { Presence::Up } else { Presence::Away };
                 self.given.host(HOSTS[usize::from(host)]).presence = presence;
             }
             Op::Pass(minutes) => self.given.now_ms += minutes * MINUTE,
@@ -264,7 +264,7 @@ impl World {
     /// Lets all moves end, until nothing starts any more.
     fn settle(&mut self) -> Result<(), TestCaseError> {
         for host in &mut self.given.hosts {
-            host.presence = Presence::Heard;
+            host.presence = Presence::Up;
         }
         let mut idle = 0;
         for _ in 0..1000 {
