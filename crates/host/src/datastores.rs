@@ -20,9 +20,9 @@ pub(crate) struct Datastores(Arc<Mutex<Known>>);
 #[derive(Debug, Default)]
 struct Known {
     infos: BTreeMap<PathBuf, DatastoreInfo>,
-    asked: Option<Instant>,
+    queried: Option<Instant>,
     /// A query is running.
-    is_asking: bool,
+    is_querying: bool,
 }
 
 impl Datastores {
@@ -32,16 +32,16 @@ impl Datastores {
         let mut known = self.known();
         let infos = known.infos.iter().filter(|(path, _)| directories.contains(*path));
         let infos = infos.map(|(path, info)| (path.clone(), *info)).collect();
-        let is_due = known.asked.is_none_or(|asked| asked.elapsed() >= FRESH);
-        if is_due && !known.is_asking {
+        let is_due = known.queried.is_none_or(|queried| queried.elapsed() >= FRESH);
+        if is_due && !known.is_querying {
             let all = self.clone();
             let asks = move || {
                 let infos = ask(directories);
                 let mut known = all.known();
-                (known.infos, known.is_asking) = (infos, false);
+                (known.infos, known.is_querying) = (infos, false);
             };
-            known.asked = Some(Instant::now());
-            known.is_asking =
+            known.queried = Some(Instant::now());
+            known.is_querying =
                 std::thread::Builder::new().name("datastores".into()).spawn(asks).is_ok();
         }
         infos

@@ -79,7 +79,7 @@ struct Times {
 }
 
 impl Times {
-    fn asked(&mut self, at: Instant) {
+    fn probed(&mut self, at: Instant) {
         self.waits_since.get_or_insert(at);
     }
 
@@ -179,7 +179,7 @@ impl GuestTarget {
             tokio::select! {
                 () = sleep_until(next) => {
                     let is_late = trips.times().waits_since.is_some();
-                    trips.times().asked(Instant::now());
+                    trips.times().probed(Instant::now());
                     // If the bridge accepts no frame now, the next probe follows.
                     let _ = rustix::io::write(tap.get_ref(), &question);
                     next = Timer::now() + if is_late { ASK_AGAIN_EVERY } else { ASK_EVERY };
@@ -210,7 +210,7 @@ fn watched(tap: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
 mod tests {
     use super::*;
 
-    fn asked() -> GuestTarget {
+    fn target() -> GuestTarget {
         GuestTarget {
             guest_mac: [0x52, 0x54, 0, 1, 2, 3],
             guest: Ipv4Addr::new(10, 64, 0, 7),
@@ -220,31 +220,31 @@ mod tests {
 
     #[test]
     fn a_probe_contains_no_address_of_its_sender() {
-        let frame = asked().question();
+        let frame = target().question();
         assert_eq!(frame[..14], [0x52, 0x54, 0, 1, 2, 3, 0x06, 0x54, 0, 1, 2, 3, 8, 6]);
         assert_eq!(frame[14..22], [0, 1, 8, 0, 6, 4, 0, 1]);
         assert_eq!(
             frame[22..42],
             [6, 0x54, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 64, 0, 7]
         );
-        assert!(!asked().is_answer(&frame));
+        assert!(!target().is_answer(&frame));
     }
 
     #[test]
     fn only_the_guests_own_answer_counts() {
-        let asked = asked();
-        let mut answer = asked.question();
-        answer[..6].copy_from_slice(&asked.own_mac);
+        let target = target();
+        let mut answer = target.question();
+        answer[..6].copy_from_slice(&target.own_mac);
         answer[20..22].copy_from_slice(&REPLY);
-        answer[28..32].copy_from_slice(&asked.guest.octets());
-        assert!(asked.is_answer(&answer));
+        answer[28..32].copy_from_slice(&target.guest.octets());
+        assert!(target.is_answer(&answer));
         for (at, byte) in [(0, 0xff), (13, 0), (21, 1), (31, 8)] {
             let mut other = answer;
             other[at] = byte;
-            assert!(!asked.is_answer(&other), "{at}");
+            assert!(!target.is_answer(&other), "{at}");
         }
         for short in [0, 5, 31] {
-            assert!(!asked.is_answer(&answer[..short]));
+            assert!(!target.is_answer(&answer[..short]));
         }
     }
 
@@ -254,15 +254,15 @@ mod tests {
         let at = |ms| begin + Duration::from_millis(ms);
         let ms = |ms| Some(Duration::from_millis(ms));
         let mut times = Times::default();
-        times.asked(at(0));
+        times.probed(at(0));
         assert_eq!(times.take(at(50)), None, "the guest has never answered");
         times.answered(at(60));
-        times.asked(at(100));
+        times.probed(at(100));
         times.answered(at(101));
         assert_eq!(times.take(at(150)), ms(60));
         assert_eq!(times.take(at(160)), ms(1), "without a new answer, the last one");
-        times.asked(at(200));
-        times.asked(at(300));
+        times.probed(at(200));
+        times.probed(at(300));
         assert_eq!(times.take(at(400)), ms(200));
         times.answered(at(450));
         assert_eq!(times.take(at(460)), ms(250));

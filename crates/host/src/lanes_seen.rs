@@ -19,7 +19,7 @@ const LATELY: Duration = Duration::from_secs(3600);
 /// or unlucky.
 const JUST_NOW: Duration = Duration::from_secs(600);
 /// Minimum size of a round: a smaller one measures buffers rather than the link.
-const TELLING_BYTES: u64 = 8 << 20;
+const SAMPLE_BYTES: u64 = 8 << 20;
 /// Ratio of a migration's rate to a probe's at which a probe limited by the link counts as correct.
 const MUCH_MORE: f64 = 1.5;
 /// Fraction of a bandwidth limit from which a rate measures the limit and not the lanes.
@@ -122,9 +122,9 @@ impl LanesSeen {
         if report.engine != EngineKind::Godwit {
             return;
         }
-        let telling =
-            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| is_telling(round));
-        let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
+        let sample =
+            report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| is_sample(round));
+        let (Some(round), Some(round_trip_ms)) = (sample, report.round_trip_ms) else { return };
         let bytes_per_s = rate_of(round.bytes, round.duration_ms);
         let raw_bytes = round.pages.saturating_sub(round.zero_pages) * PAGE_SIZE;
         let is_least = rate_of(raw_bytes, round.duration_ms) * HARDLY_COMPRESSED > bytes_per_s;
@@ -169,9 +169,9 @@ fn rate_of(bytes: u64, ms: f64) -> f64 {
 }
 
 /// Whether the link, and not reading zeros, determined the round's duration.
-fn is_telling(round: &RoundReport) -> bool {
+fn is_sample(round: &RoundReport) -> bool {
     let sent = round.pages.saturating_sub(round.zero_pages);
-    round.bytes >= TELLING_BYTES && round.duration_ms > 0.0 && round.zero_pages <= 8 * sent
+    round.bytes >= SAMPLE_BYTES && round.duration_ms > 0.0 && round.zero_pages <= 8 * sent
 }
 
 fn is_of_cpus(probe: &ProbeReport) -> bool {

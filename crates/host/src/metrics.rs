@@ -210,7 +210,7 @@ impl Ended {
     }
 
     /// Counts an ended migration.
-    fn take(&self, report: &Report) {
+    fn count(&self, report: &Report) {
         let outcome = outcome(report.outcome).to_owned();
         let engine = match report.engine {
             EngineKind::Godwit => "godwit",
@@ -251,11 +251,11 @@ impl Ended {
             self.throttle_held.inc_by(throttle.held_ms.max(0.0) / 1e3);
         }
         if let Some(page_in) = &report.page_in {
-            self.take_page_in(page_in);
+            self.count_page_in(page_in);
         }
     }
 
-    fn take_page_in(&self, page_in: &PageInReport) {
+    fn count_page_in(&self, page_in: &PageInReport) {
         self.page_in_pages.inc_by(page_in.pages);
         self.page_in_requests.inc_by(page_in.demanded_pages);
         for class in &page_in.waits {
@@ -317,7 +317,7 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts an ended migration of this host.
     pub(crate) fn ended(&self, report: &Report) {
-        self.ended.take(report);
+        self.ended.count(report);
     }
 
     /// Returns all metrics with their current values, as OpenMetrics text.

@@ -50,14 +50,14 @@ pub struct MigrationControl {
     pub id: String,
     /// Bandwidth limits that apply to it.
     pub pace: MigrationPace,
-    progress: ProgressTeller,
+    progress: ProgressReporter,
     cancel: watch::Receiver<bool>,
     engine_began: Arc<AtomicBool>,
 }
 
 /// Reports a migration's progress from any thread, and collects figures for the final report.
 #[derive(Clone, Debug)]
-pub struct ProgressTeller {
+pub struct ProgressReporter {
     progress: watch::Sender<Progress>,
     /// Predicted duration of the whole migration, once known.
     predicted_ms: Arc<OnceLock<f64>>,
@@ -66,12 +66,12 @@ pub struct ProgressTeller {
     trips: Trips,
 }
 
-impl ProgressTeller {
+impl ProgressReporter {
     /// Publishes the progress.
-    pub fn tell(&self, progress: Progress) {
+    pub fn send(&self, progress: Progress) {
         self.bandwidth
             .lock()
-            .take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
+            .add(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
         let predicted_ms = self.predicted_ms.get().copied();
         let guest_round_trip_ms = self.trips.take_ms();
         let progress =
@@ -101,7 +101,7 @@ impl MigrationControl {
 
     /// Publishes the progress.
     pub fn progress(&self, progress: Progress) {
-        self.progress.tell(progress);
+        self.progress.send(progress);
     }
 
     /// Waits until the migration is cancelled; never returns if it is not.
@@ -116,7 +116,7 @@ impl MigrationControl {
     /// Publishes that the link is cut, `elapsed_ms` after the start.
     pub fn reconnects(&self, elapsed_ms: f64) {
         let last = self.progress.progress.borrow().clone();
-        self.progress.tell(Progress { phase: Phase::Reconnect, elapsed_ms, eta_ms: None, ..last });
+        self.progress.send(Progress { phase: Phase::Reconnect, elapsed_ms, eta_ms: None, ..last });
     }
 
     /// Returns the record of the guest's response times, which progress includes.
@@ -126,7 +126,7 @@ impl MigrationControl {
 
     /// Returns a second reporter of progress, for another thread.
     #[must_use]
-    pub fn progress_teller(&self) -> ProgressTeller {
+    pub fn progress_reporter(&self) -> ProgressReporter {
         self.progress.clone()
     }
 }
@@ -192,7 +192,7 @@ impl Migrations {
     ) -> MigrationControl {
         let (progress, progress_watch) = watch::channel(Progress::begin(total_bytes));
         let bandwidth = Arc::default();
-        let teller = ProgressTeller {
+        let reporter = ProgressReporter {
             progress,
             predicted_ms: Arc::default(),
             bandwidth: Arc::clone(&bandwidth),
@@ -226,7 +226,7 @@ impl Migrations {
         MigrationControl {
             id: id.to_owned(),
             pace,
-            progress: teller,
+            progress: reporter,
             cancel: cancel_watch,
             engine_began,
         }

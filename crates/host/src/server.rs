@@ -103,13 +103,13 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let _socket = RemovedAtEnd(config.socket.clone());
 
     let (stop, stopped) = watch::channel(false);
-    let places = Arc::<connections::Places>::default();
+    let permits = Arc::<connections::Permits>::default();
     let mut servers = tokio::task::JoinSet::new();
     let app = router(agent.clone());
     servers.spawn(serve_local(local, app.clone(), stopped.clone()));
     for listener in peers {
         if agent.identity().is_some() {
-            let listener = secure::TlsListener::new(listener, agent.clone(), places.clone());
+            let listener = secure::TlsListener::new(listener, agent.clone(), permits.clone());
             servers.spawn(serve_secure(listener, agent.clone(), app.clone(), stopped.clone()));
         } else {
             servers.spawn(serve(listener, app.clone(), stopped.clone()));
@@ -206,7 +206,7 @@ async fn serve_secure(
             Some(_) = connections.join_next() => continue,
             _ = stopped.wait_for(|stopped| *stopped) => return,
         };
-        let Some((stream, place, connection)) = accepted else { return };
+        let Some((stream, permit, connection)) = accepted else { return };
         let (app, agent) = (app.clone(), agent.clone());
         connections.spawn(async move {
             let shown = connection.clone();
@@ -216,7 +216,7 @@ async fn serve_secure(
                     tracing::warn!("connection closed: its certificate is revoked");
                 }
             }
-            drop(place);
+            drop(permit);
         });
     }
 }

@@ -556,8 +556,9 @@ fn left_over(user: u32) -> Child {
     let mut command = Command::new("/bin/sleep");
     let child = command.arg("1000").env("GODWIT_ASKED_BY", asker).uid(user).spawn().unwrap();
     // The process exists before the kernel has set up its environment.
-    let said = || RunningProcess::of(child.id().cast_signed()).unwrap().variable("GODWIT_ASKED_BY");
-    while said().is_none() {
+    let asked_by =
+        || RunningProcess::of(child.id().cast_signed()).unwrap().variable("GODWIT_ASKED_BY");
+    while asked_by().is_none() {
         std::thread::yield_now();
     }
     child

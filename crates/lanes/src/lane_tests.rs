@@ -98,13 +98,13 @@ fn a_secure_stream_carries_both_ways_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let (near, far) = secure_streams(&folder);
     const WORDS: u64 = 2000;
-    let say = |stream: &Stream| {
+    let send = |stream: &Stream| {
         let mut sender = stream.sender();
         for word in 0..WORDS {
             sender.send(&Message::Ping { sent_ns: word }).unwrap();
         }
     };
-    let hear = |stream: &Stream| {
+    let receive = |stream: &Stream| {
         let mut receiver = stream.receiver();
         for word in 0..WORDS {
             assert_eq!(
@@ -116,8 +116,8 @@ fn a_secure_stream_carries_both_ways_at_once() {
     };
     std::thread::scope(|scope| {
         for stream in [&near, &far] {
-            scope.spawn(move || say(stream));
-            scope.spawn(move || hear(stream));
+            scope.spawn(move || send(stream));
+            scope.spawn(move || receive(stream));
         }
     });
     near.finish_sending();

@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 
 use crate::LaneError;
 use godwit_types::{BitRate, RateLimit};
-use limiter::{Asking, Limiter, Taken};
+use limiter::{Limiter, Request, Taken};
 
 /// Time after which a waiting stream sends padding: well below its peer's limit on silence.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -268,9 +268,9 @@ impl StreamPace {
         for limiter in &shared.limiters {
             let mut again = false;
             loop {
-                let asking =
-                    Asking { migration: shared.migration, over: &shared.over, again, until };
-                match limiter.take(asking, bytes) {
+                let request =
+                    Request { migration: shared.migration, over: &shared.over, again, until };
+                match limiter.take(request, bytes) {
                     Taken::Granted => break,
                     Taken::Ended => {
                         return Err(LaneError::Io(std::io::ErrorKind::ConnectionAborted.into()));

@@ -30,15 +30,15 @@ pub fn hash_page(page: &[u8]) -> PageHash {
 
 /// Piece of pages, each looked up by its hash.
 #[derive(Debug)]
-pub(crate) struct Sought {
+pub(crate) struct Lookup {
     run: PageRun,
     pages: Vec<(PageHash, Option<Place>)>,
 }
 
-impl Sought {
+impl Lookup {
     /// Looks up the pages of a run; `copy` is their content.
-    pub(crate) fn of(knowledge: &dyn Knowledge, run: PageRun, copy: &[u8]) -> Sought {
-        let look = |(page, bytes): (u64, &[u8])| {
+    pub(crate) fn of(knowledge: &dyn Knowledge, run: PageRun, copy: &[u8]) -> Lookup {
+        let find = |(page, bytes): (u64, &[u8])| {
             let hash = hash_page(bytes);
             let place = knowledge.find(&hash, run.block, page);
             if place.is_none() {
@@ -48,8 +48,8 @@ impl Sought {
             }
             (hash, place)
         };
-        let pages = (run.first..).zip(copy.chunks_exact(PAGE_SIZE as usize)).map(look).collect();
-        Sought { run, pages }
+        let pages = (run.first..).zip(copy.chunks_exact(PAGE_SIZE as usize)).map(find).collect();
+        Lookup { run, pages }
     }
 
     /// Returns how many pages the destination holds.
@@ -72,7 +72,7 @@ impl Sought {
         runs
     }
 
-    /// Returns the references frame for one of [`Sought::runs`].
+    /// Returns the references frame for one of [`Lookup::runs`].
     pub(crate) fn references(&self, round: u32, run: PageRun, place: Place) -> References {
         let from = usize::try_from(run.first - self.run.first).unwrap_or(usize::MAX);
         let hashes =
@@ -128,8 +128,8 @@ mod tests {
             fake.known.insert(hash_page(&pages[page]), place);
         }
         let run = PageRun { block: 4, first: 100, count: 8 };
-        let sought = Sought::of(&fake, run, &pages.concat());
-        let cut: Vec<_> = sought
+        let lookup = Lookup::of(&fake, run, &pages.concat());
+        let cut: Vec<_> = lookup
             .runs()
             .into_iter()
             .map(|(run, place)| {
@@ -144,9 +144,9 @@ mod tests {
         ];
         assert_eq!(cut[..4], expected);
         assert_eq!(cut[4..], [(106, 1, None), (107, 1, Some((1, 11)))]);
-        assert_eq!((sought.found(), fake.sent.into_inner()), (5, vec![103, 104, 106]));
+        assert_eq!((lookup.found(), fake.sent.into_inner()), (5, vec![103, 104, 106]));
         let place = Place { content: 1, block: 3, page: 70 };
-        let refs = sought.references(6, PageRun { block: 4, first: 100, count: 2 }, place);
+        let refs = lookup.references(6, PageRun { block: 4, first: 100, count: 2 }, place);
         assert_eq!((refs.round, refs.block, refs.first, refs.place), (6, 4, 100, place));
         assert_eq!(refs.hashes, [hash_page(&pages[0]), hash_page(&pages[1])]);
     }

@@ -16,7 +16,7 @@ use crate::codec::{Compressor, MAX_PIECE_BYTES};
 use crate::delta::{Compared, split_sample};
 use crate::link::Link;
 use crate::pacing::StreamPace;
-use crate::reference::{Knowledge, Sought};
+use crate::reference::{Knowledge, Lookup};
 use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
 use paced::Paced;
 
@@ -203,9 +203,9 @@ impl StreamSender {
         begun: Instant,
         sent: &mut UnitSent,
     ) {
-        let sought = Sought::of(knowledge, piece.run, pages);
-        sent.hashing.add(piece.run.count, sought.found(), begun.elapsed());
-        for (run, place) in sought.runs() {
+        let lookup = Lookup::of(knowledge, piece.run, pages);
+        sent.hashing.add(piece.run.count, lookup.found(), begun.elapsed());
+        for (run, place) in lookup.runs() {
             let bytes = bytes_of(run, piece.run, pages);
             let Some(place) = place else {
                 self.put_rest(PagesHeader { run, ..piece }, way, bytes, Duration::ZERO, sent);
@@ -216,7 +216,7 @@ impl StreamSender {
                 each.for_each(|(page, bytes)| history.sends(run.block, page, bytes));
             }
             let before = self.batch.filled;
-            self.batch.message(&Message::References(sought.references(piece.round, run, place)));
+            self.batch.message(&Message::References(lookup.references(piece.round, run, place)));
             sent.reference.add(u64::from(run.count), self.batch.filled - before);
         }
     }

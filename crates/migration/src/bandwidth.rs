@@ -22,7 +22,7 @@ impl Default for Bandwidth {
 impl Bandwidth {
     /// Adds a point. A point too soon after the last one is left out, as is one before anything was
     /// sent.
-    pub fn take(&mut self, point: BandwidthPoint) {
+    pub fn add(&mut self, point: BandwidthPoint) {
         let last_ms = self.points.last().map_or(f64::NEG_INFINITY, |last| last.ms);
         if point.bytes == 0 || point.ms < last_ms + self.spacing_ms {
             return;
@@ -61,7 +61,7 @@ mod tests {
     fn early_samples_are_dropped_but_not_the_last() {
         let mut bandwidth = Bandwidth::default();
         for point in [at(10.0, 0), at(20.0, 5), at(30.0, 6), at(90.0, 9)] {
-            bandwidth.take(point);
+            bandwidth.add(point);
         }
         assert_eq!(bandwidth.end(at(91.0, 10)), [at(20.0, 5), at(90.0, 9), at(91.0, 10)]);
         assert_eq!(Bandwidth::default().end(at(5.0, 0)), []);
@@ -76,7 +76,7 @@ mod tests {
             let (mut ms, mut bytes) = (0.0, 0);
             for (wait, sent) in steps {
                 (ms, bytes) = (ms + wait, bytes + sent);
-                bandwidth.take(at(ms, bytes));
+                bandwidth.add(at(ms, bytes));
             }
             let points = bandwidth.end(at(ms + 1.0, bytes));
             prop_assert!(points.len() <= MOST_POINTS);

@@ -295,10 +295,10 @@ impl Destination {
     }
 
     /// Discards the shadow VM before the source learns of it: from then on nothing can run here.
-    fn discard(&mut self, failure: Failure, tell: bool) -> Vec<Action> {
+    fn discard(&mut self, failure: Failure, notify: bool) -> Vec<Action> {
         self.state = State::Ended;
         let mut actions = vec![Action::Discard(failure.clone())];
-        if tell {
+        if notify {
             actions.push(Action::Refuse(failure.clone()));
         }
         actions.push(Action::Finish(Ending::Discarded(failure)));

@@ -141,7 +141,7 @@ impl Method {
     }
 
     /// Returns whether some pages may be sent by reference or as deltas.
-    fn tells(self) -> bool {
+    fn rebuilds(self) -> bool {
         self.refers || self.differs
     }
 }
@@ -404,14 +404,14 @@ impl Chooser {
         let waited = !window.idle && window.compressing.as_secs_f64() < MOST_COMPRESSING * seconds;
         let mut wire = self.wire_bytes_per_s.unwrap_or(0.0);
         let seen = carried / seconds;
-        if (method.codec.is_none() && !method.tells()) || waited {
+        if (method.codec.is_none() && !method.rebuilds()) || waited {
             self.wire_seen(seen, trial_over);
             wire = seen;
-        } else if method.tells() && seen > wire && wire > 0.0 {
+        } else if method.rebuilds() && seen > wire && wire > 0.0 {
             // The wire carried that without making units wait.
             self.wire_bytes_per_s = Some(seen);
         }
-        if method.tells() {
+        if method.rebuilds() {
             let otherwise = self.otherwise();
             // The common yield of both says nothing about either.
             if !method.differs {

@@ -10,15 +10,15 @@ use crate::report::millis;
 use godwit_types::{Phase, PhaseReport, RoundReport};
 
 /// Rounds of fewer bytes say more about the round trip than about the bandwidth.
-const TELLING_BYTES: u64 = 1 << 20;
+const SAMPLE_BYTES: u64 = 1 << 20;
 /// A shorter round says little about the wire if a larger one has measured it: a round's fixed
 /// costs, and buffers, weigh too much in it. The same holds for a round shorter than so many looks
 /// at all of the memory, which a round takes at least.
-const TELLING_TIME: Duration = Duration::from_millis(100);
+const SAMPLE_TIME: Duration = Duration::from_millis(100);
 /// Fraction of that time that the round's bytes must account for at the known rate: a stall does
 /// not mean a slow wire.
-const TELLING_SHARE: f64 = 0.5;
-const TELLING_SCANS: u32 = 3;
+const SAMPLE_SHARE: f64 = 0.5;
+const SAMPLE_SCANS: u32 = 3;
 /// A round that took this multiple of the time expected at the known rate, plus this time, shows
 /// that the wire has become slower, however few its bytes. In the lab, single rounds of 0.1 MB
 /// stalled for up to 0.22 s.
@@ -73,10 +73,10 @@ pub(crate) struct Ledger {
     referred_pages: u64,
     /// Duration of a look at all of the memory.
     scan: Duration,
-    /// Rate on the wire, measured by a round of `telling_bytes`.
+    /// Rate on the wire, measured by a round of `sample_bytes`.
     wire_bytes_per_s: Option<f64>,
     /// Bytes of the round that measured the wire's rate.
-    telling_bytes: u64,
+    sample_bytes: u64,
     /// Bytes of pages, without zero pages, per byte on the wire.
     expansion: f64,
     /// What the limits in force leave for pages.
@@ -103,7 +103,7 @@ impl Ledger {
             referred_pages: 0,
             scan: Duration::ZERO,
             wire_bytes_per_s: None,
-            telling_bytes: 0,
+            sample_bytes: 0,
             expansion: 1.0,
             limit_bytes_per_s: None,
             dirty_rate: DirtyRate::default(),
@@ -175,10 +175,10 @@ impl Ledger {
             took.saturating_sub(applied.unwrap_or_default()).max(Duration::from_micros(100));
         let padded = bytes.saturating_add(self.padding_bytes);
         let wire = padded as f64 / on_the_wire.as_secs_f64();
-        if self.tells(bytes, wire, on_the_wire, applied.is_some()) {
-            (self.wire_bytes_per_s, self.telling_bytes) = (Some(wire), bytes);
+        if self.is_sample(bytes, wire, on_the_wire, applied.is_some()) {
+            (self.wire_bytes_per_s, self.sample_bytes) = (Some(wire), bytes);
         }
-        if bytes >= TELLING_BYTES {
+        if bytes >= SAMPLE_BYTES {
             // Raw pages cost a little more than their bytes.
             let sent_bytes = sent_pages * u64::from(PAGE_SIZE);
             self.expansion = (sent_bytes as f64 / bytes as f64).max(1.0);
@@ -186,31 +186,31 @@ impl Ledger {
     }
 
     /// Returns whether a round of so many bytes, without its padding, shows what the wire carries.
-    fn tells(
+    fn is_sample(
         &self,
         bytes: u64,
         wire_bytes_per_s: f64,
         on_the_wire: Duration,
         applied: bool,
     ) -> bool {
-        let is_large = bytes >= TELLING_BYTES;
+        let is_large = bytes >= SAMPLE_BYTES;
         let Some(known) = self.wire_bytes_per_s else { return is_large };
         // Applied data is in no buffer; padding does not wait for its windows as pages do.
         let is_faster = applied && self.padding_bytes == 0 && wire_bytes_per_s > known;
         let expected_s = (bytes + self.padding_bytes) as f64 / known;
-        let is_long = on_the_wire >= TELLING_TIME.max(TELLING_SCANS * self.scan)
-            && expected_s >= TELLING_SHARE * TELLING_TIME.as_secs_f64();
-        let slower_by = SLOWER_BY.max(TELLING_SCANS * self.scan);
+        let is_long = on_the_wire >= SAMPLE_TIME.max(SAMPLE_SCANS * self.scan)
+            && expected_s >= SAMPLE_SHARE * SAMPLE_TIME.as_secs_f64();
+        let slower_by = SLOWER_BY.max(SAMPLE_SCANS * self.scan);
         let is_slower =
             on_the_wire.as_secs_f64() > MUCH_SLOWER * expected_s + slower_by.as_secs_f64();
-        is_slower || (is_large && (is_long || is_faster || bytes >= self.telling_bytes))
+        is_slower || (is_large && (is_long || is_faster || bytes >= self.sample_bytes))
     }
 
     /// Sets how many bytes per second the limits in force leave for pages. If that changes, the
     /// next round measures the wire anew.
     pub(crate) fn limited(&mut self, bytes_per_s: Option<u64>) {
         if self.limit_bytes_per_s != bytes_per_s {
-            (self.limit_bytes_per_s, self.telling_bytes) = (bytes_per_s, 0);
+            (self.limit_bytes_per_s, self.sample_bytes) = (bytes_per_s, 0);
         }
     }
 

@@ -28,14 +28,14 @@ use crate::failure::{Failure, FailureCode};
 #[derive(Debug, Default)]
 pub struct Cancel {
     /// The reason, once the probe was ended.
-    asked: Mutex<Option<String>>,
+    reason: Mutex<Option<String>>,
     changed: Condvar,
 }
 
 impl Cancel {
     /// Ends the probe. The first reason counts.
     pub fn ask(&self, why: &str) {
-        self.asked.lock().get_or_insert_with(|| why.to_owned());
+        self.reason.lock().get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
@@ -44,9 +44,9 @@ impl Cancel {
     /// # Errors
     /// [`FailureCode::Cancelled`], as soon as the probe is ended.
     fn wait(&self, time: Duration) -> Result<(), Failure> {
-        let mut asked = self.asked.lock();
-        self.changed.wait_while_for(&mut asked, |asked| asked.is_none(), time);
-        match &*asked {
+        let mut reason = self.reason.lock();
+        self.changed.wait_while_for(&mut reason, |reason| reason.is_none(), time);
+        match &*reason {
             Some(why) => Err(Failure::new(FailureCode::Cancelled, why.clone())),
             None => Ok(()),
         }

@@ -86,7 +86,7 @@ impl Scaler {
 
     /// Evaluates all lanes, in their order. `is_busy`: since the last call there was always
     /// something to send.
-    pub fn look(
+    pub fn evaluate(
         &mut self,
         now: Duration,
         round_trip: Duration,
@@ -96,7 +96,7 @@ impl Scaler {
         let mut left = self.most.saturating_sub(samples.iter().map(|sample| sample.streams).sum());
         let mut openings = Vec::new();
         for (lane, (trial, sample)) in self.lanes.iter_mut().zip(samples).enumerate() {
-            if let Some(more) = trial.look(now, round_trip, sample, is_busy) {
+            if let Some(more) = trial.evaluate(now, round_trip, sample, is_busy) {
                 let streams = more.min(left);
                 left -= streams;
                 if streams > 0 {
@@ -110,7 +110,7 @@ impl Scaler {
 
 impl Trial {
     /// Returns how many more streams the lane should have.
-    fn look(
+    fn evaluate(
         &mut self,
         now: Duration,
         round_trip: Duration,
@@ -194,7 +194,7 @@ mod tests {
             wires.iter_mut().for_each(Wire::carry);
             let samples: Vec<_> = wires.iter().map(|wire| wire.sample).collect();
             for Opening { lane, streams } in
-                scaler.look(TICK * tick, Duration::ZERO, &samples, true)
+                scaler.evaluate(TICK * tick, Duration::ZERO, &samples, true)
             {
                 wires[lane].sample.streams += streams;
             }
@@ -234,7 +234,7 @@ mod tests {
             if !is_cut {
                 wire.carry();
             }
-            for opening in scaler.look(TICK * tick, Duration::ZERO, &[wire.sample], true) {
+            for opening in scaler.evaluate(TICK * tick, Duration::ZERO, &[wire.sample], true) {
                 assert!(!is_cut, "nothing is known meanwhile");
                 wire.sample.streams += opening.streams;
                 cut_at.get_or_insert(tick);
@@ -248,7 +248,7 @@ mod tests {
         let mut scaler = Scaler::new(1, 64);
         let sample = [LaneSample { streams: 2, bytes: 5, connecting: false }];
         for tick in 0..100 {
-            assert_eq!(scaler.look(TICK * tick, Duration::ZERO, &sample, tick % 4 > 0), []);
+            assert_eq!(scaler.evaluate(TICK * tick, Duration::ZERO, &sample, tick % 4 > 0), []);
         }
     }
 
@@ -258,7 +258,7 @@ mod tests {
         for tick in 0..100u32 {
             let sample =
                 [LaneSample { streams: 4, bytes: u64::from(tick) << 20, connecting: true }];
-            assert_eq!(scaler.look(TICK * tick, Duration::ZERO, &sample, true), []);
+            assert_eq!(scaler.evaluate(TICK * tick, Duration::ZERO, &sample, true), []);
         }
     }
 

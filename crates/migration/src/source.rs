@@ -347,11 +347,11 @@ impl Source {
         now: Duration,
         outcome: Outcome,
         failure: Failure,
-        tell: bool,
+        notify: bool,
     ) -> Vec<Action> {
         // Writers come before the peer, because a message to the peer may block.
         let mut actions = vec![Action::StopTracking];
-        actions.extend(tell.then(|| Action::AbortPeer(failure.clone())));
+        actions.extend(notify.then(|| Action::AbortPeer(failure.clone())));
         if self.state.holds_guest() {
             // The guest comes first and the peer after: the guest is paused for every millisecond
             // spent here.
@@ -409,7 +409,7 @@ impl Source {
         round_trip: Duration,
     ) -> Vec<Action> {
         if self.state == State::Looking {
-            self.look(now, remaining, round_trip)
+            self.assess(now, remaining, round_trip)
         } else {
             self.converge(now, remaining, round_trip)
         }
@@ -417,7 +417,7 @@ impl Source {
 
     /// Handles a round that is handed to the wire. If no switchover is near, the next round follows
     /// at once, without waiting for the wire to run empty.
-    fn look(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
+    fn assess(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
         // Each round begins and ends with full buffers, so the bytes that it sent are those carried
         // meanwhile.
         self.ledger.round_over(now, None);

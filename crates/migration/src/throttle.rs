@@ -63,7 +63,7 @@ pub fn means_for(
 }
 
 /// Interval between two looks at what the guest dirties: the longest period of a quota, so that
-/// each look covers a whole one.
+/// each adjustment covers a whole one.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Lowest share of CPU time for vCPUs. With less, a guest is as good as stopped, and page-in serves
 /// its clients better.
@@ -73,7 +73,7 @@ const AIM: f64 = 0.9;
 /// While the guest dirties more than this fraction of the limit, nothing is given back, because
 /// measurements scatter.
 const ENOUGH: f64 = 0.7;
-/// Largest factor of a decrease: one look may have seen a burst.
+/// Largest factor of a decrease: one sample may have seen a burst.
 const MOST_TAKEN: f64 = 4.0;
 /// Largest factor of an increase: what the guest could dirty may show only after its pages have
 /// been sent.
@@ -105,7 +105,7 @@ impl QuotaLoop {
 
     /// Takes the pages per second that the guest has dirtied at the present share, which should not
     /// exceed `limit`. Returns the share from now on.
-    pub fn look(&mut self, dirtied_pages_per_s: f64, limit: f64) -> f64 {
+    pub fn adjust(&mut self, dirtied_pages_per_s: f64, limit: f64) -> f64 {
         let (dirtied, limit) = (dirtied_pages_per_s.max(0.0), limit.max(1.0));
         let factor = if dirtied > limit {
             (AIM * limit / dirtied).max(1.0 / MOST_TAKEN)
@@ -184,7 +184,7 @@ mod tests {
     fn a_guest_that_writes_little_keeps_its_cpus() {
         let mut control = QuotaLoop::default();
         for dirtied in [0.0, 500.0, 1000.0, 990.0, 700.0] {
-            assert_eq!(control.look(dirtied, 1000.0), 1.0);
+            assert_eq!(control.adjust(dirtied, 1000.0), 1.0);
         }
         assert_eq!(control.least(), 1.0);
     }
@@ -221,7 +221,7 @@ mod tests {
         fn it_ends_below_the_limit_and_not_far_below(guest in guests(), limit in 10.0..1e6f64) {
             let mut control = QuotaLoop::default();
             for _ in 0..200 {
-                let share = control.look(guest.dirties(control.share()), limit);
+                let share = control.adjust(guest.dirties(control.share()), limit);
                 prop_assert!((LEAST_SHARE..=1.0).contains(&share));
             }
             let dirties = guest.dirties(control.share());
@@ -235,7 +235,7 @@ mod tests {
             );
             // It stays there.
             let share = control.share();
-            prop_assert_eq!(control.look(dirties, limit), share);
+            prop_assert_eq!(control.adjust(dirties, limit), share);
         }
 
         #[test]
@@ -245,10 +245,10 @@ mod tests {
         ) {
             let mut control = QuotaLoop::default();
             for _ in 0..200 {
-                control.look(guest.dirties(control.share()), limit);
+                control.adjust(guest.dirties(control.share()), limit);
             }
             for _ in 0..60 {
-                control.look(guest.dirties(control.share()), 1e9);
+                control.adjust(guest.dirties(control.share()), 1e9);
             }
             prop_assert_eq!(control.share(), 1.0);
         }
@@ -260,7 +260,7 @@ mod tests {
             let mut control = QuotaLoop::default();
             for (dirtied, limit) in seen {
                 let before = control.share();
-                let share = control.look(dirtied, limit);
+                let share = control.adjust(dirtied, limit);
                 prop_assert!((LEAST_SHARE..=1.0).contains(&share) && control.least() <= share);
                 prop_assert!(
                     share >= before / MOST_TAKEN * 0.999 && share <= before * MOST_GIVEN * 1.001

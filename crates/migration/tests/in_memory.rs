@@ -77,7 +77,7 @@ struct World {
     pages_sent: u64,
     pages_applied: u64,
     /// Number of messages that the source has tried to send.
-    said: usize,
+    messages: usize,
     /// Number of the message from which on the source's socket accepts none.
     fails_at: Option<usize>,
     log: Vec<String>,
@@ -118,7 +118,7 @@ impl World {
             writes_per_step,
             pages_sent: 0,
             pages_applied: 0,
-            said: 0,
+            messages: 0,
             fails_at: None,
             log: Vec::new(),
         }
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    fn send(&mut self, word: Word) {
+    fn deliver(&mut self, word: Word) {
         if self.lane_up {
             match word {
                 Word::Ready | Word::RoundApplied(_) | Word::Running | Word::Refused(_) => {
@@ -157,11 +157,11 @@ impl World {
     }
 
     /// Sends a message of the source.
-    fn say(&mut self, word: Word) -> Result<(), NotSent> {
-        let number = self.said;
-        self.said += 1;
+    fn send(&mut self, word: Word) -> Result<(), NotSent> {
+        let number = self.messages;
+        self.messages += 1;
         if self.fails_at.is_none_or(|at| number < at) {
-            self.send(word);
+            self.deliver(word);
             return Ok(());
         }
         if self.lane_up {
@@ -179,7 +179,7 @@ impl World {
         let content: Vec<_> = pages.iter().map(|&page| (page, self.source_memory[page])).collect();
         let pages = content.len() as u64;
         self.pages_sent += pages;
-        self.send(Word::Pages(content));
+        self.deliver(Word::Pages(content));
         SentTotals { pages, bytes: pages * 4128 + 2_000_000, ..SentTotals::default() }
     }
 
@@ -204,7 +204,7 @@ impl World {
 
     fn source_acts(&mut self, action: SourceAction) -> Result<(), NotSent> {
         match action {
-            SourceAction::SendBegin => self.say(Word::Begin)?,
+            SourceAction::SendBegin => self.send(Word::Begin)?,
             SourceAction::StartTracking => {
                 self.tracking = true;
                 self.dirty.clear();
@@ -213,7 +213,7 @@ impl World {
                 let sent = self.sweep(round == 0);
                 self.source_events.push_back(SourceEvent::RoundSent(sent));
             }
-            SourceAction::Drain => self.say(Word::RoundEnd(self.source.round()))?,
+            SourceAction::Drain => self.send(Word::RoundEnd(self.source.round()))?,
             SourceAction::CountRemaining => {
                 let counted = self.count_remaining();
                 self.source_events.push_back(counted);
@@ -234,7 +234,7 @@ impl World {
             SourceAction::AnnounceRemaining => {
                 let missing = std::mem::take(&mut self.dirty);
                 let pages = missing.len() as u64;
-                self.say(Word::Remaining(missing))?;
+                self.send(Word::Remaining(missing))?;
                 self.source_events.push_back(SourceEvent::RemainingAnnounced { pages });
             }
             // See World::step.
@@ -255,15 +255,15 @@ impl World {
                 self.source_events.push_back(SourceEvent::LastPagesSent(sent));
             }
             SourceAction::SendDeviceState => {
-                self.say(Word::DeviceState)?;
-                self.say(Word::DeviceStateEnd(100))?;
+                self.send(Word::DeviceState)?;
+                self.send(Word::DeviceStateEnd(100))?;
             }
-            SourceAction::EndPages => self.say(Word::PagesEnd(self.pages_sent))?,
+            SourceAction::EndPages => self.send(Word::PagesEnd(self.pages_sent))?,
             SourceAction::SendCommit => {
-                self.say(Word::Commit)?;
+                self.send(Word::Commit)?;
                 self.source_takes(SourceEvent::CommitSent);
             }
-            SourceAction::AbortPeer(failure) => self.send(Word::Abort(failure)),
+            SourceAction::AbortPeer(failure) => self.deliver(Word::Abort(failure)),
             SourceAction::ResumeGuest => {
                 assert!(
                     !self.destination_runs,
@@ -289,7 +289,7 @@ impl World {
 
     fn destination_acts(&mut self, action: DestinationAction) {
         match action {
-            DestinationAction::SendReady => self.send(Word::Ready),
+            DestinationAction::SendReady => self.deliver(Word::Ready),
             DestinationAction::NoteTakeOver => {
                 self.destination_events.push_back(DestinationEvent::Noted);
             }
@@ -312,8 +312,8 @@ impl World {
                 self.destination_runs = run;
                 self.destination_events.push_back(DestinationEvent::GuestRuns);
             }
-            DestinationAction::SendRunning => self.send(Word::Running),
-            DestinationAction::Refuse(failure) => self.send(Word::Refused(failure)),
+            DestinationAction::SendRunning => self.deliver(Word::Running),
+            DestinationAction::Refuse(failure) => self.deliver(Word::Refused(failure)),
             DestinationAction::Discard(_) => {
                 assert!(!self.destination_runs, "discards a guest that runs");
             }
@@ -343,7 +343,7 @@ impl World {
                 return None;
             }
             Word::RoundEnd(round) => {
-                self.send(Word::RoundApplied(round));
+                self.deliver(Word::RoundApplied(round));
                 return None;
             }
             Word::Remaining(missing) => {
@@ -551,13 +551,13 @@ fn a_message_that_cannot_be_sent_leaves_the_guest_at_the_source_without_a_questi
         for seed in 0..20 {
             let mut whole = World::with(seed, writes, page_in);
             whole.run(Fault::None, 0);
-            for at in 0..whole.said {
+            for at in 0..whole.messages {
                 let mut world = World { fails_at: Some(at), ..World::with(seed, writes, page_in) };
                 world.run(Fault::None, 0);
                 world.check(Fault::LaneCut, at);
-                let said = world.log.join("\n");
-                assert!(world.source_runs, "message {at}: {said}");
-                assert!(!said.contains("Verdict"), "message {at}: {said}");
+                let log = world.log.join("\n");
+                assert!(world.source_runs, "message {at}: {log}");
+                assert!(!log.contains("Verdict"), "message {at}: {log}");
             }
         }
     }

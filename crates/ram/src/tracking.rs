@@ -227,7 +227,7 @@ impl DirtyTracker {
         let mut count = DirtyCount::default();
         for (block, tracked) in self.blocks.iter().enumerate() {
             let mut chunk = ChunkCount::default();
-            take::look(self, block, tracked.pages, |dirty| {
+            take::peek_dirty(self, block, tracked.pages, |dirty| {
                 dirty.iter().for_each(|range| chunk.add(*range));
                 count.pages += page_count(dirty);
             })?;
@@ -239,14 +239,14 @@ impl DirtyTracker {
 
     /// Appends to `out` the pages of `block` within `within` that were written since they were last
     /// protected, and leaves them dirty. The ranges ascend and do not touch.
-    pub fn look(
+    pub fn peek_dirty(
         &self,
         block: usize,
         within: PageRange,
         out: &mut Vec<PageRange>,
     ) -> Result<(), TrackError> {
         let floor = out.len();
-        take::look(self, block, within, |dirty| {
+        take::peek_dirty(self, block, within, |dirty| {
             dirty.iter().for_each(|range| push_merged(out, floor, *range));
         })?;
         self.check_alive()

@@ -94,11 +94,11 @@ async fn carry_out(
         "migration begins"
     );
     vm.tracking.take().await;
-    let asking = ask_guest(&agent, &vm, &control);
+    let probing = ask_guest(&agent, &vm, &control);
     let run = tokio::spawn(run(Arc::clone(&agent), vm.clone(), request.clone(), control));
     let run = run.await;
-    if let Some(asking) = asking {
-        asking.end().await;
+    if let Some(probing) = probing {
+        probing.end().await;
     }
     // After a panic of the migration's task, the engine's thread may still run; it serves the
     // pages itself.
@@ -174,7 +174,7 @@ async fn run(
 /// address to probe.
 fn ask_guest(agent: &Agent, vm: &Vm, control: &MigrationControl) -> Option<GuestProber> {
     let mut nics = vm.spec.nics.iter();
-    let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), GuestTarget::by(nic)?)))?;
+    let (nic, target) = nics.find_map(|nic| Some((nic.clone(), GuestTarget::by(nic)?)))?;
     let network = agent.config().networks.get(&nic.network)?.clone();
     let (host, vm) = (agent.config().name.clone(), vm.name.to_string());
     let tap = async move {
@@ -184,7 +184,7 @@ fn ask_guest(agent: &Agent, vm: &Vm, control: &MigrationControl) -> Option<Guest
         )
         .ok()
     };
-    Some(asked.ask(tap, control.trips()))
+    Some(target.ask(tap, control.trips()))
 }
 
 /// Returns the report of a migration whose task panicked. If its engine had begun, the guest's

@@ -144,7 +144,7 @@ impl Outgoing {
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
         let lanes = self.check_at_destination(&qemu).await?;
-        let (seen, may_throttle) = self.look(tracker).await?;
+        let (seen, may_throttle) = self.observe(tracker).await?;
         let carry = self.lanes_carry().await?;
         let policy = self.policy();
         let policy = Policy { may_throttle: policy.may_throttle && may_throttle, ..policy };
@@ -179,7 +179,7 @@ impl Outgoing {
 
     /// Observes what the guest writes and holds, and whether it could be throttled. Ends the
     /// tracking.
-    async fn look(&self, tracker: Tracker) -> Result<(GuestSeen, bool), Ended> {
+    async fn observe(&self, tracker: Tracker) -> Result<(GuestSeen, bool), Ended> {
         let regions = self.vm.regions.clone();
         let surveyed = tokio::task::spawn_blocking(move || survey(&regions));
         let mut looking = Looking::new(tracker, &self.vm.regions);

@@ -112,7 +112,7 @@ impl Looking {
         for (block, region) in self.regions.iter().enumerate() {
             let mut runs = Vec::new();
             self.tracker
-                .look(block, region.all_pages(), &mut runs)
+                .peek_dirty(block, region.all_pages(), &mut runs)
                 .map_err(|error| error.to_string())?;
             written.push(runs);
         }
@@ -188,27 +188,27 @@ impl Outgoing {
         })
     }
 
-    /// Counts the guest's writes repeatedly until `asking` has its answer.
-    pub(super) async fn look_while<T>(
+    /// Counts the guest's writes repeatedly until `request` has its answer.
+    pub(super) async fn count_while<T>(
         glance: JoinHandle<Glance>,
-        asking: impl Future<Output = T>,
+        request: impl Future<Output = T>,
     ) -> (T, Result<Glance, JoinError>) {
-        let mut asking = std::pin::pin!(asking);
+        let mut request = std::pin::pin!(request);
         let mut glance = std::pin::pin!(glance);
         // The survey may take longer than the answer.
         let begun = tokio::select! {
-            answer = &mut asking => return (answer, glance.await),
+            answer = &mut request => return (answer, glance.await),
             begun = &mut glance => begun,
         };
         let mut begun = match begun {
             Ok(begun) => begun,
-            Err(error) => return (asking.await, Err(error)),
+            Err(error) => return (request.await, Err(error)),
         };
         let mut count = tokio::time::interval(COUNT_INTERVAL);
         count.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                answer = &mut asking => return (answer, Ok(begun)),
+                answer = &mut request => return (answer, Ok(begun)),
                 _ = count.tick() => tokio::task::block_in_place(|| begun.count()),
             }
         }

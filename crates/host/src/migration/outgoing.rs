@@ -34,7 +34,7 @@ use crate::agent::ended::shut_down;
 use crate::agent::kept_pages::Serving;
 use crate::failure::of_peer;
 use crate::hold::hold;
-use crate::migrations::{MigrationControl, ProgressTeller};
+use crate::migrations::{MigrationControl, ProgressReporter};
 use crate::network;
 use crate::paths::Paths;
 use crate::state_stream::{self, qemu_failure};
@@ -71,8 +71,8 @@ impl Outgoing {
         hold("preflight");
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
-        let asking = self.ask_destination(&qemu);
-        let (accepted, glance) = Outgoing::look_while(self.glance(tracker), asking).await;
+        let request = self.ask_destination(&qemu);
+        let (accepted, glance) = Outgoing::count_while(self.glance(tracker), request).await;
         let accepted = accepted?;
         let mut predicted = None;
         let sent = match glance {
@@ -233,7 +233,7 @@ impl Outgoing {
             references: self.references().min(accepted.references.unwrap_or(ReferenceUse::None)),
             preflight,
             runtime: Handle::current(),
-            progress: control.progress_teller(),
+            progress: control.progress_reporter(),
             hands_over: Arc::default(),
         };
         loop {
@@ -433,7 +433,7 @@ impl Outgoing {
                 for (shown, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
                     (shown.from, shown.to) = (lane.from, Some(lane.to));
                 }
-                job.progress.tell(progress);
+                job.progress.send(progress);
             },
             ask_verdict: &|| job.runtime.block_on(hand_over.verdict()),
             // Once its QEMU has ended, nothing is retained here.
@@ -598,7 +598,7 @@ struct SharedJob {
     runs: bool,
     references: ReferenceUse,
     runtime: Handle,
-    progress: ProgressTeller,
+    progress: ProgressReporter,
     hands_over: Arc<AtomicBool>,
 }
 
@@ -617,7 +617,7 @@ struct Job {
     references: ReferenceUse,
     preflight: Duration,
     runtime: Handle,
-    progress: ProgressTeller,
+    progress: ProgressReporter,
     hands_over: Arc<AtomicBool>,
 }
 

@@ -164,7 +164,7 @@ impl Relay {
                     open = ready.is_ok() && self.state.pass_on(UnixStream::try_read);
                 }
                 event = events.recv() => match event {
-                    Ok(event) => if self.take(&event).await { return },
+                    Ok(event) => if self.handle(&event).await { return },
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => {
                         return self.fail("its monitor is closed");
@@ -176,7 +176,7 @@ impl Relay {
     }
 
     /// Handles an event. Returns true if no more events follow.
-    async fn take(&mut self, event: &QmpEvent) -> bool {
+    async fn handle(&mut self, event: &QmpEvent) -> bool {
         if event.name == STOP {
             self.send_stopped(event.at);
         }

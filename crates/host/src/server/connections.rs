@@ -47,36 +47,36 @@ impl Default for Patience {
 
 /// Numbers of open connections, by client.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<BTreeMap<String, usize>>);
+pub(super) struct Permits(Mutex<BTreeMap<String, usize>>);
 
-/// Place of one connection, held for as long as the connection lives.
+/// Permit of one connection, held for as long as the connection lives.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Arc<Places>,
+pub(super) struct Permit {
+    permits: Arc<Permits>,
     who: String,
 }
 
-impl Places {
+impl Permits {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
         // Each change is one assignment.
         self.0.lock()
     }
 
-    /// Takes a place for one more connection; `None` if there are too many.
-    pub(super) fn take(self: &Arc<Self>, who: &str) -> Option<Place> {
+    /// Takes a permit for one more connection; `None` if there are too many.
+    pub(super) fn acquire(self: &Arc<Self>, who: &str) -> Option<Permit> {
         let mut all = self.lock();
         let own = all.get(who).copied().unwrap_or(0);
         if own >= MOST_OF_ONE || all.values().sum::<usize>() >= MOST_OF_ALL {
             return None;
         }
         all.insert(who.to_owned(), own + 1);
-        Some(Place { places: Arc::clone(self), who: who.to_owned() })
+        Some(Permit { permits: Arc::clone(self), who: who.to_owned() })
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut all = self.places.lock();
+        let mut all = self.permits.lock();
         match all.get_mut(&self.who) {
             Some(own) if *own > 1 => *own -= 1,
             _ => drop(all.remove(&self.who)),
@@ -158,19 +158,19 @@ mod tests {
 
     #[test]
     fn connections_are_limited_for_each_certificate_and_in_total() {
-        let places = Arc::<Places>::default();
-        let mut taken: Vec<Place> =
-            (0..MOST_OF_ONE).map(|_| places.take("host b").unwrap()).collect();
-        assert!(places.take("host b").is_none());
+        let permits = Arc::<Permits>::default();
+        let mut taken: Vec<Permit> =
+            (0..MOST_OF_ONE).map(|_| permits.acquire("host b").unwrap()).collect();
+        assert!(permits.acquire("host b").is_none());
         taken.pop();
-        taken.push(places.take("host b").unwrap());
+        taken.push(permits.acquire("host b").unwrap());
         let others =
-            (0..MOST_OF_ALL).filter_map(|number| places.take(&format!("host {}", number % 9)));
-        let others: Vec<Place> = others.collect();
+            (0..MOST_OF_ALL).filter_map(|number| permits.acquire(&format!("host {}", number % 9)));
+        let others: Vec<Permit> = others.collect();
         assert_eq!(taken.len() + others.len(), MOST_OF_ALL);
-        assert!(places.take("operator").is_none());
+        assert!(permits.acquire("operator").is_none());
         drop((taken, others));
-        assert!(places.lock().is_empty() && places.take("operator").is_some());
+        assert!(permits.lock().is_empty() && permits.acquire("operator").is_some());
     }
 
     #[tokio::test]

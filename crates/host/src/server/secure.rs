@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
 use crate::server::answers::Refusal;
-use crate::server::connections::{Place, Places};
+use crate::server::connections::{Permit, Permits};
 
 /// Longest duration of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -28,31 +28,31 @@ const HANDSHAKES: usize = 64;
 /// A listener that yields connections whose handshake is complete.
 pub(super) struct TlsListener {
     ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-    /// Connection places, shared by all listeners.
-    places: Arc<Places>,
+    /// Connection permits, shared by all listeners.
+    permits: Arc<Permits>,
 }
 
 impl TlsListener {
     pub(super) fn new(
         listener: TcpListener,
         agent: Arc<Agent>,
-        places: Arc<Places>,
+        permits: Arc<Permits>,
     ) -> TlsListener {
         let (done, ready) = mpsc::channel(HANDSHAKES);
         tokio::spawn(accept_all(listener, agent, done));
-        TlsListener { ready, places }
+        TlsListener { ready, permits }
     }
 
-    /// Returns the next connection for which there is a place; `None` when the agent ends.
-    pub(super) async fn accept(&mut self) -> Option<(TlsStream<TcpStream>, Place, Connection)> {
+    /// Returns the next connection for which there is a permit; `None` when the agent ends.
+    pub(super) async fn accept(&mut self) -> Option<(TlsStream<TcpStream>, Permit, Connection)> {
         loop {
             let (stream, address) = self.ready.recv().await?;
             let peer = Peer::of(stream.get_ref().1.peer_certificates());
             let who = peer
                 .as_ref()
                 .map_or_else(String::new, |peer| format!("{:?} {}", peer.role, peer.name));
-            match self.places.take(&who) {
-                Some(place) => return Some((stream, place, Connection(peer))),
+            match self.permits.acquire(&who) {
+                Some(permit) => return Some((stream, permit, Connection(peer))),
                 None => {
                     tracing::warn!(peer = %address, who, "connection closed: too many connections");
                 }
@@ -66,9 +66,9 @@ async fn accept_all(
     agent: Arc<Agent>,
     done: mpsc::Sender<(TlsStream<TcpStream>, SocketAddr)>,
 ) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES));
+    let permits = Arc::new(Semaphore::new(HANDSHAKES));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         // Axum's accept retries when the process has no free descriptor or the peer disconnects.
         let (socket, peer) = tokio::select! {
             accepted = Listener::accept(&mut listener) => accepted,
@@ -83,7 +83,7 @@ async fn accept_all(
                 Ok(Err(error)) => tracing::warn!(%peer, %error, "connection refused"),
                 Err(_) => tracing::warn!(%peer, "connection closed: TLS handshake timed out"),
             }
-            drop(place);
+            drop(permit);
         });
     }
 }

@@ -15,7 +15,7 @@ use godwit_types::RateLimit;
 
 /// Request of a stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asking<'a> {
+pub(super) struct Request<'a> {
     pub(super) migration: u64,
     /// Set when the stream is closed: it waits no longer.
     pub(super) over: &'a AtomicBool,
@@ -136,15 +136,15 @@ impl Limiter {
     }
 
     /// Waits until the bytes may be sent.
-    pub(super) fn take(&self, asking: Asking<'_>, bytes: u64) -> Taken {
+    pub(super) fn take(&self, request: Request<'_>, bytes: u64) -> Taken {
         if self.piece_bytes().is_none() {
             return Taken::Granted;
         }
         let mut state = self.lock();
-        let ticket = state.turns.join(asking.migration, asking.again, thread::current());
+        let ticket = state.turns.join(request.migration, request.again, thread::current());
         loop {
-            let left = asking.until.saturating_duration_since(Instant::now());
-            if asking.over.load(Ordering::SeqCst) || left.is_zero() {
+            let left = request.until.saturating_duration_since(Instant::now());
+            if request.over.load(Ordering::SeqCst) || left.is_zero() {
                 state.turns.leave(ticket);
                 state.wake_next();
                 return if left.is_zero() { Taken::Waited } else { Taken::Ended };

@@ -29,9 +29,9 @@ fn drain(stream: &StreamPace) {
     let over = &stream.shared.over;
     for limiter in &stream.shared.limiters {
         let until = Instant::now() + KEEP_ALIVE;
-        let asking = Asking { migration: u64::MAX, over, again: false, until };
+        let request = Request { migration: u64::MAX, over, again: false, until };
         while limiter.piece_bytes().is_some() && limiter.would_grant(piece) {
-            assert_eq!(limiter.take(asking, piece), Taken::Granted);
+            assert_eq!(limiter.take(request, piece), Taken::Granted);
         }
     }
 }
@@ -144,14 +144,14 @@ fn a_long_wait_reports_and_continues() {
     let migration = pacing.migration(limit("1mbit"));
     let stream = migration.stream(LANE);
     drain(&stream);
-    let mut said = 0;
+    let mut reports = 0;
     let waited = stream.take(1 << 16, || {
-        said += 1;
+        reports += 1;
         migration.set_limit(RateLimit::NONE);
         Ok(())
     });
     assert!(waited.is_ok());
-    assert_eq!(said, 1);
+    assert_eq!(reports, 1);
 }
 
 #[test]

@@ -37,16 +37,16 @@ impl Paced {
     /// Waits until so many bytes may be sent. Returns the bytes of padding that were sent meanwhile
     /// to keep the peer from silence.
     pub(super) fn wait(&self, bytes: u64) -> Result<u64, LaneError> {
-        let mut said = 0;
+        let mut sent_bytes = 0;
         if let Some(pace) = &self.pace {
             pace.take(bytes, || {
                 let mut padding = Vec::new();
                 Message::Padding { bytes: 1 }.encode(&mut padding);
-                said += self.output.send(&padding)?;
+                sent_bytes += self.output.send(&padding)?;
                 Ok(())
             })?;
         }
-        Ok(said)
+        Ok(sent_bytes)
     }
 
     /// Sends frames, which end at the ascending offsets `ends`. Returns the bytes sent.

@@ -58,7 +58,7 @@ impl Contents {
     /// Reconstructs pages from references. Appends those that cannot be reconstructed to `missing`.
     /// `own`: the arriving guest's memory; `region`: the block of it that is written. The pages are
     /// known to lie within it.
-    pub(super) fn take(
+    pub(super) fn reconstruct(
         &self,
         references: &References,
         own: &[Arc<Region>],
@@ -194,14 +194,14 @@ impl Checked {
 }
 
 /// Reports missing pages in as many messages as necessary.
-pub(super) fn say_missing(mut runs: Vec<BlockRun>, say: impl Fn(&Message)) {
+pub(super) fn send_missing(mut runs: Vec<BlockRun>, send: impl Fn(&Message)) {
     while !runs.is_empty() {
         let mut measure = Vec::new();
         let message = Message::Missing { runs };
         let taken = message.encode(&mut measure);
         let Message::Missing { runs: mut all } = message else { return };
         let rest = all.split_off(taken);
-        say(&Message::Missing { runs: all });
+        send(&Message::Missing { runs: all });
         runs = rest;
     }
 }

@@ -208,14 +208,14 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 return ending;
             }
             if cancel.try_recv().is_ok() {
-                self.take(Event::CancelRequested);
+                self.handle(Event::CancelRequested);
                 continue;
             }
             match inbox.recv_timeout(CANCEL_INTERVAL) {
                 Ok((at, input)) => self.input(at, input),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    self.take(Event::LaneLost(Failure::new(
+                    self.handle(Event::LaneLost(Failure::new(
                         FailureCode::LaneLost,
                         "the lane is gone",
                     )));
@@ -230,7 +230,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 if matches!(event, Event::Commit { .. }) {
                     self.running.commit_ns = nanos(at.saturating_duration_since(self.begun));
                 }
-                self.take(event);
+                self.handle(event);
             }
             Input::CloseStream { stream } => self.intake.close(stream),
             Input::PagesEnd(end) => {
@@ -242,12 +242,12 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     Ok(applied) => Event::PagesComplete { sent: end.pages, applied },
                     Err(failure) => Event::Failed(failure),
                 };
-                self.take(event);
+                self.handle(event);
             }
             Input::PreparePageIn => self.prepare_page_in(),
             Input::Remaining(runs) => {
                 if let Err(failure) = self.check_remaining(&runs) {
-                    return self.take(Event::Failed(failure));
+                    return self.handle(Event::Failed(failure));
                 }
                 for run in &runs {
                     // Pages whose references failed need not be sent again: they will be requested.
@@ -263,7 +263,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     Ok(()) => Event::DeviceStateFed { bytes: bytes.len() as u64 },
                     Err(failure) => Event::Failed(failure),
                 };
-                self.take(event);
+                self.handle(event);
             }
         }
     }
@@ -296,7 +296,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         if place_of(self.page_in).page_in.is_some() {
             let failure =
                 Failure::new(FailureCode::ProtocolBroken, "the source asks for page-in twice");
-            return self.take(Event::Failed(failure));
+            return self.handle(Event::Failed(failure));
         }
         let prepared = self
             .hypervisor
@@ -318,7 +318,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             }
         }
         drop(place);
-        self.say(&Message::PageInReady { able });
+        self.send(&Message::PageInReady { able });
     }
 
     /// Makes accesses to missing pages wait from now on.
@@ -332,7 +332,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         }
     }
 
-    fn take(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             for action in self.machine.on(event) {
@@ -351,7 +351,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     announcer.begin(&self.sender);
                     announcer
                 });
-                self.say(&Message::Ready);
+                self.send(&Message::Ready);
                 if let Some((go_on, announcer)) = self.go_on.as_ref().zip(announcer) {
                     // The receiver exists as long as this sender.
                     let _ = go_on.send(announcer);
@@ -377,8 +377,8 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 self.running.loaded_ns = self.running.loaded_ns.max(self.running.commit_ns);
                 return Some(runs.map_or_else(Event::Failed, |()| Event::GuestRuns));
             }
-            Action::SendRunning => self.say(&Message::Running(self.running)),
-            Action::Refuse(failure) => self.say(&Message::Refused(failure.to_reason())),
+            Action::SendRunning => self.send(&Message::Running(self.running)),
+            Action::Refuse(failure) => self.send(&Message::Refused(failure.to_reason())),
             Action::Discard(failure) => {
                 // The memory goes with the shadow: nothing may touch it any more.
                 self.intake.end();
@@ -397,7 +397,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
     }
 
     /// Sends a message. If the lane breaks here, the reader notices.
-    fn say(&self, message: &Message) {
+    fn send(&self, message: &Message) {
         if let Err(error) = self.sender.lock().send(message) {
             tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
         }
@@ -422,7 +422,7 @@ impl Reader {
             match self.one() {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(error) => return self.tell(Event::LaneLost(lane_failure(&error))),
+                Err(error) => return self.report(Event::LaneLost(lane_failure(&error))),
             }
         }
     }
@@ -445,9 +445,9 @@ impl Reader {
             Message::PreparePageIn => self.put(at, Input::PreparePageIn),
             Message::Remaining { runs } => self.put(at, Input::Remaining(runs)),
             Message::DeviceState(bytes) => self.put(at, Input::DeviceState(bytes)),
-            Message::Begin(begin) => self.tell(Event::Begin(begin)),
-            Message::DeviceStateEnd { bytes } => self.tell(Event::DeviceStateEnd { bytes }),
-            Message::Abort(reason) => self.tell(Event::Aborted(reason)),
+            Message::Begin(begin) => self.report(Event::Begin(begin)),
+            Message::DeviceStateEnd { bytes } => self.report(Event::DeviceStateEnd { bytes }),
+            Message::Abort(reason) => self.report(Event::Aborted(reason)),
             Message::Commit { epoch, incarnation } => {
                 let ownership = Ownership { incarnation: Incarnation::new(incarnation), epoch };
                 self.put(at, Input::Event(Event::Commit { ownership }));
@@ -460,11 +460,11 @@ impl Reader {
     fn refuse(&mut self, kind: Kind) -> bool {
         let detail =
             format!("the source sent a {kind:?} message on the control stream, which it must not");
-        self.tell(Event::Failed(Failure::new(FailureCode::ProtocolBroken, detail)));
+        self.report(Event::Failed(Failure::new(FailureCode::ProtocolBroken, detail)));
         false
     }
 
-    fn tell(&mut self, event: Event) {
+    fn report(&mut self, event: Event) {
         self.put(Instant::now(), Input::Event(event));
     }
 

@@ -217,7 +217,7 @@ impl Dispatch {
     }
 
     /// Waits a while for work.
-    pub(crate) fn take(&self, stream: usize) -> Work {
+    pub(crate) fn next_work(&self, stream: usize) -> Work {
         let idle_since = Instant::now();
         let mut state = self.lock();
         loop {

@@ -134,7 +134,7 @@ impl Inbox {
     }
 
     /// Notes that the driver looks at the data streams: later progress is reported again.
-    pub(crate) fn looks(&self) {
+    pub(crate) fn reset_moved(&self) {
         self.moved.store(false, Ordering::SeqCst);
     }
 

@@ -14,7 +14,7 @@ use godwit_ram::{PageRange, Region};
 use godwit_wire::{BlockRun, CONTROL_STREAM, Delta, MAX_STREAMS, Message, PagesEnd, References};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::contents::{Contents, say_missing};
+use super::contents::{Contents, send_missing};
 use super::handshake::WelcomedStream;
 use crate::board::CHUNK_PAGES;
 use crate::destination::Event;
@@ -138,7 +138,7 @@ impl Intake {
     /// reader is already gone.
     pub(super) fn not_read(&self, number: u16, why: &std::io::Error) {
         tracing::error!(stream = number, error = %why, "cannot start a thread for a data stream");
-        self.say(&Message::StreamClosed { stream: number, units: 0 });
+        self.send(&Message::StreamClosed { stream: number, units: 0 });
     }
 
     /// Closes a stream that the source reports as broken: its reader ends and reports what it took.
@@ -150,7 +150,7 @@ impl Intake {
             None if !known.closed => {
                 known.closed = true;
                 drop(state);
-                self.say(&Message::StreamClosed { stream: number, units: 0 });
+                self.send(&Message::StreamClosed { stream: number, units: 0 });
             }
             None => {}
         }
@@ -208,7 +208,7 @@ impl Intake {
         }
     }
 
-    fn say(&self, message: &Message) {
+    fn send(&self, message: &Message) {
         // If the control stream breaks here, its reader notices.
         if let Err(error) = self.control.lock().send(message) {
             tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
@@ -278,9 +278,9 @@ impl<'a> DataReader<'a> {
                 self.answered = self.units;
                 // Comes first: a source that learns that the unit is applied must know what is
                 // missing of it.
-                say_missing(std::mem::take(&mut self.missing), |message| self.intake.say(message));
+                send_missing(std::mem::take(&mut self.missing), |list| self.intake.send(list));
                 let Self { number, units, .. } = self;
-                self.intake.say(&Message::UnitsApplied { stream: number, units });
+                self.intake.send(&Message::UnitsApplied { stream: number, units });
             }
             if let Err(error) = self.one() {
                 break error;
@@ -381,7 +381,7 @@ impl<'a> DataReader<'a> {
         let count = references.count();
         let region = self.about_to_make(&BlockRun { block, first, count }, round)?;
         let Intake { contents, regions, .. } = self.intake;
-        contents.take(references, regions, &region, &mut self.scratch, &mut self.missing)?;
+        contents.reconstruct(references, regions, &region, &mut self.scratch, &mut self.missing)?;
         self.pages += count;
         if round == 0 {
             self.came.get_or_insert((block, first, true));
@@ -430,8 +430,8 @@ impl<'a> DataReader<'a> {
         let failure = lane_failure(error);
         if failure.code == FailureCode::LaneLost {
             tracing::warn!(stream = self.number, %error, units = self.units, "a data stream broke");
-            say_missing(std::mem::take(&mut self.missing), |message| self.intake.say(message));
-            self.intake.say(&Message::StreamClosed { stream: self.number, units: self.units });
+            send_missing(std::mem::take(&mut self.missing), |list| self.intake.send(list));
+            self.intake.send(&Message::StreamClosed { stream: self.number, units: self.units });
         } else {
             let _ = self.intake.events.send((Instant::now(), Input::Event(Event::Failed(failure))));
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use godwit_lanes::{Differing, Knowledge, Packing, Referring as Asked, UnitSent, is_sampled};
+use godwit_lanes::{Differing, Knowledge, Packing, Referring as Extent, UnitSent, is_sampled};
 use godwit_ram::PageRange;
 use godwit_wire::{BlockRun, Digests, PageHash, Place, prefix};
 use parking_lot::{Mutex, MutexGuard};
@@ -124,7 +124,7 @@ impl Referring {
 
     /// Notes that a unit of so many pages is about to be sent.
     pub(crate) fn begins(&self, packing: Packing, pages: u64) {
-        if packing.reference != Asked::No || packing.delta != Differing::No {
+        if packing.reference != Extent::No || packing.delta != Differing::No {
             self.owed().risk(pages);
         }
     }
@@ -164,12 +164,12 @@ impl Referring {
     }
 
     /// Takes in digests of the destination's content.
-    pub(crate) fn take_in(&self, digests: &Digests) -> Result<(), Failure> {
+    pub(crate) fn add_digests(&self, digests: &Digests) -> Result<(), Failure> {
         if self.by != ReferenceUse::All || digests.place.content == 0 {
             let detail = "the destination sent content that was not requested";
             return Err(Failure::new(FailureCode::ProtocolBroken, detail));
         }
-        self.known.take_in(digests);
+        self.known.add(digests);
         Ok(())
     }
 

@@ -201,7 +201,7 @@ impl<T: Tracking> Sweeper<'_, T> {
     fn visit(&mut self, visit: &mut FirstVisit) -> Result<Option<Vec<Unit>>, Failure> {
         let Some(chunk) = visit.next() else { return Ok(None) };
         let Stretch { block, pages } = chunk;
-        let dirty = self.look(block, pages)?;
+        let dirty = self.peek_dirty(block, pages)?;
         if let Pass::First { deferred } = &mut visit.pass
             && !dirty.is_empty()
         {
@@ -241,10 +241,10 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok(Some(units))
     }
 
-    fn look(&mut self, block: u16, pages: PageRange) -> Result<Vec<PageRange>, Failure> {
+    fn peek_dirty(&mut self, block: u16, pages: PageRange) -> Result<Vec<PageRange>, Failure> {
         let mut dirty = Vec::new();
         self.tracker
-            .look(usize::from(block), pages, &mut dirty)
+            .peek_dirty(usize::from(block), pages, &mut dirty)
             .map_err(|error| memory_failure(&error))?;
         Ok(dirty)
     }

@@ -168,7 +168,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
     }
 
     /// Measures what the guest has dirtied since the last look, and sets its new share.
-    fn look_at_it(&mut self) -> Result<(), TrackError> {
+    fn adjust_share(&mut self) -> Result<(), TrackError> {
         let Some(looking) = &mut self.looking else { return Ok(()) };
         let begun = Instant::now();
         let passed = begun.saturating_duration_since(looking.last);
@@ -184,7 +184,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         (looking.last, looking.dirty_pages) = (begun, dirty_pages);
         let dirtied_pages_per_s = dirtied as f64 / passed.as_secs_f64();
         let before = self.control.share();
-        let share = self.control.look(dirtied_pages_per_s, looking.limit_pages_per_s);
+        let share = self.control.adjust(dirtied_pages_per_s, looking.limit_pages_per_s);
         if share == before {
             return Ok(());
         }
@@ -216,13 +216,13 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
         Ok(next)
     }
 
-    fn look(
+    fn peek_dirty(
         &mut self,
         block: usize,
         within: PageRange,
         out: &mut Vec<PageRange>,
     ) -> Result<(), TrackError> {
-        self.tracker.look(block, within, out)
+        self.tracker.peek_dirty(block, within, out)
     }
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
@@ -239,7 +239,7 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
     }
 
     fn steer(&mut self) {
-        if let Err(error) = self.look_at_it() {
+        if let Err(error) = self.adjust_share() {
             // The next round uses the other means, or none.
             tracing::warn!(%error, "cannot slow the vCPUs any more");
             self.no_quota = true;

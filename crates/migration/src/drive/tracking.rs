@@ -28,7 +28,7 @@ pub trait Tracking: Send {
     ///
     /// # Errors
     /// As [`Tracking::start`].
-    fn look(
+    fn peek_dirty(
         &mut self,
         block: usize,
         within: PageRange,
@@ -89,13 +89,13 @@ impl Tracking for DirtyTracker {
         DirtyTracker::take_dirty(self, block, within, max_pages, out)
     }
 
-    fn look(
+    fn peek_dirty(
         &mut self,
         block: usize,
         within: PageRange,
         out: &mut Vec<PageRange>,
     ) -> Result<(), TrackError> {
-        DirtyTracker::look(self, block, within, out)
+        DirtyTracker::peek_dirty(self, block, within, out)
     }
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {

@@ -43,7 +43,7 @@ struct State {
     /// CPU readings, the oldest first.
     readings: VecDeque<CpuReading>,
     /// Time of the source's last activity.
-    heard: Instant,
+    seen_at: Instant,
 }
 
 impl ProbeSession {
@@ -52,7 +52,7 @@ impl ProbeSession {
     pub fn new(limit: Duration) -> ProbeSession {
         let begun = Instant::now();
         let state =
-            State { open: BTreeMap::new(), opened: 0, readings: VecDeque::new(), heard: begun };
+            State { open: BTreeMap::new(), opened: 0, readings: VecDeque::new(), seen_at: begun };
         ProbeSession {
             begun,
             limit,
@@ -75,7 +75,7 @@ impl ProbeSession {
     #[must_use]
     pub fn readings(&self, since_ns: u64) -> Vec<CpuReading> {
         let mut state = self.lock();
-        state.heard = Instant::now();
+        state.seen_at = Instant::now();
         state.readings.iter().filter(|reading| reading.at_ns >= since_ns).copied().collect()
     }
 
@@ -105,7 +105,7 @@ impl ProbeSession {
 
     fn is_over(&self) -> bool {
         let state = self.lock();
-        let idle = state.open.is_empty() && state.heard.elapsed() > IDLE_LIMIT;
+        let idle = state.open.is_empty() && state.seen_at.elapsed() > IDLE_LIMIT;
         self.over.load(Ordering::Relaxed) || idle || self.begun.elapsed() > self.limit
     }
 
@@ -121,7 +121,7 @@ impl ProbeSession {
         }
         let number = state.opened;
         state.opened += 1;
-        state.heard = Instant::now();
+        state.seen_at = Instant::now();
         state.open.insert(number, stream.clone());
         Some(number)
     }

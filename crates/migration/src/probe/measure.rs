@@ -168,12 +168,12 @@ pub(super) struct Prober<'a> {
 
 impl Prober<'_> {
     fn lane(&self, place: usize, lane: Lane, found: &mut LaneProbe) -> Result<PeerClock, Failure> {
-        let tell = |stage, streams| self.tell(Some((place, lane)), stage, streams);
-        tell(ProbeStage::Connect, None);
+        let report = |stage, streams| self.report(Some((place, lane)), stage, streams);
+        report(ProbeStage::Connect, None);
         let mut small = self.set_up(lane, found)?;
-        tell(ProbeStage::RoundTrip, None);
+        report(ProbeStage::RoundTrip, None);
         let clock = self.round_trips(&mut small, found)?;
-        tell(ProbeStage::Mtu, None);
+        report(ProbeStage::Mtu, None);
         let mtu = self.mtu(lane, &small, clock.round_trip().unwrap_or_default())?;
         drop(small);
         found.mtu = Some(mtu);
@@ -185,7 +185,7 @@ impl Prober<'_> {
             return Ok(clock);
         }
         for streams in STREAM_COUNTS {
-            tell(ProbeStage::Throughput, Some(streams));
+            report(ProbeStage::Throughput, Some(streams));
             found.throughput.push(self.throughput(&[lane], streams, &clock)?);
         }
         found.limit = limit_of(&found.throughput);
@@ -206,13 +206,13 @@ impl Prober<'_> {
                 u32::try_from(first_streams(clock.round_trip().unwrap_or_default())).unwrap_or(most)
             }
             ProbeExtent::Fixed(streams) => {
-                self.tell(None, ProbeStage::Together, Some(streams));
+                self.report(None, ProbeStage::Together, Some(streams));
                 runs.push(self.throughput(lanes, streams, clock)?);
                 return Ok(());
             }
         };
         for streams in [usual.clamp(1, most), most] {
-            self.tell(None, ProbeStage::Together, Some(streams));
+            self.report(None, ProbeStage::Together, Some(streams));
             runs.push(self.throughput(lanes, streams, clock)?);
         }
         Ok(())
@@ -222,7 +222,7 @@ impl Prober<'_> {
         self.job.plan.extent != ProbeExtent::Full
     }
 
-    fn tell(&self, lane: Option<(usize, Lane)>, stage: ProbeStage, streams: Option<u32>) {
+    fn report(&self, lane: Option<(usize, Lane)>, stage: ProbeStage, streams: Option<u32>) {
         let lanes = self.job.lanes.len();
         (self.job.progress)(ProbeProgress {
             lane: lane.map(|(_, lane)| lane.to_string()),

@@ -121,7 +121,7 @@ fn pour(mut opened: Opened, meter: &CpuMeter, stop: &AtomicBool) -> Result<Vec<S
         Err(error) if !stop.load(Ordering::Relaxed) => Err(error),
         _ => {
             // Answers received are still there to be read; the end of the stream is not an error.
-            let _ = pouring.hear(&mut opened.receiver);
+            let _ = pouring.read_answers(&mut opened.receiver);
             Ok(pouring.samples)
         }
     }
@@ -144,11 +144,11 @@ impl Pouring {
         opened.sender.send(&Message::Ping { sent_ns: 0 })?;
         self.sent_bytes += u64::from(frame);
         self.waiting.push_back(self.sent_bytes);
-        self.hear(&mut opened.receiver)
+        self.read_answers(&mut opened.receiver)
     }
 
     /// Takes the answers that have arrived. They come in the pings' order.
-    fn hear(&mut self, receiver: &mut StreamReceiver) -> Result<(), LaneError> {
+    fn read_answers(&mut self, receiver: &mut StreamReceiver) -> Result<(), LaneError> {
         while !receiver.is_idle() {
             let Incoming::Message(message) = receiver.receive()? else {
                 return Err(LaneError::Unexpected(godwit_wire::Kind::Pages));

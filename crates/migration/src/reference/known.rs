@@ -65,7 +65,7 @@ impl Known {
     }
 
     /// Takes in a destination's digests.
-    pub fn take_in(&self, digests: &Digests) {
+    pub fn add(&self, digests: &Digests) {
         let Place { page: first, .. } = digests.place;
         for (page, &prefix) in (first..).zip(&digests.prefixes) {
             self.insert(prefix, Place { page, ..digests.place });
@@ -128,13 +128,13 @@ mod tests {
             most_bytes in 0u64..200_000,
         ) {
             let known = Known::new(most_bytes);
-            known.take_in(&Digests {
+            known.add(&Digests {
                 place: Place { content: 1, block: 70, page },
                 prefixes: prefixes.clone(),
             });
             prop_assert_eq!(known.foreign(), 0);
             let page = page % (1 << 41);
-            known.take_in(&Digests { place: Place { content: 1, block: 0, page }, prefixes });
+            known.add(&Digests { place: Place { content: 1, block: 0, page }, prefixes });
             prop_assert!(known.foreign() * SLOT_BYTES as u64 <= most_bytes);
         }
     }

@@ -66,7 +66,7 @@ fn given_back(moved: Moved, what: &str) {
     assert_eq!(moved.result.outcome, Outcome::Failed, "{what}");
     let failure = moved.result.failure.unwrap();
     assert_eq!(failure.code, FailureCode::LaneLost, "{what}: {failure}");
-    assert_eq!(moved.said, ["discarded"], "{what}");
+    assert_eq!(moved.logged, ["discarded"], "{what}");
     assert!(!moved.guest.released.load(Ordering::SeqCst));
 }
 
@@ -91,5 +91,5 @@ fn a_page_in_stream_that_carries_another_byte_is_a_cut() {
 
 #[test]
 fn a_page_that_must_be_there_before_the_guest_runs_and_is_another_leaves_the_guest() {
-    given_back(page_in(Corrupted::Asked(PagesHeader::LEN + 3)), "page-in");
+    given_back(page_in(Corrupted::Request(PagesHeader::LEN + 3)), "page-in");
 }

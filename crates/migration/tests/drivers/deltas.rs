@@ -95,7 +95,7 @@ fn pages_of_a_broken_stream_still_arrive() {
 
 #[test]
 fn a_delta_of_what_is_not_there_leaves_the_page_missing() {
-    let (ending, said) = lying_peer(|peer, lane| {
+    let (ending, logged) = lying_peer(|peer, lane| {
         let mut control = peer.sender();
         let mut answers = peer.receiver();
         say_hello(&mut control, &mut answers, HELLO).unwrap();
@@ -135,7 +135,7 @@ fn a_delta_of_what_is_not_there_leaves_the_page_missing() {
         }
     });
     refused_with(ending, FailureCode::ProtocolBroken);
-    assert_eq!(said, ["discarded"]);
+    assert_eq!(logged, ["discarded"]);
 }
 
 #[test]

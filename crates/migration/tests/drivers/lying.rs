@@ -35,7 +35,7 @@ pub(crate) fn lying_peer_offered(
     let folder = tempfile::tempdir().unwrap();
     let (listener, lane) = path(loopback());
     let (peer, far) = stream(&listener, lane);
-    let (log, said) = mpsc::channel();
+    let (log, logged) = mpsc::channel();
     let regions = regions(&folder, "to");
     let mut hypervisor = FakeDestination {
         state_bytes: 0,
@@ -81,7 +81,7 @@ pub(crate) fn lying_peer_offered(
     // Whatever a source sends, its hypervisor reads one piece beyond the bound at most.
     let most = MOST_DEVICE_STATE_BYTES + u64::from(MAX_DEVICE_STATE_CHUNK);
     assert!(hypervisor.state_bytes <= most, "{} bytes were read", hypervisor.state_bytes);
-    (ending, said.try_iter().collect())
+    (ending, logged.try_iter().collect())
 }
 
 pub(crate) fn refused_with(ending: Ending, code: FailureCode) {
@@ -94,7 +94,7 @@ pub(crate) fn refused_with(ending: Ending, code: FailureCode) {
 
 #[test]
 fn compressed_pages_that_hold_something_else_end_the_migration() {
-    let (ending, said) = lying_peer(|peer, lane| {
+    let (ending, logged) = lying_peer(|peer, lane| {
         say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
         let data = connect(lane, LIMIT).unwrap();
         let mut sender = data.sender();
@@ -114,12 +114,12 @@ fn compressed_pages_that_hold_something_else_end_the_migration() {
         let _ = peer.receiver().receive();
     });
     refused_with(ending, FailureCode::ProtocolBroken);
-    assert_eq!(said, ["discarded"]);
+    assert_eq!(logged, ["discarded"]);
 }
 
 #[test]
 fn a_peer_of_another_version_gets_an_error() {
-    let (ending, said) = lying_peer(|peer, _| {
+    let (ending, logged) = lying_peer(|peer, _| {
         let versions = VersionRange { oldest: 900, newest: 901 };
         let answer =
             say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { versions, ..HELLO })
@@ -128,7 +128,7 @@ fn a_peer_of_another_version_gets_an_error() {
         assert!(answer.detail.contains("900 to 901"), "{answer}");
     });
     refused_with(ending, FailureCode::VersionMismatch);
-    assert_eq!(said, [""; 0]);
+    assert_eq!(logged, [""; 0]);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
             runs: vec![BlockRun { block: 7, first: 0, count: 1 }],
         }),
     ] {
-        let (ending, said) = lying_peer(|peer, lane| {
+        let (ending, logged) = lying_peer(|peer, lane| {
             say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
             let data = connect(lane, LIMIT).unwrap();
             let mut sender = data.sender();
@@ -167,7 +167,7 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
             let _ = peer.receiver().receive();
         });
         refused_with(ending, FailureCode::ProtocolBroken);
-        assert_eq!(said, ["discarded"]);
+        assert_eq!(logged, ["discarded"]);
     }
 }
 
@@ -183,18 +183,18 @@ fn begin() -> Begin {
 
 #[test]
 fn a_lane_that_ends_before_the_commit_leaves_nothing() {
-    let (ending, said) = lying_peer(|peer, _| {
+    let (ending, logged) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
         say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
         sender.send(&Message::Begin(begin())).unwrap();
     });
     refused_with(ending, FailureCode::LaneLost);
-    assert_eq!(said, ["discarded"]);
+    assert_eq!(logged, ["discarded"]);
 }
 
 #[test]
 fn a_source_that_sends_device_state_without_end_is_refused_at_the_bound() {
-    let (ending, said) = lying_peer(|peer, _| {
+    let (ending, logged) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
         say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
         sender.send(&Message::Begin(begin())).unwrap();
@@ -207,7 +207,7 @@ fn a_source_that_sends_device_state_without_end_is_refused_at_the_bound() {
         }
     });
     refused_with(ending, FailureCode::ProtocolBroken);
-    assert_eq!(said, ["discarded"]);
+    assert_eq!(logged, ["discarded"]);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn an_endless_device_state_ends_the_migration_and_keeps_the_guest() {
     assert!(failure.detail.contains("device state"), "{failure}");
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1, "the guest is paused");
     assert!(!moved.guest.released.load(Ordering::SeqCst));
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
 }
 
 #[test]

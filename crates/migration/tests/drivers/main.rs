@@ -29,7 +29,7 @@ fn a_guest_moves_whole() {
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert_eq!(moved.ending, Ending::Runs);
     assert!(moved.same_memory && moved.guest.released.load(Ordering::SeqCst));
-    assert_eq!(moved.said, ["runs", "promoted"]);
+    assert_eq!(moved.logged, ["runs", "promoted"]);
     let pages: u64 = moved.result.rounds.iter().map(|round| round.pages).sum();
     assert_eq!(pages, BLOCKS.iter().sum::<u64>() + 1);
     assert!(moved.result.rounds[0].zero_pages > 200);
@@ -75,7 +75,7 @@ fn ipv6_is_as_good() {
 fn a_paused_guest_stays_paused() {
     let moved = migrate(Twist { paused: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed);
-    assert_eq!(moved.said, ["stays paused", "promoted"]);
+    assert_eq!(moved.logged, ["stays paused", "promoted"]);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_destination_that_can_not_load_gives_the_guest_back() {
     let moved = migrate(Twist { load_fails: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);
     assert_eq!(moved.result.failure.unwrap().code, FailureCode::HypervisorFailed);
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
     assert!(!moved.guest.released.load(Ordering::SeqCst));
 }
@@ -95,7 +95,7 @@ fn a_cancel_while_the_guest_is_paused_resumes_it() {
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
     // Its users noticed the pause, so the report states its length.
     assert!(moved.result.stood_still_ms.is_some() && moved.result.switchover.is_none());
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
     assert!(
         matches!(moved.ending, Ending::Discarded(failure) if failure.code == FailureCode::Cancelled)
     );
@@ -167,7 +167,7 @@ fn a_cancel_does_not_wait_for_a_limit() {
             }
         });
     assert_eq!(moved.result.outcome, Outcome::Cancelled);
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
     assert_eq!(moved.result.bandwidth_limit, pace.limit().rate());
 }
 
@@ -180,7 +180,7 @@ fn a_cancel_does_not_wait_for_an_unanswered_connection() {
         }
     });
     assert_eq!(moved.result.outcome, Outcome::Cancelled);
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_certificate_that_ends_before_any_stream_is_there_leaves_the_guest() {
     let failure = moved.result.failure.unwrap();
     assert_eq!(failure.code, FailureCode::LaneLost);
     assert!(failure.detail.contains("this host's certificate has ended"), "{failure}");
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
 }
 
 #[test]
@@ -227,5 +227,5 @@ fn without_a_stream_the_guest_stays() {
     let moved = migrate(Twist { streams: 2, cut: 2, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);
     assert_eq!(moved.result.failure.unwrap().code, FailureCode::LaneLost);
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
 }

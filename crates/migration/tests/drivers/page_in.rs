@@ -25,7 +25,7 @@ fn it_gets_every_page() {
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert_eq!(moved.ending, Ending::Runs);
     assert!(moved.same_memory && moved.guest.released.load(Ordering::SeqCst));
-    assert_eq!(moved.said, ["runs", "promoted"]);
+    assert_eq!(moved.logged, ["runs", "promoted"]);
     let report = moved.result.page_in.unwrap();
     assert!(report.pages > 500 && report.cuts == 0, "{report:?}");
     assert!(report.demanded_pages > 0, "{report:?}");
@@ -53,6 +53,6 @@ fn a_destination_without_support_gets_rounds() {
 fn a_destination_that_cannot_load_gives_the_guest_back() {
     let moved = page_in(Twist { page_in: Some(0), load_fails: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);
-    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.logged, ["discarded"]);
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
 }

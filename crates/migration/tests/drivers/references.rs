@@ -362,7 +362,7 @@ fn a_destination_that_claims_the_guests_own_pages_is_refused() {
 
 #[test]
 fn a_source_that_never_sends_missing_pages_starts_no_guest() {
-    let (ending, said) = lying_peer(|peer, lane| {
+    let (ending, logged) = lying_peer(|peer, lane| {
         let mut control = peer.sender();
         let mut answers = peer.receiver();
         say_hello(&mut control, &mut answers, HELLO).unwrap();
@@ -401,7 +401,7 @@ fn a_source_that_never_sends_missing_pages_starts_no_guest() {
         );
     });
     refused_with(ending, FailureCode::ProtocolBroken);
-    assert_eq!(said, ["discarded"]);
+    assert_eq!(logged, ["discarded"]);
 }
 
 #[test]

@@ -39,5 +39,5 @@ fn a_permanent_cut_leaves_the_guest_at_the_source() {
     let moved = migrate(Twist { cut: 1, streams: 1, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);
     assert!(matches!(moved.ending, Ending::Discarded(_)), "{:?}", moved.ending);
-    assert!(moved.said.contains(&"discarded"));
+    assert!(moved.logged.contains(&"discarded"));
 }

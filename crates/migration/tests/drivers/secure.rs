@@ -13,7 +13,7 @@ pub(crate) struct Secure {
     /// Whether the source's certificate has expired.
     ended: Arc<AtomicBool>,
     /// Numbers of data streams that were requested, and that were admitted.
-    asked: AtomicUsize,
+    queries: AtomicUsize,
     pub(crate) let_in: AtomicUsize,
     /// Whether one was refused.
     pub(crate) refused: Arc<AtomicBool>,
@@ -37,7 +37,7 @@ impl Secure {
             source: identity("a", 1),
             destination: identity("b", 8).with_clock(now),
             ended,
-            asked: AtomicUsize::new(0),
+            queries: AtomicUsize::new(0),
             let_in: AtomicUsize::new(0),
             refused: Arc::default(),
         }
@@ -47,7 +47,7 @@ impl Secure {
     /// them have been admitted. A connection that waited for that itself would keep others from
     /// being admitted.
     pub(crate) fn data_stream_comes(&self, last: usize) {
-        if self.asked.fetch_add(1, Ordering::SeqCst) >= last {
+        if self.queries.fetch_add(1, Ordering::SeqCst) >= last {
             while self.let_in.load(Ordering::SeqCst) < last {
                 std::thread::yield_now();
             }

@@ -71,7 +71,7 @@ pub(crate) enum Corrupted {
     /// To the destination, on the first data stream.
     Data(usize),
     /// To the destination, on the first stream for requested pages.
-    Asked(usize),
+    Request(usize),
     /// To the destination, on the first stream for unrequested pages: this byte of what arrives
     /// once the guest runs.
     Unasked(usize),
@@ -87,7 +87,7 @@ pub(crate) struct Corruption {
     /// Whether a stream uses the path on which the byte changes.
     begun: AtomicBool,
     /// Whether the stream for requested pages exists: streams that follow belong to page-in.
-    asked: AtomicBool,
+    requested: AtomicBool,
     /// Whether the byte has changed.
     done: Arc<AtomicBool>,
     /// Whether the guest runs at the destination.
@@ -97,8 +97,8 @@ pub(crate) struct Corruption {
 impl Corruption {
     pub(crate) fn new(what: Option<Corrupted>, runs: &Arc<AtomicBool>) -> Corruption {
         let done = Arc::default();
-        let (begun, asked) = (AtomicBool::new(false), AtomicBool::new(false));
-        Corruption { what, begun, asked, done, runs: Arc::clone(runs) }
+        let (begun, requested) = (AtomicBool::new(false), AtomicBool::new(false));
+        Corruption { what, begun, requested, done, runs: Arc::clone(runs) }
     }
 
     /// Returns the path of the control stream.
@@ -123,12 +123,12 @@ impl Corruption {
         &self,
         scope: &'scope Scope<'scope, '_>,
         lane: Lane,
-        is_asked: bool,
+        is_request: bool,
     ) -> Lane {
-        let page_in = self.asked.fetch_or(is_asked, Ordering::SeqCst) || is_asked;
+        let page_in = self.requested.fetch_or(is_request, Ordering::SeqCst) || is_request;
         let byte = match self.what {
-            Some(Corrupted::Asked(byte)) if is_asked => byte,
-            Some(Corrupted::Unasked(byte)) if page_in && !is_asked => byte,
+            Some(Corrupted::Request(byte)) if is_request => byte,
+            Some(Corrupted::Unasked(byte)) if page_in && !is_request => byte,
             Some(Corrupted::Data(byte)) => byte,
             _ => return lane,
         };

@@ -128,7 +128,7 @@ impl Tracking for FakeTracking {
         Ok(if stopped_early { found.last().unwrap().1 + 1 } else { within.end() })
     }
 
-    fn look(
+    fn peek_dirty(
         &mut self,
         block: usize,
         within: PageRange,
@@ -384,7 +384,7 @@ pub(crate) struct Moved {
     pub(crate) result: SourceResult,
     pub(crate) ending: Ending,
     pub(crate) guest: Arc<Guest>,
-    pub(crate) said: Vec<&'static str>,
+    pub(crate) logged: Vec<&'static str>,
     pub(crate) same_memory: bool,
     pub(crate) shares: Vec<Option<f64>>,
     /// Number of pages that the destination lacked after each cut.
@@ -712,7 +712,7 @@ pub(crate) fn migrate_offered(
     offer: Offer,
 ) -> Moved {
     let world = World { offer, ..World::new(twist) };
-    let (log, said) = mpsc::channel();
+    let (log, logged) = mpsc::channel();
     let mut there = world.destination(twist, log);
     let (mut kept, mut unsent) = (None, Vec::new());
     let (result, ending) = loop {
@@ -738,8 +738,8 @@ pub(crate) fn migrate_offered(
     drop(there);
     let same_memory = content(&world.from) == content(&world.to);
     let shares = world.shares.lock().clone();
-    let said = said.try_iter().collect();
-    Moved { result, ending, guest: world.guest, said, same_memory, shares, unsent }
+    let logged = logged.try_iter().collect();
+    Moved { result, ending, guest: world.guest, logged, same_memory, shares, unsent }
 }
 
 /// Runs a source against a test's fake destination and returns the result. `speak` gets the control

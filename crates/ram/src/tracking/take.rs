@@ -169,7 +169,7 @@ impl Taking<'_> {
 }
 
 /// Passes the dirty pages of `within` to `found`, piece by piece, and leaves them dirty.
-pub(super) fn look(
+pub(super) fn peek_dirty(
     tracker: &DirtyTracker,
     block: usize,
     within: PageRange,

@@ -154,7 +154,7 @@ impl Receiving {
                             return End::Not(Failure::new(FailureCode::HypervisorFailed, what));
                         }
                     };
-                    if let Some(end) = self.take(&event) {
+                    if let Some(end) = self.handle(&event) {
                         return end;
                     }
                 }
@@ -178,7 +178,7 @@ impl Receiving {
         }
     }
 
-    fn take(&mut self, event: &QmpEvent) -> Option<End> {
+    fn handle(&mut self, event: &QmpEvent) -> Option<End> {
         self.note(event);
         match MigrationStatus::of_event(event)? {
             MigrationStatus::Active => self.connected = true,

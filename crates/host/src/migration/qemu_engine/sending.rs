@@ -216,7 +216,7 @@ impl<'a> Sending<'a> {
                 info.map_err(|error| qemu_failure(host, "read the migration status", &error))?;
             // Events that QEMU sent before its answer are queued, and belong before it.
             queued(&mut events).for_each(|event| self.note(&event));
-            self.look(info, control);
+            self.update(info, control);
             if let Some(end) = self.ended(cancelled) {
                 return Ok(end);
             }
@@ -245,7 +245,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    fn look(&mut self, info: MigrateInfo, control: &MigrationControl) {
+    fn update(&mut self, info: MigrateInfo, control: &MigrationControl) {
         let ram = info.ram.clone().unwrap_or_default();
         if self.rounds.len() as u64 + 1 < ram.dirty_sync_count {
             self.end_round(&ram);
@@ -407,7 +407,7 @@ impl<'a> Sending<'a> {
             peer.post(&format!("{path}/run"), &IncomingRun { run: self.runs }).await
         };
         if let Ok(status) = &status {
-            clock.take(asked, status);
+            clock.add(asked, status);
         }
         let answer = hand_over.answer(status).await;
         if let Answer::Runs(Some(_)) = answer {
@@ -415,7 +415,7 @@ impl<'a> Sending<'a> {
             for _ in 0..2 {
                 let asked = Instant::now();
                 if let Ok(status) = peer.get(&path).await {
-                    clock.take(asked, &status);
+                    clock.add(asked, &status);
                 }
             }
         }
@@ -472,7 +472,7 @@ struct ShortestAnswer {
 }
 
 impl ShortestAnswer {
-    fn take(&mut self, asked: Instant, status: &IncomingStatus) {
+    fn add(&mut self, asked: Instant, status: &IncomingStatus) {
         let took = asked.elapsed();
         if self.best.is_none_or(|(shortest, ..)| took < shortest) {
             self.best = Some((took, asked + took / 2, status.now_ns));

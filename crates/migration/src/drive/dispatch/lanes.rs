@@ -109,7 +109,7 @@ impl Dispatch {
 
     /// Returns the state of each lane, and whether there has been work at every moment since the
     /// last call.
-    pub(crate) fn look(&self, lanes: usize) -> (Vec<LaneSample>, bool) {
+    pub(crate) fn sample_lanes(&self, lanes: usize) -> (Vec<LaneSample>, bool) {
         let streams: Vec<_> = self.lock().streams.iter().map(|one| one.stream.clone()).collect();
         // The kernel is queried without the lock: the query may have to wait for a sender.
         let carried: Vec<_> =

@@ -38,7 +38,7 @@ fn one_of_two_busy(busy: &Stream, idle: &Stream) -> Dispatch {
         pages: vec![PageRange { first: 0, count: 1 }],
         zeros: Vec::new(),
     });
-    assert!(matches!(dispatch.take(busy), Work::Unit { .. }));
+    assert!(matches!(dispatch.next_work(busy), Work::Unit { .. }));
     assert_eq!(dispatch.break_stalled(Duration::ZERO), [0; 0], "the first look only remembers");
     dispatch
 }
@@ -95,7 +95,7 @@ fn only_streams_that_are_there_owe_padding() {
     let number = open(&dispatch, &ready);
     let connecting = dispatch.open(0, Carries::Pages);
     dispatch.pad(1000);
-    let Work::Padding(bytes) = dispatch.take(number) else { panic!("no padding") };
+    let Work::Padding(bytes) = dispatch.next_work(number) else { panic!("no padding") };
     assert_eq!(bytes, 1000);
     assert!(dispatch.written(number, bytes), "{connecting} is not waited for");
 }
@@ -132,7 +132,7 @@ fn returned_work_is_tracked_until_it_is_sent_again() {
     assert_eq!(dispatch.closed(0, 0), Ok(Closing::GivenBack { live: 1 }));
     dispatch.set_round(1);
     assert!(dispatch.reads_taken_pages(), "it has not been sent again");
-    assert!(matches!(dispatch.take(1), Work::Unit { .. }));
+    assert!(matches!(dispatch.next_work(1), Work::Unit { .. }));
     assert!(dispatch.written(1, 4096));
     assert!(dispatch.reads_taken_pages(), "its round goes on");
     dispatch.set_round(2);
@@ -159,7 +159,7 @@ fn a_driver_that_waits_for_room_learns_of_it_once() {
     let unit = |first| Unit { pages: vec![PageRange { first, count: 1 }], ..Unit::default() };
     let fill = || (0..9).take_while(|_| dispatch.has_room()).for_each(|at| dispatch.push(unit(at)));
     let makes_room =
-        || matches!(dispatch.take(number), Work::Unit { makes_room, .. } if makes_room);
+        || matches!(dispatch.next_work(number), Work::Unit { makes_room, .. } if makes_room);
     fill();
     assert!(makes_room());
     assert!(!makes_room(), "nobody waits any more");

@@ -73,14 +73,14 @@ struct State {
     failure: Option<Failure>,
 }
 
-type Asking = Arc<Mutex<StreamSender>>;
+type RequestSender = Arc<Mutex<StreamSender>>;
 
 /// Streams that carry pages.
 #[derive(Default)]
 struct Session {
     number: u64,
     /// Stream for requests; `None`: there is none at the moment.
-    demand: Option<(Asking, Stream)>,
+    demand: Option<(RequestSender, Stream)>,
     streams: Vec<Stream>,
     /// Numbers of all admitted streams: each number is used by one stream, once per session.
     numbers: BTreeSet<u16>,
@@ -92,7 +92,7 @@ struct Session {
 
 impl Session {
     /// Returns the stream for requests, or `None` if there is none at the moment.
-    fn asking(&self) -> Option<&Asking> {
+    fn request_sender(&self) -> Option<&RequestSender> {
         let (sender, _) = self.demand.as_ref()?;
         Some(sender).filter(|_| !self.broken && !self.opening)
     }
@@ -253,15 +253,15 @@ impl PagingIn {
         let runs: Vec<BlockRun> =
             early.iter().map(|(block, run)| block_run(*block, *run)).collect();
         let limit = Instant::now() + MAPPED_LIMIT;
-        let mut asked = false;
+        let mut requested = false;
         let mut state = self.lock();
         state.early = true;
         while early.iter().any(|(block, run)| self.missing.count_in(*block, *run) > 0) {
             // The stream for requests may still be connecting.
-            if !asked && state.session.asking().is_some() {
+            if !requested && state.session.request_sender().is_some() {
                 drop(state);
                 self.fetch(runs.clone());
-                (asked, state) = (true, self.lock());
+                (requested, state) = (true, self.lock());
                 continue;
             }
             let left = limit.saturating_duration_since(Instant::now());
@@ -319,7 +319,7 @@ impl PagingIn {
     fn start(self: &Arc<Self>) -> Result<(), Failure> {
         let paging_in = Arc::clone(self);
         let body = move || {
-            if let Err(failure) = paging_in.hear() {
+            if let Err(failure) = paging_in.serve_accesses() {
                 paging_in.fail(failure);
             }
         };
@@ -358,7 +358,7 @@ impl PagingIn {
     }
 
     /// Serves accesses until no page is missing.
-    fn hear(&self) -> Result<(), Failure> {
+    fn serve_accesses(&self) -> Result<(), Failure> {
         let mut accesses: Vec<Access> = Vec::new();
         let mut pinged = Instant::now();
         loop {
@@ -426,14 +426,14 @@ impl PagingIn {
     }
 
     /// Returns the stream for requests, or `None` if there is none at the moment.
-    fn asking(&self) -> Option<Asking> {
+    fn request_sender(&self) -> Option<RequestSender> {
         let state = self.lock();
-        state.session.asking().map(Arc::clone)
+        state.session.request_sender().map(Arc::clone)
     }
 
     fn ping(&self) {
         let sent_ns = nanos(self.begun_at.elapsed());
-        if let Some(sender) = self.asking()
+        if let Some(sender) = self.request_sender()
             && let Err(error) = sender.lock().send(&Message::Ping { sent_ns })
         {
             tracing::debug!(%error, "the source is not reached");
@@ -445,7 +445,7 @@ impl PagingIn {
         if runs.is_empty() {
             return;
         }
-        let Some(sender) = self.asking() else { return };
+        let Some(sender) = self.request_sender() else { return };
         while !runs.is_empty() {
             let message = Message::Fetch { runs };
             let sent = sender.lock().send(&message);
@@ -531,7 +531,7 @@ impl PagingIn {
         // afterwards.
         let mut sender = sender.lock();
         if session != FIRST_SESSION {
-            self.tell_what_remains(&mut sender)?;
+            self.send_remaining(&mut sender)?;
         }
         let mut state = self.lock();
         if state.session.number == session {
@@ -551,7 +551,7 @@ impl PagingIn {
             .try_for_each(|runs| sender.send(&Message::Fetch { runs: runs.to_vec() }))
     }
 
-    fn tell_what_remains(&self, sender: &mut StreamSender) -> Result<(), LaneError> {
+    fn send_remaining(&self, sender: &mut StreamSender) -> Result<(), LaneError> {
         let pieces = self.regions.iter().enumerate().flat_map(|(block, region)| {
             region.all_pages().chunks(PAGES_LISTED).map(move |piece| (block, piece))
         });
@@ -606,7 +606,7 @@ impl PagingIn {
         let figures = state.waits.figures(state.pages, state.cuts);
         drop(state);
         self.faults.end();
-        if let Some(sender) = self.asking()
+        if let Some(sender) = self.request_sender()
             && let Err(error) = sender.lock().send(&Message::PagedIn(Box::new(figures)))
         {
             // The source will query it.

@@ -50,7 +50,7 @@ pub struct KeptPages {
     /// Pages that have not been sent in this session.
     left: MissingPages,
     /// Pages requested in this session. A page that a peer requests again and again is sent once.
-    asked: MissingPages,
+    requested: MissingPages,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -209,8 +209,8 @@ impl KeptPages {
     pub fn new(regions: Vec<Arc<Region>>) -> KeptPages {
         let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
         let left = MissingPages::in_memory(&block_pages);
-        let asked = MissingPages::in_memory(&block_pages);
-        KeptPages { regions, left, asked, state: Mutex::default(), changed: Condvar::new() }
+        let requested = MissingPages::in_memory(&block_pages);
+        KeptPages { regions, left, requested, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -272,11 +272,11 @@ impl KeptPages {
         if let Err(error) = stream.limit_silence(SILENCE_LIMIT) {
             return Ended::Cut(lane_failure(&error));
         }
-        let asked = Mutex::new(sender);
+        let sender = Mutex::new(sender);
         std::thread::scope(|scope| {
-            let asked = &asked;
-            scope.spawn(move || self.ends_by(self.hear(receiver, asked)));
-            scope.spawn(move || self.ends_by(self.answer(asked).map(|()| None)));
+            let sender = &sender;
+            scope.spawn(move || self.ends_by(self.read_requests(receiver, sender)));
+            scope.spawn(move || self.ends_by(self.answer(sender).map(|()| None)));
             for SessionStream { sender, .. } in streams {
                 scope.spawn(move || self.ends_by(self.send_the_rest(sender).map(|()| None)));
             }
@@ -321,7 +321,7 @@ impl KeptPages {
 
     fn forget(&self) {
         for (block, region) in self.regions.iter().enumerate() {
-            for set in [&self.left, &self.asked] {
+            for set in [&self.left, &self.requested] {
                 for run in set.runs(block, region.all_pages()) {
                     (run.first..run.end()).for_each(|page| {
                         set.remove(block, page);
@@ -346,10 +346,10 @@ impl KeptPages {
     }
 
     /// Reads requests until the destination has finished.
-    fn hear(
+    fn read_requests(
         &self,
         mut receiver: StreamReceiver,
-        asked: &Mutex<StreamSender>,
+        sender: &Mutex<StreamSender>,
     ) -> Result<Option<PagedIn>, LaneError> {
         loop {
             let message = match receiver.receive()? {
@@ -358,9 +358,9 @@ impl KeptPages {
             };
             match message {
                 Message::Ping { sent_ns } => {
-                    asked.lock().send(&Message::Pong { sent_ns, answered_ns: sent_ns })?;
+                    sender.lock().send(&Message::Pong { sent_ns, answered_ns: sent_ns })?;
                 }
-                Message::Fetch { runs } => self.take_demands(&runs)?,
+                Message::Fetch { runs } => self.add_demands(&runs)?,
                 Message::Remaining { runs } if !self.lock().listed => {
                     for run in runs {
                         let pages = self.check(&run)?;
@@ -387,14 +387,14 @@ impl KeptPages {
         }
     }
 
-    fn take_demands(&self, runs: &[BlockRun]) -> Result<(), LaneError> {
+    fn add_demands(&self, runs: &[BlockRun]) -> Result<(), LaneError> {
         for run in runs {
             let pages = self.check(run)?;
             let block = usize::from(run.block);
             let mut wanted: Vec<(usize, u64)> = Vec::new();
             for page in (pages.first..pages.end()).filter(|page| self.left.contains(block, *page)) {
-                if !self.asked.contains(block, page) {
-                    self.asked.insert(block, PageRange::new(page, 1));
+                if !self.requested.contains(block, page) {
+                    self.requested.insert(block, PageRange::new(page, 1));
                     wanted.push((block, page));
                 }
             }
@@ -405,16 +405,16 @@ impl KeptPages {
     }
 
     /// Sends requested pages.
-    fn answer(&self, asked: &Mutex<StreamSender>) -> Result<(), LaneError> {
+    fn answer(&self, sender: &Mutex<StreamSender>) -> Result<(), LaneError> {
         while let Some((block, page)) = self.next_demand() {
             if self.left.remove(block, page) {
-                self.send(&mut asked.lock(), block, &[PageRange::new(page, 1)])?;
+                self.send(&mut sender.lock(), block, &[PageRange::new(page, 1)])?;
             }
             let neighbours = self.claim_neighbours(block, page);
             let next = neighbours.last().map_or(page + 1, |run| run.end());
             self.lock().cursor = (block, next);
             if !neighbours.is_empty() {
-                self.send(&mut asked.lock(), block, &neighbours)?;
+                self.send(&mut sender.lock(), block, &neighbours)?;
             }
         }
         Ok(())

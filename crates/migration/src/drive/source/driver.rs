@@ -72,7 +72,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Ok(version) => {
                 tracing::debug!(version, peer = %self.peer.control.peer(), "control stream up");
             }
-            Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
+            Err(failure) => return self.handle(Instant::now(), Event::PeerRefused(failure)),
         }
         let (inbox, dispatch, connect) = (self.inputs.inbox, self.dispatch, self.job.connect);
         let referring = self.memory.referring;
@@ -80,14 +80,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         let compression = self.job.compression;
         opening(Shared { regions, dispatch, referring, inbox, connect, hello, compression });
         self.lanes.open(self.job.streams, self.peer.control.connected_in().unwrap_or_default());
-        self.take(Instant::now(), Event::Connected);
+        self.handle(Instant::now(), Event::Connected);
     }
 
     fn check_lanes(&mut self) {
         let now = self.job.begun.elapsed();
         let round_trip = self.peer.round_trip();
         let stopped = self.switchover_since.is_some();
-        if let Err(error) = self.lanes.look(now, round_trip, stopped, &mut self.peer.sender) {
+        if let Err(error) = self.lanes.evaluate(now, round_trip, stopped, &mut self.peer.sender) {
             self.lane_broke(&error);
         }
     }
@@ -123,10 +123,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Some(step) => step,
         };
         // Messages that arrived during the step have not been examined yet.
-        self.peer.heard(Instant::now());
+        self.peer.note_message(Instant::now());
         match step {
             Ok(SweepStep::Sampled { pages }) => {
-                self.take(Instant::now(), Event::Sampled { pages });
+                self.handle(Instant::now(), Event::Sampled { pages });
             }
             Ok(SweepStep::Done) => {
                 let last = self.machine.state() == State::LastPages;
@@ -142,7 +142,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn input(&mut self, at: Instant, input: Input) {
         match input {
-            Input::Machine(event) => self.take(at, event),
+            Input::Machine(event) => self.handle(at, event),
             Input::Hypervisor(event) => self.on_hypervisor_event(at, event),
             // What was written since the guest stopped follows the last page: it waits in the
             // inbox.
@@ -151,11 +151,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Input::DeviceState => drop(self.send_device_state()),
             Input::Lane(message) => self.on_peer_message(at, message),
             Input::Moved => {
-                self.inputs.inbox.looks();
+                self.inputs.inbox.reset_moved();
                 self.check_streams(at);
             }
             Input::StreamBroke { number } => {
-                let _ = self.say(&Message::CloseStream { stream: wire_number(number) });
+                let _ = self.send(&Message::CloseStream { stream: wire_number(number) });
             }
             Input::PageInStreams { open } => self.page_in_streams(at, open),
             Input::PagedIn(ended) => self.paged_in(at, ended),
@@ -168,14 +168,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
                 self.awaited = None;
                 let sent = self.memory.sent(self.dispatch);
-                self.take(at, Event::RoundSent(sent));
+                self.handle(at, Event::RoundSent(sent));
             }
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.windows.are_open() => {
                 self.awaited = None;
                 self.memory.referring.settled();
                 let round = self.machine.round();
                 let padding_bytes = self.windows.padding_bytes(self.dispatch);
-                self.take(at, Event::RoundApplied { round, padding_bytes });
+                self.handle(at, Event::RoundApplied { round, padding_bytes });
             }
             Some(Awaited::LastSent) => {
                 self.pages_end = self.dispatch.seal();
@@ -184,7 +184,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
                 self.awaited = None;
                 let sent = self.memory.sent(self.dispatch);
-                self.take(at, Event::LastPagesSent(sent));
+                self.handle(at, Event::LastPagesSent(sent));
             }
             _ => {}
         }
@@ -197,7 +197,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             + self.page_in.kept.sent_bytes()
     }
 
-    pub(super) fn take(&mut self, at: Instant, event: Event) {
+    pub(super) fn handle(&mut self, at: Instant, event: Event) {
         let now = at.saturating_duration_since(self.job.begun);
         let actions = self.machine.on(now, event);
         if !self.machine.state().sweeps() {
@@ -215,20 +215,20 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn on_hypervisor_event(&mut self, at: Instant, event: HypervisorEvent) {
         match event {
-            HypervisorEvent::Stopped => self.take(at, Event::GuestStopped),
-            HypervisorEvent::DeviceStateEnded => self.take(at, Event::DeviceStateEnded),
-            HypervisorEvent::Failed(failure) => self.take(at, Event::Failed(failure)),
+            HypervisorEvent::Stopped => self.handle(at, Event::GuestStopped),
+            HypervisorEvent::DeviceStateEnded => self.handle(at, Event::DeviceStateEnded),
+            HypervisorEvent::Failed(failure) => self.handle(at, Event::Failed(failure)),
         }
     }
 
     fn on_peer_message(&mut self, at: Instant, message: Message) {
-        self.peer.heard(at);
+        self.peer.note_message(at);
         match message {
-            Message::Ready => self.take(at, Event::PeerReady),
+            Message::Ready => self.handle(at, Event::PeerReady),
             Message::PageInReady { able } => self.page_in_peer(at, able),
-            Message::Running(running) => self.take(at, Event::PeerRunning(running)),
+            Message::Running(running) => self.handle(at, Event::PeerRunning(running)),
             Message::Refused(reason) => {
-                self.take(at, Event::PeerRefused(Failure::from_peer(&reason)));
+                self.handle(at, Event::PeerRefused(Failure::from_peer(&reason)));
             }
             Message::Pong { sent_ns, answered_ns } => {
                 self.peer.pong(at, sent_ns, answered_ns);
@@ -239,13 +239,13 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             other => {
                 let detail =
                     format!("the destination sent a {:?} message, which it must not", other.kind());
-                self.take(at, Event::LaneLost(Failure::new(FailureCode::ProtocolBroken, detail)));
+                self.handle(at, Event::LaneLost(Failure::new(FailureCode::ProtocolBroken, detail)));
             }
         }
     }
 
     /// Sends a message. If that fails, [`Event::LaneLost`] comes next.
-    pub(super) fn say(&mut self, message: &Message) -> Result<(), CannotSend> {
+    pub(super) fn send(&mut self, message: &Message) -> Result<(), CannotSend> {
         let sent = self.peer.sender.send(message);
         self.can_go_on(sent)
     }
@@ -296,18 +296,18 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::SendLastPages { round } => self.send_last_pages(round),
             Action::SendDeviceState => {
                 self.send_device_state()?;
-                self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes })?;
+                self.send(&Message::DeviceStateEnd { bytes: self.device_state_bytes })?;
             }
             Action::EndPages => {
                 if let Some(end) = self.pages_end.take() {
-                    self.say(&Message::PagesEnd(end))?;
+                    self.send(&Message::PagesEnd(end))?;
                 }
             }
             Action::SendCommit => {
                 let (epoch, incarnation) = self.offered();
-                self.say(&Message::Commit { epoch, incarnation })?;
+                self.send(&Message::Commit { epoch, incarnation })?;
                 // The commit point: the destination may run the guest, and this host may not.
-                self.take(Instant::now(), Event::CommitSent);
+                self.handle(Instant::now(), Event::CommitSent);
                 self.page_in.kept.let_hot_go();
                 hold::at("source", "committed");
             }
@@ -340,7 +340,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn send_begin(&mut self) -> Result<(), CannotSend> {
         let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
         let (epoch, incarnation) = self.offered();
-        self.say(&Message::Begin(Begin { epoch, incarnation, run: self.job.runs, block_pages }))?;
+        self.send(&Message::Begin(Begin { epoch, incarnation, run: self.job.runs, block_pages }))?;
         // On a lane that is still empty the pings measure the round trip best.
         (0..3).try_for_each(|_| {
             let pinged = self.peer.ping();

@@ -50,7 +50,7 @@ struct Carried {
 }
 
 impl Carried {
-    fn look(&mut self, now: Duration, sample: LaneSample) {
+    fn sample(&mut self, now: Duration, sample: LaneSample) {
         self.streams = sample.streams;
         let Some((at, bytes)) = self.last else {
             self.last = Some((now, sample.bytes));
@@ -122,7 +122,7 @@ impl<'a> Lanes<'a> {
     }
 
     /// Replaces the streams of lanes that drop large packets by streams with small segments.
-    fn look_for_narrow(
+    fn check_narrow(
         &mut self,
         now: Duration,
         round_trip: Duration,
@@ -132,7 +132,7 @@ impl<'a> Lanes<'a> {
             let beside =
                 self.narrowness[lane].trial().map_or(Beside::Broken, |trial| self.beside(trial));
             let streams = self.dispatch.full_size(lane);
-            match self.narrowness[lane].look(now, round_trip, &streams, beside) {
+            match self.narrowness[lane].step(now, round_trip, &streams, beside) {
                 Step::Nothing => {}
                 Step::Try => {
                     tracing::debug!(lane, "a lane's streams time out: does it take small packets?");
@@ -168,7 +168,7 @@ impl<'a> Lanes<'a> {
     }
 
     /// Evaluates the lanes. Call it now and then; `now` is the time since the start.
-    pub(super) fn look(
+    pub(super) fn evaluate(
         &mut self,
         now: Duration,
         round_trip: Duration,
@@ -187,13 +187,13 @@ impl<'a> Lanes<'a> {
             // A new stream would only carry the last pages with a small window.
             return Ok(());
         }
-        self.look_for_narrow(now, round_trip, control)?;
-        let (samples, is_busy) = self.dispatch.look(self.count);
+        self.check_narrow(now, round_trip, control)?;
+        let (samples, is_busy) = self.dispatch.sample_lanes(self.count);
         for (carried, sample) in self.carried.iter_mut().zip(&samples) {
-            carried.look(now, *sample);
+            carried.sample(now, *sample);
         }
         let Some(scaler) = &mut self.scaler else { return Ok(()) };
-        for opening in scaler.look(now, round_trip, &samples, is_busy) {
+        for opening in scaler.evaluate(now, round_trip, &samples, is_busy) {
             tracing::debug!(
                 lane = opening.lane,
                 more = opening.streams,
@@ -243,7 +243,7 @@ mod tests {
         for (at, bytes) in
             [(0, 0), (100, 1_250_000), (200, 1_250_000), (210, 1_500_000), (300, 2_500_000)]
         {
-            slow.look(ms(at), LaneSample { bytes, streams: 2, connecting: false });
+            slow.sample(ms(at), LaneSample { bytes, streams: 2, connecting: false });
         }
         let pace = slow.pace(Duration::ZERO).unwrap();
         assert_eq!((pace.chunk_pages, pace.most_unacked_bytes), (7, LEAST_UNACKED));

@@ -82,7 +82,7 @@ impl Narrowness {
 
     /// Evaluates the lane. Call it now and then with the lane's streams of full size; `beside` is
     /// the state of [`Narrowness::trial`].
-    pub(crate) fn look(
+    pub(crate) fn step(
         &mut self,
         now: Duration,
         round_trip: Duration,
@@ -155,12 +155,12 @@ mod tests {
     /// Returns a lane that is tried with stream 1, which is ready.
     fn tried() -> Narrowness {
         let mut lane = Narrowness::default();
-        assert_eq!(lane.look(ms(600), ROUND_TRIP, &at(900, 2), Beside::Broken), Step::Nothing);
-        assert_eq!(lane.look(ms(1400), ROUND_TRIP, &at(900, 3), Beside::Broken), Step::Try);
+        assert_eq!(lane.step(ms(600), ROUND_TRIP, &at(900, 2), Beside::Broken), Step::Nothing);
+        assert_eq!(lane.step(ms(1400), ROUND_TRIP, &at(900, 3), Beside::Broken), Step::Try);
         lane.tries(1);
         assert_eq!(lane.trial(), Some(1));
-        assert_eq!(lane.look(ms(1500), ROUND_TRIP, &at(900, 3), Beside::Connecting), Step::Nothing);
-        assert_eq!(lane.look(ms(1600), ROUND_TRIP, &at(900, 3), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(1500), ROUND_TRIP, &at(900, 3), Beside::Connecting), Step::Nothing);
+        assert_eq!(lane.step(ms(1600), ROUND_TRIP, &at(900, 3), Beside::Ready), Step::Nothing);
         assert_eq!(lane.trial(), None);
         lane
     }
@@ -168,24 +168,24 @@ mod tests {
     #[test]
     fn what_is_sent_anew_beside_small_packets_that_pass_is_lost_for_its_size() {
         let mut lane = tried();
-        assert_eq!(lane.look(ms(2900), ROUND_TRIP, &at(900, 3), Beside::Ready), Step::Nothing);
-        assert_eq!(lane.look(ms(3000), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
-        assert_eq!(lane.look(ms(3210), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
-        assert_eq!(lane.look(ms(3220), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Narrow);
+        assert_eq!(lane.step(ms(2900), ROUND_TRIP, &at(900, 3), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(3000), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(3210), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(3220), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Narrow);
         assert!(lane.is_narrow());
-        assert_eq!(lane.look(ms(9000), ROUND_TRIP, &at(900, 9), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(9000), ROUND_TRIP, &at(900, 9), Beside::Ready), Step::Nothing);
     }
 
     #[test]
     fn a_lane_that_was_only_cut_for_a_while_is_not_narrow() {
         let mut lane = tried();
-        assert_eq!(lane.look(ms(3000), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(3000), ROUND_TRIP, &at(900, 4), Beside::Ready), Step::Nothing);
         // The answer has arrived.
-        assert_eq!(lane.look(ms(3300), ROUND_TRIP, &at(90_000, 0), Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(3300), ROUND_TRIP, &at(90_000, 0), Beside::Ready), Step::Nothing);
         assert!(!lane.is_narrow());
         // The stream has ended, or its end is not reported.
         let mut lane = tried();
-        assert_eq!(lane.look(ms(3300), ROUND_TRIP, &[], Beside::Ready), Step::Nothing);
+        assert_eq!(lane.step(ms(3300), ROUND_TRIP, &[], Beside::Ready), Step::Nothing);
         assert!(!lane.is_narrow());
     }
 
@@ -193,10 +193,10 @@ mod tests {
     fn a_stalled_lane_is_retried_a_few_times() {
         let mut lane = Narrowness::default();
         for tried in 0..MOST_TRIES {
-            assert_eq!(lane.look(ms(1400), ROUND_TRIP, &at(0, 3), Beside::Broken), Step::Try);
+            assert_eq!(lane.step(ms(1400), ROUND_TRIP, &at(0, 3), Beside::Broken), Step::Try);
             lane.tries(1 + tried as usize);
-            assert_eq!(lane.look(ms(6400), ROUND_TRIP, &at(0, 5), Beside::Broken), Step::Nothing);
+            assert_eq!(lane.step(ms(6400), ROUND_TRIP, &at(0, 5), Beside::Broken), Step::Nothing);
         }
-        assert_eq!(lane.look(ms(9000), ROUND_TRIP, &at(0, 6), Beside::Broken), Step::Nothing);
+        assert_eq!(lane.step(ms(9000), ROUND_TRIP, &at(0, 6), Beside::Broken), Step::Nothing);
     }
 }

@@ -149,7 +149,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
         self.page_in.kept.set_round_trip(self.peer.round_trip());
         self.order(Order::Prepare(if narrow { Carries::PagesNarrowly } else { Carries::Pages }));
-        self.say(&Message::PreparePageIn)
+        self.send(&Message::PreparePageIn)
     }
 
     pub(super) fn page_in_peer(&mut self, at: Instant, able: bool) {
@@ -165,9 +165,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     fn page_in_is(&mut self, at: Instant, able: bool) {
         if !able {
             self.order(Order::Forget);
-            self.take(at, Event::PageInReady { able });
+            self.handle(at, Event::PageInReady { able });
         } else if self.page_in.peer_ready && self.page_in.streams_ready {
-            self.take(at, Event::PageInReady { able });
+            self.handle(at, Event::PageInReady { able });
         }
     }
 
@@ -197,7 +197,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
         let runs = block_runs(&dirty);
         let pages = runs.iter().map(|run| run.count).sum();
-        self.say_remaining(&runs)?;
+        self.send_remaining(&runs)?;
         self.pages_end = self.dispatch.seal();
         if self.pages_end.is_none() {
             let detail = "pages that were sent before the guest stopped did not arrive";
@@ -233,11 +233,11 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         Ok(dirty)
     }
 
-    fn say_remaining(&mut self, runs: &[BlockRun]) -> Result<(), CannotSend> {
+    fn send_remaining(&mut self, runs: &[BlockRun]) -> Result<(), CannotSend> {
         let mut rest = runs.to_vec();
         while !rest.is_empty() {
             let message = Message::Remaining { runs: rest };
-            self.say(&message)?;
+            self.send(&message)?;
             let taken = message.encode(&mut Vec::new());
             let Message::Remaining { runs } = message else { return Ok(()) };
             rest = runs;
@@ -251,7 +251,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         if let Ok(figures) = &ended {
             self.page_in.figures = *figures;
         }
-        self.take(at, Event::PagedIn(ended.map(drop)));
+        self.handle(at, Event::PagedIn(ended.map(drop)));
     }
 }
 

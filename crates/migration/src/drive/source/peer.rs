@@ -19,14 +19,14 @@ pub(super) struct Peer<'a> {
     pings: &'a Pings,
     /// Time of the migration's request: times in messages count from it.
     begun: Instant,
-    last_heard: Instant,
+    last_message: Instant,
 }
 
 impl<'a> Peer<'a> {
     pub(super) fn new(control: Stream, pings: &'a Pings, begun: Instant) -> Peer<'a> {
         let (sender, now) = (control.sender(), Instant::now());
         let clock = PeerClock::default();
-        Peer { control, sender, clock, last_ping: now, pings, begun, last_heard: now }
+        Peer { control, sender, clock, last_ping: now, pings, begun, last_message: now }
     }
 
     /// Returns the shortest round trip seen: pings wait behind pages if the wire is full, but the
@@ -53,12 +53,12 @@ impl<'a> Peer<'a> {
 
     /// Notes that nothing is known about silence before `at`: a message arrived, or none was taken
     /// until then.
-    pub(super) fn heard(&mut self, at: Instant) {
-        self.last_heard = self.last_heard.max(at);
+    pub(super) fn note_message(&mut self, at: Instant) {
+        self.last_message = self.last_message.max(at);
     }
 
     pub(super) fn is_silent_for(&self, limit: Duration) -> bool {
-        self.last_heard.elapsed() > limit + 4 * self.round_trip()
+        self.last_message.elapsed() > limit + 4 * self.round_trip()
     }
 
     pub(super) fn clock_ns(&self, at: Instant) -> u64 {

@@ -124,7 +124,7 @@ pub(super) fn read_control(
             }
             // Handled before the report that the unit is applied.
             Ok(Incoming::Message(Message::Missing { runs })) => referring.missing(&runs),
-            Ok(Incoming::Message(Message::Digests(digests))) => referring.take_in(&digests),
+            Ok(Incoming::Message(Message::Digests(digests))) => referring.add_digests(&digests),
             // The driver's inbox has no bound of its own: these messages come only as often as they
             // are requested.
             Ok(Incoming::Message(message)) => {

@@ -70,7 +70,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
                 self.inputs.first(Event::Failed(overdue_failure()));
                 return Err(CannotSend);
             }
-            self.say(&Message::DeviceState(chunk.to_vec()))?;
+            self.send(&Message::DeviceState(chunk.to_vec()))?;
         }
         Ok(())
     }
@@ -85,13 +85,13 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
                     && self.peer.is_silent_for(HEARD_LIMIT) =>
             {
                 let detail = "the destination stopped responding while the guest was paused";
-                self.take(
+                self.handle(
                     Instant::now(),
                     Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)),
                 );
             }
             state if state.holds_guest() && overdue(STOPPED_LIMIT) => {
-                self.take(Instant::now(), Event::Failed(overdue_failure()));
+                self.handle(Instant::now(), Event::Failed(overdue_failure()));
             }
             State::Draining if self.windows.give_up(self.peer.round_trip()) => {
                 tracing::debug!(
@@ -105,7 +105,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
                     FailureCode::LaneLost,
                     "the destination does not say whether the guest runs",
                 );
-                self.take(Instant::now(), Event::LaneLost(failure));
+                self.handle(Instant::now(), Event::LaneLost(failure));
             }
             _ => {}
         }

@@ -29,7 +29,7 @@ pub(crate) struct Worker<'a> {
 impl Worker<'_> {
     pub(crate) fn run(mut self) {
         loop {
-            let sent = match self.dispatch.take(self.number) {
+            let sent = match self.dispatch.next_work(self.number) {
                 Work::Over => return,
                 Work::Unit { unit, makes_room } => {
                     if makes_room {

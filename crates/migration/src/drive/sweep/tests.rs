@@ -26,11 +26,11 @@ impl Tracking for Guest {
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError> {
         let (taken, _) = within.split(most);
-        self.look(block, taken, out)?;
+        self.peek_dirty(block, taken, out)?;
         Ok(taken.end())
     }
 
-    fn look(
+    fn peek_dirty(
         &mut self,
         _: usize,
         within: PageRange,
@@ -95,7 +95,7 @@ fn swept(scope: Scope, taken: u64) -> (SweepStep, usize, [u64; 3]) {
         match sweeper.step(&mut sweep).unwrap() {
             SweepStep::Full if left > 0 => {
                 left -= 1;
-                let Work::Unit { makes_room: true, .. } = dispatch.take(stream) else {
+                let Work::Unit { makes_room: true, .. } = dispatch.next_work(stream) else {
                     panic!("no work, or no report of room")
                 };
                 dispatch.written(stream, 0);
