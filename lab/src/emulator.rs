@@ -267,7 +267,7 @@ impl Emulator<'_> {
                 self.send_due();
             }
             if *counters_asked {
-                self.tell_counters();
+                self.send_counters();
             }
             if *ordered
                 && let Some(Order::CorruptNext { namespace, payload_bytes }) =
@@ -364,7 +364,7 @@ impl Emulator<'_> {
         }
     }
 
-    fn tell_counters(&self) {
+    fn send_counters(&self) {
         let links: Vec<LinkCounters> = self.lanes.iter().flat_map(LaneSwitch::counters).collect();
         let Ok((mut stream, _)) = self.listener.accept() else {
             return;

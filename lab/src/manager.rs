@@ -107,14 +107,14 @@ pub(crate) fn add_hosts(
         let output =
             command.output().with_context(|| format!("cannot run {}", godwit.display()))?;
         if !output.status.success() && output.status.code() != Some(CONFLICT) {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("the manager does not take host {} in: {}", host.name, said.trim());
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            bail!("the manager does not take host {} in: {}", host.name, stderr.trim());
         }
     }
-    wait_until_heard(godwit, topology.hosts.len() as u64, paths)
+    wait_until_up(godwit, topology.hosts.len() as u64, paths)
 }
 
-fn wait_until_heard(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
+fn wait_until_up(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
     until("the manager hears all hosts", HEARD_LIMIT, || {
         let mut command = Command::new(godwit);
         command.args(["--json", "control", "status", "--manager"]);

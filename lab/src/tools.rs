@@ -72,15 +72,15 @@ impl Batch {
         if output.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         let place =
             self.namespace.as_ref().map(|name| format!(" in namespace {name}")).unwrap_or_default();
-        bail!("{} failed{place}: {}{}", self.tool, said.trim(), self.failed_line(&said))
+        bail!("{} failed{place}: {}{}", self.tool, stderr.trim(), self.failed_line(&stderr))
     }
 
     /// Returns the line that iproute2's `Command failed -:N` names.
-    fn failed_line(&self, said: &str) -> String {
-        let number = said
+    fn failed_line(&self, stderr: &str) -> String {
+        let number = stderr
             .rsplit_once("Command failed -:")
             .and_then(|(_, number)| number.trim().parse::<usize>().ok());
         let line = number.and_then(|number| self.lines.lines().nth(number.checked_sub(1)?));

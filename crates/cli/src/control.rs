@@ -264,7 +264,7 @@ async fn certificates(
             output.result(&all, || table(&["serial", "host", "valid until", "revoked"], &rows))
         }
         CertificateCommand::Revoke { serial, file } => {
-            let of_file = file.map(|file| describe(&file).map(|said| said.serial)).transpose()?;
+            let of_file = file.map(|file| describe(&file).map(|it| it.serial)).transpose()?;
             let serial = serial.or(of_file).unwrap_or_default().to_string();
             let list = manager.revoke_certificate(&serial).await?;
             let revoked = json!({

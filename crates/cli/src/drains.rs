@@ -122,9 +122,9 @@ async fn follow(
             bar.set_message(headline(&now));
             bar.tick();
         }
-        let look = || manager.drain(&now.id);
+        let poll = || manager.drain(&now.id);
         match waiting
-            .look(look, &format!("the drain of host {}", now.host), "godwit host drains")
+            .poll(poll, &format!("the drain of host {}", now.host), "godwit host drains")
             .await?
         {
             Reply::Answer(latest) => now = latest,

@@ -156,9 +156,9 @@ impl Failure {
             return Failure::usage("the command is missing or incomplete", "see --help");
         }
         let text = error.to_string();
-        let said = text.lines().take_while(|line| !line.starts_with("Usage:"));
+        let lines = text.lines().take_while(|line| !line.starts_with("Usage:"));
         let (mut message, mut remedy) = (Vec::new(), Vec::new());
-        for line in said
+        for line in lines
             .map(str::trim)
             .filter(|line| !line.is_empty() && !line.starts_with("For more information"))
         {

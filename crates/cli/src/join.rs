@@ -109,14 +109,14 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
 
 /// Checks that the authority given on the command line matches the token.
 fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Failure> {
-    let said = match &options.authority {
+    let given = match &options.authority {
         Some(file) => Some(Fingerprint::of_certificate(file)?),
         None => options.fingerprint,
     };
-    match said {
-        Some(said) if said != token.authority => {
+    match given {
+        Some(given) if given != token.authority => {
             let message = format!(
-                "cannot use the token: it is for the authority {}, not {said}",
+                "cannot use the token: it is for the authority {}, not {given}",
                 token.authority
             );
             Err(Failure::usage(message, "use a token from a manager of that authority"))

@@ -166,7 +166,7 @@ async fn follow(
         }
         let (what, command) =
             (format!("move {}", now.id), format!("godwit control move show {}", now.id));
-        match waiting.look(|| manager.find_move(&now.id), &what, &command).await? {
+        match waiting.poll(|| manager.find_move(&now.id), &what, &command).await? {
             Reply::Answer(latest) => now = latest,
             Reply::Interrupted => return Ok((now, true)),
         }

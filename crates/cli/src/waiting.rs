@@ -13,7 +13,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
 /// Poll interval for the progress of an operation.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time a manager may be unavailable: three times what a failover needs (docs/manager.md).
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
@@ -30,7 +30,7 @@ pub(crate) struct Waiting {
     /// One listener for the whole command, so that an interrupt between two requests is not lost.
     interrupts: Signal,
     output: Output,
-    look_interval: Duration,
+    poll_interval: Duration,
     longest_away: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Waiting {
     /// Call this before an operation starts.
     pub(crate) fn begin(output: Output) -> Result<Waiting, Failure> {
         let interrupts = signal(SignalKind::interrupt())?;
-        Ok(Waiting { interrupts, output, look_interval: LOOK_INTERVAL, longest_away: LONGEST_AWAY })
+        Ok(Waiting { interrupts, output, poll_interval: POLL_INTERVAL, longest_away: LONGEST_AWAY })
     }
 
     /// Sends a request, and waits for its answer or an interrupt.
@@ -55,7 +55,7 @@ impl Waiting {
 
     /// Polls an operation after an interval. If the manager is unavailable, retries for several
     /// seconds. The final error says that `what` continues and that `command` shows its result.
-    pub(crate) async fn look<T, F: Future<Output = Result<T, ManagerError>>>(
+    pub(crate) async fn poll<T, F: Future<Output = Result<T, ManagerError>>>(
         &mut self,
         request: impl Fn() -> F,
         what: &str,
@@ -63,13 +63,13 @@ impl Waiting {
     ) -> Result<Reply<T>, Failure> {
         let mut away_since = None;
         loop {
-            let interval = sleep(self.look_interval);
+            let interval = sleep(self.poll_interval);
             tokio::select! {
                 () = interval => {}
                 _ = self.interrupts.recv() => return Ok(Reply::Interrupted),
             }
             let error = match self.ask(request()).await {
-                Ok(heard) => return Ok(heard),
+                Ok(reply) => return Ok(reply),
                 Err(error) if is_away(&error) => error,
                 Err(error) => return Err(error.into()),
             };
@@ -113,7 +113,7 @@ mod tests {
 
     fn waiting(longest_away: Duration) -> Waiting {
         let waiting = Waiting::begin(Output::new(true)).unwrap();
-        Waiting { look_interval: Duration::ZERO, longest_away, ..waiting }
+        Waiting { poll_interval: Duration::ZERO, longest_away, ..waiting }
     }
 
     fn gone() -> ManagerError {
@@ -130,26 +130,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_manager_that_is_away_for_a_moment_is_asked_again() {
-        let looks = Cell::new(0);
-        let look = || {
-            looks.set(looks.get() + 1);
-            let answer = match looks.get() {
+        let polls = Cell::new(0);
+        let poll = || {
+            polls.set(polls.get() + 1);
+            let answer = match polls.get() {
                 1 => Err(gone()),
                 2 => Err(refused(ProblemCode::NoLeader)),
                 3 => Err(refused(ProblemCode::StoreAway)),
-                looks => Ok(looks),
+                polls => Ok(polls),
             };
             async { answer }
         };
-        let heard = waiting(Duration::MAX).look(look, "it", "godwit").await;
-        assert_eq!(heard.unwrap(), Reply::Answer(4));
+        let reply = waiting(Duration::MAX).poll(poll, "it", "godwit").await;
+        assert_eq!(reply.unwrap(), Reply::Answer(4));
     }
 
     #[tokio::test]
     async fn the_error_about_one_that_stays_away_names_the_command() {
-        let look = || async { Err::<(), _>(gone()) };
+        let poll = || async { Err::<(), _>(gone()) };
         let failure =
-            waiting(Duration::ZERO).look(look, "move v1", "godwit control move show v1").await;
+            waiting(Duration::ZERO).poll(poll, "move v1", "godwit control move show v1").await;
         let failure = failure.unwrap_err();
         assert_eq!((failure.exit, failure.fault.code.as_str()), (Exit::Unreachable, "unreachable"));
         assert!(failure.fault.remedy.contains("`godwit control move show v1`"), "{failure}");
@@ -157,8 +157,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_is_returned_at_once() {
-        let look = || async { Err::<(), _>(refused(ProblemCode::NotFound)) };
-        let failure = waiting(Duration::MAX).look(look, "it", "godwit").await.unwrap_err();
+        let poll = || async { Err::<(), _>(refused(ProblemCode::NotFound)) };
+        let failure = waiting(Duration::MAX).poll(poll, "it", "godwit").await.unwrap_err();
         assert_eq!(failure.exit, Exit::NotFound);
     }
 }

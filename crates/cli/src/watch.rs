@@ -29,7 +29,7 @@ pub(crate) async fn run(
     let stopped = Arc::new(AtomicBool::new(false));
     let seen = stopped.clone();
     let watching = tokio::task::spawn_blocking(move || {
-        watch(&options, &|| seen.load(Ordering::Relaxed), &mut |event| tell(event, output))
+        watch(&options, &|| seen.load(Ordering::Relaxed), &mut |event| print(event, output))
     });
     let stop = tokio::spawn(async move {
         if tokio::signal::ctrl_c().await.is_ok() {
@@ -53,7 +53,7 @@ pub(crate) async fn run(
     Ok(if gaps.received == 0 { Exit::Unreachable } else { Exit::Ok })
 }
 
-fn tell(event: WatchEvent, output: Output) {
+fn print(event: WatchEvent, output: Output) {
     let text = if output.is_json() {
         serde_json::to_string(&event).unwrap_or_default()
     } else {

@@ -97,7 +97,7 @@ impl Manager {
     }
 }
 
-fn said(output: &Output) -> String {
+fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
@@ -109,7 +109,7 @@ fn a_host_joins_by_its_token() {
     let host = dir.path().join("c");
     fs::create_dir(&host).unwrap();
     let joined = manager.join(&host, &token);
-    assert!(joined.status.success(), "{}", said(&joined));
+    assert!(joined.status.success(), "{}", text(&joined));
     let file = |name: &str| host.join("pki").join(name);
     let identity = Identity::load(&file("ca.pem"), &file("c.pem"), &file("c.key")).unwrap();
     assert_eq!(identity.name(), "c");
@@ -125,16 +125,16 @@ fn a_host_joins_by_its_token() {
     // A repeated join succeeds without a request.
     let before = fs::read(file("c.pem")).unwrap();
     let again = manager.join(&host, &token);
-    assert!(again.status.success() && said(&again).contains("had joined"), "{}", said(&again));
+    assert!(again.status.success() && text(&again).contains("had joined"), "{}", text(&again));
     assert_eq!(fs::read(file("c.pem")).unwrap(), before);
     // A token that leaked afterwards is useless.
     let thief = dir.path().join("thief");
     fs::create_dir(&thief).unwrap();
     let refused = manager.join(&thief, &token);
     assert!(
-        !refused.status.success() && said(&refused).contains("has been used"),
+        !refused.status.success() && text(&refused).contains("has been used"),
         "{}",
-        said(&refused)
+        text(&refused)
     );
     assert_eq!(fs::read_dir(thief.join("pki")).unwrap().count(), 0);
     assert!(!thief.join("agent.toml").exists());
@@ -149,12 +149,12 @@ fn who_passes_for_the_manager_learns_no_token() {
     let token = real.ask("join-token create c");
     let strange = manager(other.path(), Role::Operator);
     let refused = strange.join(other.path(), &token);
-    assert!(said(&refused).contains("no authority with the fingerprint"), "{}", said(&refused));
+    assert!(text(&refused).contains("no authority with the fingerprint"), "{}", text(&refused));
     // A host certificate of the right authority does not authenticate a manager.
     let other = tempfile::tempdir().unwrap();
     let host = manager(other.path(), Role::Host);
     let token = host.ask("join-token create c");
     let refused = host.join(other.path(), &token);
-    assert!(said(&refused).contains("not a manager's"), "{}", said(&refused));
+    assert!(text(&refused).contains("not a manager's"), "{}", text(&refused));
     assert!(!other.path().join("agent.toml").exists());
 }

@@ -71,11 +71,11 @@ fn connect_by(
         let connection = ClientConnection::new(Arc::clone(client), name).unwrap();
         let mut stream = StreamOwned::new(connection, TcpStream::connect(to).unwrap());
         let mut word = [0; 5];
-        let said = stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut word));
+        let result = stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut word));
         let seen = Peer::of(stream.conn.peer_certificates());
         drop(stream);
         let served = serving.join().unwrap();
-        said.map_err(|error| error.to_string())?;
+        result.map_err(|error| error.to_string())?;
         Ok((seen.unwrap(), served?))
     })
 }
@@ -363,8 +363,11 @@ fn a_request_gets_only_what_its_grant_allows() {
     let signed = authority.sign(&request, &grant).unwrap();
     let certificate = dir.path().join("new.pem");
     std::fs::write(&certificate, &signed.certificate).unwrap();
-    let said = describe(&certificate).unwrap();
-    assert_eq!((said.name.as_str(), said.role, said.addresses), ("c", Role::Host, vec![address]));
+    let described = describe(&certificate).unwrap();
+    assert_eq!(
+        (described.name.as_str(), described.role, described.addresses),
+        ("c", Role::Host, vec![address])
+    );
     // The certificate works for TLS, with that key and this authority.
     Identity::load(&authority.certificate(), &certificate, &key).unwrap();
     assert_eq!(signed.authority, std::fs::read_to_string(authority.certificate()).unwrap());

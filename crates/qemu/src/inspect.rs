@@ -148,14 +148,14 @@ pub async fn inspect(
     user: Option<(u32, u32)>,
 ) -> Result<QemuInfo, InspectError> {
     let path = find_program(path.as_ref())?;
-    let asked = Asked { path: &path, user };
-    let version = supported_version(&path, &asked.answer(&["--version"]).await?)?;
-    let machines = parse_machines(&asked.answer(&["-machine", "help"]).await?);
+    let binary = Binary { path: &path, user };
+    let version = supported_version(&path, &binary.answer(&["--version"]).await?)?;
+    let machines = parse_machines(&binary.answer(&["-machine", "help"]).await?);
     if machines.is_empty() {
         let why = "-machine help lists no machine type".to_owned();
         return Err(InspectError::NotQemu { path, why });
     }
-    let cpu_models = parse_cpu_models(&asked.answer(&["-cpu", "help"]).await?);
+    let cpu_models = parse_cpu_models(&binary.answer(&["-cpu", "help"]).await?);
     Ok(QemuInfo { path, version, machines, cpu_models })
 }
 
@@ -179,12 +179,12 @@ pub fn find_program(path: &Path) -> Result<PathBuf, InspectError> {
 }
 
 /// A binary under inspection.
-struct Asked<'a> {
+struct Binary<'a> {
     path: &'a Path,
     user: Option<(u32, u32)>,
 }
 
-impl Asked<'_> {
+impl Binary<'_> {
     fn not_qemu(&self, why: String) -> InspectError {
         InspectError::NotQemu { path: self.path.to_owned(), why }
     }
@@ -213,14 +213,14 @@ impl Asked<'_> {
             let (printed, complained) = tokio::try_join!(printed, complained)?;
             Ok((printed, complained, child.wait().await.map_err(|why| self.cannot_start(why))?))
         };
-        let asked = arguments.join(" ");
+        let call = arguments.join(" ");
         let (printed, complained, status) =
             tokio::time::timeout(ANSWER_LIMIT, all).await.map_err(|_| {
-                self.not_qemu(format!("no response to {asked} within {ANSWER_LIMIT:?}"))
+                self.not_qemu(format!("no response to {call} within {ANSWER_LIMIT:?}"))
             })??;
         if !status.success() {
-            let said = complained.lines().next().unwrap_or("nothing").to_owned();
-            return Err(self.not_qemu(format!("{asked} ended with {status}: {said}")));
+            let first = complained.lines().next().unwrap_or("nothing").to_owned();
+            return Err(self.not_qemu(format!("{call} ended with {status}: {first}")));
         }
         Ok(printed)
     }
@@ -371,8 +371,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_binary_that_prints_endlessly_is_killed() {
-        let asked = Asked { path: Path::new("/usr/bin/yes"), user: None };
-        let error = asked.answer(&["QEMU emulator version 10.0.0"]).await.unwrap_err();
+        let binary = Binary { path: Path::new("/usr/bin/yes"), user: None };
+        let error = binary.answer(&["QEMU emulator version 10.0.0"]).await.unwrap_err();
         assert!(error.to_string().contains("it prints more than 1048576 bytes"), "{error}");
     }
 

@@ -80,8 +80,8 @@ impl utoipa::PartialSchema for ByteSize {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
         use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
         let kinds = SchemaType::from_iter([Type::String, Type::Integer]);
-        let said = "A number of bytes, or text such as `4GiB`. Responses contain text.";
-        ObjectBuilder::new().schema_type(kinds).minimum(Some(0)).description(Some(said)).into()
+        let text = "A number of bytes, or text such as `4GiB`. Responses contain text.";
+        ObjectBuilder::new().schema_type(kinds).minimum(Some(0)).description(Some(text)).into()
     }
 }
 

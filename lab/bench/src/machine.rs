@@ -29,13 +29,13 @@ impl Machine {
         if let Some(reason) = missing(&Needs::lab()) {
             bail!("cannot measure on this machine: {reason}");
         }
-        let machine = Machine::look("qemu-system-x86_64".as_ref());
+        let machine = Machine::inspect("qemu-system-x86_64".as_ref());
         print!("{machine}");
         Ok(machine)
     }
 
     /// Examines the machine; properties that cannot be read are reported as such.
-    pub(crate) fn look(qemu: &Path) -> Machine {
+    pub(crate) fn inspect(qemu: &Path) -> Machine {
         let unknown = || "unknown".to_owned();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, key: &str| {

@@ -70,7 +70,7 @@ pub struct Liar {
     victims: Vec<String>,
     others: Vec<String>,
     messages: broadcast::Sender<Bytes>,
-    said: u64,
+    lies: u64,
     last: Bytes,
     _tasks: JoinSet<()>,
 }
@@ -99,7 +99,7 @@ impl Liar {
             others: (0..plan.hosts).map(|number| plan.host_name(number)).collect(),
             plan,
             messages: messages.clone(),
-            said: 0,
+            lies: 0,
             last: Bytes::new(),
             _tasks: JoinSet::new(),
         };
@@ -126,7 +126,7 @@ impl Liar {
 
     /// Returns whether a manager listens.
     #[must_use]
-    pub fn is_heard(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.messages.receiver_count() > 0
     }
 
@@ -141,13 +141,13 @@ impl Liar {
     /// # Errors
     /// The lie cannot be serialised.
     pub fn lie(&mut self) -> io::Result<(Lie, u64)> {
-        self.said += 1;
+        self.lies += 1;
         let (lie, text) = self.drawn().map_err(io::Error::other)?;
-        let text = [text, self.mark(self.said)?].concat();
+        let text = [text, self.mark(self.lies)?].concat();
         // Without a listener the message is dropped.
         self.last = text.into();
         let _ = self.messages.send(self.last.clone());
-        Ok((lie, self.said))
+        Ok((lie, self.lies))
     }
 
     /// Returns its own state, which nobody can refute.
@@ -237,7 +237,7 @@ impl Liar {
     fn bent(&mut self, kind: &str, victim: &str) -> Result<(Lie, Vec<u8>), serde_json::Error> {
         let mut message = match kind {
             "vm" => self.vm(victim)?,
-            "host" => self.host(self.said)?,
+            "host" => self.host(self.lies)?,
             _ => self.migration(victim)?,
         };
         let mut paths = Vec::new();

@@ -59,7 +59,7 @@ pub async fn lie(asker: &mut Asker, liar: &mut Liar, messages: u64) -> Result<Li
     let _: serde_json::Value = asker.post("/api/v1/hosts", &host).await?;
     let mut lied = Lied::default();
     let path = format!("/api/v1/hosts/{}", liar.name());
-    while !liar.is_heard() {
+    while !liar.is_connected() {
         tokio::time::sleep(LOOK).await;
     }
     let mut refused = until_received(asker, liar, &path, 0).await?.refused_reports;
@@ -119,7 +119,7 @@ async fn until_received(
             bail!("the manager has not read message {number}: {:?}", host.summary);
         }
         // The message was lost if the connection had ended.
-        if look % LOOKS == 0 && liar.is_heard() {
+        if look % LOOKS == 0 && liar.is_connected() {
             liar.repeat();
         }
         tokio::time::sleep(LOOK).await;

@@ -57,7 +57,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    fn tell(&mut self, event: &HostEvent) {
+    fn publish(&mut self, event: &HostEvent) {
         if !self.silent {
             // A watcher that reads too slowly has to reconnect.
             self.watchers.retain(|watcher| watcher.try_send(event.clone()).is_ok());
@@ -66,7 +66,7 @@ impl Host {
 
     pub(crate) fn report_vm(&mut self, name: &str) {
         if let Some(vm) = self.vms.get(name).cloned() {
-            self.tell(&HostEvent::Vm(Box::new(vm)));
+            self.publish(&HostEvent::Vm(Box::new(vm)));
         }
     }
 
@@ -262,7 +262,7 @@ impl World {
         }
         host.vms.remove(name);
         host.recount();
-        host.tell(&HostEvent::VmGone(name.to_owned()));
+        host.publish(&HostEvent::VmGone(name.to_owned()));
         Ok(())
     }
 
@@ -272,7 +272,7 @@ impl World {
             if host.changed && now_ms.saturating_sub(host.reported_ms) >= HOST_INTERVAL_MS {
                 (host.changed, host.reported_ms) = (false, now_ms);
                 let event = HostEvent::Host(Box::new(host.info.clone()));
-                host.tell(&event);
+                host.publish(&event);
             }
         }
     }

@@ -48,7 +48,7 @@ impl World {
             Step::SourceTakes(event) => self.source_takes(host, event),
             Step::Destination(action) => self.destination_acts(host, action),
             Step::StopGuest => self.stop_guest(host),
-            Step::TellReleased => {
+            Step::NotifyReleased => {
                 self.source_takes(host, godwit_migration::source::Event::Released);
             }
             Step::NoteGone => self.note_gone(host),
@@ -206,7 +206,7 @@ impl World {
             }
             _ => return,
         };
-        self.say(host, to, attempt, Word::Ask { offered });
+        self.send(host, to, attempt, Word::Ask { offered });
     }
 
     /// Loses a question or its answer: it is asked again.
@@ -234,7 +234,7 @@ impl World {
                     || Answer::Known(self.hosts[to].known(offered.incarnation)),
                     Answer::Fate,
                 );
-                self.say(to, from, attempt, Word::Answer { offered, answer });
+                self.send(to, from, attempt, Word::Answer { offered, answer });
             }
             Word::Answer { offered, answer } => self.receives_answer(to, attempt, offered, answer),
             word => match &self.hosts[to].work {

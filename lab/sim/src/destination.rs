@@ -19,16 +19,16 @@ impl World {
         self.goes_on(host);
     }
 
-    fn tell_source(&mut self, host: HostId, word: Word) {
+    fn send_source(&mut self, host: HostId, word: Word) {
         if let Work::Receiving(receiving) = &self.hosts[host].work {
             let (from, attempt) = (receiving.from, receiving.attempt);
-            self.say(host, from, attempt, word);
+            self.send(host, from, attempt, word);
         }
     }
 
     pub(crate) fn destination_acts(&mut self, host: HostId, action: Action) {
         match action {
-            Action::SendReady => self.tell_source(host, Word::Ready),
+            Action::SendReady => self.send_source(host, Word::Ready),
             Action::NoteTakeOver => {
                 let Work::Receiving(receiving) = &mut self.hosts[host].work else { return };
                 receiving.noting = true;
@@ -61,8 +61,8 @@ impl World {
                 self.runs(host);
                 self.destination_takes(host, Event::GuestRuns);
             }
-            Action::SendRunning => self.tell_source(host, Word::Running),
-            Action::Refuse(_) => self.tell_source(host, Word::Refused),
+            Action::SendRunning => self.send_source(host, Word::Running),
+            Action::Refuse(_) => self.send_source(host, Word::Refused),
             Action::Discard(_) => {
                 // Wait for the record in progress.
                 self.noted(host, false);
@@ -129,8 +129,8 @@ impl World {
                 }
                 return;
             }
-            Word::RoundEnd(round) => return self.tell_source(host, Word::RoundApplied(round)),
-            Word::PreparePageIn => return self.tell_source(host, Word::PageInReady),
+            Word::RoundEnd(round) => return self.send_source(host, Word::RoundApplied(round)),
+            Word::PreparePageIn => return self.send_source(host, Word::PageInReady),
             Word::Remaining(missing) => {
                 receiving.missing = missing;
                 return;

@@ -144,18 +144,18 @@ impl World {
         }
         if count > 0 {
             // A data stream: the driver learns of its end from the control stream.
-            let _ = self.tell_peer(host, Word::Pages(content));
+            let _ = self.send_peer(host, Word::Pages(content));
         }
         SentTotals { pages: count, bytes: count * 4128 + SWEEP_BYTES, ..SentTotals::default() }
     }
 
-    fn tell_peer(&mut self, host: HostId, word: Word) -> Result<(), NotSent> {
+    fn send_peer(&mut self, host: HostId, word: Word) -> Result<(), NotSent> {
         let Work::Sending(sending) = &self.hosts[host].work else { return Ok(()) };
         let (to, attempt) = (sending.to, sending.attempt);
         if self.broken.contains(&attempt) {
             return Err(NotSent);
         }
-        self.say(host, to, attempt, word);
+        self.send(host, to, attempt, word);
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl World {
             return Ok(());
         }
         match *action {
-            Action::SendBegin => self.tell_peer(host, Word::Begin { ownership })?,
+            Action::SendBegin => self.send_peer(host, Word::Begin { ownership })?,
             Action::StartTracking => {
                 if let Some(process) = &mut self.hosts[host].process {
                     process.tracked = true;
@@ -185,7 +185,7 @@ impl World {
                 let sent = self.sweep(host, round == 0 && !resumes);
                 self.source_takes(host, Event::RoundSent(sent));
             }
-            Action::Drain => self.tell_peer(host, Word::RoundEnd(round))?,
+            Action::Drain => self.send_peer(host, Word::RoundEnd(round))?,
             Action::CountRemaining => {
                 let dirty =
                     self.hosts[host].process.as_ref().map_or(0, |process| process.dirty.len());
@@ -193,12 +193,12 @@ impl World {
             }
             Action::Throttle { .. } => self.source_takes(host, Event::CannotThrottle),
             Action::LetWritersGo | Action::StopTracking | Action::ServePages => {}
-            Action::PreparePageIn => self.tell_peer(host, Word::PreparePageIn)?,
+            Action::PreparePageIn => self.send_peer(host, Word::PreparePageIn)?,
             Action::AnnounceRemaining => {
                 let Some(process) = &mut self.hosts[host].process else { return Ok(()) };
                 let missing = std::mem::take(&mut process.dirty);
                 let pages = missing.len() as u64;
-                self.tell_peer(host, Word::Remaining(missing))?;
+                self.send_peer(host, Word::Remaining(missing))?;
                 self.source_takes(host, Event::RemainingAnnounced { pages });
             }
             Action::BeginSwitchover { page_in } => self.begin_switchover(host, page_in),
@@ -208,15 +208,15 @@ impl World {
                 self.source_takes(host, Event::LastPagesSent(sent));
             }
             Action::SendDeviceState => {
-                self.tell_peer(host, Word::StateFed)?;
-                self.tell_peer(host, Word::StateEnd)?;
+                self.send_peer(host, Word::StateFed)?;
+                self.send_peer(host, Word::StateEnd)?;
             }
-            Action::EndPages => self.tell_peer(host, Word::PagesEnd { sent: pages_sent })?,
+            Action::EndPages => self.send_peer(host, Word::PagesEnd { sent: pages_sent })?,
             Action::SendCommit => {
-                self.tell_peer(host, Word::Commit { ownership })?;
+                self.send_peer(host, Word::Commit { ownership })?;
                 self.source_takes(host, Event::CommitSent);
             }
-            Action::AbortPeer(_) => drop(self.tell_peer(host, Word::Abort)),
+            Action::AbortPeer(_) => drop(self.send_peer(host, Word::Abort)),
             Action::ResumeGuest => {
                 let resumed = self.let_go(host);
                 self.source_takes(host, Event::GuestResumed(resumed));
@@ -227,7 +227,7 @@ impl World {
                 }
             }
             Action::ReleaseGuest => {
-                let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::TellReleased];
+                let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::NotifyReleased];
                 steps.into_iter().rev().for_each(|step| self.hosts[host].steps.push_front(step));
             }
             Action::Finish => self.source_ends(host),
@@ -362,7 +362,7 @@ impl World {
         self.source_takes(host, Event::Verdict(verdict));
     }
 
-    /// Returns what becomes of the pages that a source keeps, as far as its destination can say
+    /// Returns what becomes of the pages that a source keeps, as far as its destination can send
     /// now; `None`: nothing yet.
     pub(crate) fn serving(&self, host: HostId) -> Option<Served> {
         let (to, offered) = match &self.hosts[host].work {

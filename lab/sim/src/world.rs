@@ -251,7 +251,7 @@ pub(crate) enum Step {
     SourceTakes(SourceEvent),
     StopGuest,
     /// The source's driver learns that the guest is released.
-    TellReleased,
+    NotifyReleased,
     Destination(DestinationAction),
     NoteGone,
     RemoveRecord,
@@ -433,7 +433,7 @@ pub struct World {
     /// Those of them whose source learns it from its next send, which fails.
     pub(crate) broken: BTreeSet<Attempt>,
     /// Number of messages sent on each attempt's lane, by direction.
-    pub(crate) said: BTreeMap<(Attempt, HostId), u32>,
+    pub(crate) sent: BTreeMap<(Attempt, HostId), u32>,
     pub(crate) attempts: Attempt,
     /// Present life of the VM.
     pub(crate) life: u32,
@@ -508,7 +508,7 @@ impl World {
             letters: Vec::new(),
             cut: BTreeSet::new(),
             broken: BTreeSet::new(),
-            said: BTreeMap::new(),
+            sent: BTreeMap::new(),
             attempts: 0,
             life: 0,
             deleted: false,
@@ -559,7 +559,7 @@ impl World {
         self.violation.get_or_insert(what.into());
     }
 
-    pub(crate) fn say(&mut self, from: HostId, to: HostId, attempt: Attempt, word: Word) {
+    pub(crate) fn send(&mut self, from: HostId, to: HostId, attempt: Attempt, word: Word) {
         if word.is_of_lane() && self.cut.contains(&attempt) {
             return;
         }
@@ -568,9 +568,9 @@ impl World {
             return self.deliver(Letter { from, to, attempt, number: 0, word });
         }
         let number = if word.is_of_lane() && self.options.ordered {
-            let said = self.said.entry((attempt, to)).or_default();
-            *said += 1;
-            *said
+            let sent = self.sent.entry((attempt, to)).or_default();
+            *sent += 1;
+            *sent
         } else {
             0
         };

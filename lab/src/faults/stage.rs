@@ -403,8 +403,8 @@ impl Scene {
             );
         }
         // A killed agent loses what it knew.
-        let must_tell = cell.fault != Fault::KillSourceAgent || place == Place::Nowhere;
-        ensure!(!must_tell || !findings.reported.is_empty(), "no agent reports what happened");
+        let must_report = cell.fault != Fault::KillSourceAgent || place == Place::Nowhere;
+        ensure!(!must_report || !findings.reported.is_empty(), "no agent reports what happened");
         Ok(())
     }
 

@@ -24,14 +24,14 @@ const PREFLIGHT: i32 = 5;
 /// Expects one error: an exit code, all the given words in the message, a remedy, and empty
 /// standard output.
 fn expect_error(trial: &Trial, arguments: &[&str], code: i32, words: &[&str]) -> Result<()> {
-    let said = trial.godwit(&[&["--json"], arguments].concat())?;
-    check_error(&said, code, words)
-        .with_context(|| format!("godwit {}: {said:?}", arguments.join(" ")))
+    let output = trial.godwit(&[&["--json"], arguments].concat())?;
+    check_error(&output, code, words)
+        .with_context(|| format!("godwit {}: {output:?}", arguments.join(" ")))
 }
 
-fn check_error(said: &CliOutput, code: i32, words: &[&str]) -> Result<()> {
-    ensure!(said.code == Some(code), "exit code {:?}, not {code}", said.code);
-    let errors: Vec<&str> = said.stderr.lines().filter(|line| line.starts_with('{')).collect();
+fn check_error(output: &CliOutput, code: i32, words: &[&str]) -> Result<()> {
+    ensure!(output.code == Some(code), "exit code {:?}, not {code}", output.code);
+    let errors: Vec<&str> = output.stderr.lines().filter(|line| line.starts_with('{')).collect();
     ensure!(errors.len() == 1, "{} errors", errors.len());
     let error: serde_json::Value = serde_json::from_str(errors[0])?;
     let error = error.get("error").unwrap_or(&error);
@@ -204,17 +204,17 @@ fn an_agent_whose_port_is_taken_says_so() -> Result<()> {
     }
     let path = folder.path().join("agent.toml");
     fs::write(&path, toml::to_string(&config)?)?;
-    let said = in_namespace(&trial.namespace("a"), || {
+    let output = in_namespace(&trial.namespace("a"), || {
         trial.godwit(&["host", "run", "--config", text(&path)])
     })??;
-    ensure!(said.code.is_some_and(|code| code > 0), "{said:?}");
+    ensure!(output.code.is_some_and(|code| code > 0), "{output:?}");
     ensure!(
-        said.stderr.contains("10.77.0.11:7700")
-            && said.stderr.contains("another program uses that port"),
-        "{said:?}"
+        output.stderr.contains("10.77.0.11:7700")
+            && output.stderr.contains("another program uses that port"),
+        "{output:?}"
     );
-    ensure!(said.stderr.matches("cannot listen").count() == 1, "{said:?}");
-    eprintln!("  error: {}", said.stderr.trim());
+    ensure!(output.stderr.matches("cannot listen").count() == 1, "{output:?}");
+    eprintln!("  error: {}", output.stderr.trim());
     ensure!(
         !folder.path().join("agent.sock").exists() && !folder.path().join("run").exists(),
         "the agent left files behind"

@@ -30,10 +30,10 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
     trial.bare_guest("a", "bare", Accel::Tcg)?;
     let memory = marks(&ram(&trial, "a"))?;
     expect_separate_users(&trial)?;
-    let mut said = Vec::new();
+    let mut texts = Vec::new();
     for _ in 0..2 {
         let report = move_and_check(&trial, &mut guest)?.report;
-        said.push(("the report".to_owned(), serde_json::to_vec(&report)?));
+        texts.push(("the report".to_owned(), serde_json::to_vec(&report)?));
         let there = fs::read(ram(&trial, &guest.host))?;
         let whole = memory.iter().filter(|mark| has(&there, &mark.bytes)).count();
         ensure!(
@@ -50,18 +50,18 @@ fn keys_and_guest_memory_stay_where_they_belong() -> Result<()> {
     ] {
         let output = trial.godwit(words)?;
         ensure!(output.code == Some(0), "{output:?}");
-        said.push((format!("godwit {}", words.join(" ")), output.stdout.into_bytes()));
+        texts.push((format!("godwit {}", words.join(" ")), output.stdout.into_bytes()));
     }
-    said.extend(written(trial.paths().root()));
-    said.extend(processes());
-    let logs = said.iter().filter(|(place, _)| place.ends_with("agent.log")).count();
-    let commands = said
+    texts.extend(written(trial.paths().root()));
+    texts.extend(processes());
+    let logs = texts.iter().filter(|(place, _)| place.ends_with("agent.log")).count();
+    let commands = texts
         .iter()
         .filter(|(place, text)| place.ends_with("cmdline") && has(text, b"qemu-system"))
         .count();
     ensure!(logs == 2 && commands >= 2, "checked only {logs} logs and {commands} commands");
     let secrets: Vec<Secret> = memory.into_iter().chain(keys(&trial.pki())?).collect();
-    for (place, text) in &said {
+    for (place, text) in &texts {
         let found = secrets.iter().find(|secret| has(text, &secret.bytes));
         ensure!(found.is_none(), "{} is in {place}", found.map_or("", |secret| &secret.what));
     }

@@ -88,8 +88,8 @@ fn is_locked(disk: &Disk) -> Result<bool> {
         .args(["-f", disk.format.name(), "-c", "quit"])
         .arg(&disk.path)
         .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() || said.contains("lock"), "qemu-io: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() || stderr.contains("lock"), "qemu-io: {stderr}");
     Ok(!output.status.success())
 }
 

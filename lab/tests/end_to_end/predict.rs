@@ -118,8 +118,8 @@ fn what_a_move_refuses_a_dry_run_refuses() -> Result<()> {
         (&["migrate", "web", "--to", "z", "--dry-run"], NOT_FOUND),
         (&["migrate", "web", "--to", "a", "--dry-run"], CONFLICT),
     ] {
-        let said = trial.godwit(arguments)?;
-        ensure!(said.code == Some(code), "{arguments:?}: {said:?}");
+        let output = trial.godwit(arguments)?;
+        ensure!(output.code == Some(code), "{arguments:?}: {output:?}");
     }
     // Invalid values of the request are refused at once, with and without a dry run.
     let wrong = MigrationRequest { switchover_budget_ms: -1.0, ..MigrationRequest::to("b") };
@@ -143,8 +143,11 @@ fn what_a_move_refuses_a_dry_run_refuses() -> Result<()> {
     let available = trial.ask(trial.agent("b").host())?.memory_available_bytes;
     trial.create("b", small("big", ByteSize::from_mib((available >> 20).saturating_sub(128))))?;
     refused_alike(&trial)?;
-    let said = trial.godwit(&["migrate", "web", "--to", "b", "--dry-run"])?;
-    ensure!(said.code == Some(PREFLIGHT) && said.stdout.contains("would not move"), "{said:?}");
+    let output = trial.godwit(&["migrate", "web", "--to", "b", "--dry-run"])?;
+    ensure!(
+        output.code == Some(PREFLIGHT) && output.stdout.contains("would not move"),
+        "{output:?}"
+    );
     trial.delete("b", "big")?;
 
     trial.expect_traces("a", &before[0])?;

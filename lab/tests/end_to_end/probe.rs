@@ -19,7 +19,7 @@ const UNREACHABLE: i32 = 6;
 const INTERRUPTED: i32 = 130;
 
 fn probe(trial: &Trial) -> Result<ProbeReport> {
-    let said = trial.godwit(&[
+    let output = trial.godwit(&[
         "--json",
         "probe",
         "b",
@@ -30,13 +30,13 @@ fn probe(trial: &Trial) -> Result<ProbeReport> {
         "--size",
         "1GiB",
     ])?;
-    ensure!(said.code == Some(0), "{said:?}");
+    ensure!(output.code == Some(0), "{output:?}");
     ensure!(
-        said.stderr.contains("round trip") && said.stderr.contains("8 streams"),
+        output.stderr.contains("round trip") && output.stderr.contains("8 streams"),
         "{}",
-        said.stderr
+        output.stderr
     );
-    Ok(serde_json::from_str(&said.stdout)?)
+    Ok(serde_json::from_str(&output.stdout)?)
 }
 
 #[test]
@@ -79,16 +79,16 @@ fn a_probe_measures_the_link() -> Result<()> {
         (&["probe", "a", "--from", "a"], USAGE),
         (&["probe", "b", "--seconds", "99"], USAGE),
     ] {
-        let said = trial.godwit(arguments)?;
-        ensure!(said.code == Some(code), "{arguments:?}: {said:?}");
-        eprintln!("  error: {}", said.stderr.trim());
+        let output = trial.godwit(arguments)?;
+        ensure!(output.code == Some(code), "{arguments:?}: {output:?}");
+        eprintln!("  error: {}", output.stderr.trim());
     }
     interrupted(&trial)?;
     // Both hosts are free again.
     until("another probe is accepted", LIMIT, || {
-        let said = trial.godwit(&["probe", "b", "--from", "a", "--seconds", "0.1"])?;
-        ensure!(said.code == Some(0) || said.code == Some(CONFLICT), "{said:?}");
-        Ok((said.code == Some(0)).then_some(()))
+        let output = trial.godwit(&["probe", "b", "--from", "a", "--seconds", "0.1"])?;
+        ensure!(output.code == Some(0) || output.code == Some(CONFLICT), "{output:?}");
+        Ok((output.code == Some(0)).then_some(()))
     })?;
     trial.expect_traces("a", &clean[0])?;
     trial.expect_traces("b", &clean[1])?;
@@ -107,8 +107,8 @@ fn interrupted(trial: &Trial) -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    let said = BufReader::new(child.stderr.take().context("no standard error")?);
-    let mut lines = said.lines().map_while(Result::ok);
+    let stderr = BufReader::new(child.stderr.take().context("no standard error")?);
+    let mut lines = stderr.lines().map_while(Result::ok);
     lines.find(|line| line.contains("throughput")).context("no throughput was measured")?;
     rustix::process::kill_process(Pid::from_child(&child), Signal::INT)?;
     ensure!(child.wait()?.code() == Some(INTERRUPTED));
@@ -127,9 +127,9 @@ fn packets_that_vanish_are_found() -> Result<()> {
         ensure!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
     }
     let report = {
-        let said = trial.godwit(&["--json", "probe", "b", "--from", "a", "--seconds", "0.1"])?;
-        ensure!(said.code == Some(0), "{said:?}");
-        serde_json::from_str::<ProbeReport>(&said.stdout)?
+        let output = trial.godwit(&["--json", "probe", "b", "--from", "a", "--seconds", "0.1"])?;
+        ensure!(output.code == Some(0), "{output:?}");
+        serde_json::from_str::<ProbeReport>(&output.stdout)?
     };
     ensure!(report.estimate.is_none() && report.limit == Some(Limit::Mtu), "{report:#?}");
     for lane in &report.lanes {
@@ -140,7 +140,10 @@ fn packets_that_vanish_are_found() -> Result<()> {
     }
     // A destination without an agent.
     trial.end_agent("b", Signal::KILL)?;
-    let said = trial.godwit(&["--json", "probe", "b", "--from", "a"])?;
-    ensure!(said.code == Some(UNREACHABLE) && said.stderr.contains("peer-unreachable"), "{said:?}");
+    let output = trial.godwit(&["--json", "probe", "b", "--from", "a"])?;
+    ensure!(
+        output.code == Some(UNREACHABLE) && output.stderr.contains("peer-unreachable"),
+        "{output:?}"
+    );
     trial.finish()
 }

@@ -35,44 +35,44 @@ pub(crate) async fn run(
     if of_host || !is_managed(command) || !is_known() {
         return Ok(None);
     }
-    let asked = match client(place, hosts) {
+    let result = match client(place, hosts) {
         Ok(manager) => ask(command, &manager, only, output).await,
-        Err(failure) => Err(Asked::Failed(failure)),
+        Err(failure) => Err(AskError::Failed(failure)),
     };
-    match asked {
+    match result {
         Ok(()) => Ok(Some(Exit::Ok)),
         // Only the manager may change a VM that it manages: it knows of moves and of other hosts.
-        Err(Asked::Refused(error)) if !is_named && is_unasked(&error) && reads_only(command) => {
+        Err(AskError::Refused(error)) if !is_named && is_unasked(&error) && reads_only(command) => {
             output.note(&format!("note: {}; asking the hosts instead", error.detail()));
             Ok(None)
         }
-        Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
+        Err(AskError::Refused(error)) if !is_named && is_unasked(&error) => {
             let mut failure = Failure::from(error);
             failure.fault.remedy.push_str("; or name the VM's host: --host HOST");
             Err(failure)
         }
-        Err(Asked::Refused(error)) => Err(error.into()),
-        Err(Asked::Failed(failure)) => Err(failure),
+        Err(AskError::Refused(error)) => Err(error.into()),
+        Err(AskError::Failed(failure)) => Err(failure),
     }
 }
 
 /// Reason why there is no result.
-enum Asked {
+enum AskError {
     /// Error of the manager, or of the connection to it.
     Refused(ManagerError),
     /// Error of this command itself.
     Failed(Failure),
 }
 
-impl From<ManagerError> for Asked {
-    fn from(error: ManagerError) -> Asked {
-        Asked::Refused(error)
+impl From<ManagerError> for AskError {
+    fn from(error: ManagerError) -> AskError {
+        AskError::Refused(error)
     }
 }
 
-impl From<Failure> for Asked {
-    fn from(failure: Failure) -> Asked {
-        Asked::Failed(failure)
+impl From<Failure> for AskError {
+    fn from(failure: Failure) -> AskError {
+        AskError::Failed(failure)
     }
 }
 
@@ -107,11 +107,11 @@ async fn ask(
     manager: &ManagerClient,
     only: Option<&str>,
     output: Output,
-) -> Result<(), Asked> {
+) -> Result<(), AskError> {
     match command {
         VmCommand::Create(options) => {
             let made = manager.create_vm(&request(options, only)?).await?;
-            tell(&made, output)?;
+            print(&made, output)?;
         }
         VmCommand::List => {
             let vms = manager.vms().await?;
@@ -132,12 +132,12 @@ async fn ask(
         }
         VmCommand::Start { name, skip_preflight } => {
             let request = StartManagedVm { skip_preflight: *skip_preflight };
-            tell(&manager.start_vm(name, request).await?, output)?;
+            print(&manager.start_vm(name, request).await?, output)?;
         }
         VmCommand::Stop { name, force, grace } => {
             let grace_ms = u64::try_from(grace.as_millis()).ok();
             let request = StopManagedVm { force: *force, grace_ms };
-            tell(&manager.stop_vm(name, request).await?, output)?;
+            print(&manager.stop_vm(name, request).await?, output)?;
         }
         VmCommand::Delete { name, force } => {
             manager.delete_vm(name, *force).await?;
@@ -158,7 +158,7 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
     })
 }
 
-fn tell(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
+fn print(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
     let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
     output.result(&result, || {
         let why =

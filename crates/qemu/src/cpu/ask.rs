@@ -40,7 +40,7 @@ pub enum CpuError {
         why: std::io::Error,
     },
     /// QEMU ended, refused, or took too long.
-    #[error("cannot ask QEMU \"{}\" for its CPUs: {why}{}", path.display(), said(complaint))]
+    #[error("cannot ask QEMU \"{}\" for its CPUs: {why}{}", path.display(), quoted(complaint))]
     NoAnswer {
         /// The binary.
         path: PathBuf,
@@ -59,7 +59,7 @@ pub enum CpuError {
     },
 }
 
-fn said(complaint: &str) -> String {
+fn quoted(complaint: &str) -> String {
     if complaint.is_empty() { String::new() } else { format!(" (it says: {complaint})") }
 }
 
@@ -154,12 +154,12 @@ async fn start(
 
 /// Returns the first line that an ended QEMU wrote to its error output.
 async fn first_line(pipe: Option<tokio::process::ChildStderr>) -> String {
-    let mut said = Vec::new();
+    let mut text = Vec::new();
     if let Some(pipe) = pipe {
         // After an error, the output so far is all there is.
-        let _ = pipe.take(LONGEST_COMPLAINT_BYTES).read_to_end(&mut said).await;
+        let _ = pipe.take(LONGEST_COMPLAINT_BYTES).read_to_end(&mut text).await;
     }
-    String::from_utf8_lossy(&said).lines().next().unwrap_or_default().trim().to_owned()
+    String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned()
 }
 
 struct Answers {

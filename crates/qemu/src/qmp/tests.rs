@@ -15,18 +15,18 @@ struct FakeQemu {
 }
 
 impl FakeQemu {
-    async fn say(&mut self, line: &str) {
+    async fn send(&mut self, line: &str) {
         self.stream.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
     }
 
-    async fn hear(&mut self) -> Value {
+    async fn read(&mut self) -> Value {
         let mut line = String::new();
         self.stream.read_line(&mut line).await.unwrap();
         serde_json::from_str(&line).unwrap()
     }
 
     async fn return_empty(&mut self, request: &Value) {
-        self.say(&json!({"return": {}, "id": request["id"]}).to_string()).await;
+        self.send(&json!({"return": {}, "id": request["id"]}).to_string()).await;
     }
 }
 
@@ -34,10 +34,10 @@ async fn connected() -> (Qmp, FakeQemu) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut fake = FakeQemu { stream: BufReader::new(theirs) };
     let negotiate = tokio::spawn(Qmp::negotiate(ours));
-    fake.say(GREETING).await;
-    let request = fake.hear().await;
+    fake.send(GREETING).await;
+    let request = fake.read().await;
     assert_eq!(request["execute"], "qmp_capabilities");
-    fake.say(r#"{"event": "EARLY", "timestamp": {"seconds": 1, "microseconds": 2}}"#).await;
+    fake.send(r#"{"event": "EARLY", "timestamp": {"seconds": 1, "microseconds": 2}}"#).await;
     fake.return_empty(&request).await;
     (negotiate.await.unwrap().unwrap(), fake)
 }
@@ -47,12 +47,12 @@ async fn events_and_unknown_messages_may_come_between() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     let call = tokio::spawn(async move { qmp.execute("query-status", Value::Null).await });
-    let request = fake.hear().await;
+    let request = fake.read().await;
     assert!(request.get("arguments").is_none());
-    fake.say(r#"{"event": "NEVER_HEARD_OF", "data": {"deep": [1, {"x": null}]}}"#).await;
-    fake.say(r#"{"some": "thing new"}"#).await;
-    fake.say(r#"{"return": {}, "id": 99999}"#).await;
-    fake.say(
+    fake.send(r#"{"event": "NEVER_HEARD_OF", "data": {"deep": [1, {"x": null}]}}"#).await;
+    fake.send(r#"{"some": "thing new"}"#).await;
+    fake.send(r#"{"return": {}, "id": 99999}"#).await;
+    fake.send(
         &json!({"return": {"status": "running"}, "id": request["id"], "extra": 1}).to_string(),
     )
     .await;
@@ -65,12 +65,12 @@ async fn responses_in_any_order_reach_their_command() {
     let (qmp, mut fake) = connected().await;
     let other = qmp.clone();
     let first = tokio::spawn(async move { qmp.execute("one", json!({"a": 1})).await });
-    let one = fake.hear().await;
+    let one = fake.read().await;
     let second = tokio::spawn(async move { other.execute("two", Value::Null).await });
-    let two = fake.hear().await;
+    let two = fake.read().await;
     assert_eq!(one["arguments"], json!({"a": 1}));
-    fake.say(&json!({"return": 2, "id": two["id"]}).to_string()).await;
-    fake.say(&json!({"return": 1, "id": one["id"]}).to_string()).await;
+    fake.send(&json!({"return": 2, "id": two["id"]}).to_string()).await;
+    fake.send(&json!({"return": 1, "id": one["id"]}).to_string()).await;
     assert_eq!(first.await.unwrap().unwrap(), 1);
     assert_eq!(second.await.unwrap().unwrap(), 2);
 }
@@ -79,10 +79,10 @@ async fn responses_in_any_order_reach_their_command() {
 async fn a_refusal_names_the_command() {
     let (qmp, mut fake) = connected().await;
     let call = tokio::spawn(async move { qmp.execute("migrate", Value::Null).await });
-    let request = fake.hear().await;
+    let request = fake.read().await;
     let error =
         json!({"error": {"class": "GenericError", "desc": "no such thing"}, "id": request["id"]});
-    fake.say(&error.to_string()).await;
+    fake.send(&error.to_string()).await;
     let error = call.await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "QEMU refuses migrate: no such thing");
 }
@@ -92,7 +92,7 @@ async fn the_end_of_the_connection_reaches_all_callers() {
     let (qmp, mut fake) = connected().await;
     let caller = qmp.clone();
     let call = tokio::spawn(async move { caller.execute("stop", Value::Null).await });
-    fake.hear().await;
+    fake.read().await;
     fake.stream.write_all(b"{\"return\": {").await.unwrap();
     drop(fake);
     assert_eq!(call.await.unwrap().unwrap_err().code(), "qmp-closed");
@@ -116,11 +116,11 @@ async fn waiting_for_an_event_ends_with_the_connection() {
 #[tokio::test]
 async fn invalid_qmp_ends_the_connection() {
     let (qmp, mut fake) = connected().await;
-    fake.say("HTTP/1.1 400 Bad Request").await;
+    fake.send("HTTP/1.1 400 Bad Request").await;
     assert!(qmp.closed().await.contains("HTTP/1.1"));
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut fake = FakeQemu { stream: BufReader::new(theirs) };
-    fake.say(r#"{"event": "STOP"}"#).await;
+    fake.send(r#"{"event": "STOP"}"#).await;
     assert_eq!(Qmp::negotiate(ours).await.unwrap_err().code(), "qmp-protocol");
 }
 
@@ -141,7 +141,7 @@ async fn long_and_joined_lines_are_split_at_their_ends() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     let call = tokio::spawn(async move { qmp.execute("query-qmp-schema", Value::Null).await });
-    let id = fake.hear().await["id"].clone();
+    let id = fake.read().await["id"].clone();
     let long = "x".repeat(900_000);
     let text = format!("{{\"return\": \"{long}\", \"id\": {id}}}\r\n{{\"event\": \"B\"}}\r\n");
     for piece in text.as_bytes().chunks(70_001) {
@@ -156,15 +156,17 @@ async fn long_and_joined_lines_are_split_at_their_ends() {
 async fn an_event_that_is_too_long_to_keep_is_dropped() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
-    fake.say(&json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string())
-        .await;
+    fake.send(
+        &json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string(),
+    )
+    .await;
     // Short as text, but large as values.
-    fake.say(
+    fake.send(
         &json!({"event": "MANY", "data": {"t": vec![json!({"": 0}); MOST_EVENT_VALUES]}})
             .to_string(),
     )
     .await;
-    fake.say(r#"{"event": "SHORT"}"#).await;
+    fake.send(r#"{"event": "SHORT"}"#).await;
     assert_eq!(events.recv().await.unwrap().name, "SHORT");
 }
 
@@ -173,11 +175,11 @@ async fn the_newest_unread_events_are_kept() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     for _ in 0..4 * EVENTS_KEPT {
-        fake.say(r#"{"event": "FLOOD"}"#).await;
+        fake.send(r#"{"event": "FLOOD"}"#).await;
     }
     // When this is answered, what comes after them has been read.
     let call = tokio::spawn(async move { qmp.execute("quick", Value::Null).await });
-    let quick = fake.hear().await;
+    let quick = fake.read().await;
     fake.return_empty(&quick).await;
     call.await.unwrap().unwrap();
     assert!(matches!(events.recv().await, Err(broadcast::error::RecvError::Lagged(_))));
@@ -195,10 +197,10 @@ async fn a_command_without_a_response_times_out() {
         qmp.execute_within("slow", Value::Null, Duration::from_millis(1)).await.unwrap_err();
     assert_eq!(error.code(), "qmp-timeout");
     // Its late response is dropped, and the connection still works.
-    let slow = fake.hear().await;
+    let slow = fake.read().await;
     fake.return_empty(&slow).await;
     let call = tokio::spawn(async move { qmp.execute("quick", Value::Null).await });
-    let quick = fake.hear().await;
+    let quick = fake.read().await;
     fake.return_empty(&quick).await;
     call.await.unwrap().unwrap();
 }
@@ -270,19 +272,19 @@ async fn an_absent_monitor_is_named() {
 async fn answer_cont(mut fake: FakeQemu, refusals: usize, state: &str) -> (FakeQemu, usize) {
     let mut asked = 0;
     loop {
-        let request = fake.hear().await;
+        let request = fake.read().await;
         if request["execute"] == "query-status" {
             let answer = json!({
                 "return": {"status": state, "running": state == "running"}, "id": request["id"],
             });
-            fake.say(&answer.to_string()).await;
+            fake.send(&answer.to_string()).await;
             return (fake, asked);
         }
         assert_eq!(request["execute"], "cont");
         asked += 1;
         if asked <= refusals {
             let error = json!({"class": "GenericError", "desc": "Migration is not finalized yet"});
-            fake.say(&json!({"error": error, "id": request["id"]}).to_string()).await;
+            fake.send(&json!({"error": error, "id": request["id"]}).to_string()).await;
         } else {
             fake.return_empty(&request).await;
         }
@@ -326,9 +328,9 @@ async fn a_guest_that_stays_paused_after_cont_is_not_resumed() {
 async fn other_refusals_are_not_retried() {
     let (qmp, mut fake) = connected().await;
     let call = tokio::spawn(async move { qmp.resume().await });
-    let request = fake.hear().await;
+    let request = fake.read().await;
     let error = json!({"class": "GenericError", "desc": "Failed to get \"write\" lock"});
-    fake.say(&json!({"error": error, "id": request["id"]}).to_string()).await;
+    fake.send(&json!({"error": error, "id": request["id"]}).to_string()).await;
     assert_eq!(call.await.unwrap().unwrap_err().code(), "qmp-command");
 }
 
@@ -341,16 +343,16 @@ async fn a_shutdown_by_the_guest_is_known_before_what_follows_it() {
     };
     let (qmp, mut fake) = connected().await;
     let asking = qmp.clone();
-    fake.say(&shutdown(false)).await;
+    fake.send(&shutdown(false)).await;
     let call = tokio::spawn(async move { asking.execute("query-status", Value::Null).await });
-    let request = fake.hear().await;
+    let request = fake.read().await;
     assert!(!qmp.guest_has_shut_down(), "that is QEMU's own end");
-    fake.say(&shutdown(true)).await;
+    fake.send(&shutdown(true)).await;
     fake.return_empty(&request).await;
     call.await.unwrap().unwrap();
     assert!(qmp.guest_has_shut_down());
     // Later events of QEMU do not revoke it.
-    fake.say(&shutdown(false)).await;
+    fake.send(&shutdown(false)).await;
     qmp.until_guest_shuts_down().await;
     drop(fake);
     qmp.closed().await;

@@ -73,7 +73,7 @@ impl Fake {
         VcpuGroup::in_tree(self.tree(), &VmName::new("web").unwrap(), PID, VCPUS.to_vec())
     }
 
-    fn said(&self, file: &str) -> String {
+    fn read(&self, file: &str) -> String {
         fs::read_to_string(self.group().join(file)).unwrap()
     }
 }
@@ -86,21 +86,21 @@ fn threads_get_a_share_and_are_released_in_v1() {
     assert!(!fake.group().exists(), "nothing is created before it is needed");
     group.set_share(Some(0.5)).unwrap();
     // An ordinary file keeps only the last write.
-    assert_eq!(fake.said("tasks"), "4194403");
+    assert_eq!(fake.read("tasks"), "4194403");
     assert_eq!(
-        (fake.said("cpu.cfs_quota_us").as_str(), fake.said("cpu.cfs_period_us").as_str()),
+        (fake.read("cpu.cfs_quota_us").as_str(), fake.read("cpu.cfs_period_us").as_str()),
         ("15000", "10000")
     );
-    assert_eq!(fake.said("cpu.shares"), "3072");
+    assert_eq!(fake.read("cpu.shares"), "3072");
     group.set_share(Some(0.01)).unwrap();
     assert_eq!(
-        (fake.said("cpu.cfs_quota_us").as_str(), fake.said("cpu.cfs_period_us").as_str()),
+        (fake.read("cpu.cfs_quota_us").as_str(), fake.read("cpu.cfs_period_us").as_str()),
         ("1000", "33333")
     );
     for free in [Some(1.0), None] {
         group.set_share(Some(0.2)).unwrap();
         group.set_share(free).unwrap();
-        assert_eq!(fake.said("cpu.cfs_quota_us"), "-1");
+        assert_eq!(fake.read("cpu.cfs_quota_us"), "-1");
     }
     drop(group);
     assert!(!fake.group().exists());
@@ -112,16 +112,16 @@ fn threads_get_a_share_and_are_released_in_v2() {
     let fake = Fake::new(Kind::V2);
     let mut group = fake.vcpu_group();
     group.set_share(Some(0.1)).unwrap();
-    assert_eq!(fake.said("cgroup.type"), "threaded");
+    assert_eq!(fake.read("cgroup.type"), "threaded");
     let control = || fs::read_to_string(fake.vms().join("cgroup.subtree_control")).unwrap();
     assert_eq!(control(), "+cpu");
-    assert_eq!(fake.said("cgroup.threads"), "4194403");
+    assert_eq!(fake.read("cgroup.threads"), "4194403");
     assert_eq!(
-        (fake.said("cpu.max").as_str(), fake.said("cpu.weight").as_str()),
+        (fake.read("cpu.max").as_str(), fake.read("cpu.weight").as_str()),
         ("3000 10000", "300")
     );
     group.set_share(None).unwrap();
-    assert_eq!(fake.said("cpu.max"), "max");
+    assert_eq!(fake.read("cpu.max"), "max");
     drop(group);
     assert!(!fake.group().exists());
     assert_eq!(fs::read_to_string(fake.vms().join("cgroup.threads")).unwrap(), "4194403");

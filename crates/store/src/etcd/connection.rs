@@ -174,24 +174,24 @@ pub(super) fn judge(error: &Error) -> Failure {
     let Error::GRpcStatus(status) = error else {
         return Failure::Lost(error.to_string());
     };
-    let said = status.message().to_owned();
+    let message = status.message().to_owned();
     // gRPC's numbers, as etcd uses them (api/v3rpc/rpctypes/error.go).
     match i32::from(status.code()) {
-        11 if said.contains("compacted") => Failure::Compacted,
-        8 if said.contains("space exceeded") => Failure::Refused {
-            why: said,
+        11 if message.contains("compacted") => Failure::Compacted,
+        8 if message.contains("space exceeded") => Failure::Refused {
+            why: message,
             remedy: "compact and defragment etcd, then `etcdctl alarm disarm`",
         },
         // Invalid argument (a wrong password is one), permission denied, unauthenticated.
         3 | 7 | 16 => Failure::Refused {
-            why: said,
+            why: message,
             remedy: "give this manager's etcd user or certificate read and write access to its \
                 prefix",
         },
         // Precondition, out of range.
-        9 | 11 => Failure::Refused { why: said, remedy: "see etcd's log for details" },
+        9 | 11 => Failure::Refused { why: message, remedy: "see etcd's log for details" },
         _ => {
-            let mut why = said;
+            let mut why = message;
             let mut cause = status.source();
             while let Some(error) = cause {
                 why = format!("{why}: {error}");

@@ -78,7 +78,7 @@ impl Follower {
     }
 
     /// Groups events by the transactions that made them. Each group has its transaction's revision.
-    fn take(&mut self, message: &WatchResponse) {
+    fn apply(&mut self, message: &WatchResponse) {
         for event in message.events() {
             let Some((revision, change)) = self.change(event) else { continue };
             match self.ready.back_mut() {
@@ -126,7 +126,7 @@ impl ChangeSource for Follower {
                     let why = format!("it ended a watch: {}", message.cancel_reason());
                     return Err(self.ended(Failure::Lost(why)).await);
                 }
-                Ok(Some(message)) => self.take(&message),
+                Ok(Some(message)) => self.apply(&message),
                 Ok(None) => {
                     return Err(self.ended(Failure::Lost("it ended a watch".to_owned())).await);
                 }

@@ -128,13 +128,13 @@ fn check_owner(path: &Path, connection: &Connection) -> Result<(), StoreError> {
 }
 
 fn check_whole(path: &Path, connection: &Connection) -> Result<(), StoreError> {
-    let said: String = connection
+    let verdict: String = connection
         .query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))
         .map_err(|error| judge(path, &error))?;
-    if said == "ok" {
+    if verdict == "ok" {
         Ok(())
     } else {
-        Err(StoreError::Damaged { path: path.to_owned(), why: said })
+        Err(StoreError::Damaged { path: path.to_owned(), why: verdict })
     }
 }
 

@@ -69,7 +69,7 @@ struct Figures {
 
 /// Measures, prints, writes.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
+    let machine = Machine::inspect("qemu-system-x86_64".as_ref());
     print!("{machine}");
     println!(
         "settings  {} simulated hosts (agents' API with simulated QEMU) at 1 Gb/s, {} VMs of 256 \

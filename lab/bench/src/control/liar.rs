@@ -68,7 +68,7 @@ struct Figures {
 
 /// Measures, prints, writes.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
+    let machine = Machine::inspect("qemu-system-x86_64".as_ref());
     let figures = tokio::runtime::Runtime::new()?.block_on(measure(settings))?;
     if settings.json {
         println!("{}", serde_json::to_string_pretty(&figures)?);

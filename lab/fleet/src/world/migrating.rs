@@ -374,7 +374,7 @@ impl World {
         let host = &mut self.hosts[gone_at];
         host.vms.remove(&one.vm);
         host.recount();
-        host.tell(&HostEvent::VmGone(one.vm.clone()));
+        host.publish(&HostEvent::VmGone(one.vm.clone()));
         let from = self.hosts[one.source].info.name.clone();
         let to = self.hosts[one.target].info.name.clone();
         let report = one.report((&from, &to), outcome, error, now_ms);
@@ -408,7 +408,7 @@ impl World {
     fn report_migration(&mut self, at: usize, id: &str) {
         let host = &mut self.hosts[at];
         if let Some(status) = host.migrations.iter().rev().find(|status| status.id == id).cloned() {
-            host.tell(&HostEvent::Migration(Box::new(status)));
+            host.publish(&HostEvent::Migration(Box::new(status)));
         }
     }
 }

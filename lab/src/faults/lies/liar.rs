@@ -113,7 +113,7 @@ impl Session {
         let lies = 1 + random.next() % LIES;
         (0..lies)
             .take_while(|_| self.send_bytes(&anything(random)).is_ok())
-            .fold(0, |said, _| said + 1)
+            .fold(0, |lies, _| lies + 1)
     }
 
     /// Ends the stream so that the peer receives all lies, then reads the peer's data to its end.
@@ -150,11 +150,11 @@ impl LyingSource<'_> {
         control.send(self.begin)?;
         control.until_received(Kind::Ready)?;
         let mut random = Random::new(seed);
-        let mut said = 0;
+        let mut lies = 0;
         match random.below(3) {
             0 => {
                 let mut data = self.open(1).context("a data stream")?;
-                said += data.lie(&mut random);
+                lies += data.lie(&mut random);
                 // The peer reads all of it before anything else is sent. By then it has ended the
                 // stream.
                 data.finish();
@@ -170,10 +170,10 @@ impl LyingSource<'_> {
             }
             _ => {}
         }
-        said += control.lie(&mut random);
+        lies += control.lie(&mut random);
         control.finish();
-        ensure!(said > 0, "no lie was sent");
-        Ok(said)
+        ensure!(lies > 0, "no lie was sent");
+        Ok(lies)
     }
 
     fn open(&self, stream: u16) -> Result<Session> {
@@ -245,8 +245,8 @@ impl LyingDestination {
             session.until_received(Kind::Begin)?;
             session.send(&Message::Ready)?;
         }
-        let said = session.lie(&mut Random::new(seed ^ u64::from(stream)));
-        if stream == CONTROL_STREAM && said > 0 {
+        let lies = session.lie(&mut Random::new(seed ^ u64::from(stream)));
+        if stream == CONTROL_STREAM && lies > 0 {
             self.lied.fetch_add(1, Ordering::SeqCst);
         }
         session.finish();
