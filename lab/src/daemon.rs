@@ -49,9 +49,9 @@ impl FromStr for DaemonKind {
 /// The configuration cannot be read, or the process cannot do its work.
 pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
     match kind {
-        DaemonKind::Emulator => emulator::run(&read(config)?, say_ready),
-        DaemonKind::Client => prober::run(&read(config)?, say_ready),
-        DaemonKind::Door => door::run(&read(config)?, say_ready),
+        DaemonKind::Emulator => emulator::run(&read(config)?, notify_ready),
+        DaemonKind::Client => prober::run(&read(config)?, notify_ready),
+        DaemonKind::Door => door::run(&read(config)?, notify_ready),
     }
 }
 
@@ -68,7 +68,7 @@ fn read<T: DeserializeOwned>(config: &Path) -> Result<T> {
     serde_json::from_str(&text).with_context(|| format!("cannot parse {}", config.display()))
 }
 
-fn say_ready() -> Result<()> {
+fn notify_ready() -> Result<()> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "ready")?;
     stdout.flush().context("cannot report that this process is ready")

@@ -37,7 +37,7 @@ pub(crate) fn listen() -> Result<TcpListener> {
 }
 
 /// Forwards connections until it is ended. Its standard input is the listening socket.
-pub(crate) fn run(config: &DoorConfig, say_ready: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(crate) fn run(config: &DoorConfig, notify_ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let inherited = io::stdin().as_fd().try_clone_to_owned().context("no socket was inherited")?;
     let listener = TcpListener::from(inherited);
     listener.set_nonblocking(true)?;
@@ -45,7 +45,7 @@ pub(crate) fn run(config: &DoorConfig, say_ready: impl FnOnce() -> Result<()>) -
     runtime.block_on(async {
         let listener =
             tokio::net::TcpListener::from_std(listener).context("standard input is no socket")?;
-        say_ready()?;
+        notify_ready()?;
         let to = config.to;
         loop {
             let (mut outside, _) = listener.accept().await?;

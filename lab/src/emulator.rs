@@ -271,7 +271,7 @@ impl Emulator<'_> {
             }
             if *ordered
                 && let Some(Order::CorruptNext { namespace, payload_bytes }) =
-                    orders::take(&self.orders)
+                    orders::receive(&self.orders)
             {
                 self.corrupting = Some((namespace, payload_bytes));
             }

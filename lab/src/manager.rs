@@ -23,7 +23,7 @@ const NAME: &str = "manager";
 const CONFLICT: i32 = 4;
 
 /// Time limit for the manager to reach all agents.
-const HEARD_LIMIT: Duration = Duration::from_secs(30);
+const UP_LIMIT: Duration = Duration::from_secs(30);
 
 /// Configuration for `godwit control run --config`.
 #[derive(Serialize)]
@@ -115,7 +115,7 @@ pub(crate) fn add_hosts(
 }
 
 fn wait_until_up(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
-    until("the manager hears all hosts", HEARD_LIMIT, || {
+    until("the manager reaches all hosts", UP_LIMIT, || {
         let mut command = Command::new(godwit);
         command.args(["--json", "control", "status", "--manager"]);
         command.arg(format!("unix:{}", paths.manager_socket().display()));

@@ -407,15 +407,15 @@ mod tests {
         let guard = Guard { id: ID, from, identity: identity_of_a, listeners: vec![listener] };
         let doorman =
             Doorman::with(guard, Patience { hello: FOR_EVER, give_way: FOR_EVER }).unwrap();
-        let say = |identity: &Identity, number| {
+        let greet = |identity: &Identity, number| {
             let stream = connect(Lane { from: None, to: at }, LIMIT).unwrap();
             let stream = stream.secure(identity, "a").unwrap();
             let hello = Hello { migration: ID, stream: number, versions: SUPPORTED };
             say_hello(&mut stream.sender(), &mut stream.receiver(), hello)
         };
         // This client knows the migration, and its authority is the right one.
-        assert!(say(&identity("c"), 3).is_err());
-        say(&identity("b"), 4).unwrap();
+        assert!(greet(&identity("c"), 3).is_err());
+        greet(&identity("b"), 4).unwrap();
         let welcomed = std::iter::from_fn(|| Some(doorman.let_in())).flatten().next().unwrap();
         assert_eq!(welcomed.number, 4);
     }

@@ -200,7 +200,7 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn moves_that_end_while_their_host_is_not_heard_are_known_when_it_is() {
+async fn moves_that_end_while_their_host_is_away_are_known_when_it_is_back() {
     let mut managed = Managed::begin(plan()).await;
     let asked: Drain =
         managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();

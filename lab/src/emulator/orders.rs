@@ -34,7 +34,7 @@ pub fn give(socket: &Path, order: &Order) -> Result<()> {
 }
 
 /// Takes the next order. Returns `None` if there is none, or none that is readable.
-pub(super) fn take(orders: &UnixDatagram) -> Option<Order> {
+pub(super) fn receive(orders: &UnixDatagram) -> Option<Order> {
     let mut bytes = [0; ORDER_BYTES];
     let length = orders.recv(&mut bytes).ok()?;
     serde_json::from_slice(&bytes[..length]).ok()

@@ -45,7 +45,7 @@ impl MemoryGroup {
         let limit = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         let filled = fs::write(group.path.join(limit), limit_bytes.to_string())
             .map_err(Into::into)
-            .and_then(|()| members.iter().try_for_each(|member| group.take_in(&root, *member)));
+            .and_then(|()| members.iter().try_for_each(|member| group.add(&root, *member)));
         match filled {
             Ok(()) => Ok(group),
             Err(error) => {
@@ -55,7 +55,7 @@ impl MemoryGroup {
         }
     }
 
-    fn take_in(&mut self, root: &Path, member: ProcessId) -> Result<()> {
+    fn add(&mut self, root: &Path, member: ProcessId) -> Result<()> {
         let text = fs::read_to_string(format!("/proc/{}/cgroup", member.pid))?;
         let of_ours = |line: &&str| {
             if self.is_v1 { line.contains(":memory:") } else { line.starts_with("0::") }

@@ -131,7 +131,7 @@ impl fmt::Display for Draw {
 /// # Errors
 /// A guest is lost, doubled or has a wrong page, something is left over, or the lab cannot be
 /// started.
-pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Option<SoakReport>> {
+pub fn soak(name: &str, plan: SoakPlan, mut print: impl FnMut(&str)) -> Result<Option<SoakReport>> {
     let options = LabOptions {
         link: Some(LINK.parse()?),
         hooks: Hooks { holds: true, small_state: true, clock: None },
@@ -152,7 +152,7 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
         soak.wave(draw).with_context(|| {
             format!("wave {wave} of seed {}: {draw}; so far {}", plan.seed, soak.report)
         })?;
-        say(&format!(
+        print(&format!(
             "wave {wave}: {draw}, {:.0} s; {}",
             begun.elapsed().as_secs_f64(),
             soak.report

@@ -396,10 +396,10 @@ impl Scene {
         if place == Place::Source && !reasons.is_empty() {
             let error =
                 report.and_then(|report| report.error.as_ref()).context("no report says why")?;
-            let says = format!("{} ({})", error.message, error.code);
+            let text = format!("{} ({})", error.message, error.code);
             ensure!(
-                reasons.iter().any(|reason| says.contains(reason)),
-                "the reason contains none of {reasons:?}: {says}"
+                reasons.iter().any(|reason| text.contains(reason)),
+                "the reason contains none of {reasons:?}: {text}"
             );
         }
         // A killed agent loses what it knew.

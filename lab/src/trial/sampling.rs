@@ -74,7 +74,7 @@ fn samples(guest: &Guest, every: Duration, stopped: &Receiver<()>) -> Vec<Sample
     let mut connection = None;
     loop {
         let due = Instant::now() + every;
-        let answer = take(guest, &mut connection);
+        let answer = sample(guest, &mut connection);
         samples.push(Sample { at_ns: monotonic_ns(), done: answer.ok() });
         match stopped.recv_timeout(due.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Timeout) => {}
@@ -85,7 +85,7 @@ fn samples(guest: &Guest, every: Duration, stopped: &Receiver<()>) -> Vec<Sample
 
 /// Takes a sample. Drops the connection on a timeout, because a late answer would be taken for that
 /// to the next request.
-fn take(guest: &Guest, connection: &mut Option<TcpStream>) -> Result<Done> {
+fn sample(guest: &Guest, connection: &mut Option<TcpStream>) -> Result<Done> {
     let mut stream = match connection.take() {
         Some(stream) => stream,
         None => guest.connect(guest.address(), ANSWER_LIMIT)?,

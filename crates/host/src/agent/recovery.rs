@@ -40,7 +40,7 @@ const ASK_AGAIN_MOST: Duration = Duration::from_secs(10);
 
 /// A VM that is being added to the table.
 #[derive(Clone)]
-struct TakingIn {
+struct Adoption {
     record: SavedVm,
     /// Result of resuming page-in, if it was already tried.
     taken_up: Option<Result<(), Failure>>,
@@ -139,11 +139,11 @@ impl Agent {
                 let_vcpus_go(&name, pid);
             }
             match self.lacking(&record) {
-                Some(process) => self.take_in_lacking(record, process).await?,
+                Some(process) => self.resume_lacking(record, process).await?,
                 None => {
                     let found = self.find(&record, None).await;
-                    let taking = TakingIn { record, taken_up: None, place: None };
-                    if let Err(error) = self.take_in(taking, found).await {
+                    let adoption = Adoption { record, taken_up: None, place: None };
+                    if let Err(error) = self.adopt(adoption, found).await {
                         // One VM must not block the others. Its files and its process are not
                         // touched.
                         tracing::error!(vm = name.as_str(), %error, "VM left alone");
@@ -184,7 +184,7 @@ impl Agent {
     /// Resumes page-in before the first query to QEMU. QEMU's main loop may itself wait for a
     /// missing page and respond only after that page arrives. A separate task contacts QEMU
     /// meanwhile.
-    async fn take_in_lacking(
+    async fn resume_lacking(
         self: &Arc<Self>,
         record: SavedVm,
         process: UnaskedVm,
@@ -217,37 +217,37 @@ impl Agent {
                 Some(cannot_fetch(failure)),
             );
         }
-        tokio::spawn(self.clone().adopt_lacking(TakingIn { record, taken_up, place }, process));
+        tokio::spawn(self.clone().adopt_lacking(Adoption { record, taken_up, place }, process));
         Ok(())
     }
 
-    async fn adopt_lacking(self: Arc<Self>, mut taking: TakingIn, process: UnaskedVm) {
-        let name = taking.record.spec.name.clone();
-        let asked_of = taking.clone();
+    async fn adopt_lacking(self: Arc<Self>, mut adoption: Adoption, process: UnaskedVm) {
+        let name = adoption.record.spec.name.clone();
+        let asked_of = adoption.clone();
         let mut finding = std::pin::pin!(self.find_patiently(&asked_of, &process));
-        let soon = match taking.taken_up {
+        let soon = match adoption.taken_up {
             Some(_) => None,
             None => tokio::time::timeout(SHADOW_LIMIT, &mut finding).await.ok(),
         };
         let found = match soon {
             Some(found) => found,
             None => {
-                if taking.taken_up.is_none() {
+                if adoption.taken_up.is_none() {
                     // The source keeps its copy until it is known that the guest runs here.
-                    taking.taken_up = Some(self.page_ins.take_up(&process, false).await);
+                    adoption.taken_up = Some(self.page_ins.take_up(&process, false).await);
                 }
                 finding.await
             }
         };
-        self.take_in_in_the_end(&name, taking, found).await;
+        self.adopt_with_retries(&name, adoption, found).await;
     }
 
-    /// Retries [`Agent::take_in`] until the disk accepts what must be saved.
-    async fn take_in_in_the_end(self: &Arc<Self>, name: &VmName, taking: TakingIn, found: Found) {
+    /// Retries [`Agent::adopt`] until the disk accepts what must be saved.
+    async fn adopt_with_retries(self: &Arc<Self>, name: &VmName, adoption: Adoption, found: Found) {
         let mut every = tokio::time::interval(SAVE_AGAIN);
-        while self.has_place(&taking) {
+        while self.has_place(&adoption) {
             every.tick().await;
-            match self.take_in(taking.clone(), found.clone()).await {
+            match self.adopt(adoption.clone(), found.clone()).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet");
@@ -261,18 +261,18 @@ impl Agent {
     }
 
     /// Retries [`Agent::find`] while pages arrive that QEMU may be waiting for.
-    async fn find_patiently(&self, taking: &TakingIn, process: &UnaskedVm) -> Found {
+    async fn find_patiently(&self, adoption: &Adoption, process: &UnaskedVm) -> Found {
         let name = &process.name;
         let mut every = tokio::time::interval(ASK_AGAIN);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             every.tick().await;
             let lacked = self.page_ins.state(name).is_some();
-            match self.find(&taking.record, Some((process.pid, process.start_time))).await {
+            match self.find(&adoption.record, Some((process.pid, process.start_time))).await {
                 // Also if pages began to arrive during the query, as for a shadow.
                 Found::Silent(why)
                     if (lacked || self.page_ins.state(name).is_some())
-                        && self.has_place(taking) =>
+                        && self.has_place(adoption) =>
                 {
                     tracing::warn!(
                         vm = name.as_str(),
@@ -287,10 +287,10 @@ impl Agent {
 
     /// Whether a VM may take its entry: an entry it already has must still be its own and still
     /// await its QEMU.
-    fn has_place(&self, taking: &TakingIn) -> bool {
-        let Some(place) = &taking.place else { return true };
+    fn has_place(&self, adoption: &Adoption) -> bool {
+        let Some(place) = &adoption.place else { return true };
         let table = self.table();
-        let slot = table.get(&taking.record.spec.name);
+        let slot = table.get(&adoption.record.spec.name);
         slot.is_some_and(|slot| Arc::ptr_eq(&slot.identity, place) && is_waited_for(slot))
     }
 
@@ -315,25 +315,25 @@ impl Agent {
         }
     }
 
-    async fn take_in(self: &Arc<Self>, taking: TakingIn, found: Found) -> Result<(), ApiError> {
+    async fn adopt(self: &Arc<Self>, adoption: Adoption, found: Found) -> Result<(), ApiError> {
         match found {
-            Found::Answers(vm, vcpus) => self.take_in_running(taking, vm, vcpus).await,
-            Found::Gone => self.take_in_ended(taking),
-            Found::Silent(why) => match taking.taken_up {
+            Found::Answers(vm, vcpus) => self.adopt_running(adoption, vm, vcpus).await,
+            Found::Gone => self.adopt_ended(adoption),
+            Found::Silent(why) => match adoption.taken_up {
                 // The VM keeps its condition: it lacks pages.
-                Some(Err(failure)) if taking.record.role == Role::Owner => {
-                    let vm = taking.record.spec.name.as_str();
+                Some(Err(failure)) if adoption.record.role == Role::Owner => {
+                    let vm = adoption.record.spec.name.as_str();
                     tracing::error!(vm, why, %failure, "cannot pause the guest");
                     Ok(())
                 }
-                _ => self.take_in_unknown(taking, why).await,
+                _ => self.adopt_unknown(adoption, why).await,
             },
         }
     }
 
-    fn take_in_ended(self: &Arc<Self>, taking: TakingIn) -> Result<(), ApiError> {
-        self.check_place(&taking)?;
-        let TakingIn { record, place, .. } = taking;
+    fn adopt_ended(self: &Arc<Self>, adoption: Adoption) -> Result<(), ApiError> {
+        self.check_place(&adoption)?;
+        let Adoption { record, place, .. } = adoption;
         let name = record.spec.name.clone();
         let files = self.places.vm(&name);
         let found = if files.is_unrun() { GuestFound::GoneUnrun } else { GuestFound::Gone };
@@ -385,8 +385,8 @@ impl Agent {
         Ok(())
     }
 
-    fn check_place(&self, taking: &TakingIn) -> Result<(), ApiError> {
-        if self.has_place(taking) { Ok(()) } else { Err(self.no_vm(&taking.record.spec.name)) }
+    fn check_place(&self, adoption: &Adoption) -> Result<(), ApiError> {
+        if self.has_place(adoption) { Ok(()) } else { Err(self.no_vm(&adoption.record.spec.name)) }
     }
 
     /// Puts a VM into the table: into its own entry `place` if it has one, and never into
@@ -412,12 +412,12 @@ impl Agent {
     }
 
     /// Adds a VM whose QEMU does not respond. What its record says of other hosts stays valid.
-    async fn take_in_unknown(
+    async fn adopt_unknown(
         self: &Arc<Self>,
-        taking: TakingIn,
+        adoption: Adoption,
         why: String,
     ) -> Result<(), ApiError> {
-        let TakingIn { record, place, .. } = taking;
+        let Adoption { record, place, .. } = adoption;
         if record.role == Role::Shadow {
             // No record ever said that it may run. So it has not run, and belongs to the source
             // alone.
@@ -444,15 +444,15 @@ impl Agent {
         let place_of_it = Arc::clone(&slot.identity);
         self.take_place(slot, place.as_ref())?;
         self.settle_doubt(&name);
-        let taking = TakingIn { record, taken_up: None, place: Some(place_of_it) };
-        tokio::spawn(self.clone().find_again(taking));
+        let adoption = Adoption { record, taken_up: None, place: Some(place_of_it) };
+        tokio::spawn(self.clone().find_again(adoption));
         Ok(())
     }
 
     /// Retries a QEMU that did not respond; it may have hung on a disk, or another program had its
     /// monitor. Ends when the process ends or another operation on the VM begins.
-    async fn find_again(self: Arc<Self>, taking: TakingIn) {
-        let name = taking.record.spec.name.clone();
+    async fn find_again(self: Arc<Self>, adoption: Adoption) {
+        let name = adoption.record.spec.name.clone();
         let files = self.places.vm(&name);
         let Some(process) = files.living_process() else { return };
         let mut wait = ASK_AGAIN;
@@ -460,14 +460,14 @@ impl Agent {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(ASK_AGAIN_MOST);
             let is_same = files.living_process() == Some(process)
-                && self.record(&name).as_ref() == Some(&taking.record);
-            if !is_same || !self.has_place(&taking) {
+                && self.record(&name).as_ref() == Some(&adoption.record);
+            if !is_same || !self.has_place(&adoption) {
                 return;
             }
-            let Found::Answers(vm, vcpus) = self.find(&taking.record, Some(process)).await else {
+            let Found::Answers(vm, vcpus) = self.find(&adoption.record, Some(process)).await else {
                 continue;
             };
-            match self.take_in_running(taking.clone(), vm, vcpus).await {
+            match self.adopt_running(adoption.clone(), vm, vcpus).await {
                 Ok(()) => return tracing::info!(vm = name.as_str(), "QEMU responds again"),
                 Err(error) => {
                     tracing::error!(vm = name.as_str(), %error, "cannot adopt the VM yet");
@@ -484,14 +484,14 @@ impl Agent {
         Ok(())
     }
 
-    async fn take_in_running(
+    async fn adopt_running(
         self: &Arc<Self>,
-        taking: TakingIn,
+        adoption: Adoption,
         vm: Arc<Vm>,
         vcpus: Vcpus,
     ) -> Result<(), ApiError> {
-        self.check_place(&taking)?;
-        let TakingIn { mut record, taken_up, place } = taking;
+        self.check_place(&adoption)?;
+        let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };

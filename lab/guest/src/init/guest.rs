@@ -55,7 +55,7 @@ impl Guest {
 
     /// Reports a problem on the console and in `status`.
     pub(crate) fn report(&self, problem: &str) {
-        say(&format!("PROBLEM {problem}"));
+        print(&format!("PROBLEM {problem}"));
         let mut problems = lock(&self.problems);
         if problems.len() < KEPT_PROBLEMS {
             problems.push(problem.to_owned());
@@ -108,7 +108,7 @@ impl Guest {
 }
 
 /// Writes a line to the console. A failure to write is ignored.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print(line: &str) {
     // One write per line, so that threads do not interleave theirs.
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }

@@ -14,7 +14,7 @@ use godwit_guest::{
 
 use crate::{
     boot,
-    guest::{Guest, say},
+    guest::{Guest, print},
     user_space,
 };
 
@@ -45,7 +45,7 @@ pub(crate) fn run(guest: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
         }
         guest.set_workload(options.workload);
         guest.ready.store(true, Ordering::Release);
-        say(&format!(
+        print(&format!(
             "READY pages={} fill={}MiB fill_ms={fill_ms} workload={}",
             memory.pages(),
             bytes >> 20,

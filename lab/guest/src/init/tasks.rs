@@ -15,7 +15,7 @@ use rustix::{
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec},
 };
 
-use crate::guest::{Guest, say};
+use crate::guest::{Guest, print};
 
 /// Delay before a failed task is restarted.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
@@ -97,7 +97,7 @@ pub(crate) fn heartbeat(guest: &Arc<Guest>) -> anyhow::Result<()> {
         guest.writes_per_s.store(rate(now.0, before.0), Ordering::Relaxed);
         guest.iterations_per_s.store(rate(now.1, before.1), Ordering::Relaxed);
         before = now;
-        say(&format!(
+        print(&format!(
             "HEARTBEAT t={:.1} writes/s={} iterations/s={}",
             guest.uptime().as_secs_f64(),
             guest.writes_per_s.load(Ordering::Relaxed),

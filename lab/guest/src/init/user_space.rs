@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, mount, mount_move};
 
 use crate::{
     boot,
-    guest::{Guest, say},
+    guest::{Guest, print},
 };
 
 /// Argument with which this program runs as a service and not as init.
@@ -97,7 +97,7 @@ fn enter(disk: &str) -> anyhow::Result<Infallible> {
     mount_move(".", "/").context("moving the new root to /")?;
     chroot(".").context("changing the root")?;
     std::env::set_current_dir("/")?;
-    say(&format!("USER SPACE from {disk}: starting {INIT}"));
+    print(&format!("USER SPACE from {disk}: starting {INIT}"));
     Err(Command::new(INIT).env_clear().exec()).with_context(|| format!("starting {INIT}"))
 }
 
@@ -121,7 +121,9 @@ fn write_service(root: &Path) -> anyhow::Result<()> {
 pub(crate) fn wait_booted(guest: &Guest) {
     let asked = Command::new("systemctl").args(["is-system-running", "--wait"]).output();
     match asked {
-        Ok(output) => say(&format!("SYSTEM is {}", String::from_utf8_lossy(&output.stdout).trim())),
+        Ok(output) => {
+            print(&format!("SYSTEM is {}", String::from_utf8_lossy(&output.stdout).trim()));
+        }
         Err(error) => guest.report(&format!("asking systemd whether it has booted: {error}")),
     }
 }
@@ -134,7 +136,7 @@ pub(crate) fn read_files(guest: &Guest, folder: &Path) -> anyhow::Result<()> {
     let mut reading =
         Reading { device, piece: vec![0; PIECE_BYTES], unlooked_bytes: 0, read_bytes: 0, files: 0 };
     let full = reading.folder(folder);
-    say(&format!(
+    print(&format!(
         "READ {} files, {} MiB below {}{}",
         reading.files,
         reading.read_bytes >> 20,

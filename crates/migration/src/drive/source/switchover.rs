@@ -18,7 +18,7 @@ const STOPPED_LIMIT: Duration = Duration::from_secs(10);
 const _: () = assert!(MOST_SWITCHOVER_BUDGET.as_secs() < STOPPED_LIMIT.as_secs());
 /// Longest silence of the destination meanwhile, in addition to round trips: it answers pings every
 /// 100 ms.
-const HEARD_LIMIT: Duration = Duration::from_millis(1500);
+const SILENCE_LIMIT: Duration = Duration::from_millis(1500);
 /// Longest time that a commit stays unanswered before the destination is queried on another
 /// connection: more than the destination takes to give up loading.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.switchover_since = Some(Instant::now());
         // A peer that stops reading must not keep the guest paused.
         if let Err(error) =
-            self.peer.control.limit_sending(HEARD_LIMIT + 4 * self.peer.round_trip())
+            self.peer.control.limit_sending(SILENCE_LIMIT + 4 * self.peer.round_trip())
         {
             tracing::debug!(%error, "sends of the switchover have no limit of their own");
         }
@@ -81,8 +81,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         match self.machine.state() {
             state
                 if state.holds_guest()
-                    && overdue(HEARD_LIMIT)
-                    && self.peer.is_silent_for(HEARD_LIMIT) =>
+                    && overdue(SILENCE_LIMIT)
+                    && self.peer.is_silent_for(SILENCE_LIMIT) =>
             {
                 let detail = "the destination stopped responding while the guest was paused";
                 self.handle(

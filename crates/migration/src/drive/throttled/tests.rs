@@ -21,7 +21,7 @@ impl Fakes {
         self.log.lock().push(what);
     }
 
-    fn log(&self) -> Vec<String> {
+    fn take_log(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock())
     }
 
@@ -117,23 +117,23 @@ fn faults_first_and_the_quota_where_they_cannot_follow() {
     let fakes = Fakes::default();
     let mut throttled = fakes.throttled(MeansUse::Auto);
     throttled.throttle(Some(9000.0)).unwrap();
-    assert_eq!(fakes.log(), ["faults 9000"]);
+    assert_eq!(fakes.take_log(), ["faults 9000"]);
     assert_eq!(throttled.least_cpu_share(), None);
     // A faster link. Tracking continues, and nothing begins anew: no mark is touched, no page lost.
     throttled.throttle(Some(90_000.0)).unwrap();
-    assert_eq!(fakes.log(), ["share 1.00", "no faults"]);
+    assert_eq!(fakes.take_log(), ["share 1.00", "no faults"]);
     a_second_of(&mut throttled, 800_000);
-    assert_eq!(fakes.log(), ["share 0.25"]);
+    assert_eq!(fakes.take_log(), ["share 0.25"]);
     throttled.throttle(Some(80_000.0)).unwrap();
-    assert!(fakes.log().is_empty(), "the loop takes the new limit from here on");
+    assert!(fakes.take_log().is_empty(), "the loop takes the new limit from here on");
     a_second_of(&mut throttled, 800_000);
-    assert_eq!(fakes.log(), ["share 0.06"]);
+    assert_eq!(fakes.take_log(), ["share 0.06"]);
     // A slower link: writers are held before the vCPUs are let go.
     throttled.throttle(Some(5000.0)).unwrap();
-    assert_eq!(fakes.log(), ["faults 5000", "free"]);
+    assert_eq!(fakes.take_log(), ["faults 5000", "free"]);
     assert_eq!(throttled.least_cpu_share(), Some(0.0625));
     throttled.throttle(None).unwrap();
-    assert_eq!(fakes.log(), ["no faults"]);
+    assert_eq!(fakes.take_log(), ["no faults"]);
 }
 
 #[test]
@@ -145,11 +145,11 @@ fn a_quota_is_released_at_the_stop_and_at_every_end() {
     for end in ends {
         throttled.throttle(Some(1000.0)).unwrap();
         a_second_of(&mut throttled, 8000);
-        assert_eq!(fakes.log(), ["share 1.00", "no faults", "share 0.25"]);
+        assert_eq!(fakes.take_log(), ["share 1.00", "no faults", "share 0.25"]);
         end(&mut throttled);
-        assert_eq!(fakes.log()[0], "free");
+        assert_eq!(fakes.take_log()[0], "free");
         throttled.steer();
-        assert!(fakes.log().is_empty(), "no check runs any more");
+        assert!(fakes.take_log().is_empty(), "no check runs any more");
     }
 }
 
@@ -160,11 +160,11 @@ fn unavailable_means_are_replaced_where_allowed() {
     // QEMU may handle only its own faults, so the quota is used.
     let fakes = with(true, false);
     hold(&fakes, MeansUse::Auto, 100.0).unwrap();
-    assert_eq!(fakes.log(), ["share 1.00", "no faults"]);
+    assert_eq!(fakes.take_log(), ["share 1.00", "no faults"]);
     assert!(matches!(hold(&fakes, MeansUse::Faults, 100.0), Err(TrackError::NoKernelFaults)));
     let fakes = with(false, true);
     hold(&fakes, MeansUse::Auto, 90_000.0).unwrap();
-    assert_eq!(fakes.log(), ["faults 90000"]);
+    assert_eq!(fakes.take_log(), ["faults 90000"]);
     let error = hold(&fakes, MeansUse::Quota, 100.0).unwrap_err().to_string();
     assert!(error.contains("cannot slow the vCPUs of process 7: no cgroup"), "{error}");
     assert!(hold(&with(true, true), MeansUse::Auto, 100.0).is_err());
@@ -177,7 +177,7 @@ fn a_later_failure_releases_the_vcpus() {
     throttled.throttle(Some(90_000.0)).unwrap();
     throttled.quota.quota_fails = true;
     a_second_of(&mut throttled, 400_000);
-    fakes.log();
+    fakes.take_log();
     throttled.throttle(Some(90_000.0)).unwrap();
-    assert_eq!(fakes.log(), ["faults 90000"]);
+    assert_eq!(fakes.take_log(), ["faults 90000"]);
 }
