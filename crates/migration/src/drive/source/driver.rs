@@ -8,7 +8,7 @@ use godwit_ram::Region;
 use godwit_types::{Outcome, Progress};
 use godwit_wire::{Begin, CONTROL_STREAM, Message, PagesEnd, SUPPORTED};
 
-use super::figures::{SentSoFar, progress_of, switchover_report, throttle_report};
+use super::figures::{SentSoFar, progress_of, switchover_report, throttle_report, tracking_report};
 use super::inputs::Inputs;
 use super::job::{SourceJob, SourceResult};
 use super::lanes::Lanes;
@@ -447,6 +447,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             lanes: self.lanes.figures(),
             encodings: self.dispatch.totals.encodings().report(),
             missing_pages: self.memory.referring.missing_pages(),
+            tracking: tracking_report(&self.job.tracker),
             throttle: throttle_report(&self.job.tracker),
             page_in: self.page_in.report(),
         }
