@@ -206,8 +206,7 @@ impl DirtyTracker {
     /// the guest runs.
     pub fn start(&mut self) -> Result<(), TrackError> {
         if self.by_faults {
-            let memory = SyncMemory::new(&self.tracker_socket, self.pid, &self.vcpus, &self.blocks);
-            match memory {
+            match SyncMemory::new(self) {
                 Ok(memory) => {
                     let memory = self.sync_memory.insert(memory);
                     memory.take_all(&self.userfaultfd, &self.blocks)?;
@@ -308,14 +307,11 @@ impl DirtyTracker {
     /// # Errors
     /// [`TrackError::NoKernelFaults`] and others if it is impossible; nothing has changed then.
     pub fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
-        match (&mut self.sync_memory, pages_per_s) {
-            (None, None) => {}
-            (Some(memory), limit) => memory.set_limit(limit),
-            (absent @ None, limit) => {
-                let memory =
-                    SyncMemory::new(&self.tracker_socket, self.pid, &self.vcpus, &self.blocks)?;
-                absent.insert(memory).set_limit(limit);
-            }
+        if self.sync_memory.is_none() && pages_per_s.is_some() {
+            self.sync_memory = Some(SyncMemory::new(self)?);
+        }
+        if let Some(memory) = &mut self.sync_memory {
+            memory.set_limit(pages_per_s);
         }
         Ok(())
     }

@@ -67,8 +67,6 @@ mod handler;
 mod pacer;
 mod places;
 
-use std::path::Path;
-
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
 
@@ -79,7 +77,7 @@ use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{Pagemap, Scan};
 use super::uffd::Userfaultfd;
-use super::{Block, FaultFigures, STEP_PAGES, library, take};
+use super::{Block, DirtyTracker, FaultFigures, STEP_PAGES, library, take};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, gaps, normalise, page_count};
 use handler::{Handler, SyncBlock};
@@ -124,20 +122,17 @@ pub(super) struct Tracked<'a> {
 }
 
 impl SyncMemory {
-    /// Prepares to answer the writes of process `pid`; no memory is synchronous yet.
-    pub(super) fn new(
-        tracker_socket: &Path,
-        pid: i32,
-        vcpus: &[u32],
-        blocks: &[Block],
-    ) -> Result<SyncMemory, TrackError> {
+    /// Prepares to answer the writes of the tracked process; no memory is synchronous yet.
+    pub(super) fn new(tracker: &DirtyTracker) -> Result<SyncMemory, TrackError> {
+        let DirtyTracker { tracker_socket, pid, vcpus, blocks, by_faults, .. } = tracker;
+        let pid = *pid;
         let (userfaultfd, handles_kernel) = library::request_userfaultfd(tracker_socket)?;
         if !handles_kernel {
             return Err(TrackError::NoKernelFaults);
         }
         let userfaultfd = Userfaultfd::new(userfaultfd);
         userfaultfd.enable_faults()?;
-        let handler = Handler::start(userfaultfd, pid, vcpus, blocks)
+        let handler = Handler::start(userfaultfd, pid, vcpus, blocks, *by_faults)
             .map_err(|errno| io_or_gone("start to answer the writes", pid, errno))?;
         Ok(SyncMemory {
             handler,

@@ -50,6 +50,8 @@ pub(super) struct Handler {
 struct Shared {
     userfaultfd: Userfaultfd,
     places: Places,
+    /// Whether 2 MiB become dirty as a whole at [`FULL_AT_PAGES`], without a limit.
+    fills: bool,
     /// Synchronous memory by block. Locked while a page is noted and released, and while pages are
     /// taken and protected.
     blocks: Mutex<Vec<SyncBlock>>,
@@ -92,12 +94,14 @@ pub(super) struct SyncBlock {
 
 impl Handler {
     /// Answers the faults of process `pid`, without a limit at first. `vcpus`: the threads that a
-    /// limit holds; if empty, all threads.
+    /// limit holds; if empty, all threads. `fills`: whether 2 MiB become dirty as a whole, see
+    /// [`FULL_AT_PAGES`].
     pub(super) fn start(
         userfaultfd: Userfaultfd,
         pid: i32,
         vcpus: &[u32],
         blocks: &[Block],
+        fills: bool,
     ) -> Result<Handler, Errno> {
         let of_block = |block: &Block| SyncBlock {
             chunks: Chunks::new(block.pages),
@@ -106,6 +110,7 @@ impl Handler {
         let shared = Arc::new(Shared {
             userfaultfd,
             places: Places::new(blocks),
+            fills,
             blocks: Mutex::new(blocks.iter().map(of_block).collect()),
             nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             begun: Instant::now(),
@@ -213,7 +218,7 @@ impl Shared {
     /// Lets a write go on without a limit, with the pages around it if most of them are dirty.
     fn release_freely(&self, fault: Fault) {
         self.free.faults.fetch_add(1, Ordering::Relaxed);
-        self.let_write(fault, 1, true);
+        self.let_write(fault, 1, self.fills);
     }
 
     /// Releases the aligned `pages` pages that contain the fault, and notes that they are dirty.
