@@ -412,7 +412,7 @@ pub struct MigrationRequest {
     pub references: ReferenceUse,
     /// How the pages are found that the guest writes, for `engine: godwit`. `auto`: the source
     /// host's configuration decides.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "TrackingUse::is_auto")]
     pub tracking: TrackingUse,
 }
 

@@ -226,6 +226,31 @@ impl DirtyTracker {
         self.check_alive()
     }
 
+    /// Chooses for good how dirty pages are found. Call it before anything is sent: pages that are
+    /// dirty may be forgotten. A guest that writes more scattered pages per second is tracked by
+    /// scans, although faults are wanted.
+    pub fn settle(&mut self, most_scattered_pages_per_s: f64) -> Result<(), TrackError> {
+        let scattered = self.sync_memory.as_ref().map(SyncMemory::scattered_pages_per_s);
+        if !self.by_faults || scattered.is_none_or(|pages| pages <= most_scattered_pages_per_s) {
+            return Ok(());
+        }
+        self.by_faults = false;
+        self.sync_memory = None;
+        for mapping in self.blocks.iter().flat_map(|block| &block.mappings) {
+            self.userfaultfd
+                .register(mapping.address, mapping.count * PAGE_SIZE)
+                .map_err(|errno| io_or_gone("register the RAM", self.pid, errno))?;
+        }
+        self.start()
+    }
+
+    /// Searches synchronous memory for dirty pages that no fault has named, and adds them. Takes
+    /// about a millisecond per GiB: call it before the guest is stopped.
+    pub fn check_notes(&mut self) -> Result<(), TrackError> {
+        take::check_notes(self)?;
+        self.check_alive()
+    }
+
     /// Appends to `out` the pages of `block` within `within` that were written since they were last
     /// protected, and protects them again, in one step for each page. Returns the page to go on
     /// from, which is `within.end()` when all is done. Stops after `max_pages` (at least one), or

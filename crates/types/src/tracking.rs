@@ -15,6 +15,14 @@ pub enum TrackingUse {
     Scans,
 }
 
+impl TrackingUse {
+    /// Returns whether the means are left to others.
+    #[must_use]
+    pub fn is_auto(&self) -> bool {
+        *self == TrackingUse::Auto
+    }
+}
+
 /// Means of finding dirty pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

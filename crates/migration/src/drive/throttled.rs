@@ -203,6 +203,14 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
         self.tracker.start()
     }
 
+    fn settle(&mut self) -> Result<(), TrackError> {
+        self.tracker.settle()
+    }
+
+    fn check_notes(&mut self) -> Result<(), TrackError> {
+        self.tracker.check_notes()
+    }
+
     fn take_dirty(
         &mut self,
         block: usize,

@@ -18,15 +18,19 @@
 //! With [`DirtyTracker::by_faults`], all memory is synchronous from the start. An answer costs the
 //! guest 5 to 15 µs, so memory that is written all the time must not stay so. If an eighth of
 //! 2 MiB is dirty, the rest of it is released too: all of it counts as dirty. When
-//! [`DirtyTracker::take_dirty`] reaches the chunk, it becomes asynchronous. What remains
+//! [`DirtyTracker::take_dirty`] reaches the chunk, it becomes asynchronous. A guest that writes many
+//! scattered pages would wait often and gain nothing: [`DirtyTracker::settle`] then makes all
+//! memory asynchronous, before anything is sent. What remains
 //! synchronous is the memory that is seldom written, which is most of a large guest. The paused
 //! guest's last pages are then the noted pages, and a scan of the asynchronous chunks.
 //!
 //! A throttle goes the other way: each chunk with dirty pages becomes synchronous when
 //! [`DirtyTracker::take_dirty`] reaches it, and no page is released beyond the limit.
 //!
-//! While the guest runs, synchronous memory is scanned as well, and nothing depends on the notes.
-//! They are complete from the last such scan on, and that is what they are needed for.
+//! While the guest runs, synchronous memory is scanned as well: [`DirtyTracker::take_dirty`] scans
+//! what it takes, and [`DirtyTracker::check_notes`] all of it. A page that lost its mark without a
+//! fault (the kernel drops the marks of memory that is discarded while it is being read) is found
+//! then. The notes alone are relied on from the last scan to the end of the pause.
 //!
 //! ## Changing over
 //!
@@ -60,12 +64,16 @@
 //! [`DirtyTracker::take_dirty`]: super::DirtyTracker::take_dirty
 //! [`DirtyTracker::let_grow`]: super::DirtyTracker::let_grow
 //! [`DirtyTracker::by_faults`]: super::DirtyTracker::by_faults
+//! [`DirtyTracker::settle`]: super::DirtyTracker::settle
+//! [`DirtyTracker::check_notes`]: super::DirtyTracker::check_notes
 
 mod chunks;
 mod dirty_pages;
 mod handler;
 mod pacer;
 mod places;
+
+use std::time::Duration;
 
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
@@ -84,6 +92,8 @@ use handler::{Handler, SyncBlock};
 
 /// Memory that changes over at a time: 4 MiB, a millisecond or two of copying and comparing.
 const PIECE_PAGES: u64 = 1024;
+/// Time over which scattered pages are counted at the least.
+const LEAST_AGE: Duration = Duration::from_millis(100);
 /// Runs of noted pages that are found at a time.
 const RUNS_A_SEARCH: usize = 256;
 
@@ -291,6 +301,27 @@ impl SyncMemory {
         self.unnoted_pages += seen.iter().map(|run| page_count(&gaps(*run, &noted))).sum::<u64>();
         seen.extend(noted);
         normalise(seen);
+    }
+
+    /// Notes unmarked pages of `seen`, in ascending order, that no fault has named. All of them are
+    /// synchronous.
+    pub(super) fn note_unnoted(&mut self, block: usize, seen: &[PageRange]) {
+        let mut blocks = self.handler.blocks();
+        let Some(block) = blocks.get_mut(block) else { return };
+        for run in seen {
+            let mut noted = Vec::new();
+            block.dirty.find(*run, usize::MAX, &mut noted);
+            self.unnoted_pages += page_count(&gaps(*run, &noted));
+            block.dirty.insert(*run);
+        }
+    }
+
+    /// Returns the number of noted pages in 2 MiB that have not become dirty as a whole, per second
+    /// since the start.
+    pub(super) fn scattered_pages_per_s(&self) -> f64 {
+        let blocks = self.handler.blocks();
+        let pages: u64 = blocks.iter().map(|block| block.dirty.scattered_pages()).sum();
+        pages as f64 / self.handler.age().as_secs_f64().max(LEAST_AGE.as_secs_f64())
     }
 
     /// Makes a chunk synchronous. Dirty pages in it stay dirty, and no write is missed.

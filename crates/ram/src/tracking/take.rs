@@ -265,6 +265,29 @@ pub(super) fn look(
     Ok(())
 }
 
+/// Adds to the notes of synchronous memory the dirty pages that no fault has named.
+pub(super) fn check_notes(tracker: &mut DirtyTracker) -> Result<(), TrackError> {
+    let DirtyTracker { pid, pagemap, blocks, runs, sync_memory, .. } = tracker;
+    let Some(memory) = sync_memory else { return Ok(()) };
+    for (number, block) in blocks.iter().enumerate() {
+        for segment in &block.segments {
+            let mut rest = segment.pages;
+            while !rest.is_empty() {
+                let (piece, is_synchronous) = memory.of_one_kind(number, rest);
+                let mut end = piece.end();
+                if is_synchronous {
+                    let seen = scan(pagemap, Scan::LookAnywhere, segment, piece, 0, runs)
+                        .map_err(|errno| failed(*pid, errno))?;
+                    memory.note_unnoted(number, &seen.dirty);
+                    end = seen.end;
+                }
+                rest = PageRange::between(end, rest.end());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Scans the first pages of `stretch` in all mappings of the segment. The answer is complete up to
 /// the end returned, at least one page. Returns at most `max_pages` dirty pages (0: no limit).
 pub(super) fn scan(

@@ -349,6 +349,12 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn send_round(&mut self, round: u32) {
+        if round == 0
+            && self.memory.sends_all()
+            && let Err(error) = self.job.tracker.settle()
+        {
+            return self.inputs.first(Event::Failed(memory_failure(&error)));
+        }
         self.dispatch.set_round(round);
         self.windows.round_begins(self.dispatch);
         let chunk_pages = self.dispatch.chunk_pages();
@@ -364,6 +370,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             &mut self.peer,
         );
         self.can_go_on(opened)?;
+        // While the wire runs empty, it costs no time.
+        if let Err(error) = self.job.tracker.check_notes() {
+            self.inputs.first(Event::Failed(memory_failure(&error)));
+        }
         self.awaited = Some(Awaited::Applied);
         self.inputs.check_streams();
         Ok(())

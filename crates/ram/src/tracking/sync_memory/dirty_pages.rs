@@ -84,6 +84,12 @@ impl DirtyPages {
         self.counts.get(chunk).copied().unwrap_or(0).into()
     }
 
+    /// Returns the number of dirty pages in chunks that are not dirty as a whole.
+    pub(super) fn scattered_pages(&self) -> u64 {
+        let counts = self.counts.iter().map(|count| u64::from(*count));
+        counts.filter(|count| *count < CHUNK_PAGES).sum()
+    }
+
     /// Returns whether all pages of some 2 MiB of `within` are dirty.
     pub(super) fn has_full_chunk(&self, within: PageRange) -> bool {
         by_chunk(within.intersect(self.all)).any(|(chunk, piece)| {

@@ -20,9 +20,15 @@ use crate::tracking::uffd::{Fault, Userfaultfd};
 use crate::tracking::{Block, CHUNK_PAGES, FaultFigures};
 
 /// Without a limit, 2 MiB of which so many pages are dirty become dirty as a whole: their other
-/// pages are released with the last of them, so that a guest waits at most so often for them. An
-/// eighth.
+/// pages are released with the last of them. An eighth.
 const FULL_AT_PAGES: u64 = 64;
+/// The same if the guest waits too often: a 32nd.
+const FULL_EARLY_AT_PAGES: u64 = 16;
+/// Writes per second that may wait for an answer before [`FULL_EARLY_AT_PAGES`] applies. At 10 µs
+/// each, a guest with one vCPU loses 1 % of its time.
+const ALLOWED_FAULTS_PER_S: f64 = 1000.0;
+/// As many writes may wait in addition, at once.
+const ALLOWED_BURST: f64 = 1000.0;
 /// Pause between two attempts after a failure.
 const FAILED_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum threads whose kind is remembered.
@@ -153,6 +159,11 @@ impl Handler {
         self.shared.blocks.lock()
     }
 
+    /// Returns the time since the start.
+    pub(super) fn age(&self) -> Duration {
+        self.shared.begun.elapsed()
+    }
+
     /// Returns the userfaultfd that governs the synchronous memory.
     pub(super) fn userfaultfd(&self) -> &Userfaultfd {
         &self.shared.userfaultfd
@@ -212,18 +223,18 @@ impl Shared {
         self.held_ns.fetch_add(held_ns, Ordering::Relaxed);
         self.paced.faults.fetch_add(1, Ordering::Relaxed);
         self.pages.fetch_add(u64::from(pages), Ordering::Relaxed);
-        self.let_write(fault, pages.into(), false);
+        self.let_write(fault, pages.into(), None);
     }
 
     /// Lets a write go on without a limit, with the pages around it if most of them are dirty.
-    fn release_freely(&self, fault: Fault) {
+    fn release_freely(&self, fault: Fault, full_at_pages: u64) {
         self.free.faults.fetch_add(1, Ordering::Relaxed);
-        self.let_write(fault, 1, self.fills);
+        self.let_write(fault, 1, Some(full_at_pages).filter(|_| self.fills));
     }
 
     /// Releases the aligned `pages` pages that contain the fault, and notes that they are dirty.
-    /// `may_fill`: the 2 MiB around them follow if [`FULL_AT_PAGES`] of them are dirty.
-    fn let_write(&self, fault: Fault, pages: u64, may_fill: bool) {
+    /// The 2 MiB around them follow if `full_at_pages` of them are dirty.
+    fn let_write(&self, fault: Fault, pages: u64, full_at_pages: Option<u64>) {
         let page_address = fault.address & !(PAGE_SIZE - 1);
         let mut blocks = self.blocks.lock();
         let noted = self.places.find(page_address).and_then(|(number, mapping)| {
@@ -232,7 +243,7 @@ impl Shared {
             let within = mapping.pages().intersect(block.chunks.chunk_of(page));
             let mut around = PageRange::new(page / pages * pages, pages).intersect(within);
             block.dirty.insert(around);
-            if may_fill && block.dirty.count_near(page) >= FULL_AT_PAGES {
+            if full_at_pages.is_some_and(|most| block.dirty.count_near(page) >= most) {
                 let first = page / CHUNK_PAGES * CHUNK_PAGES;
                 around = PageRange::new(first, CHUNK_PAGES).intersect(within);
                 block.dirty.insert(around);
@@ -270,6 +281,7 @@ impl Shared {
 
 fn run(shared: &Shared, mut threads: Threads) {
     let mut faults = Vec::new();
+    let mut allowed = Allowed { faults: ALLOWED_BURST, refilled: Duration::ZERO };
     while !shared.over.load(Ordering::SeqCst) {
         let waited = shared.wait();
         let begun = Instant::now();
@@ -285,9 +297,10 @@ fn run(shared: &Shared, mut threads: Threads) {
         }
         let now = shared.begun.elapsed();
         let is_limited = shared.lock().is_limited();
+        allowed.refill(now);
         for fault in faults.drain(..) {
             if !is_limited {
-                shared.release_freely(fault);
+                shared.release_freely(fault, allowed.full_at_pages());
             } else if threads.are_held(fault.thread) {
                 shared.lock().add(now, fault);
             } else {
@@ -304,6 +317,27 @@ fn run(shared: &Shared, mut threads: Threads) {
         let answering_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let counters = if is_limited { &shared.paced } else { &shared.free };
         counters.answering_ns.fetch_add(answering_ns, Ordering::Relaxed);
+    }
+}
+
+/// Writes that may wait for an answer, as a bucket that fills at [`ALLOWED_FAULTS_PER_S`].
+struct Allowed {
+    faults: f64,
+    refilled: Duration,
+}
+
+impl Allowed {
+    fn refill(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.refilled).as_secs_f64();
+        self.refilled = now;
+        self.faults = (self.faults + passed * ALLOWED_FAULTS_PER_S).min(ALLOWED_BURST);
+    }
+
+    /// Counts a write. Returns the number of dirty pages at which 2 MiB become dirty as a whole.
+    fn full_at_pages(&mut self) -> u64 {
+        let is_within = self.faults >= 1.0;
+        self.faults = (self.faults - 1.0).max(0.0);
+        if is_within { FULL_AT_PAGES } else { FULL_EARLY_AT_PAGES }
     }
 }
 
