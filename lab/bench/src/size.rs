@@ -113,7 +113,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 /// Moves a guest of one size by each means in turns.
 fn measure(settings: &Settings, memory: ByteSize) -> Result<Vec<Row>> {
     let options = LabOptions { link: settings.link, insecure: true, ..LabOptions::default() };
-    let trial = Trial::begin_with("bench", options).context("cannot start a lab here")?;
+    let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let bytes = ByteSize::from_bytes(memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![bytes], fill: settings.fill, ..GuestPlan::new("bench") };
     let mut guest = trial.guest("a", &plan)?;

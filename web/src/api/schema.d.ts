@@ -3563,6 +3563,7 @@ export interface components {
             throttle?: components["schemas"]["ThrottleReport"] | null;
             /** @description Name of the destination host. */
             to: string;
+            tracking?: components["schemas"]["TrackingReport"] | null;
             /** @description Name of the VM. */
             vm: string;
             /**
@@ -3892,6 +3893,36 @@ export interface components {
             name: string;
             /** @description Role of the token. */
             role: components["schemas"]["Role"];
+        };
+        /**
+         * @description Means of finding dirty pages.
+         * @enum {string}
+         */
+        TrackingMeans: "scans" | "faults";
+        /** @description How dirty pages were found. */
+        TrackingReport: {
+            /**
+             * Format: double
+             * @description Time that it took to answer them.
+             */
+            answering_ms: number;
+            /**
+             * Format: int64
+             * @description Memory in which faults named the dirty pages at the end.
+             */
+            by_faults_bytes: number;
+            /**
+             * Format: int64
+             * @description Number of first writes to a page that waited for an answer, without a limit.
+             */
+            faults: number;
+            /** @description The means; a throttle may add faults to scans. */
+            means: components["schemas"]["TrackingMeans"];
+            /**
+             * Format: int64
+             * @description Number of dirty pages that a scan found and no fault had named; 0 is expected.
+             */
+            unnoted_pages: number;
         };
         /**
          * @description Request of `PATCH /api/v1/hosts/{host}`. An absent field stays unchanged. Null resets
