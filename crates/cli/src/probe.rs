@@ -380,7 +380,7 @@ mod tests {
             &text,
             &[
                 "all together: the peer closed the lane [lane-lost]\n  remedy: check the network",
-                "the limits of host a hold a migration to 500mbit: the probe keeps to none",
+                "host a limits a migration to 500mbit; the probe ignores limits",
                 "800 MiB/s",
             ],
         );
