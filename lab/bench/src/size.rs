@@ -9,7 +9,7 @@ use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_qemu::ByteSize;
-use godwit_types::{Outcome, TrackingUse};
+use godwit_types::{Outcome, ReferenceUse, TrackingUse};
 use serde::Serialize;
 
 use crate::figures::Spread;
@@ -136,7 +136,9 @@ fn measure(settings: &Settings, memory: ByteSize) -> Result<Vec<Row>> {
 
 /// Moves the guest to the other host.
 fn step(trial: &Trial, guest: &mut Guest, tracking: TrackingUse) -> Result<Watched> {
-    let request = MigrationRequest { tracking, ..guest.to_other_host() };
+    // No memory is retained for the way back: two large guests would not fit beside it.
+    let request =
+        MigrationRequest { tracking, references: ReferenceUse::Own, ..guest.to_other_host() };
     let moved = trial.migrate(guest, &request)?;
     ensure!(moved.report.outcome == Outcome::Completed, "{:?}", moved.report.error);
     Ok(moved)
