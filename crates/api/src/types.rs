@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use godwit_qemu::VmSpec;
 use godwit_types::{
     Compression, EngineKind, Incarnation, Intent, PageInUse, Progress, RateLimit, ReferenceUse,
-    Report,
+    Report, TrackingUse,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -410,6 +410,10 @@ pub struct MigrationRequest {
     /// for the VM's return.
     #[serde(default)]
     pub references: ReferenceUse,
+    /// How the pages are found that the guest writes, for `engine: godwit`. `auto`: the source
+    /// host's configuration decides.
+    #[serde(default, skip_serializing_if = "TrackingUse::is_auto")]
+    pub tracking: TrackingUse,
 }
 
 /// Maximum of [`MigrationRequest::streams`].
@@ -442,6 +446,7 @@ impl MigrationRequest {
             compression: Compression::default(),
             cut_limit_ms: DEFAULT_CUT_LIMIT_MS,
             references: ReferenceUse::default(),
+            tracking: TrackingUse::default(),
         }
     }
 }

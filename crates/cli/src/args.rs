@@ -17,7 +17,7 @@ use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint};
 use godwit_pki::Fingerprint;
 use godwit_qemu::ByteSize;
-use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse};
+use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse, TrackingUse};
 
 use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
@@ -563,6 +563,26 @@ pub(crate) enum ReferencesArg {
     None,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TrackingArg {
+    /// Faults for guests of 2 GiB and more, scans for smaller ones
+    Auto,
+    /// Faults: the pause does not grow with the guest's memory
+    Faults,
+    /// Scans of all memory: a first write to a page costs the guest least
+    Scans,
+}
+
+impl From<TrackingArg> for TrackingUse {
+    fn from(tracking: TrackingArg) -> TrackingUse {
+        match tracking {
+            TrackingArg::Auto => TrackingUse::Auto,
+            TrackingArg::Faults => TrackingUse::Faults,
+            TrackingArg::Scans => TrackingUse::Scans,
+        }
+    }
+}
+
 impl From<ReferencesArg> for ReferenceUse {
     fn from(references: ReferencesArg) -> ReferenceUse {
         match references {
@@ -640,6 +660,9 @@ pub(crate) struct MigrateArgs {
     /// Memory that pages may refer to instead of being sent [default: all]
     #[arg(long, value_enum)]
     pub(crate) references: Option<ReferencesArg>,
+    /// How the pages are found that the guest writes [default: the source host's choice]
+    #[arg(long, value_enum)]
+    pub(crate) tracking: Option<TrackingArg>,
     /// Number of parallel multifd channels
     #[arg(
         long,

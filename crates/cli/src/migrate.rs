@@ -9,7 +9,7 @@ use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
     Resolve, VmInfo, VmState,
 };
-use godwit_types::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
+use godwit_types::{Compression, EngineKind, PageInUse, ReferenceUse, Report, TrackingUse};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -103,6 +103,9 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     if matches!(options.engine, EngineArg::Qemu) && options.references.is_some() {
         return Err(Failure::usage("cannot use --references with --engine qemu", "omit it"));
     }
+    if matches!(options.engine, EngineArg::Qemu) && options.tracking.is_some() {
+        return Err(Failure::usage("--tracking belongs to Godwit's own engine", "leave it out"));
+    }
     if matches!(options.engine, EngineArg::Qemu) && options.policy.is_some() {
         let remedy = "omit it; QEMU's engine has --auto-converge and --postcopy";
         return Err(Failure::usage("cannot use --policy with --engine qemu", remedy));
@@ -135,6 +138,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         cut_limit_ms: u64::try_from(options.cut_limit.as_millis()).unwrap_or(u64::MAX),
         compression: options.compression.map_or_else(Compression::default, Compression::from),
         references: options.references.map_or_else(ReferenceUse::default, ReferenceUse::from),
+        tracking: options.tracking.map_or_else(TrackingUse::default, TrackingUse::from),
     })
 }
 

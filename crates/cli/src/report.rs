@@ -2,7 +2,7 @@
 
 use godwit_types::{
     EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport,
-    Phase, Predicted, Report, SwitchoverReport, ThrottleReport,
+    Phase, Predicted, Report, SwitchoverReport, ThrottleReport, TrackingMeans, TrackingReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -108,6 +108,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             format!("{} pages that the destination no longer had", report.missing_pages),
         ));
     }
+    if let Some(tracking) = &report.tracking {
+        lines.push(("writes found", tracking_text(tracking)));
+    }
     if let Some(throttle) = &report.throttle {
         lines.push(("throttle", throttle_text(report, throttle)));
     }
@@ -122,6 +125,19 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
     }
     lines
+}
+
+/// Formats how the pages were found that the guest wrote.
+fn tracking_text(tracking: &TrackingReport) -> String {
+    let TrackingReport { means, faults, answering_ms, by_faults_bytes, .. } = tracking;
+    match means {
+        TrackingMeans::Scans => "by scans".to_owned(),
+        TrackingMeans::Faults => format!(
+            "by {faults} faults in {} at the end, answered in {}; by scans in the rest",
+            byte_count(*by_faults_bytes),
+            millis(*answering_ms),
+        ),
+    }
 }
 
 /// Formats how vCPUs were throttled, and by what.

@@ -10,7 +10,7 @@ use godwit_api::{DEFAULT_SOCKET, Endpoint};
 use godwit_migration::drive::Deltas;
 use godwit_migration::{MeansUse, PolicySettings};
 use godwit_qemu::{ByteSize, VmName};
-use godwit_types::{Intent, RateLimit, ReferenceUse};
+use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
 use crate::user::UserRange;
@@ -87,6 +87,9 @@ pub struct Config {
     /// Page deltas: memory for earlier page contents, against which changed pages are encoded.
     #[serde(default)]
     pub deltas: DeltasConfig,
+    /// Means of finding the pages that guests write.
+    #[serde(default)]
+    pub tracking: TrackingConfig,
     /// Means of throttling guests that write too fast.
     #[serde(default)]
     pub throttle: ThrottleConfig,
@@ -167,6 +170,13 @@ impl Default for DeltasConfig {
     fn default() -> Self {
         DeltasConfig { cache_memory: ByteSize::from_bytes(Deltas::CACHE_BYTES) }
     }
+}
+
+/// Settings for finding the pages that a guest writes while it migrates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrackingConfig {
+    pub means: TrackingUse,
 }
 
 /// Settings for throttling guests that dirty memory faster than the link carries it.
@@ -526,6 +536,7 @@ mod tests {
         assert_eq!(config.ram_dir(), Path::new("/run/godwit/ram"));
         assert_eq!(config.qemu, Path::new("qemu-system-x86_64"));
         assert!(config.listen.is_empty());
+        assert_eq!(config.tracking.means, TrackingUse::Auto);
         assert_eq!(config.throttle.means, MeansUse::Auto);
         assert!(config.qemu_sandbox && config.qemu_user.is_none() && config.qemu_users.is_none());
         assert!(config.vm_dirs.iter().all(|dir| dir.is_absolute() && dir != Path::new("/")));
@@ -562,6 +573,8 @@ mod tests {
             digest_memory = "8MiB"
             [deltas]
             cache_memory = "16MiB"
+            [tracking]
+            means = "scans"
             [throttle]
             means = "quota"
             [policies.minimal-impact]
@@ -593,6 +606,7 @@ mod tests {
         );
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
+        assert_eq!(config.tracking.means, TrackingUse::Scans);
         assert_eq!(config.throttle.means, MeansUse::Quota);
         assert_eq!(config.policies.of(Intent::MinimalImpact).throttle_above, Some(0.9));
         assert_eq!(config.policies.of(Intent::Auto), &PolicySettings::default());

@@ -35,4 +35,4 @@ pub use source::send;
 pub(crate) use source::windows::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 pub(crate) use sweep::SAMPLED_AFTER;
 pub use throttled::{CpuQuota, Throttled, Throttling};
-pub use tracking::Tracking;
+pub use tracking::{Tracking, tracks_by_faults};

@@ -79,18 +79,19 @@ pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod maps;
 pub(crate) mod pagemap;
+mod sync_memory;
 mod take;
-mod throttle;
 pub(crate) mod uffd;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use linux_raw_sys::general::page_region;
 
 pub(crate) use attach::{find_blocks, open_pagemap};
 pub use library::{protocol, tracker_listener};
-pub use throttle::{ThrottleFigures, throttle_chunk_pages};
+pub use sync_memory::{ThrottleFigures, throttle_chunk_pages};
 
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, page_count, push_merged};
@@ -98,7 +99,7 @@ use crate::region::Region;
 use kernel::io_or_gone;
 use maps::{Mapping, Segment};
 use pagemap::Pagemap;
-use throttle::Throttle;
+use sync_memory::SyncMemory;
 use uffd::Userfaultfd;
 
 /// Write protection is applied in steps of this many pages (256 MiB, under a millisecond each),
@@ -115,8 +116,10 @@ pub struct DirtyTracker {
     tracker_socket: PathBuf,
     vcpus: Vec<u32>,
     userfaultfd: Userfaultfd,
-    /// Set once writers were to be slowed.
-    throttle: Option<Throttle>,
+    /// Whether all memory is to be synchronous from the start.
+    by_faults: bool,
+    /// Memory whose writes wait for an answer; set once there may be some.
+    sync_memory: Option<SyncMemory>,
     pagemap: Pagemap,
     blocks: Vec<Block>,
     /// Address that is in none of the tracked mappings.
@@ -136,6 +139,21 @@ pub struct DirtyCount {
     pub pages: u64,
     /// Most dirty pages in one chunk of [`CHUNK_PAGES`].
     pub fullest_chunk_pages: u64,
+}
+
+/// Statistics of tracking by faults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultFigures {
+    /// Writes that were answered without a limit.
+    pub faults: u64,
+    /// Total time that the answering thread was busy with them.
+    pub answering: Duration,
+    /// Whether [`DirtyTracker::start`] made all memory synchronous.
+    pub by_faults: bool,
+    /// Pages that are synchronous now.
+    pub synchronous_pages: u64,
+    /// Dirty pages that a scan found and no fault had named.
+    pub unnoted_pages: u64,
 }
 
 /// Counter of pages per chunk, for runs in ascending order.
@@ -187,6 +205,17 @@ impl DirtyTracker {
     /// Protects everything: from the return on, each write is seen. Takes about 5 ms per GiB, while
     /// the guest runs.
     pub fn start(&mut self) -> Result<(), TrackError> {
+        if self.by_faults {
+            match SyncMemory::new(self) {
+                Ok(memory) => {
+                    let memory = self.sync_memory.insert(memory);
+                    memory.take_all(&self.userfaultfd, &self.blocks)?;
+                    return self.check_alive();
+                }
+                Err(TrackError::NoKernelFaults) => self.by_faults = false,
+                Err(error) => return Err(error),
+            }
+        }
         for mapping in self.blocks.iter().flat_map(|block| &block.mappings) {
             for step in mapping.pages().chunks(STEP_PAGES) {
                 self.userfaultfd
@@ -194,6 +223,31 @@ impl DirtyTracker {
                     .map_err(|errno| io_or_gone("write-protect the RAM", self.pid, errno))?;
             }
         }
+        self.check_alive()
+    }
+
+    /// Chooses for good how dirty pages are found. Call it before anything is sent: pages that are
+    /// dirty may be forgotten. A guest that writes more scattered pages per second is tracked by
+    /// scans, although faults are wanted.
+    pub fn settle(&mut self, most_scattered_pages_per_s: f64) -> Result<(), TrackError> {
+        let scattered = self.sync_memory.as_ref().map(SyncMemory::scattered_pages_per_s);
+        if !self.by_faults || scattered.is_none_or(|pages| pages <= most_scattered_pages_per_s) {
+            return Ok(());
+        }
+        self.by_faults = false;
+        self.sync_memory = None;
+        for mapping in self.blocks.iter().flat_map(|block| &block.mappings) {
+            self.userfaultfd
+                .register(mapping.address, mapping.count * PAGE_SIZE)
+                .map_err(|errno| io_or_gone("register the RAM", self.pid, errno))?;
+        }
+        self.start()
+    }
+
+    /// Searches synchronous memory for dirty pages that no fault has named, and adds them. Takes
+    /// about a millisecond per GiB: call it before the guest is stopped.
+    pub fn check_notes(&mut self) -> Result<(), TrackError> {
+        take::check_notes(self)?;
         self.check_alive()
     }
 
@@ -260,51 +314,63 @@ impl DirtyTracker {
         self
     }
 
+    /// Sets whether [`DirtyTracker::start`] makes the memory synchronous: each first write to a
+    /// page waits for an answer of this process, and the pages that are dirty when the guest is
+    /// stopped are known without a search. Without faults of the kernel (see
+    /// [`TrackError::NoKernelFaults`]) it stays asynchronous.
+    #[must_use]
+    pub fn by_faults(mut self, by_faults: bool) -> DirtyTracker {
+        self.by_faults = by_faults;
+        self
+    }
+
     /// Limits the guest to `pages_per_s` newly written pages per second; `None` lifts the limit.
     /// Computing, reading, and writing to pages that are already dirty keep their speed. Memory
-    /// comes under the limit when [`DirtyTracker::take_dirty`] reaches it. `throttle.rs`
+    /// comes under the limit when [`DirtyTracker::take_dirty`] reaches it. `sync_memory.rs`
     /// explains how.
     ///
     /// # Errors
     /// [`TrackError::NoKernelFaults`] and others if it is impossible; nothing has changed then.
     pub fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
-        match (&mut self.throttle, pages_per_s) {
-            (None, None) => {}
-            (Some(throttle), limit) => throttle.set_limit(limit),
-            (absent @ None, limit) => {
-                let throttle =
-                    Throttle::new(&self.tracker_socket, self.pid, &self.vcpus, &self.blocks)?;
-                absent.insert(throttle).set_limit(limit);
-            }
+        if self.sync_memory.is_none() && pages_per_s.is_some() {
+            self.sync_memory = Some(SyncMemory::new(self)?);
+        }
+        if let Some(memory) = &mut self.sync_memory {
+            memory.set_limit(pages_per_s);
         }
         Ok(())
     }
 
     /// Announces that the guest is about to be stopped: waiting writes go on within a millisecond,
-    /// until the next limit is set.
+    /// and no more memory changes over, until the next limit is set.
     pub fn let_stop(&mut self) {
-        if let Some(throttle) = &mut self.throttle {
-            throttle.let_stop();
+        if let Some(memory) = &mut self.sync_memory {
+            memory.let_stop();
         }
     }
 
-    /// Sets whether memory may change over to the throttle in [`DirtyTracker::take_dirty`]. It must
-    /// not while a thread reads pages that earlier calls returned.
+    /// Sets whether memory may change over in [`DirtyTracker::take_dirty`]. It must not while a
+    /// thread reads pages that earlier calls returned.
     pub fn let_grow(&mut self, may_grow: bool) {
-        if let Some(throttle) = &mut self.throttle {
-            throttle.let_grow(may_grow);
+        if let Some(memory) = &mut self.sync_memory {
+            memory.let_change(may_grow);
         }
     }
 
-    /// Returns the memory that changed over to the throttle in the last
-    /// [`DirtyTracker::take_dirty`], in its block.
+    /// Returns the memory that changed over in the last [`DirtyTracker::take_dirty`], in its block.
     pub fn changed_over(&self) -> &[PageRange] {
-        self.throttle.as_ref().map_or(&[], Throttle::changed_over)
+        self.sync_memory.as_ref().map_or(&[], SyncMemory::changed_over)
     }
 
     /// Returns the throttle's statistics so far.
     pub fn throttle_figures(&self) -> ThrottleFigures {
-        self.throttle.as_ref().map(Throttle::figures).unwrap_or_default()
+        self.sync_memory.as_ref().map(SyncMemory::throttle_figures).unwrap_or_default()
+    }
+
+    /// Returns the statistics of synchronous memory so far.
+    pub fn fault_figures(&self) -> FaultFigures {
+        let figures = self.sync_memory.as_ref().map(SyncMemory::fault_figures);
+        FaultFigures { by_faults: self.by_faults, ..figures.unwrap_or_default() }
     }
 
     /// Returns the ID of the tracked process.
@@ -322,7 +388,7 @@ impl DirtyTracker {
     /// Checks that the process has not ended: it would have no page tables, and so no dirty pages.
     /// Call it *after* a scan: an address space that is alive now was alive during the scan.
     fn check_alive(&self) -> Result<(), TrackError> {
-        self.throttle.as_ref().map_or(Ok(()), Throttle::check)?;
+        self.sync_memory.as_ref().map_or(Ok(()), SyncMemory::check)?;
         match self.userfaultfd.is_alive(self.untracked_address) {
             Ok(true) => Ok(()),
             Ok(false) => Err(TrackError::ProcessGone { pid: self.pid }),
@@ -333,8 +399,8 @@ impl DirtyTracker {
 
 impl Drop for DirtyTracker {
     fn drop(&mut self) {
-        // Comes first: the tracker must not unregister memory that the throttle owns.
-        self.throttle = None;
+        // Comes first: the tracker must not unregister synchronous memory.
+        self.sync_memory = None;
         for mapping in self.blocks.iter().flat_map(|block| &block.mappings) {
             // Closing the userfaultfd has the same effect, and is the only way left if this fails.
             let _ = self.userfaultfd.unregister(mapping.address, mapping.count * PAGE_SIZE);

@@ -1,5 +1,5 @@
-//! Throttled writers of a real process of another user: no write is lost, whatever changes during
-//! the write.
+//! Synchronous memory of a real process of another user, throttled and not: no write is lost,
+//! whatever changes during the write.
 #![allow(
     unsafe_code,
     clippy::expect_used,
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use godwit_ram::{DirtyTracker, PAGE_SIZE, PageRange, Region};
+use godwit_ram::{CHUNK_PAGES, DirtyTracker, PAGE_SIZE, PageRange, Region};
 use support::{Bench, Random, TwoBlocks, Writer};
 
 /// Two blocks, neither of which is a multiple of what changes hands at a time (8 MiB).
@@ -31,10 +31,16 @@ struct Tracked {
     tracker: DirtyTracker,
 }
 
+/// Starts to track by scans.
 fn tracked() -> Option<Tracked> {
+    tracked_by(false)
+}
+
+/// Starts to track, with all memory synchronous or none.
+fn tracked_by(faults: bool) -> Option<Tracked> {
     let TwoBlocks { bench, regions, writer } = TwoBlocks::new(PAGES, |_| {})?;
-    let mut tracker =
-        DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let attached = DirtyTracker::attach(&writer.socket, writer.pid(), &regions);
+    let mut tracker = attached.expect("attaches").by_faults(faults);
     tracker.start().expect("starts");
     Some(Tracked { bench, regions, writer, tracker })
 }
@@ -93,18 +99,95 @@ fn exactly_the_written_pages_are_dirty_under_a_throttle() {
     assert!(figures.faults > 0 && figures.pages == figures.faults, "{figures:?}");
 }
 
-/// Checks that a copy made of the pages taken, while the writer writes and memory changes hands,
-/// ends equal to the memory.
+/// Checks that the pages that faults name are those written, and whole chunks of 2 MiB of which an
+/// eighth was written; that such a chunk becomes asynchronous; and that a tracker that is about to
+/// stop the guest finds the same pages by its notes.
+#[test]
+fn faults_name_the_written_pages() {
+    let Some(mut tracked) = tracked_by(true) else { return };
+    let mut random = Random(29);
+    let mut asynchronous = BTreeSet::new();
+    for round in 0..60 {
+        let mut expected = [BTreeSet::new(), BTreeSet::new()];
+        for _ in 0..random.below(8) {
+            let mapping = usize::try_from(random.below(3)).expect("small");
+            let block = mapping % 2;
+            let first = random.below(PAGES[block]);
+            let count = 1 + random.below((PAGES[block] - first).min(40));
+            let command = ["write", "kernel"][usize::try_from(random.below(2)).expect("small")];
+            tracked.writer.run(command, mapping, first, count);
+            expected[block].extend(first..first + count);
+        }
+        // Every third round as for the paused guest.
+        match round % 3 {
+            0 => {
+                tracked.tracker.check_notes().expect("checks");
+                tracked.tracker.let_stop();
+            }
+            _ => tracked.tracker.throttle(None).expect("goes on"),
+        }
+        let counted = tracked.tracker.count_dirty().expect("counts").pages;
+        let max_pages =
+            [1 + random.below(64), 500, u64::MAX][usize::try_from(round % 3).expect("small")];
+        let mut taken_pages = 0;
+        for (block, expected) in expected.iter().enumerate() {
+            let taken = take(&mut tracked.tracker, block, max_pages);
+            taken_pages += taken.len() as u64;
+            assert!(taken.is_superset(expected), "round {round}, block {block}");
+            let chunk = |page: &u64| page / CHUNK_PAGES;
+            let written: BTreeSet<u64> = expected.iter().map(chunk).collect();
+            for more in taken.difference(expected) {
+                let of_chunk = expected.iter().filter(|page| chunk(page) == chunk(more)).count();
+                assert!(of_chunk >= 16, "page {more} of {written:?}");
+                asynchronous.insert((block, more / 2048));
+            }
+        }
+        assert_eq!(counted, taken_pages, "round {round}");
+    }
+    assert_eq!(tracked.tracker.count_dirty().expect("counts").pages, 0);
+    let figures = tracked.tracker.fault_figures();
+    assert!(figures.faults > 0 && figures.unnoted_pages == 0, "{figures:?}");
+    let all = PAGES.iter().sum::<u64>();
+    assert!(
+        (1..all).contains(&figures.synchronous_pages) && !asynchronous.is_empty(),
+        "{figures:?}"
+    );
+}
+
+#[test]
+fn a_guest_that_writes_scattered_pages_is_tracked_by_scans() {
+    let Some(mut tracked) = tracked_by(true) else { return };
+    tracked.writer.run("write", 0, 512, 512);
+    tracked.tracker.settle(0.0).expect("settles");
+    assert!(tracked.tracker.fault_figures().by_faults, "2 MiB that are dirty as a whole");
+    tracked.writer.run("write", 0, 0, 1);
+    tracked.tracker.settle(0.0).expect("settles");
+    let figures = tracked.tracker.fault_figures();
+    assert!(!figures.by_faults && figures.synchronous_pages == 0, "{figures:?}");
+    tracked.writer.run("write", 0, 77, 3);
+    assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), (77..80).collect());
+}
+
+/// Checks that a copy made of the pages taken, while the writer writes and memory changes over,
+/// ends equal to the memory. The last pages are taken as from a paused guest.
 #[test]
 fn a_change_of_means_loses_no_page() {
-    let Some(tracked) = tracked() else { return };
+    [false, true].into_iter().for_each(copy_while_it_is_written);
+}
+
+fn copy_while_it_is_written(by_faults: bool) {
+    let Some(tracked) = tracked_by(by_faults) else { return };
     let Tracked { mut writer, mut tracker, regions, bench } = tracked;
     let all = regions[0].all_pages();
     let mut copy = vec![0; usize::try_from(all.len_bytes()).expect("small")];
     regions[0].copy_out(0, &mut copy).expect("reads");
     let copy_dirty = |tracker: &mut DirtyTracker, copy: &mut [u8]| {
         let mut out = Vec::new();
-        tracker.take_dirty(0, all, u64::MAX, &mut out).expect("takes");
+        let mut next = 0;
+        while next < all.end() {
+            let within = PageRange::between(next, all.end());
+            next = tracker.take_dirty(0, within, u64::MAX, &mut out).expect("takes");
+        }
         for page in out.iter().flat_map(|range| range.first..range.end()) {
             let at = usize::try_from(page * PAGE_SIZE).expect("small");
             regions[0].copy_out(page * PAGE_SIZE, &mut copy[at..at + 4096]).expect("reads");
@@ -115,7 +198,7 @@ fn a_change_of_means_loses_no_page() {
         let writing = scope.spawn(move || {
             let mut random = Random(31);
             for burst in 0..1500u16 {
-                // Most writes hit the memory that changes hands at the moment.
+                // Most writes hit the memory that changes over at the moment.
                 let part = u64::from(burst / 300) * 2048;
                 let first = (part + random.below(2000)).min(PAGES[0] - 24);
                 writer.run(
@@ -131,15 +214,18 @@ fn a_change_of_means_loses_no_page() {
         });
         let mut round = 0;
         while finished.try_recv().is_err() {
-            match round % 5 {
-                1 => tracker.throttle(Some(50_000.0)).expect("throttles"),
-                4 => tracker.throttle(None).expect("lets go"),
+            match round % 9 {
+                3 => tracker.throttle(Some(50_000.0)).expect("throttles"),
+                6 => tracker.throttle(None).expect("lets go"),
+                8 => tracker.let_stop(),
+                0 if round > 0 => tracker.throttle(None).expect("goes on"),
                 _ => {}
             }
             copy_dirty(&mut tracker, &mut copy);
             round += 1;
         }
         let _writer = writing.join().expect("writes");
+        tracker.let_stop();
         copy_dirty(&mut tracker, &mut copy);
     });
     let mut memory = vec![0; copy.len()];
@@ -147,8 +233,9 @@ fn a_change_of_means_loses_no_page() {
     let wrong: Vec<usize> = (0..copy.len() / 4096)
         .filter(|page| copy[page * 4096..][..4096] != memory[page * 4096..][..4096])
         .collect();
-    assert!(wrong.is_empty(), "pages that differ: {wrong:?}");
+    assert!(wrong.is_empty(), "by faults: {by_faults}; pages that differ: {wrong:?}");
     assert!(tracker.throttle_figures().faults > 0);
+    assert_eq!(tracker.fault_figures().unnoted_pages, 0);
     drop(bench);
 }
 

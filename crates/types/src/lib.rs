@@ -18,6 +18,7 @@ pub mod probe;
 mod progress;
 mod rate;
 mod report;
+mod tracking;
 
 pub use bandwidth::{BandwidthPoint, MOST_POINTS};
 pub use encoding::{Compression, EncodingName, EncodingReport, ReferenceUse};
@@ -37,3 +38,4 @@ pub use report::{
     CutReport, FetchTimes, LaneReport, Outcome, PageInReport, PhaseReport, Report, RoundReport,
     SwitchoverReport, ThrottleMeans, ThrottleReport, WaitClass,
 };
+pub use tracking::{TrackingMeans, TrackingReport, TrackingUse};

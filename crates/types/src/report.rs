@@ -14,6 +14,7 @@ use crate::lane::Lane;
 use crate::phase::Phase;
 use crate::prediction::{Means, Predicted};
 use crate::rate::BitRate;
+use crate::tracking::TrackingReport;
 
 /// How a migration ended, and so where the guest is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -267,6 +268,9 @@ pub struct Report {
     pub bandwidth: Vec<BandwidthPoint>,
     /// All rounds.
     pub rounds: Vec<RoundReport>,
+    /// How dirty pages were found; absent for QEMU's engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracking: Option<TrackingReport>,
     /// Effect of throttling; absent if the writers were not throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleReport>,
@@ -322,6 +326,7 @@ impl Report {
             missing_pages: 0,
             bandwidth: Vec::new(),
             rounds: Vec::new(),
+            tracking: None,
             throttle: None,
             page_in: None,
             policy: None,

@@ -13,6 +13,7 @@ use godwit_lab::faults::{
     Cell, CellReport, Fault, LieReport, Moment, Stage, StagePlan, lies, matrix, singles,
 };
 use godwit_lab::random::Random;
+use godwit_types::TrackingUse;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -35,6 +36,9 @@ pub(crate) struct Settings {
     /// List the cells without trying them
     #[arg(long)]
     list: bool,
+    /// How the migrations find dirty pages: auto, faults or scans
+    #[arg(long, value_name = "MEANS", default_value = "auto", value_parser = tracking)]
+    tracking: TrackingUse,
     /// Write the results into the document; results of cells that were not tried are kept
     #[arg(long)]
     write: bool,
@@ -80,7 +84,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     for plan in [StagePlan::Usual, StagePlan::Clocks, StagePlan::Clear] {
         let of_plan: Vec<Cell> =
             cells.iter().copied().filter(|cell| cell.stage() == plan).collect();
-        found.cells.extend(try_all(plan, &of_plan)?);
+        found.cells.extend(try_all(plan, &of_plan, settings.tracking)?);
     }
     if with_lies {
         found.lies = lies(settings.seed, LIARS)?;
@@ -96,6 +100,15 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         write(&settings.document, found)?;
     }
     Ok(none_failed)
+}
+
+fn tracking(name: &str) -> Result<TrackingUse, String> {
+    match name {
+        "auto" => Ok(TrackingUse::Auto),
+        "faults" => Ok(TrackingUse::Faults),
+        "scans" => Ok(TrackingUse::Scans),
+        _ => Err("not one of auto, faults, scans".to_owned()),
+    }
 }
 
 fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
@@ -136,11 +149,12 @@ fn check_names(names: &[String], known: &[String]) -> Result<()> {
     }
 }
 
-fn try_all(plan: StagePlan, cells: &[Cell]) -> Result<Vec<CellReport>> {
+fn try_all(plan: StagePlan, cells: &[Cell], tracking: TrackingUse) -> Result<Vec<CellReport>> {
     if cells.is_empty() {
         return Ok(Vec::new());
     }
-    let mut stage = Stage::begin("faults", plan)?.context("cannot start a lab here")?;
+    let stage = Stage::begin("faults", plan)?.context("cannot start a lab here")?;
+    let mut stage = stage.tracking_by(tracking);
     let mut reports = Vec::new();
     for cell in cells {
         let report = stage.try_cell(*cell);

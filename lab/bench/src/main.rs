@@ -21,6 +21,7 @@ mod predict;
 mod references;
 mod results;
 mod schedule;
+mod size;
 mod subject;
 mod svg;
 mod switchover;
@@ -42,6 +43,11 @@ enum Scenario {
   godwit-bench switchover --engine godwit --workload idle --rtt 0ms --godwit-runs 5
   godwit-bench switchover --link 10gbit --rtt 10ms --runs 9")]
     Switchover(switchover::Settings),
+    /// Move guests of different sizes with the same working set
+    #[command(after_help = "Examples:
+  godwit-bench size
+  godwit-bench size --memory 1GiB,4GiB --runs 3")]
+    Size(size::Settings),
     /// Move a guest full of random content where no link is the limit
     #[command(after_help = "Examples:
   godwit-bench bandwidth
@@ -132,6 +138,7 @@ enum Scenario {
 fn main() -> ExitCode {
     let outcome = match Scenario::parse() {
         Scenario::Switchover(settings) => switchover::run(&settings),
+        Scenario::Size(settings) => size::run(&settings),
         Scenario::Bandwidth(settings) => bandwidth::run(&settings),
         Scenario::Lanes(settings) => lanes::run(&settings),
         Scenario::References(settings) => references::run(&settings),

@@ -6,8 +6,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use godwit_api::MigrationRequest;
 use godwit_qemu::ByteSize;
-use godwit_types::EngineKind;
+use godwit_types::{EngineKind, TrackingUse};
 
 use super::Fault;
 use super::blow::Blow;
@@ -260,7 +261,12 @@ impl Soak<'_> {
         let trial = self.trial;
         let held = draw.fault.map(|_| trial.hold(draw.host, draw.point)).transpose()?;
         let begin = |(number, guest): (usize, &Guest)| {
-            let request = request_to(other_host(&guest.host), EngineKind::Godwit);
+            // Half of the guests by each means.
+            let tracking = if number % 2 == 0 { TrackingUse::Faults } else { TrackingUse::Scans };
+            let request = MigrationRequest {
+                tracking,
+                ..request_to(other_host(&guest.host), EngineKind::Godwit)
+            };
             let by_cli = number == 0 && draw.fault == Some(Fault::KillCli);
             Moving::begin(trial, &guest.name, &guest.host, &request, by_cli)
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use godwit_api::MigrationRequest;
 use godwit_qemu::ByteSize;
-use godwit_types::{EngineKind, FailureCode, Outcome, PageInUse, Report};
+use godwit_types::{EngineKind, FailureCode, Outcome, PageInUse, Report, TrackingUse};
 use serde::{Deserialize, Serialize};
 
 use super::blow::{Blow, Lasted};
@@ -106,6 +106,7 @@ impl CellReport {
 pub struct Stage {
     name: String,
     plan: StagePlan,
+    tracking: TrackingUse,
     /// `None` if a cell left a state that cannot be reused.
     scene: Option<Scene>,
 }
@@ -114,6 +115,8 @@ pub struct Stage {
 struct Scene {
     trial: Trial,
     clean: [Traces; 2],
+    /// How the migration under a fault finds dirty pages.
+    tracking: TrackingUse,
     guest: Option<Guest>,
     /// Files of a guest on the host that runs it, below the host's folder.
     owners: Option<OwnersFiles>,
@@ -133,7 +136,18 @@ impl Stage {
     /// The lab cannot be started.
     pub fn begin(name: &str, plan: StagePlan) -> Result<Option<Stage>> {
         let scene = Scene::begin(name, plan)?;
-        Ok(scene.map(|scene| Stage { name: name.to_owned(), plan, scene: Some(scene) }))
+        Ok(scene.map(|scene| Stage {
+            name: name.to_owned(),
+            plan,
+            tracking: TrackingUse::default(),
+            scene: Some(scene),
+        }))
+    }
+
+    /// Sets how the migrations under faults find dirty pages.
+    #[must_use]
+    pub fn tracking_by(self, tracking: TrackingUse) -> Stage {
+        Stage { tracking, ..self }
     }
 
     /// Tries a fault at a moment and checks everything afterwards. The report names a failed check.
@@ -166,6 +180,7 @@ impl Stage {
             Some(scene) => scene,
             None => Scene::begin(&self.name, self.plan)?.context("cannot start a lab")?,
         };
+        scene.tracking = self.tracking;
         let tried = scene.try_cell(cell, findings);
         let root = format!("{}/", scene.trial.paths().root().display());
         findings.reported.iter_mut().for_each(|report| *report = report.replace(&root, ""));
@@ -207,7 +222,8 @@ impl Scene {
         };
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
         let clean = [trial.traces("a")?, trial.traces("b")?];
-        Ok(Some(Scene { trial, clean, guest: None, owners: None }))
+        let tracking = TrackingUse::default();
+        Ok(Some(Scene { trial, clean, tracking, guest: None, owners: None }))
     }
 
     /// Returns the guest and boots it if there is none.
@@ -295,8 +311,11 @@ impl Scene {
         let pages_in = cell.moment == Moment::PageIn
             || cell.write.is_some_and(|failing| failing.write.is_for_page_in());
         let page_in = if pages_in { PageInUse::Now } else { PageInUse::Never };
-        let mut request =
-            MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
+        let mut request = MigrationRequest {
+            page_in,
+            tracking: self.tracking,
+            ..request_to(destination, EngineKind::Godwit)
+        };
         if cell.fault == Fault::CutForGood {
             // The default limit for a cut is too long for a trial.
             request.cut_limit_ms = CUT_LIMIT_MS;

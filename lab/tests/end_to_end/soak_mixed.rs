@@ -11,7 +11,7 @@ use godwit_lab::LabOptions;
 use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
 use godwit_qemu::ByteSize;
-use godwit_types::{Outcome, PageInUse, Phase};
+use godwit_types::{Outcome, PageInUse, Phase, TrackingUse};
 
 use crate::check_report;
 use crate::soak::{moves, seed};
@@ -38,6 +38,7 @@ struct Draw {
     page_in: bool,
     /// Duration of a link cut while pages are missing at the destination.
     cut: Option<Duration>,
+    tracking: TrackingUse,
 }
 
 impl Draw {
@@ -55,7 +56,9 @@ impl Draw {
 fn draw(random: &mut Random) -> Draw {
     let (throttle, page_in, is_cut) = (random.coin(), random.coin(), random.coin());
     let cut_ms = SHORTEST_CUT_MS + random.next() % (LONGEST_CUT_MS - SHORTEST_CUT_MS + 1);
-    Draw { throttle, page_in, cut: (page_in && is_cut).then(|| Duration::from_millis(cut_ms)) }
+    let tracking = if random.coin() { TrackingUse::Faults } else { TrackingUse::Scans };
+    let cut = (page_in && is_cut).then(|| Duration::from_millis(cut_ms));
+    Draw { throttle, page_in, cut, tracking }
 }
 
 #[test]
@@ -113,6 +116,7 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
         }
     })?;
     let report = &watched.report;
+    ensure!(report.tracking.is_none_or(|tracking| tracking.unnoted_pages == 0), "{report:#?}");
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
     check_report(report)?;
     trial.expect_whole(guest)?;
@@ -143,7 +147,7 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
 /// Returns the request for a draw.
 fn request(guest: &Guest, draw: Draw) -> MigrationRequest {
     let page_in = if draw.page_in { PageInUse::Now } else { PageInUse::Never };
-    MigrationRequest { page_in, ..guest.to_other_host() }
+    MigrationRequest { page_in, tracking: draw.tracking, ..guest.to_other_host() }
 }
 
 /// Cut of the destination's migration networks for a while.

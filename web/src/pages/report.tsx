@@ -46,6 +46,7 @@ export function ReportView({ report }: { report: Report }) {
       {switchover && <Switchover switchover={switchover} />}
       {report.predicted && <Predicted report={report} />}
       {rounds.length > 0 && <Rounds report={report} />}
+      {report.tracking && <Tracking tracking={report.tracking} />}
       {report.throttle && <Throttle throttle={report.throttle} />}
       {report.page_in && <PageIn pageIn={report.page_in} />}
       {lanes.length > 0 && <Lanes lanes={lanes} />}
@@ -167,6 +168,21 @@ function Rounds({ report }: { report: Report }) {
           </tbody>
         </table>
       </div>
+    </Panel>
+  );
+}
+
+function Tracking({ tracking }: { tracking: NonNullable<Report['tracking']> }) {
+  return (
+    <Panel title="Dirty pages">
+      <Facts
+        rows={[
+          ['Found by', tracking.means],
+          ['Memory tracked by faults', bytes(tracking.by_faults_bytes)],
+          ['Faults', count(tracking.faults)],
+          ['Time to answer them', duration(tracking.answering_ms)],
+        ]}
+      />
     </Panel>
   );
 }

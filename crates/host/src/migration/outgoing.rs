@@ -13,14 +13,14 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt, Stream};
 use godwit_migration::drive::{
     self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled,
-    Throttling, Unsent,
+    Throttling, Unsent, tracks_by_faults,
 };
 use godwit_migration::{Failure, Policy, millis};
 use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
 use godwit_types::{
     CutReport, EngineKind, FailureCode, Fault, Lane, LaneReport, Means, Outcome, Ownership,
-    PageInUse, Predicted, ReferenceUse, Report, SwitchoverReport,
+    PageInUse, Predicted, ReferenceUse, Report, SwitchoverReport, TrackingUse,
 };
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
@@ -69,7 +69,13 @@ impl Outgoing {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         hold("preflight");
-        let tracker = self.attach().await?;
+        let guest_bytes = self.vm.regions.iter().map(|region| region.all_pages().len_bytes()).sum();
+        let permitted = match self.request.tracking {
+            TrackingUse::Auto => self.agent.config().tracking.means,
+            requested => requested,
+        };
+        let by_faults = tracks_by_faults(permitted, guest_bytes);
+        let tracker = self.attach(by_faults).await?;
         let preflight = self.begun.elapsed();
         let request = self.ask_destination(&qemu);
         let (accepted, glance) = Outgoing::count_while(self.glance(tracker), request).await;
@@ -123,7 +129,8 @@ impl Outgoing {
         }
     }
 
-    pub(super) async fn attach(&self) -> Result<Tracker, Fault> {
+    /// Attaches to the guest's memory. `by_faults`: faults are to name the pages that it writes.
+    pub(super) async fn attach(&self, by_faults: bool) -> Result<Tracker, Fault> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
             DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
@@ -131,7 +138,7 @@ impl Outgoing {
         let failed = |why: String| self.not_trackable(&why);
         match attached.await {
             Ok(Ok(tracker)) => match self.vm.process.qmp.vcpu_threads().await {
-                Ok(vcpus) => Ok(self.with_vcpus(tracker, vcpus)),
+                Ok(vcpus) => Ok(self.with_vcpus(tracker.by_faults(by_faults), vcpus)),
                 Err(error) => Err(failed(error.to_string())),
             },
             Ok(Err(error)) => Err(failed(error.to_string())),
@@ -467,6 +474,7 @@ impl Outgoing {
             cuts,
             encodings: result.encodings,
             missing_pages: result.missing_pages,
+            tracking: Some(result.tracking),
             throttle: result.throttle,
             page_in: result.page_in,
             rounds: result.rounds,

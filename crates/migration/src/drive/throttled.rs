@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_ram::pages::page_count;
-use godwit_ram::{DirtyCount, PageRange, ThrottleFigures, TrackError};
+use godwit_ram::{DirtyCount, FaultFigures, PageRange, ThrottleFigures, TrackError};
 
 use super::tracking::Tracking;
 use crate::throttle::{LOOK_INTERVAL, MeansUse, QuotaLoop, means_for};
@@ -203,6 +203,14 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
         self.tracker.start()
     }
 
+    fn settle(&mut self) -> Result<(), TrackError> {
+        self.tracker.settle()
+    }
+
+    fn check_notes(&mut self) -> Result<(), TrackError> {
+        self.tracker.check_notes()
+    }
+
     fn take_dirty(
         &mut self,
         block: usize,
@@ -263,6 +271,10 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
 
     fn throttle_figures(&self) -> ThrottleFigures {
         self.tracker.throttle_figures()
+    }
+
+    fn fault_figures(&self) -> FaultFigures {
+        self.tracker.fault_figures()
     }
 
     fn least_cpu_share(&self) -> Option<f64> {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
-use super::throttle::{Throttle, Tracked};
+use super::sync_memory::{SyncMemory, Tracked};
 use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
@@ -20,8 +20,8 @@ use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
 /// call costs the guest a round of TLB flushes, and each clean page at most one fault.
 const CLUSTER_GAP_PAGES: u64 = 2048;
 
-/// Memory that changes over to the throttle in one call: 32 MiB, or one chunk. It takes some 20 ms.
-const TAKE_OVER_PAGES: u64 = 8192;
+/// Memory that changes over in one call: 32 MiB, or one chunk. It takes some 20 ms.
+const CHANGED_PAGES: u64 = 8192;
 
 /// Scanned stretch of one segment, and the dirty pages found in it.
 pub(super) struct Window {
@@ -37,64 +37,71 @@ pub(super) fn take_dirty(
     out: &mut Vec<PageRange>,
 ) -> Result<u64, TrackError> {
     tracker.block(block, within)?;
-    let DirtyTracker { pid, pagemap, blocks, runs, throttle, userfaultfd, .. } = tracker;
+    let DirtyTracker { pid, pagemap, blocks, runs, sync_memory, userfaultfd, .. } = tracker;
     let Some(tracked_block) = blocks.get(block) else { return Ok(within.end()) };
     let floor = out.len();
-    let mut taking = Taking { pid: *pid, pagemap, runs, out, floor, left: max_pages };
-    let mut taken_over = 0;
-    if let Some(throttle) = throttle.as_mut() {
-        throttle.forget_changes();
+    let mut taking = Taking { pid: *pid, block, pagemap, runs, out, floor, left: max_pages };
+    if let Some(memory) = sync_memory.as_mut() {
+        memory.forget_changes();
     }
+    let mut changed = 0;
     for segment in &tracked_block.segments {
         let wanted = segment.pages.intersect(within);
         let mut at = wanted.first;
         while at < wanted.end() {
             let stretch = PageRange::between(at, wanted.end().min(at + STEP_PAGES));
-            let kind = throttle.as_ref().map(|throttle| throttle.of_one_kind(block, stretch));
-            let (piece, is_throttled) = kind.unwrap_or((stretch, false));
-            if let (Some(throttle), true) = (throttle.as_ref(), is_throttled) {
-                match taking.throttled(throttle, segment, piece)? {
-                    Stopped::Full(next) => return Ok(next),
-                    Stopped::End(end) => at = end,
-                }
-                continue;
-            }
-            let growing = throttle.as_mut().filter(|throttle| throttle.grows());
-            let chunk_of =
-                |throttle: &Throttle, page| throttle.chunk_of(block, page, tracked_block.pages);
-            // An earlier call has returned pages of this chunk that may be being read now, so it
-            // does not change hands.
-            let begun = growing.as_ref().map(|throttle| chunk_of(throttle, at));
-            let begun = begun.filter(|chunk| chunk.first < within.first);
-            let piece = begun.map_or(piece, |chunk| piece.intersect(chunk));
-            let seen = taking.scan(Scan::Look, segment, piece, 0)?;
-            let first_dirty = seen.dirty.first().filter(|_| begun.is_none()).map(|run| run.first);
-            let Some((throttle, page)) = growing.zip(first_dirty) else {
+            let Some(memory) = sync_memory.as_mut() else {
+                let seen = taking.scan(Scan::Look, segment, stretch, 0)?;
                 match taking.claim(segment, &seen)? {
                     Stopped::Full(next) => return Ok(next),
                     Stopped::End(end) => at = end,
                 }
                 continue;
             };
-            let chunk = chunk_of(throttle, page);
-            if taken_over >= TAKE_OVER_PAGES {
+            let next = taking.next_step(memory, segment, stretch, within.first)?;
+            let (chunk, into) = match next {
+                Step::Taken(Stopped::Full(next)) => return Ok(next),
+                Step::Taken(Stopped::End(end)) => {
+                    at = end;
+                    continue;
+                }
+                Step::Change { chunk, into } => (chunk, into),
+            };
+            if changed >= CHANGED_PAGES {
                 return Ok(chunk.first.max(at));
             }
-            taken_over += chunk.count;
+            changed += chunk.count;
             let runs = &mut *taking.runs;
-            throttle.take_over(
-                block,
-                chunk,
-                &mut Tracked { userfaultfd, pagemap, block: tracked_block, runs },
-            )?;
-            // Repeat: one chunk of the stretch is throttled now.
+            let mut tracked = Tracked { userfaultfd, pagemap, block: tracked_block, runs };
+            // The stretch is repeated: a chunk of it is under the other protection now.
+            match into {
+                Protection::Synchronous => memory.take_over(block, chunk, &mut tracked)?,
+                Protection::Asynchronous => memory.give_back(block, chunk, &mut tracked)?,
+            }
         }
     }
     Ok(within.end())
 }
 
+/// How memory is protected.
+enum Protection {
+    Synchronous,
+    Asynchronous,
+}
+
+/// Result of a step of a take.
+enum Step {
+    Taken(Stopped),
+    /// A chunk must change over first.
+    Change {
+        chunk: PageRange,
+        into: Protection,
+    },
+}
+
 struct Taking<'a> {
     pid: i32,
+    block: usize,
     pagemap: &'a Pagemap,
     runs: &'a mut [page_region],
     out: &'a mut Vec<PageRange>,
@@ -144,18 +151,77 @@ impl Taking<'_> {
         Ok(Stopped::End(seen.end))
     }
 
-    /// Takes the dirty pages of throttled memory: exactly the pages seen are protected.
-    fn throttled(
+    /// Takes the first pages of `stretch`, those under one protection, unless a chunk of them is to
+    /// change over. `begin`: where the call began.
+    fn next_step(
         &mut self,
-        throttle: &Throttle,
+        memory: &mut SyncMemory,
+        segment: &Segment,
+        stretch: PageRange,
+        begin: u64,
+    ) -> Result<Step, TrackError> {
+        let (piece, is_synchronous) = memory.of_one_kind(self.block, stretch);
+        let chunk = memory.chunk_of(self.block, piece.first);
+        // If an earlier call has returned pages of a chunk, they may be being read now: the chunk
+        // does not change over.
+        let is_begun = chunk.first < begin;
+        if is_synchronous {
+            if !is_begun && memory.gives_back(self.block, chunk) {
+                return Ok(Step::Change { chunk, into: Protection::Asynchronous });
+            }
+            if memory.is_stopping() {
+                return self.noted(memory, segment, piece).map(Step::Taken);
+            }
+            return self.synchronous(memory, segment, piece.intersect(chunk)).map(Step::Taken);
+        }
+        let grows = memory.grows();
+        let piece = if grows && is_begun { piece.intersect(chunk) } else { piece };
+        let seen = self.scan(Scan::Look, segment, piece, 0)?;
+        match seen.dirty.first().filter(|_| grows && !is_begun) {
+            Some(run) => {
+                let chunk = memory.chunk_of(self.block, run.first);
+                Ok(Step::Change { chunk, into: Protection::Synchronous })
+            }
+            None => self.claim(segment, &seen).map(Step::Taken),
+        }
+    }
+
+    /// Takes the dirty pages of synchronous memory: exactly the pages seen or noted are protected.
+    fn synchronous(
+        &mut self,
+        memory: &mut SyncMemory,
         segment: &Segment,
         pages: PageRange,
     ) -> Result<Stopped, TrackError> {
-        let seen = self.scan(Scan::LookAnywhere, segment, pages, 0)?;
-        for run in seen.dirty {
+        let mut seen = self.scan(Scan::LookAnywhere, segment, pages, 0)?;
+        memory.add_noted(self.block, PageRange::between(pages.first, seen.end), &mut seen.dirty);
+        self.protect(memory, segment, &seen.dirty, seen.end)
+    }
+
+    /// Takes the noted pages of synchronous memory.
+    fn noted(
+        &mut self,
+        memory: &SyncMemory,
+        segment: &Segment,
+        pages: PageRange,
+    ) -> Result<Stopped, TrackError> {
+        let mut dirty = Vec::new();
+        let end = memory.noted(self.block, pages, &mut dirty);
+        self.protect(memory, segment, &dirty, end)
+    }
+
+    /// Takes `dirty`, the dirty pages of synchronous memory up to page `end`.
+    fn protect(
+        &mut self,
+        memory: &SyncMemory,
+        segment: &Segment,
+        dirty: &[PageRange],
+        end: u64,
+    ) -> Result<Stopped, TrackError> {
+        for run in dirty {
             let (taken, _) = run.split(self.left);
             if !taken.is_empty() {
-                let protected = throttle.protect(segment, taken);
+                let protected = memory.protect(self.block, segment, taken);
                 protected.map_err(|errno| io_or_gone("write-protect the RAM", self.pid, errno))?;
                 push_merged(self.out, self.floor, taken);
                 self.left -= taken.count;
@@ -164,7 +230,7 @@ impl Taking<'_> {
                 return Ok(Stopped::Full(taken.end()));
             }
         }
-        Ok(Stopped::End(seen.end))
+        Ok(Stopped::End(end))
     }
 }
 
@@ -180,13 +246,43 @@ pub(super) fn peek_dirty(
     for segment in &tracker.block(block, within)?.segments {
         let mut rest = segment.pages.intersect(within);
         while !rest.is_empty() {
-            let kind = tracker.throttle.as_ref().map(|throttle| throttle.of_one_kind(block, rest));
-            let (piece, is_throttled) = kind.unwrap_or((rest, false));
-            let look = if is_throttled { Scan::LookAnywhere } else { Scan::Look };
-            let seen = scan(&tracker.pagemap, look, segment, piece, 0, &mut runs)
+            let memory = tracker.sync_memory.as_ref();
+            let kind = memory.map(|memory| memory.of_one_kind(block, rest));
+            let (piece, is_synchronous) = kind.unwrap_or((rest, false));
+            if let (Some(memory), true) = (memory, is_synchronous) {
+                let mut noted = Vec::new();
+                let end = memory.noted(block, piece, &mut noted);
+                found(&noted);
+                rest = PageRange::between(end, rest.end());
+                continue;
+            }
+            let seen = scan(&tracker.pagemap, Scan::Look, segment, piece, 0, &mut runs)
                 .map_err(|errno| failed(tracker.pid, errno))?;
             found(&seen.dirty);
             rest = PageRange::between(seen.end, rest.end());
+        }
+    }
+    Ok(())
+}
+
+/// Adds to the notes of synchronous memory the dirty pages that no fault has named.
+pub(super) fn check_notes(tracker: &mut DirtyTracker) -> Result<(), TrackError> {
+    let DirtyTracker { pid, pagemap, blocks, runs, sync_memory, .. } = tracker;
+    let Some(memory) = sync_memory else { return Ok(()) };
+    for (number, block) in blocks.iter().enumerate() {
+        for segment in &block.segments {
+            let mut rest = segment.pages;
+            while !rest.is_empty() {
+                let (piece, is_synchronous) = memory.of_one_kind(number, rest);
+                let mut end = piece.end();
+                if is_synchronous {
+                    let seen = scan(pagemap, Scan::LookAnywhere, segment, piece, 0, runs)
+                        .map_err(|errno| failed(*pid, errno))?;
+                    memory.note_unnoted(number, &seen.dirty);
+                    end = seen.end;
+                }
+                rest = PageRange::between(end, rest.end());
+            }
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use godwit_ram::Region;
 use godwit_types::{Outcome, Progress};
 use godwit_wire::{Begin, CONTROL_STREAM, Message, PagesEnd, SUPPORTED};
 
-use super::figures::{SentSoFar, progress_of, switchover_report, throttle_report};
+use super::figures::{SentSoFar, progress_of, switchover_report, throttle_report, tracking_report};
 use super::inputs::Inputs;
 use super::job::{SourceJob, SourceResult};
 use super::lanes::Lanes;
@@ -349,6 +349,12 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn send_round(&mut self, round: u32) {
+        if round == 0
+            && self.memory.sends_all()
+            && let Err(error) = self.job.tracker.settle()
+        {
+            return self.inputs.first(Event::Failed(memory_failure(&error)));
+        }
         self.dispatch.set_round(round);
         self.windows.round_begins(self.dispatch);
         let chunk_pages = self.dispatch.chunk_pages();
@@ -364,6 +370,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             &mut self.peer,
         );
         self.can_go_on(opened)?;
+        // While the wire runs empty, it costs no time.
+        if let Err(error) = self.job.tracker.check_notes() {
+            self.inputs.first(Event::Failed(memory_failure(&error)));
+        }
         self.awaited = Some(Awaited::Applied);
         self.inputs.check_streams();
         Ok(())
@@ -447,6 +457,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             lanes: self.lanes.figures(),
             encodings: self.dispatch.totals.encodings().report(),
             missing_pages: self.memory.referring.missing_pages(),
+            tracking: tracking_report(&self.job.tracker),
             throttle: throttle_report(&self.job.tracker),
             page_in: self.page_in.report(),
         }

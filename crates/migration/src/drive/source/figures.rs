@@ -9,7 +9,8 @@ use crate::drive::tracking::Tracking;
 use crate::report::millis;
 use crate::source::{Source, SwitchoverTimes};
 use godwit_types::{
-    LaneProgress, Phase, Progress, SwitchoverReport, ThrottleMeans, ThrottleReport,
+    LaneProgress, Phase, Progress, SwitchoverReport, ThrottleMeans, ThrottleReport, TrackingMeans,
+    TrackingReport,
 };
 
 /// Totals handed to the wire so far.
@@ -55,6 +56,19 @@ pub(super) fn progress_of(
         lanes,
         throttled_to_pages_per_s: machine.throttled_to(),
         guest_round_trip_ms: None,
+    }
+}
+
+/// Returns how dirty pages were found.
+pub(super) fn tracking_report(tracking: &impl Tracking) -> TrackingReport {
+    let figures = tracking.fault_figures();
+    let means = if figures.by_faults { TrackingMeans::Faults } else { TrackingMeans::Scans };
+    TrackingReport {
+        means,
+        faults: figures.faults,
+        answering_ms: millis(figures.answering),
+        by_faults_bytes: figures.synchronous_pages * PAGE_SIZE,
+        unnoted_pages: figures.unnoted_pages,
     }
 }
 

@@ -8,7 +8,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_ram::Region;
 use godwit_types::{
     BitRate, Compression, EncodingReport, Outcome, Ownership, PageInReport, PhaseReport, Progress,
-    RoundReport, SwitchoverReport, ThrottleReport,
+    RoundReport, SwitchoverReport, ThrottleReport, TrackingReport,
 };
 use godwit_wire::MigrationId;
 
@@ -125,6 +125,8 @@ pub struct SourceResult {
     pub encodings: Vec<EncodingReport>,
     /// Pages that were sent by reference and had to be sent again with their content.
     pub missing_pages: u64,
+    /// How dirty pages were found.
+    pub tracking: TrackingReport,
     /// Effect of slowing the guest's writers; `None` if they were not slowed.
     pub throttle: Option<ThrottleReport>,
     /// How the pages arrived that the guest lacked at first; `None` if it lacked none.

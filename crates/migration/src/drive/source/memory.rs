@@ -57,6 +57,11 @@ impl<'a> Memory<'a> {
         }
     }
 
+    /// Returns whether round 0 covers all of memory.
+    pub(super) fn sends_all(&self) -> bool {
+        self.sends_all
+    }
+
     pub(super) fn total_pages(&self) -> u64 {
         self.regions.iter().map(|region| region.pages()).sum()
     }

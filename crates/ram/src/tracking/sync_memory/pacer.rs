@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::super::uffd::Fault;
+use crate::tracking::uffd::Fault;
 
 /// Faults per second that are answered without the handler becoming the bottleneck: a third of the
 /// rate measured with pages released eight at a time (ARCHITECTURE.md). If the limit is higher,
@@ -90,6 +90,11 @@ impl Pacer {
     /// far as that permits, until the next limit is set.
     pub(super) fn let_stop(&mut self) {
         self.most_held = MOST_HELD_STOPPING;
+    }
+
+    /// Returns whether there is a limit.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit_pages_per_s.is_some()
     }
 
     /// Adds a write that begins to wait.

@@ -11,15 +11,30 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use super::super::uffd::Userfaultfd;
+use super::chunks::Chunks;
+use super::dirty_pages::DirtyPages;
 use super::pacer::{Pacer, Release};
-use crate::pages::PAGE_SIZE;
+use super::places::Places;
+use crate::pages::{PAGE_SIZE, PageRange};
+use crate::tracking::uffd::{Fault, Userfaultfd};
+use crate::tracking::{Block, CHUNK_PAGES, FaultFigures};
 
+/// Without a limit, 2 MiB of which so many pages are dirty become dirty as a whole: their other
+/// pages are released with the last of them. An eighth.
+const FULL_AT_PAGES: u64 = 64;
+/// The same if the guest waits too often: a 32nd.
+const FULL_EARLY_AT_PAGES: u64 = 16;
+/// Writes per second that may wait for an answer before [`FULL_EARLY_AT_PAGES`] applies. At 10 µs
+/// each, a guest with one vCPU loses 1 % of its time.
+const ALLOWED_FAULTS_PER_S: f64 = 1000.0;
+/// As many writes may wait in addition, at once.
+const ALLOWED_BURST: f64 = 1000.0;
 /// Pause between two attempts after a failure.
 const FAILED_PAUSE: Duration = Duration::from_millis(10);
 /// Maximum threads whose kind is remembered.
 const MOST_THREADS: usize = 1024;
 
+/// Statistics of a throttle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleFigures {
     /// Writes that were answered.
@@ -40,6 +55,12 @@ pub(super) struct Handler {
 
 struct Shared {
     userfaultfd: Userfaultfd,
+    places: Places,
+    /// Whether 2 MiB become dirty as a whole at [`FULL_AT_PAGES`], without a limit.
+    fills: bool,
+    /// Synchronous memory by block. Locked while a page is noted and released, and while pages are
+    /// taken and protected.
+    blocks: Mutex<Vec<SyncBlock>>,
     /// Descriptor that ends a wait for faults.
     nudge: std::os::fd::OwnedFd,
     begun: Instant,
@@ -48,36 +69,69 @@ struct Shared {
     /// Whether the thread cannot read faults any more: waiting threads wait until the userfaultfd
     /// is closed.
     failed: AtomicBool,
-    faults: AtomicU64,
+    paced: Counters,
+    free: Counters,
     pages: AtomicU64,
     held_ns: AtomicU64,
+}
+
+/// Answers, with a limit or without.
+#[derive(Default)]
+struct Counters {
+    faults: AtomicU64,
     answering_ns: AtomicU64,
+}
+
+impl Counters {
+    fn faults(&self) -> u64 {
+        self.faults.load(Ordering::Relaxed)
+    }
+
+    fn answering(&self) -> Duration {
+        Duration::from_nanos(self.answering_ns.load(Ordering::Relaxed))
+    }
+}
+
+/// Block's memory under synchronous protection, and what was written to it.
+pub(super) struct SyncBlock {
+    pub(super) chunks: Chunks,
+    pub(super) dirty: DirtyPages,
 }
 
 impl Handler {
     /// Answers the faults of process `pid`, without a limit at first. `vcpus`: the threads that a
-    /// limit holds; if empty, all threads.
+    /// limit holds; if empty, all threads. `fills`: whether 2 MiB become dirty as a whole, see
+    /// [`FULL_AT_PAGES`].
     pub(super) fn start(
         userfaultfd: Userfaultfd,
         pid: i32,
         vcpus: &[u32],
+        blocks: &[Block],
+        fills: bool,
     ) -> Result<Handler, Errno> {
+        let of_block = |block: &Block| SyncBlock {
+            chunks: Chunks::new(block.pages),
+            dirty: DirtyPages::new(block.pages),
+        };
         let shared = Arc::new(Shared {
             userfaultfd,
+            places: Places::new(blocks),
+            fills,
+            blocks: Mutex::new(blocks.iter().map(of_block).collect()),
             nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             begun: Instant::now(),
             pacer: Mutex::new(Pacer::new()),
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            faults: AtomicU64::new(0),
+            paced: Counters::default(),
+            free: Counters::default(),
             pages: AtomicU64::new(0),
             held_ns: AtomicU64::new(0),
-            answering_ns: AtomicU64::new(0),
         });
         let threads =
             Threads { pid, vcpus: vcpus.iter().copied().collect(), known: HashMap::new() };
         let thread = std::thread::Builder::new()
-            .name("godwit-throttle".to_owned())
+            .name("godwit-faults".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
                 move || run(&shared, threads)
@@ -100,7 +154,17 @@ impl Handler {
         self.shared.nudge();
     }
 
-    /// Returns the userfaultfd that governs the throttled memory.
+    /// Locks what is known of the synchronous memory: no write to it goes on meanwhile.
+    pub(super) fn blocks(&self) -> MutexGuard<'_, Vec<SyncBlock>> {
+        self.shared.blocks.lock()
+    }
+
+    /// Returns the time since the start.
+    pub(super) fn age(&self) -> Duration {
+        self.shared.begun.elapsed()
+    }
+
+    /// Returns the userfaultfd that governs the synchronous memory.
     pub(super) fn userfaultfd(&self) -> &Userfaultfd {
         &self.shared.userfaultfd
     }
@@ -112,10 +176,19 @@ impl Handler {
 
     pub(super) fn figures(&self) -> ThrottleFigures {
         ThrottleFigures {
-            faults: self.shared.faults.load(Ordering::Relaxed),
+            faults: self.shared.paced.faults(),
             pages: self.shared.pages.load(Ordering::Relaxed),
             held: Duration::from_nanos(self.shared.held_ns.load(Ordering::Relaxed)),
-            answering: Duration::from_nanos(self.shared.answering_ns.load(Ordering::Relaxed)),
+            answering: self.shared.paced.answering(),
+        }
+    }
+
+    pub(super) fn fault_figures(&self) -> FaultFigures {
+        let free = &self.shared.free;
+        FaultFigures {
+            faults: free.faults(),
+            answering: free.answering(),
+            ..FaultFigures::default()
         }
     }
 }
@@ -143,21 +216,47 @@ impl Shared {
         let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
     }
 
-    /// Lets a write go on, together with its neighbours if they are in throttled memory too. Counts
-    /// it first, so that an observer who sees the write go on sees it counted.
+    /// Lets a write go on, together with its neighbours. Counts it first, so that an observer who
+    /// sees the write go on sees it counted.
     fn release(&self, Release { fault, pages, held }: Release) {
         let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
         self.held_ns.fetch_add(held_ns, Ordering::Relaxed);
-        self.faults.fetch_add(1, Ordering::Relaxed);
+        self.paced.faults.fetch_add(1, Ordering::Relaxed);
         self.pages.fetch_add(u64::from(pages), Ordering::Relaxed);
-        let len_bytes = u64::from(pages) * PAGE_SIZE;
-        let page = fault.address & !(PAGE_SIZE - 1);
-        let released = self.userfaultfd.release(fault.address & !(len_bytes - 1), len_bytes);
-        let released = released.or_else(|_| self.userfaultfd.release(page, PAGE_SIZE));
+        self.let_write(fault, pages.into(), None);
+    }
+
+    /// Lets a write go on without a limit, with the pages around it if most of them are dirty.
+    fn release_freely(&self, fault: Fault, full_at_pages: u64) {
+        self.free.faults.fetch_add(1, Ordering::Relaxed);
+        self.let_write(fault, 1, Some(full_at_pages).filter(|_| self.fills));
+    }
+
+    /// Releases the aligned `pages` pages that contain the fault, and notes that they are dirty.
+    /// The 2 MiB around them follow if `full_at_pages` of them are dirty.
+    fn let_write(&self, fault: Fault, pages: u64, full_at_pages: Option<u64>) {
+        let page_address = fault.address & !(PAGE_SIZE - 1);
+        let mut blocks = self.blocks.lock();
+        let noted = self.places.find(page_address).and_then(|(number, mapping)| {
+            let page = mapping.first + (page_address - mapping.address) / PAGE_SIZE;
+            let block = blocks.get_mut(number).filter(|of| of.chunks.is_synchronous(page))?;
+            let within = mapping.pages().intersect(block.chunks.chunk_of(page));
+            let mut around = PageRange::new(page / pages * pages, pages).intersect(within);
+            block.dirty.insert(around);
+            if full_at_pages.is_some_and(|most| block.dirty.count_near(page) >= most) {
+                let first = page / CHUNK_PAGES * CHUNK_PAGES;
+                around = PageRange::new(first, CHUNK_PAGES).intersect(within);
+                block.dirty.insert(around);
+            }
+            Some((mapping.address_of(around.first), around.len_bytes()))
+        });
+        let (first, len_bytes) = noted.unwrap_or((page_address, PAGE_SIZE));
+        let released = self.userfaultfd.release(first, len_bytes);
+        let released = released.or_else(|_| self.userfaultfd.release(page_address, PAGE_SIZE));
         if released.is_err() {
-            // The memory is no longer throttled: the write may be retried. A process that has ended
-            // waits for nothing.
-            let _ = self.userfaultfd.wake(page, PAGE_SIZE);
+            // The memory is no longer synchronous: the write may be retried. A process that has
+            // ended waits for nothing.
+            let _ = self.userfaultfd.wake(page_address, PAGE_SIZE);
         }
     }
 
@@ -182,6 +281,7 @@ impl Shared {
 
 fn run(shared: &Shared, mut threads: Threads) {
     let mut faults = Vec::new();
+    let mut allowed = Allowed { faults: ALLOWED_BURST, refilled: Duration::ZERO };
     while !shared.over.load(Ordering::SeqCst) {
         let waited = shared.wait();
         let begun = Instant::now();
@@ -196,8 +296,12 @@ fn run(shared: &Shared, mut threads: Threads) {
             );
         }
         let now = shared.begun.elapsed();
+        let is_limited = shared.lock().is_limited();
+        allowed.refill(now);
         for fault in faults.drain(..) {
-            if threads.are_held(fault.thread) {
+            if !is_limited {
+                shared.release_freely(fault, allowed.full_at_pages());
+            } else if threads.are_held(fault.thread) {
                 shared.lock().add(now, fault);
             } else {
                 shared.lock().charge(now, 1);
@@ -211,7 +315,29 @@ fn run(shared: &Shared, mut threads: Threads) {
             shared.release(release);
         }
         let answering_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        shared.answering_ns.fetch_add(answering_ns, Ordering::Relaxed);
+        let counters = if is_limited { &shared.paced } else { &shared.free };
+        counters.answering_ns.fetch_add(answering_ns, Ordering::Relaxed);
+    }
+}
+
+/// Writes that may wait for an answer, as a bucket that fills at [`ALLOWED_FAULTS_PER_S`].
+struct Allowed {
+    faults: f64,
+    refilled: Duration,
+}
+
+impl Allowed {
+    fn refill(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.refilled).as_secs_f64();
+        self.refilled = now;
+        self.faults = (self.faults + passed * ALLOWED_FAULTS_PER_S).min(ALLOWED_BURST);
+    }
+
+    /// Counts a write. Returns the number of dirty pages at which 2 MiB become dirty as a whole.
+    fn full_at_pages(&mut self) -> u64 {
+        let is_within = self.faults >= 1.0;
+        self.faults = (self.faults - 1.0).max(0.0);
+        if is_within { FULL_AT_PAGES } else { FULL_EARLY_AT_PAGES }
     }
 }
 
