@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use godwit_api::MigrationRequest;
-use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, Watched, until};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_qemu::ByteSize;
 use godwit_types::{Outcome, ReferenceUse, TrackingUse};
@@ -19,6 +19,9 @@ use crate::switchover::ODD_BYTES;
 
 /// Longest difference between the median pauses of the smallest and the largest guest.
 const GOAL_MS: f64 = 3.0;
+
+/// Memory that a host keeps free, and some more.
+const RESERVE_BYTES: u64 = 1536 << 20;
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -122,7 +125,7 @@ fn measure(settings: &Settings, memory: ByteSize) -> Result<Vec<Row>> {
     let mut runs: [Vec<Watched>; 2] = [Vec::new(), Vec::new()];
     for turn in 0..=settings.runs {
         for (tracking, runs) in means.into_iter().zip(&mut runs) {
-            let moved = step(&trial, &mut guest, tracking)?;
+            let moved = step(&trial, &mut guest, memory, tracking)?;
             if turn > 0 {
                 runs.push(moved);
             }
@@ -135,13 +138,30 @@ fn measure(settings: &Settings, memory: ByteSize) -> Result<Vec<Row>> {
 }
 
 /// Moves the guest to the other host.
-fn step(trial: &Trial, guest: &mut Guest, tracking: TrackingUse) -> Result<Watched> {
+fn step(
+    trial: &Trial,
+    guest: &mut Guest,
+    memory: ByteSize,
+    tracking: TrackingUse,
+) -> Result<Watched> {
+    until("the memory of the guest's last stay is free", LIMIT, || {
+        let bytes = memory.bytes() + RESERVE_BYTES;
+        Ok((available_bytes()? >= bytes).then_some(()))
+    })?;
     // No memory is retained for the way back: two large guests would not fit beside it.
     let request =
-        MigrationRequest { tracking, references: ReferenceUse::Own, ..guest.to_other_host() };
+        MigrationRequest { tracking, references: ReferenceUse::None, ..guest.to_other_host() };
     let moved = trial.migrate(guest, &request)?;
     ensure!(moved.report.outcome == Outcome::Completed, "{:?}", moved.report.error);
     Ok(moved)
+}
+
+/// Returns the memory that the kernel can still provide.
+fn available_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()).context("no MemAvailable")?;
+    Ok(kib.parse::<u64>()? << 10)
 }
 
 impl Row {

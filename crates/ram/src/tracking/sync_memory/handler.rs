@@ -20,10 +20,10 @@ use crate::tracking::uffd::{Fault, Userfaultfd};
 use crate::tracking::{Block, CHUNK_PAGES, FaultFigures};
 
 /// Without a limit, 2 MiB of which so many pages are dirty become dirty as a whole: their other
-/// pages are released with the last of them. An eighth.
-const FULL_AT_PAGES: u64 = 64;
-/// The same if the guest waits too often: a 32nd.
-const FULL_EARLY_AT_PAGES: u64 = 16;
+/// pages are released with the last of them. A 16th.
+const FULL_AT_PAGES: u64 = 32;
+/// The same if the guest waits too often: a 64th.
+const FULL_EARLY_AT_PAGES: u64 = 8;
 /// Writes per second that may wait for an answer before [`FULL_EARLY_AT_PAGES`] applies. At 10 µs
 /// each, a guest with one vCPU loses 1 % of its time.
 const ALLOWED_FAULTS_PER_S: f64 = 1000.0;
