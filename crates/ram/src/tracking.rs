@@ -75,6 +75,8 @@
 //! is [`TrackError::ProcessGone`].
 
 mod attach;
+mod block;
+mod figures;
 pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod maps;
@@ -85,26 +87,25 @@ pub(crate) mod uffd;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use linux_raw_sys::general::page_region;
 
 pub(crate) use attach::{find_blocks, open_pagemap};
+pub use block::CHUNK_PAGES;
+pub use figures::{DirtyCount, FaultFigures};
 pub use library::{protocol, tracker_listener};
 pub use sync_memory::{ThrottleFigures, throttle_chunk_pages};
 
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, page_count, push_merged};
 use crate::region::Region;
+use block::{Block, STEP_PAGES};
+use figures::ChunkCount;
 use kernel::io_or_gone;
-use maps::{Mapping, Segment};
 use pagemap::Pagemap;
 use sync_memory::SyncMemory;
 use uffd::Userfaultfd;
 
-/// Write protection is applied in steps of this many pages (256 MiB, under a millisecond each),
-/// because KVM blocks a guest that touches the range for the length of a step.
-const STEP_PAGES: u64 = 64 << 10;
 /// Most runs of pages that one call of `PAGEMAP_SCAN` may return: 192 KiB of them.
 const RUNS_A_SCAN: usize = 8 << 10;
 
@@ -129,65 +130,6 @@ pub struct DirtyTracker {
     runs: Vec<page_region>,
 }
 
-/// Pages of a chunk: 2 MiB, aligned to its size.
-pub const CHUNK_PAGES: u64 = 512;
-
-/// Number of dirty pages, and their density.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirtyCount {
-    /// All dirty pages.
-    pub pages: u64,
-    /// Most dirty pages in one chunk of [`CHUNK_PAGES`].
-    pub fullest_chunk_pages: u64,
-}
-
-/// Statistics of tracking by faults.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FaultFigures {
-    /// Writes that were answered without a limit.
-    pub faults: u64,
-    /// Total time that the answering thread was busy with them.
-    pub answering: Duration,
-    /// Whether [`DirtyTracker::start`] made all memory synchronous.
-    pub by_faults: bool,
-    /// Pages that are synchronous now.
-    pub synchronous_pages: u64,
-    /// Dirty pages that a scan found and no fault had named.
-    pub unnoted_pages: u64,
-}
-
-/// Counter of pages per chunk, for runs in ascending order.
-#[derive(Default)]
-struct ChunkCount {
-    chunk: u64,
-    pages: u64,
-    most: u64,
-}
-
-impl ChunkCount {
-    fn add(&mut self, run: PageRange) {
-        let mut rest = run;
-        while !rest.is_empty() {
-            let (piece, after) = rest.split(CHUNK_PAGES - rest.first % CHUNK_PAGES);
-            let chunk = piece.first / CHUNK_PAGES;
-            if chunk != self.chunk {
-                (self.chunk, self.pages) = (chunk, 0);
-            }
-            self.pages += piece.count;
-            self.most = self.most.max(self.pages);
-            rest = after;
-        }
-    }
-}
-
-/// RAM block as QEMU maps it.
-struct Block {
-    pages: PageRange,
-    region: Arc<Region>,
-    mappings: Vec<Mapping>,
-    segments: Vec<Segment>,
-}
-
 impl DirtyTracker {
     /// Prepares to track what process `pid` writes to `regions`, with the library that listens at
     /// `tracker_socket`. It tracks all mappings of each region's file. Nothing is protected yet.
@@ -206,7 +148,7 @@ impl DirtyTracker {
     /// the guest runs.
     pub fn start(&mut self) -> Result<(), TrackError> {
         if self.by_faults {
-            match SyncMemory::new(self) {
+            match self.sync_memory() {
                 Ok(memory) => {
                     let memory = self.sync_memory.insert(memory);
                     memory.take_all(&self.userfaultfd, &self.blocks)?;
@@ -333,12 +275,18 @@ impl DirtyTracker {
     /// [`TrackError::NoKernelFaults`] and others if it is impossible; nothing has changed then.
     pub fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
         if self.sync_memory.is_none() && pages_per_s.is_some() {
-            self.sync_memory = Some(SyncMemory::new(self)?);
+            self.sync_memory = Some(self.sync_memory()?);
         }
         if let Some(memory) = &mut self.sync_memory {
             memory.set_limit(pages_per_s);
         }
         Ok(())
+    }
+
+    /// Creates synchronous memory, of which there is none yet.
+    fn sync_memory(&self) -> Result<SyncMemory, TrackError> {
+        let DirtyTracker { tracker_socket, pid, vcpus, blocks, by_faults, .. } = self;
+        SyncMemory::new(tracker_socket, *pid, vcpus, blocks, *by_faults)
     }
 
     /// Announces that the guest is about to be stopped: waiting writes go on within a millisecond,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::block::Block;
 use super::kernel::io_or_gone;
 use super::maps::{
     BlockMappings, FileMappings, MOST_LINES, MOST_PLACES, Mapping, MapsError, WantedFile,
@@ -15,7 +16,7 @@ use super::maps::{
 };
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::uffd::Userfaultfd;
-use super::{Block, DirtyTracker, RUNS_A_SCAN, check_kernel, library};
+use super::{DirtyTracker, RUNS_A_SCAN, check_kernel, library};
 use crate::error::TrackError;
 use crate::pages::PAGE_SIZE;
 use crate::region::Region;

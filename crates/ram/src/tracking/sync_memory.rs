@@ -73,6 +73,7 @@ mod handler;
 mod pacer;
 mod places;
 
+use std::path::Path;
 use std::time::Duration;
 
 use linux_raw_sys::general::page_region;
@@ -81,11 +82,13 @@ use rustix::io::Errno;
 pub use chunks::throttle_chunk_pages;
 pub use handler::ThrottleFigures;
 
+use super::block::{Block, STEP_PAGES};
+use super::figures::FaultFigures;
 use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{Pagemap, Scan};
 use super::uffd::Userfaultfd;
-use super::{Block, DirtyTracker, FaultFigures, STEP_PAGES, library, take};
+use super::{library, take};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, gaps, normalise, page_count};
 use handler::{Handler, SyncBlock};
@@ -133,16 +136,21 @@ pub(super) struct Tracked<'a> {
 
 impl SyncMemory {
     /// Prepares to answer the writes of the tracked process; no memory is synchronous yet.
-    pub(super) fn new(tracker: &DirtyTracker) -> Result<SyncMemory, TrackError> {
-        let DirtyTracker { tracker_socket, pid, vcpus, blocks, by_faults, .. } = tracker;
-        let pid = *pid;
+    /// `by_faults`: it is to name what is dirty, and not only to throttle.
+    pub(super) fn new(
+        tracker_socket: &Path,
+        pid: i32,
+        vcpus: &[u32],
+        blocks: &[Block],
+        by_faults: bool,
+    ) -> Result<SyncMemory, TrackError> {
         let (userfaultfd, handles_kernel) = library::request_userfaultfd(tracker_socket)?;
         if !handles_kernel {
             return Err(TrackError::NoKernelFaults);
         }
         let userfaultfd = Userfaultfd::new(userfaultfd);
         userfaultfd.enable_faults()?;
-        let handler = Handler::start(userfaultfd, pid, vcpus, blocks, *by_faults)
+        let handler = Handler::start(userfaultfd, pid, vcpus, blocks, by_faults)
             .map_err(|errno| io_or_gone("start to answer the writes", pid, errno))?;
         Ok(SyncMemory {
             handler,

@@ -8,11 +8,12 @@
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
 
+use super::block::STEP_PAGES;
 use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::sync_memory::{SyncMemory, Tracked};
-use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES};
+use super::{DirtyTracker, RUNS_A_SCAN};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
 

@@ -2,7 +2,7 @@
 //! a count for each chunk of 2 MiB, so that a search reads nothing of chunks without dirty pages.
 
 use crate::pages::{PageRange, push_merged};
-use crate::tracking::CHUNK_PAGES;
+use crate::tracking::block::CHUNK_PAGES;
 
 /// Words of a chunk.
 const CHUNK_WORDS: usize = 8;

@@ -16,8 +16,9 @@ use super::dirty_pages::DirtyPages;
 use super::pacer::{Pacer, Release};
 use super::places::Places;
 use crate::pages::{PAGE_SIZE, PageRange};
+use crate::tracking::block::{Block, CHUNK_PAGES};
+use crate::tracking::figures::FaultFigures;
 use crate::tracking::uffd::{Fault, Userfaultfd};
-use crate::tracking::{Block, CHUNK_PAGES, FaultFigures};
 
 /// Without a limit, 2 MiB of which so many pages are dirty become dirty as a whole: their other
 /// pages are released with the last of them. A 16th.

@@ -1,7 +1,7 @@
 //! From addresses of the tracked process to pages of its blocks.
 
 use crate::pages::PAGE_SIZE;
-use crate::tracking::Block;
+use crate::tracking::block::Block;
 use crate::tracking::maps::Mapping;
 
 /// All mappings, ordered by address. They do not overlap.
