@@ -7,8 +7,8 @@ use godwit_types::TrackingUse;
 /// tables would be in the pause otherwise, about 1.6 ms a GiB together.
 const BY_FAULTS_FROM_BYTES: u64 = 2 << 30;
 
-/// Most scattered pages that a guest tracked by faults may write per second: 2 % of a vCPU's time at
-/// 10 µs a fault.
+/// Most scattered pages per second that a guest tracked by faults may write: 2 % of a vCPU's time
+/// at 10 µs a fault.
 const MOST_SCATTERED_PAGES_PER_S: f64 = 2000.0;
 
 /// Returns whether faults find the dirty pages of a guest with so much memory.

@@ -18,8 +18,8 @@
 //! With [`DirtyTracker::by_faults`], all memory is synchronous from the start. An answer costs the
 //! guest 5 to 15 µs, so memory that is written all the time must not stay so. If a 16th of
 //! 2 MiB is dirty, the rest of it is released too: all of it counts as dirty. When
-//! [`DirtyTracker::take_dirty`] reaches the chunk, it becomes asynchronous. A guest that writes many
-//! scattered pages would wait often and gain nothing: [`DirtyTracker::settle`] then makes all
+//! [`DirtyTracker::take_dirty`] reaches the chunk, it becomes asynchronous. A guest that writes
+//! many scattered pages would wait often and gain nothing: [`DirtyTracker::settle`] then makes all
 //! memory asynchronous, before anything is sent. What remains
 //! synchronous is the memory that is seldom written, which is most of a large guest. The paused
 //! guest's last pages are then the noted pages, and a scan of the asynchronous chunks.

@@ -23,7 +23,7 @@ use crate::tracking::uffd::{Fault, Userfaultfd};
 /// Without a limit, 2 MiB of which so many pages are dirty become dirty as a whole: their other
 /// pages are released with the last of them. A 16th.
 const FULL_AT_PAGES: u64 = 32;
-/// The same if the guest waits too often: a 64th.
+/// Limit as [`FULL_AT_PAGES`] for a guest that waits too often: a 64th.
 const FULL_EARLY_AT_PAGES: u64 = 8;
 /// Writes per second that may wait for an answer before [`FULL_EARLY_AT_PAGES`] applies. At 10 µs
 /// each, a guest with one vCPU loses 1 % of its time.
