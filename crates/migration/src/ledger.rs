@@ -73,6 +73,8 @@ pub(crate) struct Ledger {
     referred_pages: u64,
     /// Duration of a look at all of the memory.
     scan: Duration,
+    /// Pages that were counted as dirty only because pages around them are.
+    filled_pages: u64,
     /// Rate on the wire, measured by a round of `sample_bytes`.
     wire_bytes_per_s: Option<f64>,
     /// Bytes of the round that measured the wire's rate.
@@ -102,6 +104,7 @@ impl Ledger {
             rebuilt_pages: 0,
             referred_pages: 0,
             scan: Duration::ZERO,
+            filled_pages: 0,
             wire_bytes_per_s: None,
             sample_bytes: 0,
             expansion: 1.0,
@@ -241,9 +244,15 @@ impl Ledger {
         self.sampled_pages_per_s = Some(self.sampled_pages_per_s.unwrap_or(0.0).max(sampled));
     }
 
+    /// Notes how many of the pages counted next are dirty only because pages around them are.
+    pub(crate) fn filled(&mut self, pages: u64) {
+        self.filled_pages = pages;
+    }
+
     /// Notes that `remaining` pages were dirtied since the round began to protect them.
     pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
         let since = now.saturating_sub(self.round_since);
+        let remaining = remaining.saturating_sub(self.filled_pages);
         let seen =
             if since > Duration::ZERO { remaining as f64 / since.as_secs_f64() } else { 0.0 };
         // Applies to round 0, which lasts longest and whose remaining pages include those written

@@ -26,7 +26,7 @@ use crate::ledger::{Ledger, Rates, SentTotals};
 use crate::policy::{Convergence, Decision, Measured, Policy};
 use godwit_types::{Outcome, Phase, PhaseReport, RoundReport};
 
-pub use events::{Action, Event, NotServed, Verdict};
+pub use events::{Action, Counted, Event, NotServed, Verdict};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -182,10 +182,10 @@ impl Source {
             (State::Preparing, Event::PeerReady) => {
                 self.to(State::Sampling, vec![Action::CountRemaining])
             }
-            (State::Sampling, Event::RemainingCounted { pages, .. }) => {
+            (State::Sampling, Event::RemainingCounted(counted)) => {
                 // What was written while the lane was cut does not indicate a rate.
                 if !self.resumes {
-                    self.ledger.sampled(now, pages);
+                    self.ledger.sampled(now, counted.written_pages());
                 }
                 self.next_round(now, 0)
             }
@@ -197,13 +197,11 @@ impl Source {
                 self.ledger.round_sent(self.round, sent);
                 self.to(State::Looking, vec![Action::CountRemaining])
             }
-            (
-                State::Looking | State::Counting,
-                Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan },
-            ) => {
-                self.ledger.limited(limit_bytes_per_s);
-                self.ledger.scanned(scan);
-                self.remaining_counted(now, pages, round_trip)
+            (State::Looking | State::Counting, Event::RemainingCounted(counted)) => {
+                self.ledger.limited(counted.limit_bytes_per_s);
+                self.ledger.scanned(counted.scan);
+                self.ledger.filled(counted.filled_pages);
+                self.remaining_counted(now, counted.pages, counted.round_trip)
             }
             (State::Draining, Event::RoundApplied { round, padding_bytes })
                 if round == self.round =>

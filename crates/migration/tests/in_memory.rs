@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use godwit_migration::source::{
-    Action as SourceAction, Event as SourceEvent, NotServed, Plan, Source, State, Verdict,
+    Action as SourceAction, Counted, Event as SourceEvent, NotServed, Plan, Source, State, Verdict,
 };
 use godwit_migration::{Failure, PageIn, Policy, SentTotals, destination};
 use godwit_types::{FailureCode, Incarnation, Outcome, Ownership};
@@ -194,12 +194,13 @@ impl World {
     }
 
     fn count_remaining(&self) -> SourceEvent {
-        SourceEvent::RemainingCounted {
+        SourceEvent::RemainingCounted(Counted {
             pages: self.dirty.len() as u64,
+            filled_pages: 0,
             round_trip: Duration::from_millis(1),
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
-        }
+        })
     }
 
     fn source_acts(&mut self, action: SourceAction) -> Result<(), NotSent> {
@@ -623,11 +624,14 @@ fn an_unknown_fact_is_not_a_refusal() {
         resumes: false,
     });
     let second = Duration::from_secs(1);
-    let counted = |pages| SourceEvent::RemainingCounted {
-        pages,
-        round_trip: Duration::ZERO,
-        limit_bytes_per_s: None,
-        scan: Duration::ZERO,
+    let counted = |pages| {
+        SourceEvent::RemainingCounted(Counted {
+            pages,
+            filled_pages: 0,
+            round_trip: Duration::ZERO,
+            limit_bytes_per_s: None,
+            scan: Duration::ZERO,
+        })
     };
     let sent = SentTotals { pages: 90_000, bytes: 90_000 * 4128, ..SentTotals::default() };
     let script = [
@@ -679,26 +683,29 @@ fn silence_after_the_commit_is_doubt() {
     let script = [
         SourceEvent::Connected,
         SourceEvent::PeerReady,
-        SourceEvent::RemainingCounted {
+        SourceEvent::RemainingCounted(Counted {
             pages: 1,
+            filled_pages: 0,
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
-        },
+        }),
         SourceEvent::RoundSent(sent),
-        SourceEvent::RemainingCounted {
+        SourceEvent::RemainingCounted(Counted {
             pages: 1,
+            filled_pages: 0,
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
-        },
+        }),
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
-        SourceEvent::RemainingCounted {
+        SourceEvent::RemainingCounted(Counted {
             pages: 1,
+            filled_pages: 0,
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
-        },
+        }),
         SourceEvent::GuestStopped,
         SourceEvent::LastPagesSent(sent),
         SourceEvent::DeviceStateEnded,

@@ -229,6 +229,8 @@ impl DirtyTracker {
             })?;
             count.fullest_chunk_pages = count.fullest_chunk_pages.max(chunk.most);
         }
+        count.filled_pages = self.sync_memory.as_ref().map_or(0, SyncMemory::filled_pages);
+        count.filled_pages = count.filled_pages.min(count.pages);
         self.check_alive()?;
         Ok(count)
     }

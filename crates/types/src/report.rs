@@ -268,8 +268,8 @@ pub struct Report {
     pub bandwidth: Vec<BandwidthPoint>,
     /// All rounds.
     pub rounds: Vec<RoundReport>,
-    /// How dirty pages were found; absent for QEMU's engine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// How dirty pages were found; null for QEMU's engine.
+    #[serde(default)]
     pub tracking: Option<TrackingReport>,
     /// Effect of throttling; absent if the writers were not throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]

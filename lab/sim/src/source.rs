@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use godwit_migration::handover::{KeptPagesFate, Role, Standing, fate_of_kept_pages};
-use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
+use godwit_migration::source::{Action, Counted, Event, NotServed, Plan, Source, State, Verdict};
 use godwit_migration::{Failure, SentTotals};
 use godwit_types::{FailureCode, Outcome, Ownership};
 use godwit_wire::Running;
@@ -435,5 +435,11 @@ pub(crate) enum Served {
 
 fn remaining(pages: u64) -> Event {
     let round_trip = Duration::from_millis(1);
-    Event::RemainingCounted { pages, round_trip, limit_bytes_per_s: None, scan: Duration::ZERO }
+    Event::RemainingCounted(Counted {
+        pages,
+        filled_pages: 0,
+        round_trip,
+        limit_bytes_per_s: None,
+        scan: Duration::ZERO,
+    })
 }

@@ -141,7 +141,7 @@ impl Outgoing {
     async fn forecast(&self) -> Result<Forecast, Ended> {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
-        let tracker = self.attach(false).await?;
+        let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
         let lanes = self.check_at_destination(&qemu).await?;
         let (seen, may_throttle) = self.observe(tracker).await?;

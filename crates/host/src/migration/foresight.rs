@@ -242,6 +242,8 @@ impl Outgoing {
         let LanesCarry { bytes_per_s, of_cpus, round_trip, .. } = carry;
         let of_cpus_bytes_per_s = of_cpus.then_some(bytes_per_s);
         let GuestSeen { curve, scan, all, hot } = seen;
+        // With faults the paused guest's memory is not scanned.
+        let scan = if self.tracks_by_faults() { Duration::ZERO } else { scan };
         let at_most = |limit: Option<RateLimit>| {
             let pace = self.agent.limits().migration(limit);
             lanes.iter().filter_map(|lane| lane.from).for_each(|from| pace.uses(from));

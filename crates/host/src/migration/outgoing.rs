@@ -69,13 +69,7 @@ impl Outgoing {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         hold("preflight");
-        let guest_bytes = self.vm.regions.iter().map(|region| region.all_pages().len_bytes()).sum();
-        let permitted = match self.request.tracking {
-            TrackingUse::Auto => self.agent.config().tracking.means,
-            requested => requested,
-        };
-        let by_faults = tracks_by_faults(permitted, guest_bytes);
-        let tracker = self.attach(by_faults).await?;
+        let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
         let request = self.ask_destination(&qemu);
         let (accepted, glance) = Outgoing::count_while(self.glance(tracker), request).await;
@@ -84,6 +78,7 @@ impl Outgoing {
         let sent = match glance {
             Ok(glance) => {
                 let (tracker, seen) = tokio::task::block_in_place(|| glance.end());
+                let tracker = tracker.by_faults(self.tracks_by_faults());
                 predicted = self.predicted_report(seen, &accepted.addresses, preflight).await;
                 if let Some(predicted) =
                     predicted.filter(|predicted| predicted.means != Means::None)
@@ -129,8 +124,18 @@ impl Outgoing {
         }
     }
 
-    /// Attaches to the guest's memory. `by_faults`: faults are to name the pages that it writes.
-    pub(super) async fn attach(&self, by_faults: bool) -> Result<Tracker, Fault> {
+    /// Returns whether faults are to name the pages that the guest writes.
+    pub(super) fn tracks_by_faults(&self) -> bool {
+        let guest_bytes = self.vm.regions.iter().map(|region| region.all_pages().len_bytes()).sum();
+        let permitted = match self.request.tracking {
+            TrackingUse::Auto => self.agent.config().tracking.means,
+            requested => requested,
+        };
+        tracks_by_faults(permitted, guest_bytes)
+    }
+
+    /// Attaches to the guest's memory, to find by scans what it writes.
+    pub(super) async fn attach(&self) -> Result<Tracker, Fault> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
             DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
@@ -138,7 +143,7 @@ impl Outgoing {
         let failed = |why: String| self.not_trackable(&why);
         match attached.await {
             Ok(Ok(tracker)) => match self.vm.process.qmp.vcpu_threads().await {
-                Ok(vcpus) => Ok(self.with_vcpus(tracker.by_faults(by_faults), vcpus)),
+                Ok(vcpus) => Ok(self.with_vcpus(tracker, vcpus)),
                 Err(error) => Err(failed(error.to_string())),
             },
             Ok(Err(error)) => Err(failed(error.to_string())),

@@ -223,7 +223,7 @@ impl<T: Tracking> Sweeper<'_, T> {
         }
         visit.is_sampled = true;
         let dirty = self.tracker.count_dirty().map_err(|error| memory_failure(&error))?;
-        Ok(Some(dirty.pages))
+        Ok(Some(dirty.pages - dirty.filled_pages))
     }
 
     /// Takes the next dirty pages. Returns `None` at the end.

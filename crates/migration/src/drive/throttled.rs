@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_ram::pages::page_count;
-use godwit_ram::{DirtyCount, FaultFigures, PageRange, ThrottleFigures, TrackError};
+use godwit_ram::{DirtyCount, DirtyTracker, FaultFigures, PageRange, ThrottleFigures, TrackError};
 
 use super::tracking::Tracking;
 use crate::throttle::{LOOK_INTERVAL, MeansUse, QuotaLoop, means_for};
@@ -195,6 +195,14 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
             "the vCPUs' quota"
         );
         self.quota.set_share(Some(share)).map_err(|error| self.quota_failed(error))
+    }
+}
+
+impl<Q> Throttled<DirtyTracker, Q> {
+    /// Sets whether faults find dirty pages, as [`DirtyTracker::by_faults`] does.
+    #[must_use]
+    pub fn by_faults(self, by_faults: bool) -> Self {
+        Throttled { tracker: self.tracker.by_faults(by_faults), ..self }
     }
 }
 

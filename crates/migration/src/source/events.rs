@@ -7,6 +7,28 @@ use godwit_wire::Running;
 use crate::failure::Failure;
 use crate::ledger::SentTotals;
 
+/// What remains to be sent, and what it costs to find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Pages that are dirty now.
+    pub pages: u64,
+    /// How many of them are dirty only because pages around them are.
+    pub filled_pages: u64,
+    /// Round trip of the lane.
+    pub round_trip: Duration,
+    /// What the limits in force leave for pages, bytes per second.
+    pub limit_bytes_per_s: Option<u64>,
+    /// Time that counting took.
+    pub scan: Duration,
+}
+
+impl Counted {
+    /// Returns the pages that are known to be written.
+    pub(crate) fn written_pages(&self) -> u64 {
+        self.pages.saturating_sub(self.filled_pages)
+    }
+}
+
 /// Input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -28,16 +50,7 @@ pub enum Event {
         padding_bytes: u64,
     },
     /// The answer to [`Action::CountRemaining`].
-    RemainingCounted {
-        /// Pages that are dirty now.
-        pages: u64,
-        /// Round trip of the lane.
-        round_trip: Duration,
-        /// What the limits in force leave for pages, bytes per second.
-        limit_bytes_per_s: Option<u64>,
-        /// Time that counting took.
-        scan: Duration,
-    },
+    RemainingCounted(Counted),
     /// The vCPUs are paused.
     GuestStopped,
     /// The hypervisor has written all of the device state.

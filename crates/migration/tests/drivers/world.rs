@@ -148,7 +148,11 @@ impl Tracking for FakeTracking {
         let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         left.into_iter().for_each(|left| self.guest_writes(left));
         let pages = self.dirty.lock().len() as u64;
-        Ok(DirtyCount { pages, fullest_chunk_pages: pages.min(CHUNK_PAGES) })
+        Ok(DirtyCount {
+            pages,
+            fullest_chunk_pages: pages.min(CHUNK_PAGES),
+            ..DirtyCount::default()
+        })
     }
 
     fn throttle(&mut self, _: Option<f64>) -> Result<(), TrackError> {

@@ -10,6 +10,9 @@ use crate::pages::PageRange;
 pub struct DirtyCount {
     /// All dirty pages.
     pub pages: u64,
+    /// Pages among them that are dirty only because pages around them are: see
+    /// [`super::DirtyTracker::by_faults`].
+    pub filled_pages: u64,
     /// Most dirty pages in one chunk of [`CHUNK_PAGES`].
     pub fullest_chunk_pages: u64,
 }

@@ -96,7 +96,7 @@ use handler::{Handler, SyncBlock};
 /// Memory that changes over at a time: 4 MiB, a millisecond or two of copying and comparing.
 const PIECE_PAGES: u64 = 1024;
 /// Time over which scattered pages are counted at the least.
-const LEAST_AGE: Duration = Duration::from_millis(100);
+const LEAST_AGE: Duration = Duration::from_millis(50);
 /// Runs of noted pages that are found at a time.
 const RUNS_A_SEARCH: usize = 256;
 
@@ -322,6 +322,11 @@ impl SyncMemory {
             self.unnoted_pages += page_count(&gaps(*run, &noted));
             block.dirty.insert(*run);
         }
+    }
+
+    /// Returns the number of noted pages that are dirty only because pages around them are.
+    pub(super) fn filled_pages(&self) -> u64 {
+        self.handler.blocks().iter().map(|block| block.dirty.filled_pages()).sum()
     }
 
     /// Returns the number of noted pages in 2 MiB that have not become dirty as a whole, per second

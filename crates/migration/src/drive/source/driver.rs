@@ -26,7 +26,7 @@ use crate::drive::tracking::Tracking;
 use crate::failure::{Failure, FailureCode, lane_failure, memory_failure};
 use crate::hold;
 use crate::report::millis;
-use crate::source::{Action, Event, Source, State};
+use crate::source::{Action, Counted, Event, Source, State};
 
 /// Interval of pings, and of progress reports.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
@@ -382,12 +382,13 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn count_remaining(&mut self) {
         let (round_trip, begun) = (self.peer.round_trip(), Instant::now());
         let counted = match self.job.tracker.count_dirty() {
-            Ok(dirty) => Event::RemainingCounted {
+            Ok(dirty) => Event::RemainingCounted(Counted {
                 pages: self.memory.count(dirty),
+                filled_pages: dirty.filled_pages,
                 round_trip,
                 limit_bytes_per_s: self.job.pace.data_bytes_per_s(),
                 scan: begun.elapsed(),
-            },
+            }),
             Err(error) => Event::Failed(memory_failure(&error)),
         };
         self.inputs.first(counted);

@@ -42,7 +42,7 @@ impl Tracking for Guest {
     }
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
-        Ok(DirtyCount { pages: 0, fullest_chunk_pages: 0 })
+        Ok(DirtyCount::default())
     }
 
     fn throttle(&mut self, _: Option<f64>) -> Result<(), TrackError> {

@@ -69,7 +69,7 @@ impl Tracking for Fakes {
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
         let pages = self.dirty.lock().len() as u64;
-        Ok(DirtyCount { pages, fullest_chunk_pages: pages })
+        Ok(DirtyCount { pages, fullest_chunk_pages: pages, ..DirtyCount::default() })
     }
 
     fn throttle(&mut self, limit: Option<f64>) -> Result<(), TrackError> {

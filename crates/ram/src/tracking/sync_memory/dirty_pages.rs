@@ -14,13 +14,20 @@ pub(super) struct DirtyPages {
     all: PageRange,
     words: Vec<[u64; CHUNK_WORDS]>,
     counts: Vec<u16>,
+    /// Pages of each chunk that were inserted because pages around them are dirty.
+    filled: Vec<u16>,
 }
 
 impl DirtyPages {
     /// Creates an empty set for a block.
     pub(super) fn new(all: PageRange) -> DirtyPages {
         let chunks = usize::try_from(all.end().div_ceil(CHUNK_PAGES)).unwrap_or(usize::MAX);
-        DirtyPages { all, words: vec![[0; CHUNK_WORDS]; chunks], counts: vec![0; chunks] }
+        DirtyPages {
+            all,
+            words: vec![[0; CHUNK_WORDS]; chunks],
+            counts: vec![0; chunks],
+            filled: vec![0; chunks],
+        }
     }
 
     /// Inserts pages.
@@ -37,12 +44,30 @@ impl DirtyPages {
         }
     }
 
+    /// Inserts pages of one chunk because others of it are dirty.
+    pub(super) fn fill(&mut self, pages: PageRange) {
+        let before = self.count_near(pages.first);
+        self.insert(pages);
+        let added = self.count_near(pages.first) - before;
+        let chunk = usize::try_from(pages.first / CHUNK_PAGES).unwrap_or(usize::MAX);
+        if let Some(filled) = self.filled.get_mut(chunk) {
+            *filled += u16::try_from(added).unwrap_or(0);
+        }
+    }
+
+    /// Returns the number of pages inserted by [`DirtyPages::fill`], in chunks of which nothing was
+    /// removed since.
+    pub(super) fn filled_pages(&self) -> u64 {
+        self.filled.iter().map(|pages| u64::from(*pages)).sum()
+    }
+
     /// Removes all pages of `within` from the set.
     pub(super) fn remove(&mut self, within: PageRange) {
         for (chunk, piece) in by_chunk(within.intersect(self.all)) {
             if self.counts.get(chunk).is_none_or(|count| *count == 0) {
                 continue;
             }
+            self.filled[chunk] = 0;
             for (word, mask) in masks(piece) {
                 let bits = &mut self.words[chunk][word];
                 let removed = (mask & *bits).count_ones();
@@ -143,6 +168,12 @@ mod tests {
         let mut dirty = DirtyPages::new(PageRange::new(0, PAGES));
         dirty.insert(PageRange::new(CHUNK_PAGES, CHUNK_PAGES));
         assert!(dirty.has_full_chunk(PageRange::new(0, PAGES)));
+        dirty.insert(PageRange::new(3, 2));
+        dirty.fill(PageRange::new(0, CHUNK_PAGES));
+        assert_eq!((dirty.filled_pages(), dirty.count_near(9)), (CHUNK_PAGES - 2, CHUNK_PAGES));
+        dirty.remove(PageRange::new(7, 1));
+        assert_eq!((dirty.filled_pages(), dirty.count_near(9)), (0, CHUNK_PAGES - 1));
+        dirty.remove(PageRange::new(0, CHUNK_PAGES));
         assert!(!dirty.has_full_chunk(PageRange::new(2 * CHUNK_PAGES, CHUNK_PAGES)));
         dirty.remove(PageRange::new(CHUNK_PAGES + 5, 1));
         assert!(!dirty.has_full_chunk(PageRange::new(0, PAGES)));

@@ -247,7 +247,7 @@ impl Shared {
             if full_at_pages.is_some_and(|most| block.dirty.count_near(page) >= most) {
                 let first = page / CHUNK_PAGES * CHUNK_PAGES;
                 around = PageRange::new(first, CHUNK_PAGES).intersect(within);
-                block.dirty.insert(around);
+                block.dirty.fill(around);
             }
             Some((mapping.address_of(around.first), around.len_bytes()))
         });
