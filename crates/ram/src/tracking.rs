@@ -177,7 +177,9 @@ impl DirtyTracker {
             return Ok(());
         }
         self.by_faults = false;
-        self.sync_memory = None;
+        if let Some(memory) = self.sync_memory.take() {
+            memory.release_all(&self.blocks);
+        }
         for mapping in self.blocks.iter().flat_map(|block| &block.mappings) {
             self.userfaultfd
                 .register(mapping.address, mapping.count * PAGE_SIZE)

@@ -74,7 +74,7 @@ mod pacer;
 mod places;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
@@ -115,6 +115,8 @@ enum Purpose {
 pub(super) struct SyncMemory {
     handler: Handler,
     pid: i32,
+    /// When the memory was protected.
+    since: Instant,
     purpose: Purpose,
     /// Whether memory may change over now.
     may_change: bool,
@@ -155,6 +157,7 @@ impl SyncMemory {
         Ok(SyncMemory {
             handler,
             pid,
+            since: Instant::now(),
             purpose: Purpose::Tracking,
             may_change: true,
             changed_over: Vec::new(),
@@ -184,7 +187,18 @@ impl SyncMemory {
                     .map_err(failed)?;
             }
         }
+        self.since = Instant::now();
         Ok(())
+    }
+
+    /// Ends the protection of all memory. The descriptor alone may not: a process that was just
+    /// forked may hold a copy of it.
+    pub(super) fn release_all(self, blocks: &[Block]) {
+        for mapping in blocks.iter().flat_map(|block| &block.mappings) {
+            // What is asynchronous is not registered here.
+            let _ =
+                self.handler.userfaultfd().unregister(mapping.address, mapping.count * PAGE_SIZE);
+        }
     }
 
     /// Limits writers to so many pages per second. `None`: answers at once.
@@ -334,7 +348,7 @@ impl SyncMemory {
     pub(super) fn scattered_pages_per_s(&self) -> f64 {
         let blocks = self.handler.blocks();
         let pages: u64 = blocks.iter().map(|block| block.dirty.scattered_pages()).sum();
-        pages as f64 / self.handler.age().as_secs_f64().max(LEAST_AGE.as_secs_f64())
+        pages as f64 / self.since.elapsed().as_secs_f64().max(LEAST_AGE.as_secs_f64())
     }
 
     /// Makes a chunk synchronous. Dirty pages in it stay dirty, and no write is missed.

@@ -172,6 +172,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.windows.are_open() => {
                 self.awaited = None;
+                // A switchover may be next, and finds dirty pages by the notes.
+                if let Err(error) = self.job.tracker.check_notes() {
+                    self.inputs.first(Event::Failed(memory_failure(&error)));
+                }
                 self.memory.referring.settled();
                 let round = self.machine.round();
                 let padding_bytes = self.windows.padding_bytes(self.dispatch);
@@ -370,10 +374,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             &mut self.peer,
         );
         self.can_go_on(opened)?;
-        // While the wire runs empty, it costs no time.
-        if let Err(error) = self.job.tracker.check_notes() {
-            self.inputs.first(Event::Failed(memory_failure(&error)));
-        }
         self.awaited = Some(Awaited::Applied);
         self.inputs.check_streams();
         Ok(())

@@ -111,15 +111,15 @@ impl DirtyPages {
 
     /// Returns the number of dirty pages in chunks that are not dirty as a whole.
     pub(super) fn scattered_pages(&self) -> u64 {
-        let counts = self.counts.iter().map(|count| u64::from(*count));
-        counts.filter(|count| *count < CHUNK_PAGES).sum()
+        let chunks = by_chunk(self.all).zip(&self.counts);
+        let counts = chunks.map(|((_, pages), count)| (pages.count, u64::from(*count)));
+        counts.filter(|(pages, count)| count < pages).map(|(_, count)| count).sum()
     }
 
     /// Returns whether all pages of some 2 MiB of `within` are dirty.
     pub(super) fn has_full_chunk(&self, within: PageRange) -> bool {
         by_chunk(within.intersect(self.all)).any(|(chunk, piece)| {
-            let count = self.counts.get(chunk).copied().unwrap_or(0);
-            piece.count == CHUNK_PAGES && u64::from(count) == CHUNK_PAGES
+            self.counts.get(chunk).is_some_and(|count| u64::from(*count) == piece.count)
         })
     }
 }

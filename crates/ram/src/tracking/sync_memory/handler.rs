@@ -160,11 +160,6 @@ impl Handler {
         self.shared.blocks.lock()
     }
 
-    /// Returns the time since the start.
-    pub(super) fn age(&self) -> Duration {
-        self.shared.begun.elapsed()
-    }
-
     /// Returns the userfaultfd that governs the synchronous memory.
     pub(super) fn userfaultfd(&self) -> &Userfaultfd {
         &self.shared.userfaultfd
@@ -280,7 +275,19 @@ impl Shared {
     }
 }
 
+/// Reports that no write is answered any more, should the thread end before the tracking does.
+struct EndsEarly<'a>(&'a Shared);
+
+impl Drop for EndsEarly<'_> {
+    fn drop(&mut self) {
+        if !self.0.over.load(Ordering::SeqCst) {
+            self.0.failed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 fn run(shared: &Shared, mut threads: Threads) {
+    let _guard = EndsEarly(shared);
     let mut faults = Vec::new();
     let mut allowed = Allowed { faults: ALLOWED_BURST, refilled: Duration::ZERO };
     while !shared.over.load(Ordering::SeqCst) {
