@@ -2,6 +2,7 @@
 //! same commands and options.
 
 mod baseline;
+mod choices;
 mod control;
 mod limits;
 mod moves;
@@ -17,13 +18,16 @@ use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint};
 use godwit_pki::Fingerprint;
 use godwit_qemu::ByteSize;
-use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse, TrackingUse};
+use godwit_types::{Intent, RateLimit};
 
 use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
 use control::parse_label;
 
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
+pub(crate) use choices::{
+    CompressionArg, EngineArg, MultifdCompressionArg, ReferencesArg, TrackingArg,
+};
 pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
@@ -511,106 +515,6 @@ pub(crate) enum AccelArg {
     Kvm,
     /// TCG, the software emulation of QEMU
     Tcg,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum EngineArg {
-    /// The engine of this project, which runs beside QEMU
-    Godwit,
-    /// The built-in migration of QEMU
-    Qemu,
-}
-
-impl From<EngineArg> for EngineKind {
-    fn from(engine: EngineArg) -> EngineKind {
-        match engine {
-            EngineArg::Godwit => EngineKind::Godwit,
-            EngineArg::Qemu => EngineKind::Qemu,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CompressionArg {
-    /// Compress if it is useful on the link with the available CPU
-    Auto,
-    /// No compression
-    None,
-    /// Fast, lower compression ratio
-    Lz4,
-    /// Slower, higher compression ratio
-    Zstd,
-}
-
-impl From<CompressionArg> for Compression {
-    fn from(compression: CompressionArg) -> Compression {
-        match compression {
-            CompressionArg::Auto => Compression::Auto,
-            CompressionArg::None => Compression::None,
-            CompressionArg::Lz4 => Compression::Lz4,
-            CompressionArg::Zstd => Compression::Zstd,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ReferencesArg {
-    /// All memory at the destination: an earlier stay, other guests, the guest's own pages
-    All,
-    /// The guest's own pages only
-    Own,
-    /// No references: every page is sent, and no memory is retained for the VM's return
-    None,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TrackingArg {
-    /// Faults for guests of 2 GiB and more, scans for smaller ones
-    Auto,
-    /// Faults: the pause does not grow with the guest's memory
-    Faults,
-    /// Scans of all memory: a first write to a page costs the guest least
-    Scans,
-}
-
-impl From<TrackingArg> for TrackingUse {
-    fn from(tracking: TrackingArg) -> TrackingUse {
-        match tracking {
-            TrackingArg::Auto => TrackingUse::Auto,
-            TrackingArg::Faults => TrackingUse::Faults,
-            TrackingArg::Scans => TrackingUse::Scans,
-        }
-    }
-}
-
-impl From<ReferencesArg> for ReferenceUse {
-    fn from(references: ReferencesArg) -> ReferenceUse {
-        match references {
-            ReferencesArg::All => ReferenceUse::All,
-            ReferencesArg::Own => ReferenceUse::Own,
-            ReferencesArg::None => ReferenceUse::None,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MultifdCompressionArg {
-    /// Slow, high compression ratio
-    Zlib,
-    /// Fast, high compression ratio
-    Zstd,
-    /// No compression
-    None,
-}
-
-impl MultifdCompressionArg {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            MultifdCompressionArg::Zlib => "zlib",
-            MultifdCompressionArg::Zstd => "zstd",
-            MultifdCompressionArg::None => "none",
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -227,12 +227,9 @@ pub enum TrackError {
         vm.unprivileged_userfaultfd=1, and start the VM again"
     )]
     NoKernelFaults,
-    /// The thread that answers throttled writes has ended.
-    #[error(
-        "the slowed writes of process {pid} cannot be resolved any more: the kernel's userfaultfd \
-        failed"
-    )]
-    ThrottleFailed {
+    /// The thread that answers the waiting writes has ended.
+    #[error("cannot answer the waiting writes of process {pid}: the thread for them has ended")]
+    WritesUnanswered {
         /// QEMU's process.
         pid: i32,
     },

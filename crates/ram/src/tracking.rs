@@ -109,8 +109,8 @@ use uffd::Userfaultfd;
 /// Most runs of pages that one call of `PAGEMAP_SCAN` may return: 192 KiB of them.
 const RUNS_A_SCAN: usize = 8 << 10;
 
-/// Dirty tracking of one QEMU process with `UFFD_FEATURE_WP_ASYNC` and `PAGEMAP_SCAN`;
-/// [`crate::tracking`] explains it. Blocks are numbered in the order of the regions given to
+/// Dirty tracking of one QEMU process by userfaultfd and `PAGEMAP_SCAN`; [`crate::tracking`]
+/// explains it. Blocks are numbered in the order of the regions given to
 /// [`DirtyTracker::attach`]. Dropping it ends the tracking, and the guest runs on at full speed.
 pub struct DirtyTracker {
     pid: i32,
@@ -169,11 +169,14 @@ impl DirtyTracker {
     }
 
     /// Chooses for good how dirty pages are found. Call it before anything is sent: pages that are
-    /// dirty may be forgotten. A guest that writes more scattered pages per second is tracked by
-    /// scans, although faults are wanted.
-    pub fn settle(&mut self, most_scattered_pages_per_s: f64) -> Result<(), TrackError> {
-        let scattered = self.sync_memory.as_ref().map(SyncMemory::scattered_pages_per_s);
-        if !self.by_faults || scattered.is_none_or(|pages| pages <= most_scattered_pages_per_s) {
+    /// dirty may be forgotten. A guest that has written more scattered pages than `burst_pages` and
+    /// `pages_per_s` since the start allow is tracked by scans, although faults are wanted.
+    pub fn settle(&mut self, burst_pages: u64, pages_per_s: f64) -> Result<(), TrackError> {
+        let Some(memory) = self.sync_memory.as_ref().filter(|_| self.by_faults) else {
+            return Ok(());
+        };
+        let (scattered, since) = memory.scattered_pages();
+        if scattered as f64 <= burst_pages as f64 + pages_per_s * since.as_secs_f64() {
             return Ok(());
         }
         self.by_faults = false;
@@ -201,8 +204,8 @@ impl DirtyTracker {
     /// earlier if that takes long. The ranges ascend and do not touch.
     ///
     /// A caller that takes parts of a block out of order must keep chunks of
-    /// [`throttle_chunk_pages`] whole: under a growing throttle, a chunk changes hands when a call
-    /// reaches its start, and at that time no thread may be reading pages of it that another call
+    /// [`throttle_chunk_pages`] whole: a chunk changes over when a call reaches its start, and
+    /// at that time no thread may be reading pages of it that another call
     /// returned.
     ///
     /// # Errors
@@ -303,9 +306,9 @@ impl DirtyTracker {
 
     /// Sets whether memory may change over in [`DirtyTracker::take_dirty`]. It must not while a
     /// thread reads pages that earlier calls returned.
-    pub fn let_grow(&mut self, may_grow: bool) {
+    pub fn let_change(&mut self, may_change: bool) {
         if let Some(memory) = &mut self.sync_memory {
-            memory.let_change(may_grow);
+            memory.let_change(may_change);
         }
     }
 

@@ -158,10 +158,10 @@ fn faults_name_the_written_pages() {
 fn a_guest_that_writes_scattered_pages_is_tracked_by_scans() {
     let Some(mut tracked) = tracked_by(true) else { return };
     tracked.writer.run("write", 0, 512, 512);
-    tracked.tracker.settle(0.0).expect("settles");
+    tracked.tracker.settle(0, 0.0).expect("settles");
     assert!(tracked.tracker.fault_figures().by_faults, "2 MiB that are dirty as a whole");
     tracked.writer.run("write", 0, 0, 1);
-    tracked.tracker.settle(0.0).expect("settles");
+    tracked.tracker.settle(0, 0.0).expect("settles");
     let figures = tracked.tracker.fault_figures();
     assert!(!figures.by_faults && figures.synchronous_pages == 0, "{figures:?}");
     tracked.writer.run("write", 0, 77, 3);
@@ -330,14 +330,14 @@ fn a_throttle_that_ended_can_be_followed_by_another() {
 fn memory_changes_over_only_where_allowed_and_is_reported() {
     let Some(mut tracked) = tracked() else { return };
     tracked.tracker.throttle(Some(HIGH)).expect("throttles");
-    tracked.tracker.let_grow(false);
+    tracked.tracker.let_change(false);
     tracked.writer.run("write", 0, 2050, 3);
     assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), (2050..2053).collect());
     assert!(tracked.tracker.changed_over().is_empty());
     tracked.writer.run("write", 0, 2050, 3);
     assert_eq!(tracked.tracker.throttle_figures().faults, 0, "no write waited");
 
-    tracked.tracker.let_grow(true);
+    tracked.tracker.let_change(true);
     let mut out = Vec::new();
     // It begins in the middle of the chunk, of which something was returned before.
     let middle = PageRange::between(2051, PAGES[0]);

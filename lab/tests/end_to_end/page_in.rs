@@ -219,8 +219,8 @@ fn a_guest_does_not_run_without_its_pages() -> Result<()> {
         let vm = trial.vm("b", "web")?;
         Ok(vm.page_in.is_none().then_some(vm.state))
     })?;
-    // The agent may have been killed before QEMU had carried out the pause. With all of its pages
-    // the guest may run.
+    // A QEMU that waits for a page may take no command. It was not paused then, and runs on once it
+    // has all of its pages.
     ensure!(matches!(state, VmState::Paused | VmState::Running), "{state:?}");
     if state == VmState::Paused {
         start(&trial)?;

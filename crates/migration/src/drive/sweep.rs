@@ -269,10 +269,10 @@ impl<T: Tracking> Sweeper<'_, T> {
         chunk_pages: u64,
     ) -> Result<(u64, Vec<Unit>), Failure> {
         let mut found = Vec::new();
-        let may_grow = !self.dispatch.reads_taken_pages();
-        self.tracker.let_grow(may_grow);
+        let may_change = !self.dispatch.reads_taken_pages();
+        self.tracker.let_change(may_change);
         let next = self.take_dirty(block, rest, SCAN_PAGES, &mut found)?;
-        if may_grow && self.dispatch.reads_taken_pages() {
+        if may_change && self.dispatch.reads_taken_pages() {
             // A stream may have read memory that changed over to the throttle just now, so all of
             // it counts as written.
             found.extend(self.tracker.changed_over());

@@ -142,8 +142,7 @@ impl<T: Tracking, Q: CpuQuota> Throttled<T, Q> {
         // The quota is set up while the guest may still use all CPU time, so that a failure changes
         // nothing.
         self.quota.set_share(Some(1.0)).map_err(|error| self.quota_failed(error))?;
-        // Memory held by faults stays so, with each write answered at once: it does not change back
-        // while the guest runs.
+        // Memory held by faults stays so, with each write answered at once.
         self.tracker.throttle(None)?;
         self.quota_used = true;
         self.control.begin();
@@ -263,8 +262,8 @@ impl<T: Tracking, Q: CpuQuota> Tracking for Throttled<T, Q> {
         }
     }
 
-    fn let_grow(&mut self, may_grow: bool) {
-        self.tracker.let_grow(may_grow);
+    fn let_change(&mut self, may_change: bool) {
+        self.tracker.let_change(may_change);
     }
 
     fn changed_over(&self) -> Vec<PageRange> {

@@ -7,9 +7,11 @@ use godwit_types::TrackingUse;
 /// tables would be in the pause otherwise, about 1.6 ms a GiB together.
 const BY_FAULTS_FROM_BYTES: u64 = 2 << 30;
 
-/// Most scattered pages per second that a guest tracked by faults may write: 2 % of a vCPU's time
-/// at 10 µs a fault.
-const MOST_SCATTERED_PAGES_PER_S: f64 = 2000.0;
+/// Scattered pages per second that a guest tracked by faults may write before the first round.
+const SCATTERED_PAGES_PER_S: f64 = 2000.0;
+/// Scattered pages that it may write in addition: what it writes all the time is written, and
+/// noted, at once.
+const SCATTERED_BURST_PAGES: u64 = 1000;
 
 /// Returns whether faults find the dirty pages of a guest with so much memory.
 #[must_use]
@@ -88,16 +90,15 @@ pub trait Tracking: Send {
     /// limit is in force; it checks the clock itself.
     fn steer(&mut self) {}
 
-    /// Sets whether memory may come under the throttle in [`Tracking::take_dirty`]. It must not
-    /// while a thread reads pages that earlier calls returned.
-    fn let_grow(&mut self, may_grow: bool);
+    /// Sets whether memory may change over in [`Tracking::take_dirty`]. It must not while a thread
+    /// reads pages that earlier calls returned.
+    fn let_change(&mut self, may_change: bool);
 
-    /// Returns the memory that came under the throttle in the last [`Tracking::take_dirty`], in its
-    /// block.
+    /// Returns the memory that changed over in the last [`Tracking::take_dirty`], in its block.
     fn changed_over(&self) -> Vec<PageRange>;
 
     /// Announces that the guest is about to be stopped: writes are no longer held for long, and no
-    /// more memory comes under the throttle.
+    /// more memory changes over.
     fn let_stop(&mut self);
 
     /// Returns the throttle's statistics so far.
@@ -121,7 +122,7 @@ impl Tracking for DirtyTracker {
     }
 
     fn settle(&mut self) -> Result<(), TrackError> {
-        DirtyTracker::settle(self, MOST_SCATTERED_PAGES_PER_S)
+        DirtyTracker::settle(self, SCATTERED_BURST_PAGES, SCATTERED_PAGES_PER_S)
     }
 
     fn check_notes(&mut self) -> Result<(), TrackError> {
@@ -155,8 +156,8 @@ impl Tracking for DirtyTracker {
         DirtyTracker::throttle(self, pages_per_s)
     }
 
-    fn let_grow(&mut self, may_grow: bool) {
-        DirtyTracker::let_grow(self, may_grow);
+    fn let_change(&mut self, may_change: bool) {
+        DirtyTracker::let_change(self, may_change);
     }
 
     fn changed_over(&self) -> Vec<PageRange> {

@@ -4,9 +4,9 @@
 //! write to a marked page removes the mark and goes on. If it is not, the write waits until this
 //! process answers. Such memory is *synchronous* here. It serves two purposes.
 //!
-//! - **To name what is dirty.** The faults name the pages that are written, so nothing has to be
-//!   searched while the guest is paused: the pause depends on what the guest writes and not on its
-//!   size. A scan of the page tables takes about a millisecond per GiB.
+//! - **To name what is dirty.** The faults name the pages that are written, so this memory is not
+//!   searched while the guest is paused. A scan of the page tables takes about a millisecond per
+//!   GiB.
 //! - **To throttle.** A guest that writes memory faster than the wire carries it never finishes
 //!   moving by itself. A throttle must slow its writes without slowing computation or reads.
 //!   Answers come at the rate that the wire can follow. This slows each page's *first* write since
@@ -16,13 +16,13 @@
 //! ## Which memory is synchronous
 //!
 //! With [`DirtyTracker::by_faults`], all memory is synchronous from the start. An answer costs the
-//! guest 5 to 15 µs, so memory that is written all the time must not stay so. If a 16th of
-//! 2 MiB is dirty, the rest of it is released too: all of it counts as dirty. When
-//! [`DirtyTracker::take_dirty`] reaches the chunk, it becomes asynchronous. A guest that writes
-//! many scattered pages would wait often and gain nothing: [`DirtyTracker::settle`] then makes all
-//! memory asynchronous, before anything is sent. What remains
-//! synchronous is the memory that is seldom written, which is most of a large guest. The paused
-//! guest's last pages are then the noted pages, and a scan of the asynchronous chunks.
+//! guest 5 to 15 µs on an idle core and 0.1 ms on a busy one, so memory that is written all the
+//! time must not stay so. If a 16th of 2 MiB is dirty, the rest of it is released too: all of it
+//! counts as dirty. When [`DirtyTracker::take_dirty`] reaches the chunk, it becomes asynchronous. A
+//! guest that writes many scattered pages would wait often and gain nothing:
+//! [`DirtyTracker::settle`] then makes all memory asynchronous, before anything is sent. What
+//! remains synchronous is the memory that is seldom written, which is most of a large guest. The
+//! paused guest's last pages are then the noted pages, and a scan of the asynchronous chunks.
 //!
 //! A throttle goes the other way: each chunk with dirty pages becomes synchronous when
 //! [`DirtyTracker::take_dirty`] reaches it, and no page is released beyond the limit.
@@ -51,7 +51,7 @@
 //! This holds only if no thread reads the memory between 2 and 3: such a thread might see bytes
 //! that are gone again by 4. So the memory that changes over is always memory that the current call
 //! has not returned yet. A caller that reads memory returned earlier (when another stream redoes a
-//! stream's work) must prevent changes meanwhile ([`DirtyTracker::let_grow`]).
+//! stream's work) must prevent changes meanwhile ([`DirtyTracker::let_change`]).
 //!
 //! ## Taking dirty pages
 //!
@@ -62,7 +62,7 @@
 //! that is unmarked.
 //!
 //! [`DirtyTracker::take_dirty`]: super::DirtyTracker::take_dirty
-//! [`DirtyTracker::let_grow`]: super::DirtyTracker::let_grow
+//! [`DirtyTracker::let_change`]: super::DirtyTracker::let_change
 //! [`DirtyTracker::by_faults`]: super::DirtyTracker::by_faults
 //! [`DirtyTracker::settle`]: super::DirtyTracker::settle
 //! [`DirtyTracker::check_notes`]: super::DirtyTracker::check_notes
@@ -95,8 +95,6 @@ use handler::{Handler, SyncBlock};
 
 /// Memory that changes over at a time: 4 MiB, a millisecond or two of copying and comparing.
 const PIECE_PAGES: u64 = 1024;
-/// Time over which scattered pages are counted at the least.
-const LEAST_AGE: Duration = Duration::from_millis(50);
 /// Runs of noted pages that are found at a time.
 const RUNS_A_SEARCH: usize = 256;
 
@@ -267,7 +265,7 @@ impl SyncMemory {
     pub(super) fn check(&self) -> Result<(), TrackError> {
         match self.handler.is_well() {
             true => Ok(()),
-            false => Err(TrackError::ThrottleFailed { pid: self.pid }),
+            false => Err(TrackError::WritesUnanswered { pid: self.pid }),
         }
     }
 
@@ -343,12 +341,12 @@ impl SyncMemory {
         self.handler.blocks().iter().map(|block| block.dirty.filled_pages()).sum()
     }
 
-    /// Returns the number of noted pages in 2 MiB that have not become dirty as a whole, per second
-    /// since the start.
-    pub(super) fn scattered_pages_per_s(&self) -> f64 {
+    /// Returns the number of noted pages in 2 MiB that have not become dirty as a whole, and the
+    /// time since all memory was protected.
+    pub(super) fn scattered_pages(&self) -> (u64, Duration) {
         let blocks = self.handler.blocks();
-        let pages: u64 = blocks.iter().map(|block| block.dirty.scattered_pages()).sum();
-        pages as f64 / self.since.elapsed().as_secs_f64().max(LEAST_AGE.as_secs_f64())
+        let pages = blocks.iter().map(|block| block.dirty.scattered_pages()).sum();
+        (pages, self.since.elapsed())
     }
 
     /// Makes a chunk synchronous. Dirty pages in it stay dirty, and no write is missed.

@@ -50,6 +50,9 @@ const MESSAGE_BYTES: usize = 32;
 /// Number of messages read at a time.
 const MESSAGES_A_READ: usize = 64;
 
+/// Faults after which a call returns: a process that causes them without end gets answers between.
+const MOST_FAULTS: usize = 1024;
+
 /// Access that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
@@ -204,7 +207,8 @@ impl Userfaultfd {
         self.update::<UFFDIO_WAKE, _>(&mut range(address, len_bytes))
     }
 
-    /// Appends the writes that have begun to wait since the last call. Returns at once.
+    /// Appends the writes that have begun to wait since the last call, until `out` has
+    /// [`MOST_FAULTS`]; the next call returns the rest.
     pub(crate) fn read_faults(&self, out: &mut Vec<Fault>) -> Result<(), Errno> {
         let mut messages = [0; MESSAGE_BYTES * MESSAGES_A_READ];
         loop {
@@ -216,7 +220,7 @@ impl Userfaultfd {
             };
             let read = messages.get(..len).unwrap_or_default();
             out.extend(read.chunks_exact(MESSAGE_BYTES).filter_map(fault_of));
-            if len < messages.len() {
+            if len < messages.len() || out.len() >= MOST_FAULTS {
                 return Ok(());
             }
         }

@@ -215,7 +215,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     /// Takes the dirty pages of each block.
     fn take_all_dirty(&mut self) -> Result<Vec<Vec<PageRange>>, Failure> {
         let mut dirty = Vec::new();
-        self.job.tracker.let_grow(false);
+        self.job.tracker.let_change(false);
         for (number, region) in self.job.regions.iter().enumerate() {
             let all = region.all_pages();
             let block =

@@ -32,8 +32,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         {
             tracing::debug!(%error, "sends of the switchover have no limit of their own");
         }
-        self.job.tracker.let_stop();
+        // Before the tracker relies on notes of faults: this take also scans.
         let noted = if page_in { self.note_what_is_dirty() } else { Ok(()) };
+        self.job.tracker.let_stop();
         let begun =
             noted.and_then(|()| self.job.hypervisor.begin_switchover(self.inputs.inbox, page_in));
         if let Err(failure) = begun {

@@ -80,7 +80,7 @@ impl Tracking for Fakes {
         Ok(())
     }
 
-    fn let_grow(&mut self, _: bool) {}
+    fn let_change(&mut self, _: bool) {}
 
     fn changed_over(&self) -> Vec<PageRange> {
         Vec::new()
