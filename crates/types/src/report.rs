@@ -271,11 +271,11 @@ pub struct Report {
     /// How dirty pages were found; null for QEMU's engine.
     #[serde(default)]
     pub tracking: Option<TrackingReport>,
-    /// Effect of throttling; absent if the writers were not throttled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Effect of throttling; null if the writers were not throttled.
+    #[serde(default)]
     pub throttle: Option<ThrottleReport>,
-    /// Page-in; absent if no page was missing at the hand-over.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Page-in; null if no page was missing at the hand-over.
+    #[serde(default)]
     pub page_in: Option<PageInReport>,
     /// Goal of the migration; absent for QEMU's engine.
     #[serde(default)]
@@ -288,8 +288,8 @@ pub struct Report {
     /// Prediction before round 0; absent if too little was known.
     #[serde(default)]
     pub predicted: Option<Predicted>,
-    /// Cuts of the link after which the migration continued.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Cuts of the link after which the migration continued; empty if there was none.
+    #[serde(default)]
     pub cuts: Vec<CutReport>,
     /// All phases that were entered.
     pub phases: Vec<PhaseReport>,
@@ -360,5 +360,36 @@ impl Report {
             _ if code == Some(FailureCode::NotConverging.name()) => Some(Means::None),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn keys(report: &Report) -> BTreeSet<String> {
+        let value = serde_json::to_value(report).expect("a report is JSON");
+        value.as_object().expect("an object").keys().cloned().collect()
+    }
+
+    /// A program that reads reports finds the same keys whatever a move needed.
+    #[test]
+    fn every_report_has_the_same_keys() {
+        let plain = Report::blank(Outcome::Completed, "web", "a", "b");
+        let needed_all = Report {
+            tracking: Some(TrackingReport::default()),
+            throttle: Some(ThrottleReport::default()),
+            page_in: Some(PageInReport::default()),
+            cuts: vec![CutReport {
+                at_ms: 1.0,
+                lasted_ms: 2.0,
+                unsent_pages: 3,
+                why: "reset".to_owned(),
+            }],
+            ..plain.clone()
+        };
+        assert_eq!(keys(&plain), keys(&needed_all));
     }
 }

@@ -49,10 +49,10 @@ fn every_variant_moves_the_guest_and_reports_the_same() -> Result<()> {
     for (variant, options) in variants() {
         let request = request(&guest, options);
         let report = trial.move_guest(&mut guest, &request).context(variant)?.report;
-        ensure!(
-            report.engine == EngineKind::Qemu && keys(&report)? == keys(&ours)?,
-            "{variant}: {report:#?}"
-        );
+        ensure!(report.engine == EngineKind::Qemu, "{variant}: {report:#?}");
+        let other_keys: Vec<_> =
+            keys(&report)?.symmetric_difference(&keys(&ours)?).cloned().collect();
+        ensure!(other_keys.is_empty(), "{variant}: keys of one report only: {other_keys:?}");
         ensure!(
             report.switchover_ms.is_some() && report.blackout_ms.is_some(),
             "{variant}: {report:#?}"
