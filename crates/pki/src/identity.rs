@@ -134,6 +134,8 @@ impl Identity {
             server.session_storage = Arc::new(NoServerSessionStorage {});
             server.send_tls13_tickets = 0;
         }
+        // Lanes open their records themselves.
+        server.enable_secret_extraction = true;
         let (server, users) = (Arc::new(server), Arc::new(users));
         let revocations = revocations.clone();
         Ok(Identity {
@@ -245,6 +247,8 @@ fn showing(
     // A resumed session skips the verification of certificates, so each connection performs a full
     // handshake.
     client.resumption = Resumption::disabled();
+    // Lanes seal their records themselves.
+    client.enable_secret_extraction = true;
     Ok(Arc::new(client))
 }
 

@@ -1,5 +1,6 @@
 //! The ioctls of a userfaultfd that tracking needs (linux/userfaultfd.h).
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use linux_raw_sys::general::{
@@ -13,7 +14,8 @@ use linux_raw_sys::ioctl::{
     UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE,
     UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE,
 };
-use rustix::io::Errno;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::ioctl::Updater;
 use rustix::mm::UserfaultfdFlags;
 
@@ -49,6 +51,9 @@ const PAGE_IN_FEATURES: u32 =
 const MESSAGE_BYTES: usize = 32;
 /// Number of messages read at a time.
 const MESSAGES_A_READ: usize = 64;
+
+/// Offset with which `preadv2` reads as `read` does.
+const NO_OFFSET: u64 = u64::MAX;
 
 /// Faults after which a call returns: a process that causes them without end gets answers between.
 const MOST_FAULTS: usize = 1024;
@@ -212,8 +217,12 @@ impl Userfaultfd {
     pub(crate) fn read_faults(&self, out: &mut Vec<Fault>) -> Result<(), Errno> {
         let mut messages = [0; MESSAGE_BYTES * MESSAGES_A_READ];
         loop {
-            let len = match rustix::io::read(&self.0, &mut messages) {
+            let len = match self.read_without_waiting(&mut messages) {
                 Ok(len) => len,
+                // A wait on a blocking descriptor ends at once.
+                Err(Errno::AGAIN) if out.is_empty() => {
+                    return fcntl_setfl(&self.0, OFlags::NONBLOCK);
+                }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
@@ -223,6 +232,16 @@ impl Userfaultfd {
             if len < messages.len() || out.len() >= MOST_FAULTS {
                 return Ok(());
             }
+        }
+    }
+
+    /// Reads what is there, even if the hypervisor, which has the descriptor too, has made it
+    /// blocking. Kernels before 6.10 cannot do this, and read as the descriptor says.
+    fn read_without_waiting(&self, into: &mut [u8]) -> Result<usize, Errno> {
+        let mut buffers = [IoSliceMut::new(into)];
+        match preadv2(&self.0, &mut buffers, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+            Err(Errno::OPNOTSUPP) => rustix::io::read(&self.0, into),
+            result => result,
         }
     }
 
@@ -290,4 +309,32 @@ fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
     }
     // SAFETY: callers pass a descriptor that a system call has just created for them.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hypervisor has the descriptor too, and may make it blocking: no reader may then hang.
+    #[test]
+    fn no_read_blocks() {
+        let Ok(userfaultfd) = Userfaultfd::of_this_process() else {
+            eprintln!("skipped: no userfaultfd here");
+            return;
+        };
+        userfaultfd.enable_faults().unwrap();
+        fcntl_setfl(&userfaultfd.0, OFlags::empty()).unwrap();
+        let mut message = [0; MESSAGE_BYTES];
+        let mut buffers = [IoSliceMut::new(&mut message)];
+        let read = preadv2(&userfaultfd.0, &mut buffers, NO_OFFSET, ReadWriteFlags::NOWAIT);
+        if read == Err(Errno::OPNOTSUPP) {
+            eprintln!("skipped: this kernel reads a userfaultfd only as the descriptor says");
+            return;
+        }
+        let mut faults = Vec::new();
+        userfaultfd.read_faults(&mut faults).unwrap();
+        assert_eq!(faults, []);
+        let flags = rustix::fs::fcntl_getfl(&userfaultfd.0).unwrap();
+        assert!(flags.contains(OFlags::NONBLOCK), "{flags:?}");
+    }
 }

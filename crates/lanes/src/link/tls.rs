@@ -1,0 +1,280 @@
+//! A stream's bytes over TLS.
+//!
+//! One thread may read while another writes: each direction has a key and a lock of its own.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use godwit_pki::Peer;
+use parking_lot::Mutex;
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::UnbufferedServerConnection;
+use rustls::{
+    AlertDescription, ClientConfig, ContentType, Error, HandshakeType, InvalidMessage, ServerConfig,
+};
+
+use super::handshake::{Keys, Secured, shake_hands};
+use super::records::{HEADER_BYTES, MOST_PLAIN_BYTES, Opened, Opener, Sealer, record_bytes};
+use crate::LaneError;
+
+/// Plain bytes encrypted and handed to the socket at a time: few enough to stay in the CPU's cache.
+const SEAL_BYTES: usize = 128 << 10;
+/// Encrypted bytes that are held at a time.
+const OPEN_BYTES: usize = 256 << 10;
+/// A KeyUpdate that requests none in return (RFC 8446, section 4.6.3).
+const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+/// Level of an alert that ends the connection, and of one that does not matter.
+const FATAL: u8 = 2;
+const WARNING: u8 = 1;
+
+/// TLS connection over a socket.
+pub(crate) struct Tls {
+    socket: TcpStream,
+    keys: Mutex<Keys>,
+    /// The lock is held while records are sent, so that they leave in order.
+    sealing: Mutex<Sealing>,
+    opening: Mutex<Opening>,
+    /// Whether the peer has requested another key for what it receives: the next bytes have it.
+    is_key_requested: AtomicBool,
+}
+
+struct Sealing {
+    sealer: Sealer,
+    /// Records to be sent.
+    records: Vec<u8>,
+}
+
+struct Opening {
+    opener: Opener,
+    bytes: Box<[u8]>,
+    /// Plain bytes that nobody has taken yet.
+    plain: Range<usize>,
+    /// Records that are not opened; behind the plain bytes.
+    sealed: Range<usize>,
+    is_over: bool,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Performs the handshake as the connecting side; the peer must be `name`.
+    pub(crate) fn connect(
+        socket: TcpStream,
+        config: &Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<Tls, LaneError> {
+        let side = UnbufferedClientConnection::new(Arc::clone(config), name);
+        let secured = shake_hands(&socket, side)?;
+        Tls::new(socket, secured).map(|(tls, _)| tls)
+    }
+
+    /// Performs the handshake as the accepting side.
+    pub(crate) fn accept(
+        socket: TcpStream,
+        config: &Arc<ServerConfig>,
+    ) -> Result<(Tls, Peer), LaneError> {
+        let secured =
+            shake_hands(&socket, UnbufferedServerConnection::new(Arc::clone(config)))?;
+        let (tls, peer) = Tls::new(socket, secured)?;
+        let unknown = || LaneError::Handshake("its certificate has no name".to_owned());
+        Ok((tls, peer.ok_or_else(unknown)?))
+    }
+
+    fn new(socket: TcpStream, secured: Secured) -> Result<(Tls, Option<Peer>), LaneError> {
+        let Secured { secrets, keys, peer, plain, sealed } = secured;
+        let failed = |error: Error| LaneError::Handshake(error.to_string());
+        let opener = Opener::new(secrets.rx).map_err(failed)?;
+        let sealer = Sealer::new(secrets.tx).map_err(failed)?;
+        let tls = Tls {
+            socket,
+            keys: Mutex::new(keys),
+            sealing: Mutex::new(Sealing { sealer, records: Vec::new() }),
+            opening: Mutex::new(Opening::new(opener, &plain, &sealed)),
+            is_key_requested: AtomicBool::new(false),
+        };
+        Ok((tls, peer))
+    }
+
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Encrypts and sends all bytes. Returns the number of encrypted bytes.
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<u64> {
+        let mut sealing = self.sealing.lock();
+        let mut total = 0;
+        for piece in bytes.chunks(SEAL_BYTES) {
+            let Sealing { sealer, records } = &mut *sealing;
+            records.clear();
+            if self.is_key_requested.swap(false, Ordering::Relaxed) || sealer.is_worn() {
+                sealer.seal(ContentType::Handshake, &KEY_UPDATE, records).map_err(invalid)?;
+                let next = self.keys.lock().next_sending().map_err(invalid)?;
+                *sealer = Sealer::new(next).map_err(invalid)?;
+            }
+            for plain in piece.chunks(MOST_PLAIN_BYTES) {
+                sealer.seal(ContentType::ApplicationData, plain, records).map_err(invalid)?;
+            }
+            (&self.socket).write_all(records)?;
+            total += records.len() as u64;
+        }
+        Ok(total)
+    }
+
+    /// Reads the bytes available, at least one. Returns 0 at the end.
+    pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        let mut opening = self.opening.lock();
+        loop {
+            let taken = opening.take(into);
+            if taken > 0 || opening.is_over {
+                return Ok(taken);
+            }
+            match self.open(&mut opening) {
+                Ok(true) => {}
+                // Frames delimit themselves: a peer that closes without close_notify has ended the
+                // stream nevertheless.
+                Ok(false) => opening.is_over = opening.read(&self.socket)? == 0,
+                Err(error) => {
+                    self.refuse(&error);
+                    return Err(invalid(error));
+                }
+            }
+        }
+    }
+
+    /// Returns whether plain bytes, or a whole record, are held.
+    pub(super) fn holds_bytes(&self) -> bool {
+        let opening = self.opening.lock();
+        !opening.plain.is_empty() || !matches!(opening.next_record(), Ok(None))
+    }
+
+    /// Signals the peer that no more bytes follow.
+    pub(super) fn finish(&self) {
+        // The end of the socket's stream signals it as well.
+        let _ = self.alert(&mut self.sealing.lock(), WARNING, AlertDescription::CloseNotify);
+    }
+
+    /// Opens the next record, if a whole one is held.
+    fn open(&self, opening: &mut Opening) -> Result<bool, Error> {
+        let Some(record) = opening.next_record()? else { return Ok(false) };
+        let Opening { opener, bytes, plain, sealed, is_over } = &mut *opening;
+        let Opened { kind, plain: opened } = opener.open(&mut bytes[record.clone()])?;
+        sealed.start = record.end;
+        match kind {
+            ContentType::ApplicationData => {
+                let first = record.start + HEADER_BYTES;
+                *plain = first..first + opened.len();
+            }
+            ContentType::Alert => match opened {
+                [_, code] if AlertDescription::from(*code) == AlertDescription::CloseNotify => {
+                    *is_over = true;
+                }
+                [_, code] => return Err(Error::AlertReceived(AlertDescription::from(*code))),
+                _ => return Err(InvalidMessage::InvalidContentType.into()),
+            },
+            ContentType::Handshake => {
+                if self.key_update(opened)? {
+                    *opener = Opener::new(self.keys.lock().next_receiving()?)?;
+                }
+            }
+            _ => return Err(InvalidMessage::InvalidContentType.into()),
+        }
+        Ok(true)
+    }
+
+    /// Handles messages of the handshake that follow it. Returns whether the peer's next record has
+    /// another key.
+    fn key_update(&self, messages: &[u8]) -> Result<bool, Error> {
+        let mut rest = messages;
+        while let [kind, a, b, c, behind @ ..] = rest {
+            let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+            let (body, after) =
+                behind.split_at_checked(length).ok_or(InvalidMessage::MessageTooShort)?;
+            match (HandshakeType::from(*kind), body, after) {
+                // No record may hold messages of two keys.
+                (HandshakeType::KeyUpdate, [requested @ (0 | 1)], []) => {
+                    self.is_key_requested.fetch_or(*requested == 1, Ordering::Relaxed);
+                    return Ok(true);
+                }
+                // Sessions are not resumed.
+                (HandshakeType::NewSessionTicket, _, _) => rest = after,
+                _ => return Err(InvalidMessage::InvalidKeyUpdate.into()),
+            }
+        }
+        if rest.is_empty() { Ok(false) } else { Err(InvalidMessage::MessageTooShort.into()) }
+    }
+
+    /// Sends the peer the reason why its bytes are refused, unless the other direction is busy.
+    fn refuse(&self, error: &Error) {
+        let reason = match error {
+            Error::AlertReceived(_) => return,
+            Error::DecryptError => AlertDescription::BadRecordMac,
+            Error::PeerSentOversizedRecord => AlertDescription::RecordOverflow,
+            _ => AlertDescription::UnexpectedMessage,
+        };
+        if let Some(mut sealing) = self.sealing.try_lock() {
+            let _ = self.alert(&mut sealing, FATAL, reason);
+        }
+    }
+
+    fn alert(&self, sealing: &mut Sealing, level: u8, alert: AlertDescription) -> io::Result<()> {
+        let Sealing { sealer, records } = sealing;
+        records.clear();
+        sealer
+            .seal(ContentType::Alert, &[level, u8::from(alert)], records)
+            .map_err(invalid)?;
+        (&self.socket).write_all(records)
+    }
+}
+
+impl Opening {
+    /// Begins with what arrived with the handshake.
+    fn new(opener: Opener, plain: &[u8], sealed: &[u8]) -> Opening {
+        let held = plain.len() + sealed.len();
+        let mut bytes = vec![0; OPEN_BYTES.max(held)].into_boxed_slice();
+        bytes[..plain.len()].copy_from_slice(plain);
+        bytes[plain.len()..held].copy_from_slice(sealed);
+        Opening { opener, bytes, plain: 0..plain.len(), sealed: plain.len()..held, is_over: false }
+    }
+
+    /// Takes plain bytes. Returns their number.
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let taken = into.len().min(self.plain.len());
+        let end = self.plain.start + taken;
+        into[..taken].copy_from_slice(&self.bytes[self.plain.start..end]);
+        self.plain.start = end;
+        taken
+    }
+
+    /// Returns the place of the next record, if all of it is held.
+    fn next_record(&self) -> Result<Option<Range<usize>>, Error> {
+        let length = record_bytes(&self.bytes[self.sealed.clone()])?;
+        let whole = length.filter(|length| *length <= self.sealed.len());
+        Ok(whole.map(|length| self.sealed.start..self.sealed.start + length))
+    }
+
+    /// Reads from the socket. All plain bytes have been taken, and no whole record is held, so
+    /// there is room for it. Returns the number of bytes.
+    fn read(&mut self, mut socket: &TcpStream) -> io::Result<usize> {
+        self.bytes.copy_within(self.sealed.clone(), 0);
+        self.sealed = 0..self.sealed.len();
+        let read = socket.read(&mut self.bytes[self.sealed.end..])?;
+        self.sealed.end += read;
+        Ok(read)
+    }
+}
+
+fn invalid(error: Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! The streams' TLS against rustls's own.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use godwit_pki::{Authority, Grant, Identity, Role};
+use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData, StreamOwned};
+
+use super::*;
+
+const BYTES: usize = 3 << 20;
+
+/// Two hosts of one authority.
+fn identities() -> (tempfile::TempDir, Identity, Identity) {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create(folder.path(), "test", 1).unwrap();
+    let identity = |name: &str| {
+        let grant =
+            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let issued = authority.issue(&grant).unwrap();
+        Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+    };
+    let (a, b) = (identity("a"), identity("b"));
+    (folder, a, b)
+}
+
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    for socket in [&near, &far] {
+        socket.set_nodelay(true).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    }
+    (near, far)
+}
+
+/// Returns a stream of this module as the connecting side, and rustls's as the accepting one.
+fn to_server(a: &Identity, b: &Identity) -> (Tls, StreamOwned<ServerConnection, TcpStream>) {
+    let (near, far) = sockets();
+    std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let connection = ServerConnection::new(Arc::clone(b.server())).unwrap();
+            let mut theirs = StreamOwned::new(connection, far);
+            // They may send before this side reads.
+            theirs.write_all(b"early").unwrap();
+            theirs
+        });
+        let name = Identity::server_name("b").unwrap();
+        let ours = Tls::connect(near, a.client(), name).unwrap();
+        let mut early = [0; 5];
+        read_exactly(&ours, &mut early);
+        assert_eq!(&early, b"early");
+        (ours, theirs.join().unwrap())
+    })
+}
+
+/// Returns a stream of this module as the accepting side, and rustls's as the connecting one.
+fn to_client(a: &Identity, b: &Identity) -> (Tls, StreamOwned<ClientConnection, TcpStream>) {
+    let (near, far) = sockets();
+    std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let name = Identity::server_name("b").unwrap();
+            let connection = ClientConnection::new(Arc::clone(a.client()), name).unwrap();
+            let mut theirs = StreamOwned::new(connection, near);
+            theirs.write_all(b"early").unwrap();
+            theirs
+        });
+        let (ours, peer) = Tls::accept(far, b.server()).unwrap();
+        assert_eq!(peer.name, "a");
+        let mut early = [0; 5];
+        read_exactly(&ours, &mut early);
+        assert_eq!(&early, b"early");
+        (ours, theirs.join().unwrap())
+    })
+}
+
+fn read_exactly(tls: &Tls, mut into: &mut [u8]) {
+    while !into.is_empty() {
+        let read = tls.read(into).unwrap();
+        assert_ne!(read, 0, "the stream ended");
+        into = &mut into[read..];
+    }
+}
+
+fn noise() -> Vec<u8> {
+    let next = |word: &u64| Some(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+    std::iter::successors(Some(1_u64), next).flat_map(u64::to_le_bytes).take(BYTES).collect()
+}
+
+/// Sends both ways, in pieces of all lengths, with new keys at times.
+fn exchange<C, S: SideData>(ours: &Tls, theirs: &mut StreamOwned<C, TcpStream>)
+where
+    C: std::ops::DerefMut<Target = ConnectionCommon<S>>,
+{
+    let content = noise();
+    let pieces = [1, 5, 16_384, 16_385, 200_000, 300_001, BYTES];
+    let mut start = 0;
+    for (number, length) in pieces.into_iter().enumerate() {
+        let piece = &content[start..(start + length).min(BYTES)];
+        start += piece.len();
+        if number % 2 == 1 {
+            ours.is_key_requested.store(true, Ordering::Relaxed);
+            // Requests another key of this side, too.
+            theirs.conn.refresh_traffic_keys().unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let sealed = ours.write(piece).unwrap();
+                assert!(sealed >= piece.len() as u64 + 22);
+            });
+            let mut received = vec![0; piece.len()];
+            theirs.read_exact(&mut received).unwrap();
+            assert!(received == piece);
+        });
+        std::thread::scope(|scope| {
+            let mut received = vec![0; piece.len()];
+            let reading = scope.spawn(move || {
+                read_exactly(ours, &mut received);
+                received
+            });
+            theirs.write_all(piece).unwrap();
+            theirs.flush().unwrap();
+            assert!(reading.join().unwrap() == piece);
+        });
+        assert!(!ours.holds_bytes());
+    }
+}
+
+#[test]
+fn rustls_understands_this_side_whoever_connects() {
+    let (_folder, a, b) = identities();
+    let (ours, mut theirs) = to_server(&a, &b);
+    exchange(&ours, &mut theirs);
+    let (ours, mut theirs) = to_client(&a, &b);
+    exchange(&ours, &mut theirs);
+    // Either side's end is the end for the other.
+    theirs.conn.send_close_notify();
+    theirs.flush().unwrap();
+    assert_eq!(ours.read(&mut [0; 9]).unwrap(), 0);
+    ours.finish();
+    assert_eq!(theirs.read(&mut [0; 9]).unwrap(), 0);
+}
+
+#[test]
+fn bytes_that_were_not_sealed_end_the_stream_with_the_reason() {
+    let (_folder, a, b) = identities();
+    let sealed_by_nobody = [&[23, 3, 3, 0, 40][..], &[5; 40]].concat();
+    let cases: [(&[u8], AlertDescription); 3] = [
+        (&sealed_by_nobody, AlertDescription::BadRecordMac),
+        (&[23, 3, 3, 0x50, 0], AlertDescription::RecordOverflow),
+        (&[22, 3, 3, 0, 5, 24, 0, 0, 1, 0], AlertDescription::UnexpectedMessage),
+    ];
+    for (bytes, reason) in cases {
+        let (ours, mut theirs) = to_client(&a, &b);
+        theirs.sock.write_all(bytes).unwrap();
+        assert_eq!(ours.read(&mut [0; 9]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let error = theirs.read(&mut [0; 9]).unwrap_err();
+        assert!(error.to_string().contains(&format!("{reason:?}")), "{error}, not {reason:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_cut_within_a_record_ends() {
+    let (_folder, a, b) = identities();
+    let (ours, theirs) = to_client(&a, &b);
+    (&theirs.sock).write_all(&[23, 3, 3, 0, 40, 1, 2, 3]).unwrap();
+    assert!(!ours.holds_bytes());
+    theirs.sock.shutdown(std::net::Shutdown::Both).unwrap();
+    assert_eq!(ours.read(&mut [0; 9]).unwrap(), 0);
+}
