@@ -1,6 +1,7 @@
 //! Lanes over loopback: pages of all shapes arrive in the right places.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -91,6 +92,32 @@ fn pages_of_all_shapes_arrive_sealed() {
     let folder = tempfile::tempdir().unwrap();
     let (near, far) = secure_streams(&folder);
     pages_of_all_shapes_arrive(&near, &far);
+}
+
+/// A new connection over a long path hands out its bytes packet by packet.
+#[test]
+fn pages_of_all_shapes_arrive_packet_by_packet() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let connected = || {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    };
+    let ((near, mut relay_in), (mut relay_out, far)) = (connected(), connected());
+    relay_out.set_nodelay(true).unwrap();
+    let waiting = far.try_clone().unwrap();
+    let relay = std::thread::spawn(move || {
+        let mut packet = [0; 1448];
+        while let Ok(length @ 1..) = relay_in.read(&mut packet) {
+            while rustix::io::ioctl_fionread(&waiting).unwrap() > 0 {
+                std::thread::yield_now();
+            }
+            relay_out.write_all(&packet[..length]).unwrap();
+        }
+    });
+    let near = Stream::new(near).unwrap();
+    pages_of_all_shapes_arrive(&near, &Stream::new(far).unwrap());
+    near.close();
+    relay.join().unwrap();
 }
 
 #[test]

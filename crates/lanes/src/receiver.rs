@@ -267,8 +267,8 @@ impl StreamReceiver {
         self.fill_up_to(length, usize::MAX)
     }
 
-    /// Reads until the buffer holds at least `length` bytes, with at most `at_most` bytes from the
-    /// kernel per call.
+    /// Reads until the buffer holds at least `length` bytes. Takes at most `at_most` bytes from the
+    /// kernel, in any number of calls.
     fn fill_up_to(&mut self, length: usize, at_most: usize) -> Result<(), LaneError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -276,12 +276,12 @@ impl StreamReceiver {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        let most_end = self.buffer.len().min(self.end.saturating_add(at_most));
         while self.end - self.start < length {
             if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
-            let room = self.buffer.len().min(self.end.saturating_add(at_most));
-            let read = match self.link.read(&mut self.buffer[self.end..room]) {
+            let read = match self.link.read(&mut self.buffer[self.end..most_end]) {
                 Ok(0) => return Err(LaneError::Closed),
                 Ok(read) => read,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
