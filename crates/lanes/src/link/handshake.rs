@@ -206,8 +206,9 @@ fn encode<Data>(
 fn send_reason<S: Side>(mut socket: &TcpStream, side: &mut S, incoming: &mut [u8]) {
     let mut outgoing = Vec::new();
     let mut start = 0;
-    while let UnbufferedStatus { discard, state: Ok(ConnectionState::EncodeTlsData(data)), .. } =
-        side.process(&mut incoming[start..])
+    while let UnbufferedStatus {
+        discard, state: Ok(ConnectionState::EncodeTlsData(data)), ..
+    } = side.process(&mut incoming[start..])
     {
         if encode(data, &mut outgoing).is_err() {
             return;

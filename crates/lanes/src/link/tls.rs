@@ -82,8 +82,7 @@ impl Tls {
         socket: TcpStream,
         config: &Arc<ServerConfig>,
     ) -> Result<(Tls, Peer), LaneError> {
-        let secured =
-            shake_hands(&socket, UnbufferedServerConnection::new(Arc::clone(config)))?;
+        let secured = shake_hands(&socket, UnbufferedServerConnection::new(Arc::clone(config)))?;
         let (tls, peer) = Tls::new(socket, secured)?;
         let unknown = || LaneError::Handshake("its certificate has no name".to_owned());
         Ok((tls, peer.ok_or_else(unknown)?))
@@ -228,9 +227,7 @@ impl Tls {
     fn alert(&self, sealing: &mut Sealing, level: u8, alert: AlertDescription) -> io::Result<()> {
         let Sealing { sealer, records } = sealing;
         records.clear();
-        sealer
-            .seal(ContentType::Alert, &[level, u8::from(alert)], records)
-            .map_err(invalid)?;
+        sealer.seal(ContentType::Alert, &[level, u8::from(alert)], records).map_err(invalid)?;
         (&self.socket).write_all(records)
     }
 }

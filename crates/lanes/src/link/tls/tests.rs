@@ -128,7 +128,7 @@ where
 }
 
 #[test]
-fn rustls_understands_this_side_whoever_connects() {
+fn rustls_understands_either_side() {
     let (_folder, a, b) = identities();
     let (ours, mut theirs) = to_server(&a, &b);
     exchange(&ours, &mut theirs);
