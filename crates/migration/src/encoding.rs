@@ -189,18 +189,18 @@ impl Chooser {
         self.delta.always = prospect.always_deltas;
     }
 
-    /// Returns how to send a unit of so many bytes. `hurry`: the guest is paused, so nothing is
-    /// tried out.
+    /// Returns how to send a unit of so many bytes. `settled`: the guest is paused, or about to be,
+    /// so nothing is tried out, and nothing is sent that the destination may miss.
     #[must_use]
-    pub fn packing(&mut self, bytes: u64, hurry: bool) -> Packing {
+    pub fn packing(&mut self, bytes: u64, settled: bool) -> Packing {
         let packing = match self.compression {
-            Compression::Auto => self.choose(bytes, hurry),
+            Compression::Auto => self.choose(bytes, settled),
             Compression::None => Packing::default(),
             Compression::Lz4 => Packing { codec: Some(Codec::Lz4), ..Packing::default() },
             Compression::Zstd => Packing { codec: Some(Codec::Zstd), ..Packing::default() },
         };
         // A trial must consist of raw pages.
-        if hurry || self.trial.left > 0 {
+        if settled || self.trial.left > 0 {
             return packing;
         }
         if self.compression != Compression::Auto {
@@ -234,11 +234,11 @@ impl Chooser {
         }
     }
 
-    fn choose(&mut self, bytes: u64, hurry: bool) -> Packing {
+    fn choose(&mut self, bytes: u64, settled: bool) -> Packing {
         self.decide();
-        let settled = Packing { codec: self.current, ..Packing::default() };
-        if hurry || bytes < LEAST_PROBE_BYTES {
-            return settled;
+        let in_use = Packing { codec: self.current, ..Packing::default() };
+        if settled || bytes < LEAST_PROBE_BYTES {
+            return in_use;
         }
         let unit = self.units;
         self.units += 1;
@@ -257,13 +257,13 @@ impl Chooser {
         let probe = match turn {
             0 => Codec::Lz4,
             1 => Codec::Zstd,
-            _ if !turn.is_multiple_of(PROBE_INTERVAL) => return settled,
+            _ if !turn.is_multiple_of(PROBE_INTERVAL) => return in_use,
             _ => Codec::ALL[usize::from((turn / PROBE_INTERVAL).is_multiple_of(2))],
         };
         let rarely = turn / PROBE_INTERVAL % PROBES_SKIPPED > 1 && self.is_hopeless(probe);
         Packing {
             probe: Some(probe).filter(|probe| self.current != Some(*probe) && !rarely),
-            ..settled
+            ..in_use
         }
     }
 

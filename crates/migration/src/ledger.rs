@@ -209,6 +209,15 @@ impl Ledger {
         is_slower || (is_large && (is_long || is_faster || bytes >= self.sample_bytes))
     }
 
+    /// Returns the pages of the round that the wire cannot have taken yet: they delay what follows.
+    pub(crate) fn pages_in_buffers(&self) -> u64 {
+        let Some(round) = self.rounds.last() else { return 0 };
+        let carried_bytes = self.rates().carried_bytes_per_s * round.duration_ms / 1e3;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        let carried_pages = (carried_bytes / f64::from(PAGE_SIZE)) as u64;
+        (round.pages - round.zero_pages.min(round.pages)).saturating_sub(carried_pages)
+    }
+
     /// Sets how many bytes per second the limits in force leave for pages. If that changes, the
     /// next round measures the wire anew.
     pub(crate) fn limited(&mut self, bytes_per_s: Option<u64>) {

@@ -86,6 +86,11 @@ const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
 /// Nor is a remainder whose transfer takes less than this fraction of a round trip and a look at
 /// all of the memory, because each round takes longer than both.
 const NEGLIGIBLE_PART: u32 = 10;
+/// The same after a brief round: another one leaves as much, and waiting for its report more.
+const NEGLIGIBLE_PART_OF_BRIEF: u32 = 4;
+/// From this round trip on, waiting for the report of a short round takes longer than sending it,
+/// and congestion windows must take the switchover in one flight.
+pub(crate) const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
 /// Number of rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
 /// A guest that dirties more than 0.6 of what the wire carries will not finish soon: all rounds
@@ -134,6 +139,8 @@ pub struct Measured {
     pub elapsed: Duration,
     /// Time for examining all of the memory for dirty pages.
     pub scan: Duration,
+    /// Whether the last round was brief ([`Measured::is_brief`]).
+    pub is_brief_over: bool,
 }
 
 /// Returns the fixed cost of a switchover, without network and transfer, if a look at all of the
@@ -157,6 +164,15 @@ impl Measured {
         self.fixed_cost().saturating_add(self.transfer(at_stop))
     }
 
+    /// Returns whether the next round is on its way at once, and its report a round trip later.
+    /// Waiting for each report, rounds of a busy guest on a long path would never get shorter than
+    /// that.
+    #[must_use]
+    pub fn is_brief(&self) -> bool {
+        self.round_trip >= LONG_ROUND_TRIP
+            && self.transfer(self.remaining_pages as f64) <= self.round_trip
+    }
+
     /// Returns the cost of the pause without pages.
     fn fixed_cost(&self) -> Duration {
         fixed_cost(self.scan).saturating_add(self.round_trip / 2)
@@ -171,8 +187,8 @@ impl Measured {
     /// room for pages, that counts.
     fn is_negligible(&self, budget: Duration) -> bool {
         let far = self.fixed_cost() > budget;
-        let of_a_round =
-            if far { (self.round_trip + self.scan) / NEGLIGIBLE_PART } else { Duration::ZERO };
+        let part = if self.is_brief_over { NEGLIGIBLE_PART_OF_BRIEF } else { NEGLIGIBLE_PART };
+        let of_a_round = if far { (self.round_trip + self.scan) / part } else { Duration::ZERO };
         let negligible = NEGLIGIBLE_TRANSFER.max(of_a_round);
         self.transfer(self.remaining_pages as f64) <= negligible
     }
@@ -430,6 +446,7 @@ mod tests {
             elapsed: Duration::ZERO,
             round_trip: Duration::from_millis(rtt_ms),
             scan: Duration::from_millis(1),
+            is_brief_over: false,
         }
     }
 
@@ -460,6 +477,20 @@ mod tests {
     fn a_round_trip_beyond_the_budget_does_not_keep_the_guest_from_moving() {
         let mut convergence = Convergence::new(Policy::default());
         assert_eq!(convergence.decide(&measured(20, 0.0, 125.0, 100)), Decision::Switchover);
+    }
+
+    #[test]
+    fn what_a_brief_round_leaves_is_little_for_a_long_path() {
+        let after = |is_brief_over, remaining_pages| {
+            let measured = measured(remaining_pages, 5_000.0, 300.0, 40);
+            Convergence::new(Policy::default()).decide(&Measured { is_brief_over, ..measured })
+        };
+        assert!(measured(600, 5_000.0, 300.0, 40).is_brief());
+        assert_eq!(after(false, 600), Decision::NextRound);
+        assert_eq!(after(true, 600), Decision::Switchover);
+        assert_eq!(after(true, 2000), Decision::NextRound);
+        // On a short path each round is awaited.
+        assert!(!measured(600, 5_000.0, 300.0, 1).is_brief());
     }
 
     #[test]

@@ -119,6 +119,9 @@ pub struct Source {
     running: Option<Running>,
     /// Whether the guest's writers are limited.
     is_throttled: bool,
+    /// Whether the round is short and follows an empty wire on a long path: what remains after it
+    /// is decided on while it is on its way.
+    is_brief: bool,
     resumes: bool,
     /// Whether it ended with a cut of the lane while only memory had been sent.
     is_cut: bool,
@@ -156,6 +159,7 @@ impl Source {
             committed_at: None,
             running: None,
             is_throttled: false,
+            is_brief: false,
             resumes: plan.resumes,
             is_cut: false,
             ending: None,
@@ -395,7 +399,7 @@ impl Source {
             None => vec![],
         };
         self.is_throttled = throttle.is_some();
-        actions.push(Action::SendRound { round });
+        actions.push(Action::SendRound { round, brief: self.is_brief });
         self.to(State::Sending, actions)
     }
 
@@ -420,6 +424,11 @@ impl Source {
         // meanwhile.
         self.ledger.round_over(now, None);
         let measured = self.measured(now, remaining, round_trip);
+        if std::mem::take(&mut self.is_brief) {
+            let remaining_pages = measured.remaining_pages + self.ledger.pages_in_buffers();
+            return self
+                .decide(now, &Measured { remaining_pages, is_brief_over: true, ..measured });
+        }
         // The next round would wait behind content that is being verified, and the wire would seem
         // slow.
         if self.convergence.is_far(&measured) && !self.ledger.is_mostly_referred() {
@@ -432,6 +441,7 @@ impl Source {
     fn converge(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
         self.ledger.round_over(now, Some(round_trip));
         let measured = self.measured(now, remaining, round_trip);
+        self.is_brief = measured.is_brief();
         self.decide(now, &measured)
     }
 
@@ -444,6 +454,7 @@ impl Source {
             round_trip,
             elapsed: now,
             scan: self.ledger.scan(),
+            is_brief_over: false,
         }
     }
 

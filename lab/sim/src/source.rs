@@ -181,7 +181,7 @@ impl World {
                     process.dirty.clear();
                 }
             }
-            Action::SendRound { round } => {
+            Action::SendRound { round, .. } => {
                 let sent = self.sweep(host, round == 0 && !resumes);
                 self.source_takes(host, Event::RoundSent(sent));
             }

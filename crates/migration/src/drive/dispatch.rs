@@ -4,7 +4,8 @@
 //! **In a round** the driver calls [`Dispatch::set_round`], then [`Dispatch::has_room`] and
 //! [`Dispatch::push`] for each unit that the sweep finds. After the sweep the round is over when
 //! [`Dispatch::is_sent`]; before a switchover the driver also waits for [`Dispatch::is_applied`],
-//! with [`Dispatch::pad`] on a long path. Each stream calls [`Dispatch::take`] and
+//! with [`Dispatch::pad`] on a long path. A brief round ([`Dispatch::guess`]) may follow that and
+//! is not waited for. Each stream calls [`Dispatch::take`] and
 //! [`Dispatch::written`] in turn. Reports of the destination call [`Dispatch::applied`]. A stream
 //! that breaks calls [`Dispatch::broken`], and [`Dispatch::closed`] gives its work to the others.
 //!
@@ -49,6 +50,8 @@ pub(crate) struct Dispatch {
     round: AtomicU32,
     /// Whether the guest is paused.
     hurry: AtomicBool,
+    /// Whether all pages go with their content, and none by reference or as a delta.
+    whole: AtomicBool,
     pub(crate) totals: Totals,
     pub(crate) pings: Pings,
     /// Interrupts the connecting of streams.
@@ -148,6 +151,16 @@ impl Dispatch {
         let mut state = self.lock();
         state.streams.iter_mut().for_each(|one| one.quota = Quota::default());
         state.reads_taken_pages &= !state.board.is_sent();
+    }
+
+    /// Sets whether pages may go by reference or as a delta, which the destination may miss.
+    pub(crate) fn guess(&self, may_guess: bool) {
+        self.whole.store(!may_guess, Ordering::Relaxed);
+    }
+
+    /// Returns whether pages may go by reference or as a delta.
+    pub(crate) fn may_guess(&self) -> bool {
+        !self.whole.load(Ordering::Relaxed)
     }
 
     /// Returns the round, and whether the guest is paused.

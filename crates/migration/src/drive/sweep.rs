@@ -131,10 +131,10 @@ impl Sweeping {
         Sweeping { route, chunk_pages, found: VecDeque::new() }
     }
 
-    /// Returns the pages that round 0 has visited; `None` in later rounds.
-    pub(crate) fn visited_pages(&self) -> Option<u64> {
+    /// Returns the pages that round 0 has visited, and its duration so far; `None` in later rounds.
+    pub(crate) fn visited(&self) -> Option<(u64, Duration)> {
         match &self.route {
-            Route::Untouched(visit) => Some(visit.visited_pages),
+            Route::Untouched(visit) => Some((visit.visited_pages, visit.begun.elapsed())),
             Route::Dirty(_) => None,
         }
     }

@@ -125,7 +125,12 @@ pub enum Action {
     StartTracking,
     /// Send dirty pages (in round 0: all pages that are not dirty; the rest belongs to the next
     /// round). Answered by [`Event::RoundSent`].
-    SendRound { round: u32 },
+    SendRound {
+        round: u32,
+        /// Nothing goes by reference or as a delta: a switchover may follow before the destination
+        /// has reported what it misses.
+        brief: bool,
+    },
     /// Wait until the destination has applied everything sent, and prepare the streams for a
     /// switchover. Answered by [`Event::RoundApplied`].
     Drain,
@@ -192,7 +197,7 @@ impl Action {
         match self {
             Action::SendBegin => "send-begin",
             Action::StartTracking => "start-tracking",
-            Action::SendRound { round: 0 } => "send-first-round",
+            Action::SendRound { round: 0, .. } => "send-first-round",
             Action::SendRound { .. } => "send-round",
             Action::Drain => "drain",
             Action::CountRemaining => "count-remaining",

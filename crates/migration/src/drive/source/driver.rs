@@ -104,6 +104,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
             }
             self.job.tracker.steer();
+            self.warm_up();
             let next = self.inputs.next().or_else(|| {
                 let limit = self.sweep();
                 self.inputs.wait(limit)
@@ -261,7 +262,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         })
     }
 
-    fn lane_broke(&mut self, error: &LaneError) {
+    pub(super) fn lane_broke(&mut self, error: &LaneError) {
         self.inputs.first(Event::LaneLost(lane_failure(error)));
     }
 
@@ -278,7 +279,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     self.inputs.first(Event::Failed(memory_failure(&error)));
                 }
             }
-            Action::SendRound { round } => self.send_round(round),
+            Action::SendRound { round, brief } => self.send_round(round, brief),
             Action::Drain => self.drain()?,
             Action::CountRemaining => self.count_remaining(),
             Action::Throttle { pages_per_s } => self.throttle(pages_per_s),
@@ -352,7 +353,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         })
     }
 
-    fn send_round(&mut self, round: u32) {
+    fn send_round(&mut self, round: u32, brief: bool) {
         if round == 0
             && self.memory.sends_all()
             && let Err(error) = self.job.tracker.settle()
@@ -360,6 +361,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             return self.inputs.first(Event::Failed(memory_failure(&error)));
         }
         self.dispatch.set_round(round);
+        self.dispatch.guess(!brief);
         self.windows.round_begins(self.dispatch);
         let chunk_pages = self.dispatch.chunk_pages();
         self.memory.begin_round(round, chunk_pages, self.job.begin_at);

@@ -2,6 +2,7 @@
 //! lacks after a cut.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_ram::{DirtyCount, Region};
 
@@ -139,12 +140,20 @@ impl<'a> Memory<'a> {
     /// Returns the pages left in a round, for progress. Round 0 is over when all memory has been
     /// visited, and later ones when so many pages have been sent.
     pub(super) fn left(&self, round: u32, dispatch: &Dispatch) -> u64 {
-        if let Some(visited) = self.sweeping.as_ref().and_then(Sweeping::visited_pages) {
+        if let Some((visited, _)) = self.sweeping.as_ref().and_then(Sweeping::visited) {
             return self.total_pages() - visited;
         }
         let all = round == 0 && self.sends_all;
         let of_round = if all { self.total_pages() } else { self.remaining_pages };
         of_round.saturating_sub(dispatch.sent().pages.saturating_sub(self.counted.pages))
+    }
+
+    /// Returns how long the rest of round 0 takes by its speed so far; `None` before it has visited
+    /// anything, and in later rounds.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        let (visited, since) = self.sweeping.as_ref()?.visited()?;
+        let left = self.total_pages().saturating_sub(visited);
+        Duration::try_from_secs_f64(since.as_secs_f64() * left as f64 / visited as f64).ok()
     }
 
     /// Returns everything that the destination lacks. The streams' threads have ended: no more

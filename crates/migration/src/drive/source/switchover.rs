@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use godwit_wire::{MAX_DEVICE_STATE_CHUNK, Message};
 
 use super::driver::{CannotSend, Driver};
-use super::windows::LONG_ROUND_TRIP;
 use crate::drive::hypervisor::SourceHypervisor;
 use crate::drive::tracking::Tracking;
 use crate::failure::{Failure, FailureCode};
-use crate::policy::MOST_SWITCHOVER_BUDGET;
+use crate::policy::{LONG_ROUND_TRIP, MOST_SWITCHOVER_BUDGET};
 use crate::source::{Event, State};
 
 /// Longest time that the guest is paused for a switchover that does not reach its commit.
@@ -39,6 +38,20 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             noted.and_then(|()| self.job.hypervisor.begin_switchover(self.inputs.inbox, page_in));
         if let Err(failure) = begun {
             self.inputs.first(Event::Failed(failure));
+        }
+    }
+
+    /// Opens the control stream's window towards the end of round 0.
+    pub(super) fn warm_up(&mut self) {
+        if self.machine.state() != State::Sending
+            || self.machine.round() > 0
+            || !self.windows.is_cold(self.peer.round_trip())
+        {
+            return;
+        }
+        let Some(left) = self.memory.time_left() else { return };
+        if let Err(error) = self.windows.warm_up(left, &self.job.pace, &mut self.peer) {
+            self.lane_broke(&error);
         }
     }
 

@@ -11,9 +11,8 @@ use godwit_ram::PAGE_SIZE;
 
 use super::peer::Peer;
 use crate::drive::dispatch::Dispatch;
+use crate::policy::LONG_ROUND_TRIP;
 
-/// From this round trip on, congestion windows must take the switchover in one flight.
-pub(crate) const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
 /// Time limit for the arrival of the control stream's padding, in addition to
 /// [`WINDOW_ROUND_TRIPS`].
 const WINDOW_LIMIT: Duration = Duration::from_secs(2);
@@ -26,6 +25,11 @@ pub(crate) const LEAST_LAST_PAGES: u64 = 1024 * 1024;
 /// Beyond this, padding costs more than it gains: the wire's rate matters, not the window.
 pub(crate) const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 
+/// First piece of padding while round 0 is under way: ten segments, a new connection's window.
+const FIRST_PIECE: u64 = 14 * 1024;
+/// Interval at which it is examined whether the last piece has arrived.
+const WARM_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Padding of the current round.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
@@ -35,11 +39,56 @@ pub(super) struct Windows {
     /// Padding of data streams before the round, and of the control stream within it.
     before: u64,
     control: u64,
+    /// Largest piece sent while round 0 is under way, and the time of the last look.
+    largest_piece: u64,
+    looked: Option<Instant>,
 }
 
 impl Windows {
     pub(super) fn round_begins(&mut self, dispatch: &Dispatch) {
         (self.before, self.control) = (dispatch.totals.padding_bytes(), 0);
+    }
+
+    /// Returns whether it is time to call [`Windows::warm_up`].
+    pub(super) fn is_cold(&self, round_trip: Duration) -> bool {
+        round_trip >= LONG_ROUND_TRIP
+            && self.largest_piece < DEVICE_STATE_ROOM
+            && self.looked.is_none_or(|looked| looked.elapsed() >= WARM_INTERVAL)
+    }
+
+    /// Begins to open the control stream's window in the last `left` of round 0, so that the
+    /// drain after it need not. Each piece is twice as large as the one before, and follows once
+    /// that has arrived: it never waits for the window.
+    pub(super) fn warm_up(
+        &mut self,
+        left: Duration,
+        pace: &MigrationPace,
+        peer: &mut Peer<'_>,
+    ) -> Result<(), LaneError> {
+        self.looked = Some(Instant::now());
+        let is_near = left <= WINDOW_ROUND_TRIPS * peer.round_trip();
+        if !is_near || peer.control.unacked_bytes() >= FIRST_PIECE / 2 {
+            return Ok(());
+        }
+        let piece = (2 * self.largest_piece).clamp(FIRST_PIECE, DEVICE_STATE_ROOM);
+        self.largest_piece = piece;
+        self.pad(piece, pace, peer)
+    }
+
+    /// Sends padding on the control stream, which never waits for a limit, so that it can always
+    /// send; the data streams wait for its bytes.
+    fn pad(
+        &mut self,
+        bytes: u64,
+        pace: &MigrationPace,
+        peer: &mut Peer<'_>,
+    ) -> Result<(), LaneError> {
+        self.control += bytes;
+        peer.sender.pad(bytes)?;
+        if let Ok(near) = peer.control.local() {
+            pace.charge(near.ip(), bytes);
+        }
+        Ok(())
     }
 
     /// Returns the bytes of padding in this round.
@@ -64,13 +113,7 @@ impl Windows {
         let most = largest_window(round_trip, pace.data_bytes_per_s(), carried_bytes_per_s);
         let last_pages = (remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
         dispatch.pad(last_pages.min(most));
-        // The control stream never waits for a limit, so that it can always send; the data streams
-        // wait for its bytes.
-        self.control = DEVICE_STATE_ROOM.min(most);
-        peer.sender.pad(self.control)?;
-        if let Ok(near) = peer.control.local() {
-            pace.charge(near.ip(), self.control);
-        }
+        self.pad(DEVICE_STATE_ROOM.min(most), pace, peer)?;
         peer.ping()?;
         self.ping = Some((peer.clock_ns(peer.last_ping), peer.last_ping));
         Ok(())

@@ -81,7 +81,8 @@ impl Worker<'_> {
         let zero_pages = page_count(&zeros);
         let (round, hurry) = self.dispatch.round();
         self.chooser.prospect(self.referring.prospect(round));
-        let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, hurry);
+        let settled = hurry || !self.dispatch.may_guess();
+        let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, settled);
         self.referring.begins(packing, page_count(&full));
         // While the guest is paused, no later delta uses it, and each look would lengthen the
         // pause.
