@@ -131,6 +131,24 @@ fn content_that_is_gone_is_requested() {
     }
 }
 
+/// Checks the way back to memory of which only a part was retained.
+#[test]
+fn pages_that_were_not_retained_are_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = regions(&folder, "before");
+    fill(&before);
+    let last_block = BLOCKS.len() - 1;
+    let last = BLOCKS[last_block] - BLOCKS[last_block].div_ceil(3);
+    let content = content(&before);
+    content.shrink(content.taken_bytes() - 1).unwrap();
+    let moved = migrate_to(Twist { references: ALL, ..Twist::default() }, &offer(vec![content]));
+    assert_eq!(moved.result.missing_pages, 0, "nothing is known of what was given up");
+    let found = pages_by(&moved, EncodingName::Reference);
+    assert!(found > 0 && found <= guests_pages() - last, "{found}");
+    let by_content = [EncodingName::Raw, EncodingName::Lz4, EncodingName::Zstd];
+    assert!(by_content.map(|name| pages_by(&moved, name)).iter().sum::<u64>() >= last);
+}
+
 #[test]
 fn a_guests_own_pages_are_sent_once() {
     for streams in [1, 3] {
