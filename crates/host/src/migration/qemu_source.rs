@@ -8,6 +8,7 @@ use godwit_migration::Failure;
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
 use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP, VmName};
 use godwit_types::FailureCode;
+use godwit_wire::BlockRun;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
@@ -134,8 +135,9 @@ impl SourceHypervisor for QemuSource {
         })
     }
 
-    fn release(&mut self) {
-        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, self.keep)) {
+    fn release(&mut self, hot: Vec<BlockRun>) {
+        let keep = self.keep.then_some(hot);
+        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, keep)) {
             let vm = self.vm.name.as_str();
             tracing::error!(vm, %error, "cannot remove what is left of the migrated VM");
         }

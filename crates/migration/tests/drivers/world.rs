@@ -24,7 +24,7 @@ use godwit_ram::{
     CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
 };
 use godwit_types::{Compression, FailureCode, Incarnation, Lane, Ownership, Progress, RateLimit};
-use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
+use godwit_wire::{BlockRun, CONTROL_STREAM, MigrationId, SUPPORTED};
 use parking_lot::Mutex;
 
 use super::faults::FakeFaults;
@@ -225,7 +225,7 @@ impl SourceHypervisor for FakeSource {
         Ok(())
     }
 
-    fn release(&mut self) {
+    fn release(&mut self, _hot: Vec<BlockRun>) {
         self.guest.released.store(true, Ordering::SeqCst);
     }
 }
