@@ -22,7 +22,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::config::ReferencesConfig;
 use crate::vm::Vm;
 
-/// Limit on the pages offered to a source: 16 MiB of digests.
+/// Limit on the pages offered to the source of a small guest: 16 MiB of digests. A larger guest is
+/// offered as many pages as it has.
 const MOST_PAGES: u64 = 2 << 20;
 /// Limit on the pages offered before the migration begins: 2 MiB of digests.
 const FIRST_PAGES: u64 = 256 << 10;
@@ -215,6 +216,8 @@ impl References {
     /// newest memory, and what arrives at the same time.
     pub(crate) fn offer(&self, vm: &Vm) -> Offer {
         let mut offer = self.offer_here(&vm.name);
+        let pages = vm.regions.iter().map(|region| region.pages()).sum();
+        offer.most_pages = offer.most_pages.max(pages);
         offer.beside = self.arriving(vm);
         offer
     }

@@ -418,6 +418,7 @@ impl Outgoing {
             self.references() == ReferenceUse::All,
             job.hands_over,
         );
+        let pages = vm.regions.iter().map(|region| region.pages()).sum();
         let source = SourceJob {
             control: job.stream,
             connect: &|lane, carries, interrupt| job.paths.data(lane, carries, interrupt),
@@ -429,7 +430,11 @@ impl Outgoing {
             runs: job.runs,
             policy: self.policy(),
             compression: request.compression,
-            references: drive::References { by: job.references, ..drive::References::default() },
+            references: drive::References {
+                by: job.references,
+                known_bytes: drive::References::known_bytes(pages),
+                ..drive::References::default()
+            },
             deltas: drive::Deltas {
                 cache_bytes: agent.config().deltas.cache_memory.bytes(),
                 ..drive::Deltas::default()

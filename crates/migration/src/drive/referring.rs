@@ -30,6 +30,18 @@ pub struct References {
 impl References {
     /// Memory for knowledge of 1.8 million pages.
     pub const KNOWN_BYTES: u64 = 64 << 20;
+    /// Memory for knowledge of 29 million pages.
+    const MOST_KNOWN_BYTES: u64 = 1 << 30;
+    /// Memory for knowledge of a page, whatever the size of the table is.
+    const KNOWN_PAGE_BYTES: u64 = 40;
+
+    /// Returns the memory for knowledge of so many pages, so that a large guest finds all of its
+    /// memory where it comes back. It is used as the destination announces content.
+    #[must_use]
+    pub fn known_bytes(pages: u64) -> u64 {
+        let bytes = pages.saturating_mul(References::KNOWN_PAGE_BYTES);
+        bytes.clamp(References::KNOWN_BYTES, References::MOST_KNOWN_BYTES)
+    }
 }
 
 impl Default for References {
@@ -245,5 +257,20 @@ impl Knowledge for OfStream<'_> {
 
     fn sends(&self, block: u16, page: u64, bytes: &[u8]) {
         self.referring.sent_pages.keep(self.round, block, page, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_room_for_all_pages_of_a_guest() {
+        // 10 GiB, a size just above a power of two, and 64 GiB.
+        for pages in [2_621_440, 2_097_153, 16_777_216] {
+            assert!(Known::new(References::known_bytes(pages)).most() >= pages, "{pages}");
+        }
+        assert_eq!(References::known_bytes(1), References::KNOWN_BYTES);
+        assert!(Known::new(References::known_bytes(u64::MAX)).most() > 29_000_000);
     }
 }
