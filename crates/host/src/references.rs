@@ -2,8 +2,8 @@
 //! that left (bases, for their return), and the RAM of VMs that are arriving or have arrived and
 //! run here.
 //!
-//! Bases hold at most so much memory. Of a larger guest the part that fits is retained. Memory that
-//! a VM needs is freed piece by piece, so that the way back of a large guest finds the rest.
+//! The memory of all bases together is limited. Of a larger guest the part that fits is retained.
+//! Memory that a VM needs is freed piece by piece, so that a returning guest finds the rest.
 //!
 //! A base is memory without a name: its files are removed like those of any VM that leaves, and
 //! stay open here. So nothing of it outlives the agent, and nothing can run on it. It is only read,
@@ -42,6 +42,15 @@ pub(crate) struct References {
     state: Mutex<State>,
 }
 
+/// Memory of a VM that left.
+#[derive(Clone, Debug)]
+pub struct Departed {
+    /// Its files, with the hashes of pages that are known already.
+    pub(crate) content: Arc<Content>,
+    /// What the guest wrote again and again. It is retained last.
+    pub(crate) hot: Vec<BlockRun>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// Oldest first.
@@ -76,31 +85,45 @@ impl References {
         }
     }
 
+    /// Returns whether memory of VMs that left is retained.
+    fn retains(&self) -> bool {
+        self.most_base_bytes > 0 && !self.base_time.is_zero()
+    }
+
+    /// Describes the memory of a VM that is about to leave. `None`: nothing is to be retained.
+    pub(crate) fn departing(&self, vm: &Vm) -> Option<Arc<Content>> {
+        if !self.retains() {
+            return None;
+        }
+        let warn = |error: &RamError| {
+            let vm = vm.name.as_str();
+            tracing::warn!(vm, %error, "memory not retained for the VM's return");
+        };
+        Content::of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Holds lists, each changed by one call.
         self.state.lock()
     }
 
     /// Retains the memory of a VM that left, before its files' names are removed: as much of it as
-    /// fits. `hot`: what the guest wrote again and again, which is retained last. Returns false if
-    /// the memory is to be freed with its files. `is_busy` reports whether a migration is running.
+    /// fits. Returns false if the memory is to be freed with its files. `is_busy` reports whether a
+    /// migration is running.
     pub(crate) fn keep(
         self: &Arc<Self>,
         vm: &str,
-        regions: &[Arc<Region>],
-        hot: &[BlockRun],
+        departed: &Departed,
         is_busy: impl Fn() -> bool + Send + 'static,
     ) -> bool {
-        if self.most_base_bytes == 0 || self.base_time.is_zero() {
+        if !self.retains() {
             return false;
         }
-        let content = match Content::of_departed(regions, hot) {
-            Ok(content) => Arc::new(content),
-            Err(error) => {
-                tracing::warn!(vm, %error, "memory not retained for the VM's return");
-                return false;
-            }
-        };
+        let Departed { content, hot } = departed;
+        if let Err(error) = content.mark_departed(hot) {
+            tracing::warn!(vm, %error, "memory not retained for the VM's return");
+            return false;
+        }
         let digest_bytes = self.most_digest_bytes.saturating_sub(self.arrived_digest_bytes());
         content.shrink_digests(digest_bytes);
         // The VM's own earlier base is worth nothing any more.
@@ -113,7 +136,7 @@ impl References {
         let taken_bytes = content.taken_bytes();
         let base = Base {
             vm: vm.to_owned(),
-            content: Arc::clone(&content),
+            content: Arc::clone(content),
             most_bytes: taken_bytes.min(self.most_base_bytes),
             since: Instant::now(),
         };
@@ -126,7 +149,7 @@ impl References {
         let (dropped, shrunk) = self.add(base, digest_bytes);
         free_later(own.into_iter().chain(dropped).collect());
         shrink_later(shrunk);
-        work_out_later(&content, Work::Departed, is_busy);
+        work_out_later(content, Work::Departed, is_busy);
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -410,6 +433,10 @@ mod tests {
         [Arc::new(region)]
     }
 
+    fn departed(regions: &[Arc<Region>], hot: &[BlockRun]) -> Departed {
+        Departed { content: Arc::new(Content::of(regions).unwrap()), hot: hot.to_vec() }
+    }
+
     fn byte_at(content: &Content, block: u16) -> Option<u8> {
         let mut page = [0; 4096];
         let place = godwit_wire::Place { content: 1, block, page: 0 };
@@ -437,15 +464,15 @@ mod tests {
             ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
         for (vm, byte) in [("web", 1), ("api", 2)] {
-            assert!(references.keep(vm, &memory(byte), &[], || false));
+            assert!(references.keep(vm, &departed(&memory(byte), &[]), || false));
         }
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         assert_eq!(offered(&references, "api"), [Some(2), Some(1)]);
         assert_eq!(offered(&references, "new"), [Some(2), Some(1)]);
         // A VM's later base replaces its earlier one; the base of a third VM replaces the oldest.
         assert!(
-            references.keep("web", &memory(3), &[], || false)
-                && references.keep("db", &memory(4), &[], || false)
+            references.keep("web", &departed(&memory(3), &[]), || false)
+                && references.keep("db", &departed(&memory(4), &[]), || false)
         );
         assert_eq!(offered(&references, "web"), [Some(3), Some(4)]);
     }
@@ -456,11 +483,11 @@ mod tests {
         let config =
             ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
-        assert!(references.keep("web", &memory(1), &[], || false));
+        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
         let huge = [memory(5), memory(6), memory(7)].concat();
         // The guest wrote the second block again and again.
         let hot = [BlockRun { block: 1, first: 3, count: 1 }];
-        assert!(references.keep("huge", &huge, &hot, || false));
+        assert!(references.keep("huge", &departed(&huge, &hot), || false));
         assert_eq!(limits(&references), [("huge".to_owned(), 2 * BYTES)]);
         let content = Arc::clone(&references.offer_here("huge").contents[0]);
         // The background does the same.
@@ -474,7 +501,7 @@ mod tests {
     async fn needed_memory_is_freed_at_once_even_while_it_is_offered() {
         let references = references(&ReferencesConfig::default());
         for (vm, byte) in [("web", 1), ("api", 2), ("db", 3)] {
-            assert!(references.keep(vm, &memory(byte), &[], || false));
+            assert!(references.keep(vm, &departed(&memory(byte), &[]), || false));
         }
         let offer = references.offer_here("web");
         assert!(references.base_bytes() >= 3 * BYTES);
@@ -493,8 +520,8 @@ mod tests {
         let references = references(&ReferencesConfig::default());
         let large = [memory(1), memory(2), memory(3)].concat();
         assert!(
-            references.keep("web", &large, &[], || false)
-                && references.keep("api", &memory(4), &[], || false)
+            references.keep("web", &departed(&large, &[]), || false)
+                && references.keep("api", &departed(&memory(4), &[]), || false)
         );
         references.free(BYTES + 1, "web");
         assert_eq!(offered(&references, "web"), [Some(1)], "the other VM's is gone");
@@ -515,7 +542,7 @@ mod tests {
             },
         ] {
             let references = references(&config);
-            assert!(!references.keep("web", &memory(1), &[], || false));
+            assert!(!references.keep("web", &departed(&memory(1), &[]), || false));
             assert!(references.offer_here("web").contents.is_empty());
         }
     }
@@ -523,10 +550,10 @@ mod tests {
     #[tokio::test]
     async fn memory_that_cannot_be_retained_displaces_nothing() {
         let references = references(&ReferencesConfig::default());
-        assert!(references.keep("web", &memory(1), &[], || false));
+        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
         let folder = tempfile::tempdir().unwrap();
         let untouched = Region::create(&folder.path().join("ram"), BYTES, None).unwrap();
-        assert!(!references.keep("new", &[Arc::new(untouched)], &[], || false));
+        assert!(!references.keep("new", &departed(&[Arc::new(untouched)], &[]), || false));
         assert_eq!(offered(&references, "web"), [Some(1)]);
     }
 
@@ -535,12 +562,12 @@ mod tests {
         let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
         let references =
             references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
-        assert!(references.keep("web", &memory(1), &[], || false));
+        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
         let two = [memory(2), memory(3)].concat();
-        assert!(references.keep("api", &two, &[], || false));
+        assert!(references.keep("api", &departed(&two, &[]), || false));
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         let four = [memory(4), memory(5), memory(6), memory(7)].concat();
-        assert!(references.keep("big", &four, &[], || false));
+        assert!(references.keep("big", &departed(&four, &[]), || false));
         assert_eq!(offered(&references, "web"), [Some(4)]);
         let content = &references.offer_here("big").contents[0];
         assert_eq!((byte_at(content, 2), byte_at(content, 3)), (Some(6), None));
@@ -564,7 +591,8 @@ mod tests {
             let references = references(&config);
             for (number, blocks) in sizes.into_iter().enumerate() {
                 let memory: Vec<_> = (0..blocks).flat_map(|_| memory(9)).collect();
-                let content = Arc::new(Content::of_departed(&memory, &[]).unwrap());
+                let content = departed(&memory, &[]).content;
+                content.mark_departed(&[]).unwrap();
                 content.shrink_digests(references.most_digest_bytes);
                 let most_bytes = content.taken_bytes().min(references.most_base_bytes);
                 let vm = number.to_string();

@@ -7,7 +7,6 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{ResolvedSpec, VmName};
 use godwit_types::Ownership;
-use godwit_wire::BlockRun;
 
 use crate::agent::kept_pages::serve_again;
 use crate::agent::lifecycle::whole;
@@ -15,7 +14,7 @@ use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
 use crate::hold::hold;
-use crate::references::References;
+use crate::references::{Departed, References};
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
@@ -387,12 +386,12 @@ impl Agent {
     }
 
     /// At the source, once the guest runs at the destination: ends QEMU and removes taps, sockets
-    /// and the record. Frees the memory. With `keep`, the memory that the guest wrote again and
-    /// again, as much as possible of all its memory is retained for its return.
+    /// and the record. Frees the memory, or retains as much of `keep` as possible for the guest's
+    /// return.
     pub async fn release(
         self: &Arc<Self>,
         vm: &Arc<Vm>,
-        keep: Option<Vec<BlockRun>>,
+        keep: Option<Departed>,
     ) -> Result<(), ApiError> {
         hold("release");
         let begun = self.begin(&vm.name, &Operation::Release)?;
@@ -464,7 +463,7 @@ impl Agent {
         });
     }
 
-    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: Option<Vec<BlockRun>>) {
+    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: Option<Departed>) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
             // The record goes first. A crash after this leaves a process without a record, which
@@ -475,10 +474,10 @@ impl Agent {
             vm.process.quit().await;
             // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
-            let retain = |hot: Vec<BlockRun>| {
+            let retain = |departed: Departed| {
                 let moves_guests = agent.moves_guests();
                 tokio::task::block_in_place(|| {
-                    agent.references.keep(&vm.name, &vm.regions, &hot, moves_guests)
+                    agent.references.keep(&vm.name, &departed, moves_guests)
                 })
             };
             if keep.is_some_and(retain) {

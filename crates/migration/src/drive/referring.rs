@@ -13,7 +13,7 @@ use super::dispatch::Dispatch;
 use crate::board::Unit;
 use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
-use crate::reference::{Known, Owed, PageBits, SentPages};
+use crate::reference::{Content, Known, Owed, PageBits, SentPages};
 use godwit_types::ReferenceUse;
 
 /// Settings for sending pages by reference.
@@ -78,6 +78,8 @@ pub(crate) struct Referring {
     known: Known,
     deltas: Deltas,
     sent_pages: SentPages,
+    /// The guest's memory here, which learns the hashes of its pages.
+    departing: Option<Arc<Content>>,
     owed: Mutex<Owed>,
     /// Pages sent by reference or as deltas, and those of them that were reported missing.
     rebuilt: AtomicU64,
@@ -106,10 +108,23 @@ impl Referring {
             known: Known::new(references.known_bytes),
             deltas,
             sent_pages: SentPages::new(deltas.cache_bytes),
+            departing: None,
             owed: Mutex::new(owed),
             rebuilt: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             experience,
+        }
+    }
+
+    /// Notes the hashes of pages for a guest's memory that is retained here when it has left.
+    pub(crate) fn noting(self, departing: Option<Arc<Content>>) -> Referring {
+        Referring { departing, ..self }
+    }
+
+    /// Forgets the hashes of pages that the guest may have written since they were sent.
+    pub(crate) fn forget_hashes(&self, block: u16, pages: &[PageRange]) {
+        if let Some(departing) = &self.departing {
+            pages.iter().for_each(|run| departing.forget(block, *run));
         }
     }
 
@@ -238,6 +253,9 @@ pub(crate) struct OfStream<'a> {
 
 impl Knowledge for OfStream<'_> {
     fn find(&self, hash: &PageHash, block: u16, page: u64) -> Option<Place> {
+        if let Some(departing) = &self.referring.departing {
+            departing.note(block, page, prefix(hash));
+        }
         let place = self.referring.known.find(prefix(hash))?;
         // What is on its way on another stream may arrive after this.
         if place.content == 0 && !self.dispatch.is_settled(self.stream, place.block, place.page) {

@@ -70,21 +70,20 @@ impl Content {
         Ok(content)
     }
 
-    /// Describes the memory of a guest that has left. Pieces without data are not part of it.
-    /// `hot`: memory that the guest wrote again and again, which is given up first.
+    /// Drops pieces without data, and notes what is to be given up first. For a guest that has
+    /// left. `hot`: memory that it wrote again and again.
     ///
     /// # Errors
-    /// [`RamError::Io`]: as [`Content::of`], or the memory is gone.
-    pub fn of_departed(regions: &[Arc<Region>], hot: &[BlockRun]) -> Result<Content, RamError> {
-        let content = Content::of(regions)?;
-        content.blocks.iter().try_for_each(Block::drop_holes)?;
+    /// [`RamError::Io`]: the memory is gone.
+    pub fn mark_departed(&self, hot: &[BlockRun]) -> Result<(), RamError> {
+        self.blocks.iter().try_for_each(Block::drop_holes)?;
         for run in hot.iter().filter(|run| run.count > 0) {
-            let Some(block) = content.blocks.get(usize::from(run.block)) else { continue };
+            let Some(block) = self.blocks.get(usize::from(run.block)) else { continue };
             let last = run.first.saturating_add(run.count - 1);
             let pieces = (run.first / DIGEST_PAGES)..=(last / DIGEST_PAGES);
             pieces.map_while(|number| block.piece(number)).for_each(Piece::mark_hot);
         }
-        Ok(content)
+        Ok(())
     }
 
     /// Returns whether the guest is still arriving.
@@ -243,6 +242,19 @@ impl Content {
         }
     }
 
+    /// Forgets what is known of pages that may have changed.
+    pub fn forget(&self, block: u16, pages: PageRange) {
+        let Some(of) = self.blocks.get(usize::from(block)) else { return };
+        let mut rest = PageRange::new(0, of.file.pages()).intersect(pages);
+        while let Some(piece) = of.piece(rest.first / DIGEST_PAGES).filter(|_| !rest.is_empty()) {
+            let from = rest.first % DIGEST_PAGES;
+            let (part, after) = rest.split(DIGEST_PAGES - from);
+            let at = |page: u64| usize::try_from(page).unwrap_or(usize::MAX);
+            piece.forget(at(from)..at(from + part.count));
+            rest = after;
+        }
+    }
+
     /// Returns the number of another memory from which pages are copied; 0: there are too many.
     #[must_use]
     pub fn origin(&self, of: &Arc<Content>) -> u8 {
@@ -287,15 +299,17 @@ impl Content {
     pub fn digests(&self, block: u16, piece: PageRange) -> Result<Vec<u64>, RamError> {
         let Some(block) = self.blocks.get(usize::from(block)) else { return Ok(Vec::new()) };
         let Some(of) = block.piece(piece.first / DIGEST_PAGES) else { return Ok(Vec::new()) };
+        let count = usize::try_from(piece.count).unwrap_or(usize::MAX);
         if !of.is_done() && of.is_held() {
             let known = of.prefixes().unwrap_or([0; _]);
-            // If the piece is dropped meanwhile, its memory may have been given back before it was
-            // read. Nothing is added then.
-            of.add(&block.work_out(piece, &known)?);
+            if known.iter().take(count).any(|prefix| *prefix == 0) {
+                // If the piece is dropped meanwhile, its memory may have been given back before it
+                // was read. Nothing is added then.
+                of.add(&block.work_out(piece, &known)?);
+            }
             of.mark_done();
         }
         let prefixes = of.prefixes().unwrap_or([0; _]);
-        let count = usize::try_from(piece.count).unwrap_or(usize::MAX);
         let prefixes = prefixes.get(..count).unwrap_or(&prefixes);
         Ok(if prefixes.iter().all(|prefix| *prefix == 0) { Vec::new() } else { prefixes.to_vec() })
     }
@@ -448,6 +462,12 @@ mod tests {
         Arc::new(region)
     }
 
+    fn departed(regions: &[Arc<Region>], hot: &[BlockRun]) -> Content {
+        let content = Content::of(regions).unwrap();
+        content.mark_departed(hot).unwrap();
+        content
+    }
+
     fn held(content: &Content) -> Vec<(u16, u64)> {
         content.pieces().map(|(block, pages)| (block, pages.first / DIGEST_PAGES)).collect()
     }
@@ -459,7 +479,7 @@ mod tests {
         // From the end of the first piece into the second, beyond the block, and in no block.
         let run = |block, first, count| BlockRun { block, first, count };
         let hot = [run(0, 511, 2), run(1, 90, u64::MAX), run(0, u64::MAX, 9), run(7, 0, 1)];
-        let content = Content::of_departed(&regions, &hot).unwrap();
+        let content = departed(&regions, &hot);
         let all = content.taken_bytes();
         let piece_bytes = DIGEST_PAGES * PAGE_SIZE;
         content.shrink(all).unwrap();
@@ -479,8 +499,7 @@ mod tests {
     #[test]
     fn the_limit_of_digests_gives_memory_up_as_well() {
         let folder = tempfile::tempdir().unwrap();
-        let content =
-            Content::of_departed(&[filled(&folder, "a", 2 * DIGEST_PAGES + 1)], &[]).unwrap();
+        let content = departed(&[filled(&folder, "a", 2 * DIGEST_PAGES + 1)], &[]);
         content.shrink_digests(8 * (2 * DIGEST_PAGES + 1));
         assert_eq!(held(&content).len(), 3);
         content.shrink_digests(8 * 2 * DIGEST_PAGES - 1);
@@ -498,7 +517,7 @@ mod tests {
         for piece in [3, 4, 39] {
             region.copy_in((piece * DIGEST_PAGES + 9) * PAGE_SIZE, &[7; 4096]).unwrap();
         }
-        let content = Content::of_departed(&[region], &[]).unwrap();
+        let content = departed(&[region], &[]);
         assert_eq!((held(&content), content.pages()), (vec![(0, 3), (0, 4), (0, 39)], 3 * 512));
         let hole = Place { content: 1, block: 0, page: 5 };
         assert!(content.copy_out(hole, &mut [0; 4096]).is_err());
@@ -526,7 +545,7 @@ mod tests {
                 .into_iter()
                 .map(|(first, count)| BlockRun { block: 0, first, count })
                 .collect();
-            let content = Content::of_departed(&[region], &hot).unwrap();
+            let content = departed(&[region], &hot);
             for (kind, piece) in steps {
                 let pages = content.blocks[0].pages_of(piece);
                 match kind {
@@ -559,6 +578,27 @@ mod tests {
             content.shrink(u64::MAX).unwrap();
             let held_bytes = content.pages() * PAGE_SIZE;
             proptest::prop_assert!(content.taken_bytes() <= held_bytes, "limit in what is held");
+        }
+    }
+
+    #[test]
+    fn known_pages_are_not_hashed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let content = Content::of(&[filled(&folder, "a", 3 * DIGEST_PAGES - 1)]).unwrap();
+        let computed = prefix(&hash_page(&[7; 4096]));
+        for page in 0..content.pages() {
+            content.note(0, page, 5);
+        }
+        // From the first piece into the last, and beyond the block.
+        content.forget(0, PageRange::new(DIGEST_PAGES - 1, DIGEST_PAGES + 2));
+        content.forget(0, PageRange::new(3 * DIGEST_PAGES - 2, u64::MAX));
+        content.forget(1, PageRange::new(0, 1));
+        let digests: Vec<u64> =
+            content.pieces().flat_map(|(_, piece)| content.digests(0, piece).unwrap()).collect();
+        let forgotten = |page: u64| (511..1025).contains(&page) || page == 3 * DIGEST_PAGES - 2;
+        assert_eq!(digests.len() as u64, content.pages());
+        for (page, digest) in (0..).zip(digests) {
+            assert_eq!(digest, if forgotten(page) { computed } else { 5 }, "{page}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! What is known about a piece of a guest's memory: the digests of its pages, until the piece is
 //! dropped.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -53,7 +54,7 @@ impl Piece {
     /// part of it. Its memory may be given back only after that.
     pub(super) fn drop_it(&self) -> bool {
         let was_held = !self.dropped.swap(true, Ordering::SeqCst);
-        // Whoever takes the lock later sees that the piece is dropped.
+        // A later holder of the lock sees that the piece is dropped.
         *self.digests() = None;
         was_held
     }
@@ -98,6 +99,13 @@ impl Piece {
             (digests.prefixes.get_mut(page), digests.origins.get_mut(page))
         {
             (*known, *of) = (prefix, origin);
+        }
+    }
+
+    /// Forgets the prefixes of pages, whose content may have changed.
+    pub(super) fn forget(&self, pages: Range<usize>) {
+        if let Some(digests) = self.digests().as_mut() {
+            digests.prefixes.get_mut(pages).unwrap_or_default().fill(0);
         }
     }
 
