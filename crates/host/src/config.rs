@@ -139,7 +139,7 @@ pub struct ReferencesConfig {
     /// Which references migrations from and to this host may use.
     #[serde(rename = "use")]
     pub by: ReferenceUse,
-    /// Memory for the pages of VMs that left, retained for their return.
+    /// Memory that the pages of VMs that left may occupy, retained for their return.
     pub base_memory: BaseMemory,
     /// Retention time of that memory, in minutes.
     pub base_minutes: u32,

@@ -2,6 +2,9 @@
 //! that left (bases, for their return), and the RAM of VMs that are arriving or have arrived and
 //! run here.
 //!
+//! The memory of all bases together is limited. Of a larger guest the part that fits is retained.
+//! Memory that a VM needs is freed piece by piece, so that a returning guest finds the rest.
+//!
 //! A base is memory without a name: its files are removed like those of any VM that leaves, and
 //! stay open here. So nothing of it outlives the agent, and nothing can run on it. It is only read,
 //! and a page of it is used only if its BLAKE3 digest is that of the guest's page.
@@ -13,17 +16,19 @@ use godwit_api::ReferencesInfo;
 use godwit_migration::drive::{Beside, Offer};
 use godwit_migration::reference::{Arrivals, Content};
 use godwit_ram::{RamError, Region};
+use godwit_wire::BlockRun;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::ReferencesConfig;
 use crate::vm::Vm;
 
-/// Limit on the pages offered to a source: 16 MiB of digests.
+/// Limit on the pages offered to the source of a small guest: 16 MiB of digests. A larger guest is
+/// offered as many pages as it has.
 const MOST_PAGES: u64 = 2 << 20;
 /// Limit on the pages offered before the migration begins: 2 MiB of digests.
 const FIRST_PAGES: u64 = 256 << 10;
 /// Poll interval for the end of running migrations.
-const BUSY_INTERVAL: Duration = Duration::from_millis(500);
+const BUSY_INTERVAL: Duration = Duration::from_millis(200);
 /// Step in which a base is freed.
 const FREE_STEP_BYTES: u64 = 32 << 20;
 
@@ -37,6 +42,15 @@ pub(crate) struct References {
     state: Mutex<State>,
 }
 
+/// Memory of a VM that left.
+#[derive(Clone, Debug)]
+pub struct Departed {
+    /// Its files, with the hashes of pages that are known already.
+    pub(crate) content: Arc<Content>,
+    /// What the guest wrote again and again. It is retained last.
+    pub(crate) hot: Vec<BlockRun>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// Oldest first.
@@ -47,7 +61,16 @@ struct State {
 struct Base {
     vm: String,
     content: Arc<Content>,
+    /// Memory that it may hold. What it holds beyond that is being freed.
+    most_bytes: u64,
     since: Instant,
+}
+
+/// Memory that must not occupy more than so many bytes.
+struct Shrinking {
+    vm: String,
+    content: Arc<Content>,
+    most_bytes: u64,
 }
 
 impl References {
@@ -62,44 +85,71 @@ impl References {
         }
     }
 
+    /// Returns whether memory of VMs that left is retained.
+    fn retains(&self) -> bool {
+        self.most_base_bytes > 0 && !self.base_time.is_zero()
+    }
+
+    /// Describes the memory of a VM that is about to leave. `None`: nothing is to be retained.
+    pub(crate) fn departing(&self, vm: &Vm) -> Option<Arc<Content>> {
+        if !self.retains() {
+            return None;
+        }
+        let warn = |error: &RamError| {
+            let vm = vm.name.as_str();
+            tracing::warn!(vm, %error, "memory not retained for the VM's return");
+        };
+        Content::of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Holds lists, each changed by one call.
         self.state.lock()
     }
 
-    /// Retains the memory of a VM that left, before its files' names are removed. Returns false if
-    /// the memory is to be freed with them. `is_busy` reports whether a migration is running.
+    /// Retains the memory of a VM that left, before its files' names are removed: as much of it as
+    /// fits. Returns false if the memory is to be freed with its files. `is_busy` reports whether a
+    /// migration is running.
     pub(crate) fn keep(
         self: &Arc<Self>,
         vm: &str,
-        regions: &[Arc<Region>],
-        taken_bytes: u64,
+        departed: &Departed,
         is_busy: impl Fn() -> bool + Send + 'static,
     ) -> bool {
-        if taken_bytes == 0 || taken_bytes > self.most_base_bytes || self.base_time.is_zero() {
+        if !self.retains() {
             return false;
         }
-        let digest_bytes = 8 * regions.iter().map(|region| region.pages()).sum::<u64>();
-        // The VM's own earlier base is dropped first.
-        let mut dropped = self.take_bases(|base| base.vm == vm);
-        if self.arrived_digest_bytes() + digest_bytes > self.most_digest_bytes {
-            free_later(dropped);
-            tracing::info!(vm, "memory not retained: its digests would exceed digest_memory");
+        let Departed { content, hot } = departed;
+        if let Err(error) = content.mark_departed(hot) {
+            tracing::warn!(vm, %error, "memory not retained for the VM's return");
             return false;
         }
-        dropped.extend(self.make_room(taken_bytes, digest_bytes));
-        free_later(dropped);
-        let content = match Content::of(regions) {
-            Ok(content) => Arc::new(content),
-            Err(error) => {
-                tracing::warn!(vm, %error, "memory not retained for the VM's return");
-                return false;
-            }
+        let digest_bytes = self.most_digest_bytes.saturating_sub(self.arrived_digest_bytes());
+        content.shrink_digests(digest_bytes);
+        // The VM's own earlier base is worth nothing any more.
+        let own = self.take_bases(|base| base.vm == vm);
+        if content.pages() == 0 {
+            free_later(own);
+            tracing::info!(vm, "memory not retained: there is none, or none for its digests");
+            return false;
+        }
+        let taken_bytes = content.taken_bytes();
+        let base = Base {
+            vm: vm.to_owned(),
+            content: Arc::clone(content),
+            most_bytes: taken_bytes.min(self.most_base_bytes),
+            since: Instant::now(),
         };
-        let base = Base { vm: vm.to_owned(), content: Arc::clone(&content), since: Instant::now() };
-        self.state().bases.push(base);
-        tracing::info!(vm, bytes = taken_bytes, "memory retained for the VM's return");
-        work_out_later(&content, is_busy);
+        tracing::info!(
+            vm,
+            bytes = base.most_bytes,
+            of_bytes = taken_bytes,
+            "memory retained for the VM's return"
+        );
+        let (dropped, shrunk) = self.add(base, digest_bytes);
+        free_later(own.into_iter().chain(dropped).collect());
+        shrink_later(shrunk);
+        work_out_later(content, Work::Departed, is_busy);
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -108,6 +158,24 @@ impl References {
             }
         });
         true
+    }
+
+    /// Adds a base. The others keep what fits beside it, the newest first, with at most so many
+    /// bytes of digests in total. Returns the bases of which nothing fits, and those that must
+    /// shrink, the new one included.
+    fn add(&self, base: Base, digest_bytes: u64) -> (Vec<Base>, Vec<Shrinking>) {
+        let mut state = self.state();
+        state.bases.push(base);
+        let (mut bytes_left, mut digests_left) = (self.most_base_bytes, digest_bytes);
+        for base in state.bases.iter_mut().rev() {
+            base.most_bytes = base.most_bytes.min(bytes_left);
+            base.content.shrink_digests(digests_left);
+            bytes_left -= base.most_bytes;
+            digests_left = digests_left.saturating_sub(base.content.digest_bytes());
+        }
+        let is_empty = |base: &mut Base| base.most_bytes == 0 || base.content.pages() == 0;
+        let dropped = state.bases.extract_if(.., is_empty).collect();
+        (dropped, state.bases.iter().map(Base::shrinking).collect())
     }
 
     /// Offers the memory of an arriving VM, as it arrives and while the VM exists, to VMs that
@@ -129,7 +197,7 @@ impl References {
         });
         if let Some(content) = content {
             content.mark_arrived();
-            work_out_later(&content, is_busy);
+            work_out_later(&content, Work::Present, is_busy);
         }
     }
 
@@ -171,6 +239,8 @@ impl References {
     /// newest memory, and what arrives at the same time.
     pub(crate) fn offer(&self, vm: &Vm) -> Offer {
         let mut offer = self.offer_here(&vm.name);
+        let pages = vm.regions.iter().map(|region| region.pages()).sum();
+        offer.most_pages = offer.most_pages.max(pages);
         offer.beside = self.arriving(vm);
         offer
     }
@@ -210,21 +280,25 @@ impl References {
         }
     }
 
-    /// Frees at least `bytes` of bases, if there are that many, before it returns.
-    pub(crate) fn free(&self, bytes: u64) {
+    /// Frees `bytes` of bases, or all that there are, before it returns: first the oldest, and that
+    /// of `vm`, which needs the memory, last. A base that holds more than that keeps the rest.
+    pub(crate) fn free(&self, bytes: u64, vm: &str) {
+        let (own, mut bases): (Vec<_>, Vec<_>) =
+            self.state().bases.iter().map(Base::shrinking).partition(|base| base.vm == vm);
+        bases.extend(own);
         let mut freed = 0;
-        while freed < bytes {
-            let oldest = {
-                let mut state = self.state();
-                if state.bases.is_empty() {
-                    return;
-                }
-                state.bases.remove(0)
-            };
-            freed += oldest.content.taken_bytes();
-            tracing::info!(vm = oldest.vm, "retained memory freed for another VM");
-            empty(&oldest.vm, &oldest.content);
+        for mut base in bases {
+            if freed >= bytes {
+                break;
+            }
+            let before = base.content.taken_bytes();
+            base.most_bytes = before.saturating_sub(bytes - freed);
+            base.shrink();
+            let given = before.saturating_sub(base.content.taken_bytes());
+            freed += given;
+            tracing::info!(vm = base.vm, bytes = given, for_vm = vm, "retained memory freed");
         }
+        drop(self.take_bases(|base| base.content.pages() == 0 || base.content.taken_bytes() == 0));
     }
 
     /// Returns the memory that the digests of all offered memory take.
@@ -238,22 +312,6 @@ impl References {
         self.arrivals.all().iter().map(|content| content.digest_bytes()).sum()
     }
 
-    /// Drops the oldest bases until a base of `bytes`, with `digest_bytes` of digests, fits beside
-    /// the others.
-    fn make_room(&self, bytes: u64, digest_bytes: u64) -> Vec<Base> {
-        let mut dropped = Vec::new();
-        while self.base_bytes() + bytes > self.most_base_bytes
-            || self.digest_bytes() + digest_bytes > self.most_digest_bytes
-        {
-            let mut state = self.state();
-            if state.bases.is_empty() {
-                break;
-            }
-            dropped.push(state.bases.remove(0));
-        }
-        dropped
-    }
-
     /// Drops bases past their retention time.
     fn expire(&self) {
         free_later(self.take_bases(|base| base.since.elapsed() >= self.base_time));
@@ -261,6 +319,22 @@ impl References {
 
     fn take_bases(&self, which: impl Fn(&Base) -> bool) -> Vec<Base> {
         self.state().bases.extract_if(.., |base| which(base)).collect()
+    }
+}
+
+impl Base {
+    fn shrinking(&self) -> Shrinking {
+        let Base { vm, content, most_bytes, .. } = self;
+        Shrinking { vm: vm.clone(), content: Arc::clone(content), most_bytes: *most_bytes }
+    }
+}
+
+impl Shrinking {
+    fn shrink(&self) {
+        if let Err(error) = self.content.shrink(self.most_bytes) {
+            tracing::warn!(vm = self.vm, %error, "retained memory freed as a whole");
+            empty(&self.vm, &self.content);
+        }
     }
 }
 
@@ -280,9 +354,24 @@ fn free_later(bases: Vec<Base>) {
     });
 }
 
-/// Computes digests with at most half of an idle core, and never while a migration is running. A
-/// migration that begins earlier computes the digests that it needs itself.
-fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 'static) {
+/// Frees what bases hold beyond their limit, at the lowest priority.
+fn shrink_later(bases: Vec<Shrinking>) {
+    in_the_background("shrink-bases", move || bases.iter().for_each(Shrinking::shrink));
+}
+
+/// Memory whose digests are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// Memory of a guest that left. Its way back may begin at any time, and the CPU time that the
+    /// guest used here is free.
+    Departed,
+    /// Memory of a guest that runs here.
+    Present,
+}
+
+/// Computes digests when a core is idle, and never while a migration is running. A migration that
+/// begins earlier computes the digests that it needs itself.
+fn work_out_later(content: &Arc<Content>, work: Work, is_busy: impl Fn() -> bool + Send + 'static) {
     let content = Arc::downgrade(content);
     in_the_background("digests", move || {
         let pieces: Vec<_> =
@@ -294,11 +383,14 @@ fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 's
             let begun = Instant::now();
             // The content may be gone by now.
             let Some(content) = content.upgrade() else { return };
-            if content.digests(block, pages).is_err() {
+            let Ok(digests) = content.digests(block, pages) else { return };
+            if work == Work::Present {
+                drop(content);
+                pause(begun.elapsed());
+            } else if digests.is_empty() && content.drop_piece(block, pages).is_err() {
+                // Zeros need no memory.
                 return;
             }
-            drop(content);
-            pause(begun.elapsed());
         }
     });
 }
@@ -341,10 +433,24 @@ mod tests {
         [Arc::new(region)]
     }
 
-    fn first_byte(content: &Content) -> Option<u8> {
+    fn departed(regions: &[Arc<Region>], hot: &[BlockRun]) -> Departed {
+        Departed { content: Arc::new(Content::of(regions).unwrap()), hot: hot.to_vec() }
+    }
+
+    fn byte_at(content: &Content, block: u16) -> Option<u8> {
         let mut page = [0; 4096];
-        let place = godwit_wire::Place { content: 1, block: 0, page: 0 };
+        let place = godwit_wire::Place { content: 1, block, page: 0 };
         content.copy_out(place, &mut page).ok().map(|()| page[0])
+    }
+
+    fn first_byte(content: &Content) -> Option<u8> {
+        byte_at(content, 0)
+    }
+
+    /// Returns the bases with the memory that each may hold, the oldest first.
+    fn limits(references: &References) -> Vec<(String, u64)> {
+        let state = references.state();
+        state.bases.iter().map(|base| (base.vm.clone(), base.most_bytes)).collect()
     }
 
     fn offered(references: &References, vm: &str) -> Vec<Option<u8>> {
@@ -358,39 +464,70 @@ mod tests {
             ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
         for (vm, byte) in [("web", 1), ("api", 2)] {
-            assert!(references.keep(vm, &memory(byte), BYTES, || false));
+            assert!(references.keep(vm, &departed(&memory(byte), &[]), || false));
         }
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         assert_eq!(offered(&references, "api"), [Some(2), Some(1)]);
         assert_eq!(offered(&references, "new"), [Some(2), Some(1)]);
         // A VM's later base replaces its earlier one; the base of a third VM replaces the oldest.
         assert!(
-            references.keep("web", &memory(3), BYTES, || false)
-                && references.keep("db", &memory(4), BYTES, || false)
+            references.keep("web", &departed(&memory(3), &[]), || false)
+                && references.keep("db", &departed(&memory(4), &[]), || false)
         );
         assert_eq!(offered(&references, "web"), [Some(3), Some(4)]);
-        assert!(
-            !references.keep("huge", &memory(5), 3 * BYTES, || false),
-            "larger than base_memory"
-        );
+    }
+
+    #[tokio::test]
+    async fn the_part_that_fits_is_retained() {
+        let size = ByteSize::from_bytes(2 * BYTES);
+        let config =
+            ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
+        let references = references(&config);
+        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
+        let huge = [memory(5), memory(6), memory(7)].concat();
+        // The guest wrote the second block again and again.
+        let hot = [BlockRun { block: 1, first: 3, count: 1 }];
+        assert!(references.keep("huge", &departed(&huge, &hot), || false));
+        assert_eq!(limits(&references), [("huge".to_owned(), 2 * BYTES)]);
+        let content = Arc::clone(&references.offer_here("huge").contents[0]);
+        // The background does the same.
+        content.shrink(2 * BYTES).unwrap();
+        assert!(references.base_bytes() <= 2 * BYTES);
+        let found: Vec<_> = (0..3).map(|block| byte_at(&content, block)).collect();
+        assert_eq!(found, [Some(5), None, Some(7)]);
     }
 
     #[tokio::test]
     async fn needed_memory_is_freed_at_once_even_while_it_is_offered() {
         let references = references(&ReferencesConfig::default());
         for (vm, byte) in [("web", 1), ("api", 2), ("db", 3)] {
-            assert!(references.keep(vm, &memory(byte), BYTES, || false));
+            assert!(references.keep(vm, &departed(&memory(byte), &[]), || false));
         }
         let offer = references.offer_here("web");
         assert!(references.base_bytes() >= 3 * BYTES);
-        references.free(BYTES + 1);
+        references.free(BYTES + 1, "new");
         assert_eq!(offered(&references, "web"), [Some(3)]);
         assert_eq!(
             offer.contents.iter().filter(|content| first_byte(content).is_some()).count(),
             1
         );
-        references.free(u64::MAX);
+        references.free(u64::MAX, "new");
         assert_eq!((references.base_bytes(), offered(&references, "web").len()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_returning_vm_keeps_what_of_its_base_it_can() {
+        let references = references(&ReferencesConfig::default());
+        let large = [memory(1), memory(2), memory(3)].concat();
+        assert!(
+            references.keep("web", &departed(&large, &[]), || false)
+                && references.keep("api", &departed(&memory(4), &[]), || false)
+        );
+        references.free(BYTES + 1, "web");
+        assert_eq!(offered(&references, "web"), [Some(1)], "the other VM's is gone");
+        let content = &references.offer_here("web").contents[0];
+        let found: Vec<_> = (0..3).map(|block| byte_at(content, block)).collect();
+        assert_eq!(found, [Some(1), Some(2), None]);
     }
 
     #[tokio::test]
@@ -405,20 +542,72 @@ mod tests {
             },
         ] {
             let references = references(&config);
-            assert!(!references.keep("web", &memory(1), BYTES, || false));
+            assert!(!references.keep("web", &departed(&memory(1), &[]), || false));
             assert!(references.offer_here("web").contents.is_empty());
         }
     }
 
     #[tokio::test]
     async fn memory_that_cannot_be_retained_displaces_nothing() {
+        let references = references(&ReferencesConfig::default());
+        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
+        let folder = tempfile::tempdir().unwrap();
+        let untouched = Region::create(&folder.path().join("ram"), BYTES, None).unwrap();
+        assert!(!references.keep("new", &departed(&[Arc::new(untouched)], &[]), || false));
+        assert_eq!(offered(&references, "web"), [Some(1)]);
+    }
+
+    #[tokio::test]
+    async fn the_part_whose_digests_fit_is_retained() {
         let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
         let references =
             references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
-        assert!(references.keep("web", &memory(1), BYTES, || false));
-        // The digests of this guest exceed the limit, whatever is dropped.
-        let big = [memory(2), memory(2), memory(2), memory(2)].concat();
-        assert!(!references.keep("big", &big, 4 * BYTES, || false));
-        assert_eq!(offered(&references, "web"), [Some(1)]);
+        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
+        let two = [memory(2), memory(3)].concat();
+        assert!(references.keep("api", &departed(&two, &[]), || false));
+        assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
+        let four = [memory(4), memory(5), memory(6), memory(7)].concat();
+        assert!(references.keep("big", &departed(&four, &[]), || false));
+        assert_eq!(offered(&references, "web"), [Some(4)]);
+        let content = &references.offer_here("big").contents[0];
+        assert_eq!((byte_at(content, 2), byte_at(content, 3)), (Some(6), None));
+        assert_eq!(references.digest_bytes(), 8 * PAGES * 3);
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn bases_never_exceed_their_limits(
+            sizes in proptest::collection::vec(1_usize..5, 1..8),
+            most_blocks in 1_u64..8,
+            most_digests in 1_u64..8,
+        ) {
+            let config = ReferencesConfig {
+                base_memory: BaseMemory::Size(ByteSize::from_bytes(most_blocks * BYTES)),
+                digest_memory: ByteSize::from_bytes(most_digests * 8 * PAGES),
+                ..ReferencesConfig::default()
+            };
+            let references = references(&config);
+            for (number, blocks) in sizes.into_iter().enumerate() {
+                let memory: Vec<_> = (0..blocks).flat_map(|_| memory(9)).collect();
+                let content = departed(&memory, &[]).content;
+                content.mark_departed(&[]).unwrap();
+                content.shrink_digests(references.most_digest_bytes);
+                let most_bytes = content.taken_bytes().min(references.most_base_bytes);
+                let vm = number.to_string();
+                let base = Base { vm: vm.clone(), content, most_bytes, since: Instant::now() };
+                let (dropped, shrunk) = references.add(base, references.most_digest_bytes);
+                proptest::prop_assert!(dropped.iter().all(|base| base.vm != vm));
+                shrunk.iter().for_each(Shrinking::shrink);
+                proptest::prop_assert!(references.base_bytes() <= most_blocks * BYTES);
+                proptest::prop_assert!(references.digest_bytes() <= most_digests * 8 * PAGES);
+                let limits = limits(&references);
+                let total: u64 = limits.iter().map(|(_, bytes)| bytes).sum();
+                proptest::prop_assert!(total <= most_blocks * BYTES);
+                let newest = limits.last().map(|(vm, bytes)| (vm.clone(), *bytes));
+                proptest::prop_assert_eq!(newest, Some((vm, most_bytes)));
+            }
+        }
     }
 }

@@ -323,7 +323,7 @@ fn a_promoted_shadow_is_the_hosts_own() {
         agent.discard(&shadow).await;
         assert_eq!(agent.vms().len(), 1, "only a shadow can be discarded");
         assert!(
-            agent.release(&shadow, false).await.is_err(),
+            agent.release(&shadow, None).await.is_err(),
             "only a VM that has been handed over is released"
         );
         let saved = std::fs::read_to_string(host.path().join("state/vms/web/vm.json")).unwrap();
@@ -351,7 +351,7 @@ fn the_source_is_marked_retained_and_released() {
         agent.end_migration(&web()).await;
 
         let vm = agent.begin_migration("web", "m3").unwrap();
-        agent.release(&vm, false).await.unwrap();
+        agent.release(&vm, None).await.unwrap();
         assert!(agent.vms().is_empty());
         assert_eq!(host.remains(), Vec::<String>::new());
     });

@@ -22,11 +22,13 @@ mod known;
 mod origins;
 mod owed;
 mod page_bits;
+mod piece;
 mod sent_pages;
 
 pub use arrivals::Arrivals;
-pub use content::{Content, DIGEST_PAGES};
+pub use content::Content;
 pub use known::Known;
 pub use owed::{Owed, Unowed};
 pub(crate) use page_bits::PageBits;
+pub use piece::DIGEST_PAGES;
 pub use sent_pages::SentPages;

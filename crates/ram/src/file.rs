@@ -1,16 +1,16 @@
-//! A RAM file opened for reading only. It is not mapped, so it may be truncated or emptied at any
-//! time without harm to the reader.
+//! A RAM file that is read and given back to the kernel, but not written. It is not mapped, so all
+//! or part of it may be given back at any time without harm to the reader.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-use rustix::fs::SeekFrom;
+use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::error::RamError;
-use crate::pages::PAGE_SIZE;
+use crate::pages::{PAGE_SIZE, PageRange};
 use crate::region::Region;
 
 /// Open RAM file. It keeps the memory after its name is removed, until it is dropped or emptied.
@@ -84,11 +84,51 @@ impl RamFile {
         }
         Ok(())
     }
+
+    /// Returns the memory of these pages to the kernel. They read as zeros from then on, so the
+    /// caller must know that they are gone. As with [`RamFile::empty`], no hypervisor may map the
+    /// file.
+    ///
+    /// # Errors
+    /// [`RamError::Io`].
+    pub fn punch(&self, pages: PageRange) -> Result<(), RamError> {
+        // The file's size stays, also where these pages are its end.
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punch =
+            || rustix::fs::fallocate(&self.file, flags, pages.offset_bytes(), pages.len_bytes());
+        if pages.is_empty() {
+            return Ok(());
+        }
+        rustix::io::retry_on_intr(punch)
+            .map_err(|errno| RamError::io("give back memory of", &self.path, errno))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_is_given_back_and_the_rest_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let region = Region::create(&folder.path().join("ram"), 8 * PAGE_SIZE, None).unwrap();
+        region.copy_in(0, &[7; 8 * 4096]).unwrap();
+        let file = RamFile::of(&region).unwrap();
+        drop(region);
+        let before = file.taken_bytes();
+        file.punch(PageRange::new(2, 0)).unwrap();
+        file.punch(PageRange::new(0, 3)).unwrap();
+        file.punch(PageRange::new(6, 2)).unwrap();
+        assert_eq!(before - file.taken_bytes(), 5 * PAGE_SIZE);
+        let mut pages = [1; 8 * 4096];
+        file.copy_out(0, &mut pages).unwrap();
+        let expected = [0, 0, 0, 7, 7, 7, 0, 0];
+        assert!(
+            pages.chunks(4096).zip(expected).all(|(page, byte)| page == [byte; 4096]),
+            "what is left is as it was"
+        );
+        assert_eq!((file.data_from(0).unwrap(), file.data_from(6).unwrap()), (Some(3), None));
+    }
 
     #[test]
     fn it_holds_the_memory_until_it_is_emptied() {

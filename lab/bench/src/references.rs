@@ -3,6 +3,7 @@
 //! intact.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -55,6 +56,9 @@ pub(crate) struct Settings {
     /// Workload of that guest
     #[arg(long, value_name = "WORKLOAD", default_value = "dirty:rate=200,ws=16M")]
     workload: String,
+    /// Time from its arrival to its way back, in seconds; otherwise all digests are waited for
+    #[arg(long, value_name = "SECONDS")]
+    stay_s: Option<u64>,
     /// Number of clones
     #[arg(
         long,
@@ -150,7 +154,7 @@ fn measure(settings: &Settings, case: Case) -> Result<Figures> {
         }
         trial.start_missing()?;
         let run = match case {
-            Case::WayBack => way_back(&trial, &guests)?,
+            Case::WayBack => way_back(&trial, &guests, settings.stay_s)?,
             Case::Clones => drain(&trial, &guests)?,
         };
         eprintln!(
@@ -190,35 +194,40 @@ fn boot(settings: &Settings, case: Case, trial: &Trial) -> Result<Vec<Guest>> {
 }
 
 /// Moves there, with nothing to refer to, and back.
-fn way_back(trial: &Trial, guests: &[Guest]) -> Result<Run> {
-    let plain = move_all(trial, guests, "a", ReferenceUse::All)?;
-    let referring = move_all(trial, guests, "b", ReferenceUse::All)?;
+fn way_back(trial: &Trial, guests: &[Guest], stay_s: Option<u64>) -> Result<Run> {
+    let plain = move_all(trial, guests, "a", ReferenceUse::All, None)?;
+    let referring = move_all(trial, guests, "b", ReferenceUse::All, stay_s)?;
     Ok(Run { plain, referring })
 }
 
 /// Moves all guests to one host without references, back, and once more with them.
 fn drain(trial: &Trial, guests: &[Guest]) -> Result<Run> {
-    let plain = move_all(trial, guests, "a", ReferenceUse::None)?;
-    move_all(trial, guests, "b", ReferenceUse::None)?;
-    let referring = move_all(trial, guests, "a", ReferenceUse::All)?;
+    let plain = move_all(trial, guests, "a", ReferenceUse::None, None)?;
+    move_all(trial, guests, "b", ReferenceUse::None, None)?;
+    let referring = move_all(trial, guests, "a", ReferenceUse::All, None)?;
     // Nothing is kept of the return, so the next run begins as this one did.
-    move_all(trial, guests, "b", ReferenceUse::None)?;
+    move_all(trial, guests, "b", ReferenceUse::None, None)?;
     Ok(Run { plain, referring })
 }
 
-/// Moves guests one after the other to the other host, and checks that they are intact.
+/// Moves guests one after the other to the other host, and checks that they are intact. `stay_s`:
+/// when to begin, whether or not all digests are computed.
 fn move_all(
     trial: &Trial,
     guests: &[Guest],
     from: &str,
     references: ReferenceUse,
+    stay_s: Option<u64>,
 ) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for guest in guests {
         let mut guest = guest.clone();
         from.clone_into(&mut guest.host);
-        if references == ReferenceUse::All {
-            trial.wait_digested(other_host(from))?;
+        match stay_s {
+            #[expect(clippy::disallowed_methods, reason = "the guest is to stay for a while")]
+            Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
+            None if references == ReferenceUse::All => trial.wait_digested(other_host(from))?,
+            None => {}
         }
         let request = MigrationRequest { references, ..guest.to_other_host() };
         let report = trial.move_guest(&mut guest, &request)?.report;

@@ -323,7 +323,7 @@ impl Agent {
     /// Removes what is left of a guest that another host owns.
     async fn give_up(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         match self.vm(name)? {
-            Some(vm) => self.release(&vm, false).await,
+            Some(vm) => self.release(&vm, None).await,
             None => {
                 let begun = self.begin(name, &Operation::Release)?;
                 if let Err(error) = self.note_gone(&begun) {

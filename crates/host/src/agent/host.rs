@@ -185,7 +185,7 @@ impl Agent {
     ) -> Result<Fit, ApiError> {
         let lacking = self.check_memory(spec, 0)?;
         if lacking > 0 {
-            tokio::task::block_in_place(|| self.references.free(lacking));
+            tokio::task::block_in_place(|| self.references.free(lacking, &spec.name));
         }
         let files = self.open_files(spec, rule)?;
         Ok(Fit { files, bridges: self.check_networks(spec).await? })

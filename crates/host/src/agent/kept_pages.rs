@@ -139,7 +139,7 @@ pub(super) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
                     to,
                     "the destination has all memory of the guest"
                 );
-                if let Err(error) = runtime.block_on(agent.release(&vm, false)) {
+                if let Err(error) = runtime.block_on(agent.release(&vm, None)) {
                     let name = vm.name.as_str();
                     tracing::error!(vm = name, %error, "cannot remove what is left of the VM");
                 }

@@ -14,7 +14,7 @@ use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
 use crate::hold::hold;
-use crate::references::References;
+use crate::references::{Departed, References};
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
@@ -356,7 +356,7 @@ impl Agent {
         // A QEMU that a migration was entering may no longer respond, and has nothing to flush.
         vm.process.kill().await;
         References::withdraw(vm);
-        self.remove_moved(vm, false).await;
+        self.remove_moved(vm, None).await;
     }
 
     /// Returns a function that reports whether guests are leaving or entering this host, for as
@@ -386,9 +386,13 @@ impl Agent {
     }
 
     /// At the source, once the guest runs at the destination: ends QEMU and removes taps, sockets
-    /// and the record. Frees the memory, unless `keep` is set and the memory may be retained for
-    /// the guest's return.
-    pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
+    /// and the record. Frees the memory, or retains as much of `keep` as possible for the guest's
+    /// return.
+    pub async fn release(
+        self: &Arc<Self>,
+        vm: &Arc<Vm>,
+        keep: Option<Departed>,
+    ) -> Result<(), ApiError> {
         hold("release");
         let begun = self.begin(&vm.name, &Operation::Release)?;
         if let Err(error) = self.note_gone(&begun) {
@@ -459,7 +463,7 @@ impl Agent {
         });
     }
 
-    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) {
+    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: Option<Departed>) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
             // The record goes first. A crash after this leaves a process without a record, which
@@ -470,14 +474,13 @@ impl Agent {
             vm.process.quit().await;
             // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
-            if keep
-                && agent.references.keep(
-                    &vm.name,
-                    &vm.regions,
-                    vm.memory_taken_bytes(),
-                    agent.moves_guests(),
-                )
-            {
+            let retain = |departed: Departed| {
+                let moves_guests = agent.moves_guests();
+                tokio::task::block_in_place(|| {
+                    agent.references.keep(&vm.name, &departed, moves_guests)
+                })
+            };
+            if keep.is_some_and(retain) {
                 vm.files.remove_all();
             } else {
                 vm.files.remove_all_and_free_later();

@@ -128,7 +128,7 @@ impl Act {
                 agent.end_migration(&web()).await;
                 Ok(())
             }
-            (Act::Release, Some(vm)) => agent.release(&vm, false).await,
+            (Act::Release, Some(vm)) => agent.release(&vm, None).await,
             (Act::TakeBack, _) => agent.resolve_doubt(&web(), word("a", true)).await.map(drop),
             (Act::GiveUp, _) => agent.resolve_doubt(&web(), word("b", true)).await.map(drop),
             (Act::Arrive, _) => {

@@ -15,6 +15,7 @@ use godwit_migration::drive::{
     self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled,
     Throttling, Unsent, tracks_by_faults,
 };
+use godwit_migration::reference::Content;
 use godwit_migration::{Failure, Policy, millis};
 use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
@@ -234,6 +235,9 @@ impl Outgoing {
         let runs = self.vm.is_running().await == Some(true);
         let (stream, paths, left_out) =
             self.connect_unless_cancelled(control, &accepted.addresses).await?;
+        // This host decides what it retains, even if the destination wants no references.
+        let retains = self.references() == ReferenceUse::All;
+        let departing = retains.then(|| self.agent.references().departing(&self.vm)).flatten();
         let mut sent = Sent { left_out, ..Sent::default() };
         let mut job = Job {
             stream,
@@ -243,6 +247,7 @@ impl Outgoing {
             resumes: None,
             runs,
             references: self.references().min(accepted.references.unwrap_or(ReferenceUse::None)),
+            departing,
             preflight,
             runtime: Handle::current(),
             progress: control.progress_reporter(),
@@ -414,10 +419,10 @@ impl Outgoing {
             request.to.clone(),
             job.runtime.clone(),
             job.runs,
-            // This host decides what it retains, even if the destination wants no references.
-            self.references() == ReferenceUse::All,
+            job.departing.clone(),
             job.hands_over,
         );
+        let pages = vm.regions.iter().map(|region| region.pages()).sum();
         let source = SourceJob {
             control: job.stream,
             connect: &|lane, carries, interrupt| job.paths.data(lane, carries, interrupt),
@@ -429,7 +434,11 @@ impl Outgoing {
             runs: job.runs,
             policy: self.policy(),
             compression: request.compression,
-            references: drive::References { by: job.references, ..drive::References::default() },
+            references: drive::References {
+                by: job.references,
+                known_bytes: drive::References::known_bytes(pages),
+                ..drive::References::default()
+            },
             deltas: drive::Deltas {
                 cache_bytes: agent.config().deltas.cache_memory.bytes(),
                 ..drive::Deltas::default()
@@ -438,6 +447,7 @@ impl Outgoing {
             begin_at: agent.migrations().place_to_begin(),
             preflight: job.preflight,
             regions: vm.regions.clone(),
+            departing: job.departing,
             tracker: job.tracker,
             hypervisor,
             begun: *begun,
@@ -578,7 +588,7 @@ impl Sent {
         let Again { stream, paths, left_out, migration, cut } = again;
         self.left_out.extend(left_out);
         self.cuts.push(cut);
-        let SharedJob { runs, references, runtime, progress, hands_over } = shared;
+        let SharedJob { runs, references, departing, runtime, progress, hands_over } = shared;
         Job {
             stream,
             paths,
@@ -587,6 +597,7 @@ impl Sent {
             resumes: Some(kept.unsent),
             runs,
             references,
+            departing,
             preflight: at,
             runtime,
             progress,
@@ -610,6 +621,7 @@ impl Sent {
 struct SharedJob {
     runs: bool,
     references: ReferenceUse,
+    departing: Option<Arc<Content>>,
     runtime: Handle,
     progress: ProgressReporter,
     hands_over: Arc<AtomicBool>,
@@ -628,6 +640,8 @@ struct Job {
     resumes: Option<Unsent>,
     runs: bool,
     references: ReferenceUse,
+    /// The guest's memory, if it is retained for its return.
+    departing: Option<Arc<Content>>,
     preflight: Duration,
     runtime: Handle,
     progress: ProgressReporter,
@@ -639,6 +653,7 @@ impl Job {
         SharedJob {
             runs: self.runs,
             references: self.references,
+            departing: self.departing.clone(),
             runtime: self.runtime.clone(),
             progress: self.progress.clone(),
             hands_over: Arc::clone(&self.hands_over),

@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use godwit_migration::Failure;
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
+use godwit_migration::reference::Content;
 use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP, VmName};
 use godwit_types::FailureCode;
+use godwit_wire::BlockRun;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
@@ -16,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
+use crate::references::Departed;
 use crate::state_stream::{STREAM, qemu_failure, undo_hand_over};
 use crate::vm::Vm;
 
@@ -31,8 +34,8 @@ pub(super) struct QemuSource {
     runtime: Handle,
     /// Whether the guest ran when the migration began.
     runs: bool,
-    /// Whether its memory is retained for its return.
-    keep: bool,
+    /// Its memory, if that is retained for its return.
+    departing: Option<Arc<Content>>,
     /// Set when the hand-over begins.
     hands_over: Arc<AtomicBool>,
     relay: Option<JoinHandle<()>>,
@@ -47,10 +50,10 @@ impl QemuSource {
         to: String,
         runtime: Handle,
         runs: bool,
-        keep: bool,
+        departing: Option<Arc<Content>>,
         hands_over: Arc<AtomicBool>,
     ) -> Self {
-        QemuSource { agent, vm, to, runtime, runs, keep, hands_over, relay: None, write: None }
+        QemuSource { agent, vm, to, runtime, runs, departing, hands_over, relay: None, write: None }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -134,8 +137,9 @@ impl SourceHypervisor for QemuSource {
         })
     }
 
-    fn release(&mut self) {
-        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, self.keep)) {
+    fn release(&mut self, hot: Vec<BlockRun>) {
+        let keep = self.departing.take().map(|content| Departed { content, hot });
+        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, keep)) {
             let vm = self.vm.name.as_str();
             tracing::error!(vm, %error, "cannot remove what is left of the migrated VM");
         }

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use godwit_ram::{PageRange, Region, throttle_chunk_pages};
+use godwit_wire::BlockRun;
 
 /// A chunk in which so many consecutive sweeps have found dirty pages is hot.
 const HOT_SWEEPS: u8 = 2;
@@ -86,6 +87,14 @@ impl Heat {
         }
         (cold, hot)
     }
+
+    /// Returns the memory that is hot.
+    pub(crate) fn hot(&self) -> Vec<BlockRun> {
+        let (_, hot) = self.order();
+        let run =
+            |Stretch { block, pages: PageRange { first, count } }| BlockRun { block, first, count };
+        hot.into_iter().map(run).collect()
+    }
 }
 
 /// Returns all memory in ascending order.
@@ -117,6 +126,8 @@ mod tests {
         heat.swept();
         let cold = vec![stretch(0, 0, 2048), stretch(0, 4096, 5200)];
         assert_eq!(heat.order(), (cold, vec![stretch(0, 2048, 4096), stretch(1, 0, 2048)]));
+        let hot = [(0, 2048, 2048), (1, 0, 2048)];
+        assert_eq!(heat.hot(), hot.map(|(block, first, count)| BlockRun { block, first, count }));
         heat.found(0, &first);
         heat.swept();
         assert_eq!(heat.order().1, [stretch(0, 2048, 4096)], "what was not found once is not hot");

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use godwit_wire::BlockRun;
+
 use super::inbox::Inbox;
 use super::page_in::Faults;
 use crate::failure::Failure;
@@ -30,8 +32,9 @@ pub trait SourceHypervisor: Send {
     /// The guest cannot run here any more: its hypervisor is gone.
     fn resume(&mut self) -> Result<(), Failure>;
 
-    /// Ends the hypervisor and frees its resources, because the destination runs the guest.
-    fn release(&mut self);
+    /// Ends the hypervisor and frees its resources, because the destination runs the guest. `hot`:
+    /// memory that the guest wrote again and again, and that it has probably changed since.
+    fn release(&mut self, hot: Vec<BlockRun>);
 }
 
 /// Callback for a record that is durable, or could not be written.

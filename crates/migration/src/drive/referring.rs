@@ -13,7 +13,7 @@ use super::dispatch::Dispatch;
 use crate::board::Unit;
 use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
-use crate::reference::{Known, Owed, PageBits, SentPages};
+use crate::reference::{Content, Known, Owed, PageBits, SentPages};
 use godwit_types::ReferenceUse;
 
 /// Settings for sending pages by reference.
@@ -30,6 +30,18 @@ pub struct References {
 impl References {
     /// Memory for knowledge of 1.8 million pages.
     pub const KNOWN_BYTES: u64 = 64 << 20;
+    /// Memory for knowledge of 29 million pages.
+    const MOST_KNOWN_BYTES: u64 = 1 << 30;
+    /// Memory for knowledge of a page, whatever the size of the table is.
+    const KNOWN_PAGE_BYTES: u64 = 40;
+
+    /// Returns the memory for knowledge of so many pages, so that a large guest finds all of its
+    /// memory where it comes back. It is used as the destination announces content.
+    #[must_use]
+    pub fn known_bytes(pages: u64) -> u64 {
+        let bytes = pages.saturating_mul(References::KNOWN_PAGE_BYTES);
+        bytes.clamp(References::KNOWN_BYTES, References::MOST_KNOWN_BYTES)
+    }
 }
 
 impl Default for References {
@@ -66,6 +78,8 @@ pub(crate) struct Referring {
     known: Known,
     deltas: Deltas,
     sent_pages: SentPages,
+    /// The guest's memory here, which learns the hashes of its pages.
+    departing: Option<Arc<Content>>,
     owed: Mutex<Owed>,
     /// Pages sent by reference or as deltas, and those of them that were reported missing.
     rebuilt: AtomicU64,
@@ -94,10 +108,23 @@ impl Referring {
             known: Known::new(references.known_bytes),
             deltas,
             sent_pages: SentPages::new(deltas.cache_bytes),
+            departing: None,
             owed: Mutex::new(owed),
             rebuilt: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             experience,
+        }
+    }
+
+    /// Notes the hashes of pages for a guest's memory that is retained here when it has left.
+    pub(crate) fn noting(self, departing: Option<Arc<Content>>) -> Referring {
+        Referring { departing, ..self }
+    }
+
+    /// Forgets the hashes of pages that the guest may have written since they were sent.
+    pub(crate) fn forget_hashes(&self, block: u16, pages: &[PageRange]) {
+        if let Some(departing) = &self.departing {
+            pages.iter().for_each(|run| departing.forget(block, *run));
         }
     }
 
@@ -226,6 +253,9 @@ pub(crate) struct OfStream<'a> {
 
 impl Knowledge for OfStream<'_> {
     fn find(&self, hash: &PageHash, block: u16, page: u64) -> Option<Place> {
+        if let Some(departing) = &self.referring.departing {
+            departing.note(block, page, prefix(hash));
+        }
         let place = self.referring.known.find(prefix(hash))?;
         // What is on its way on another stream may arrive after this.
         if place.content == 0 && !self.dispatch.is_settled(self.stream, place.block, place.page) {
@@ -245,5 +275,20 @@ impl Knowledge for OfStream<'_> {
 
     fn sends(&self, block: u16, page: u64, bytes: &[u8]) {
         self.referring.sent_pages.keep(self.round, block, page, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_room_for_all_pages_of_a_guest() {
+        // 10 GiB, a size just above a power of two, and 64 GiB.
+        for pages in [2_621_440, 2_097_153, 16_777_216] {
+            assert!(Known::new(References::known_bytes(pages)).most() >= pages, "{pages}");
+        }
+        assert_eq!(References::known_bytes(1), References::KNOWN_BYTES);
+        assert!(Known::new(References::known_bytes(u64::MAX)).most() > 29_000_000);
     }
 }

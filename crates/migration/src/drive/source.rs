@@ -62,7 +62,8 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         Arc::clone(&job.experience),
         &regions.iter().map(|region| region.pages()).collect::<Vec<_>>(),
         unsent,
-    );
+    )
+    .noting(job.departing.take());
     // The number of each stream comes once.
     let (opener, numbers) = mpsc::sync_channel(usize::from(MAX_STREAMS));
     let kept = KeptPages::new(regions.clone());

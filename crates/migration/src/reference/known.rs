@@ -78,6 +78,12 @@ impl Known {
         self.shard(prefix).get(&prefix).copied().map(unpack)
     }
 
+    /// Returns the number of pages of which locations fit.
+    #[cfg(test)]
+    pub(crate) fn most(&self) -> u64 {
+        (SHARDS * self.most_a_shard) as u64
+    }
+
     /// Returns the number of known pages of content that is not the guest's own.
     #[must_use]
     pub fn foreign(&self) -> u64 {

@@ -1,7 +1,6 @@
 //! Origins of copied pages, so that a source that receives the digests of the original need not
 //! receive those of the copy as well.
 
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -11,20 +10,6 @@ use super::Content;
 /// Memory from which a guest's pages were copied, each with a number from 1 on.
 #[derive(Debug, Default)]
 pub(super) struct Origins(Mutex<Vec<Weak<Content>>>);
-
-/// Number of a page's origin; 0: none, or one of too many.
-#[derive(Debug, Default)]
-pub(super) struct Origin(AtomicU8);
-
-impl Origin {
-    pub(super) fn set(&self, number: u8) {
-        self.0.store(number, Ordering::Relaxed);
-    }
-
-    pub(super) fn number(&self) -> u8 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 impl Origins {
     fn contents(&self) -> MutexGuard<'_, Vec<Weak<Content>>> {

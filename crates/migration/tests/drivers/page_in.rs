@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use godwit_lanes::pacing::Pacing;
 use godwit_migration::destination::Ending;
-use godwit_types::{Compression, Outcome, Phase};
+use godwit_migration::drive::References;
+use godwit_types::{Compression, Outcome, Phase, ReferenceUse};
 
 use super::world::{Moved, Twist, migrate_paced};
 
@@ -31,6 +32,14 @@ fn it_gets_every_page() {
     assert!(report.demanded_pages > 0, "{report:?}");
     assert!(moved.result.phases.iter().any(|phase| phase.phase == Phase::PageIn));
     assert!(moved.result.switchover.is_some());
+}
+
+#[test]
+fn hashes_of_pages_that_are_fetched_later_are_forgotten() {
+    let references = References { by: ReferenceUse::Own, always: true, ..References::default() };
+    let moved = page_in(Twist { page_in: Some(0), references, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory && moved.result.page_in.is_some());
 }
 
 #[test]

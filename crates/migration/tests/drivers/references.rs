@@ -67,6 +67,8 @@ fn the_return_path_carries_almost_nothing() {
         // All except the page that a device wrote while the guest was paused.
         assert_eq!(pages_by(&moved, EncodingName::Reference), guests_pages());
         assert_eq!((pages_by(&moved, EncodingName::Raw), moved.result.missing_pages), (1, 0));
+        // For the next return.
+        assert_eq!(moved.hashed_pages as u64, guests_pages() - 1);
         let sent: u64 = moved.result.encodings.iter().map(|encoding| encoding.wire_bytes).sum();
         assert!(sent < guests_pages() * PAGE_SIZE / 20, "{:?}", moved.result.encodings);
     }
@@ -129,6 +131,24 @@ fn content_that_is_gone_is_requested() {
         let moved = migrate_to(twist, &offer(vec![Arc::clone(&content)]));
         assert!(moved.result.missing_pages >= guests_pages());
     }
+}
+
+/// Checks the way back to memory of which only a part was retained.
+#[test]
+fn pages_that_were_not_retained_are_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = regions(&folder, "before");
+    fill(&before);
+    let last_block = BLOCKS.len() - 1;
+    let last = BLOCKS[last_block] - BLOCKS[last_block].div_ceil(3);
+    let content = content(&before);
+    content.shrink(content.taken_bytes() - 1).unwrap();
+    let moved = migrate_to(Twist { references: ALL, ..Twist::default() }, &offer(vec![content]));
+    assert_eq!(moved.result.missing_pages, 0, "nothing is known of what was given up");
+    let found = pages_by(&moved, EncodingName::Reference);
+    assert!(found > 0 && found <= guests_pages() - last, "{found}");
+    let by_content = [EncodingName::Raw, EncodingName::Lz4, EncodingName::Zstd];
+    assert!(by_content.map(|name| pages_by(&moved, name)).iter().sum::<u64>() >= last);
 }
 
 #[test]

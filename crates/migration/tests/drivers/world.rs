@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{Carries, Interrupt, LaneError, Stream, accept, connect};
+use godwit_lanes::{Carries, Interrupt, LaneError, Stream, accept, connect, hash_page};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
@@ -18,13 +18,16 @@ use godwit_migration::drive::{
     Noted, Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling,
     Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
+use godwit_migration::reference::Content;
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, MeansUse, PageIn, Policy};
 use godwit_ram::{
     CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
 };
-use godwit_types::{Compression, FailureCode, Incarnation, Lane, Ownership, Progress, RateLimit};
-use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
+use godwit_types::{
+    Compression, FailureCode, Incarnation, Lane, Outcome, Ownership, Progress, RateLimit,
+};
+use godwit_wire::{BlockRun, CONTROL_STREAM, MigrationId, SUPPORTED, prefix};
 use parking_lot::Mutex;
 
 use super::faults::FakeFaults;
@@ -225,7 +228,7 @@ impl SourceHypervisor for FakeSource {
         Ok(())
     }
 
-    fn release(&mut self) {
+    fn release(&mut self, _hot: Vec<BlockRun>) {
         self.guest.released.store(true, Ordering::SeqCst);
     }
 }
@@ -393,6 +396,8 @@ pub(crate) struct Moved {
     pub(crate) shares: Vec<Option<f64>>,
     /// Number of pages that the destination lacked after each cut.
     pub(crate) unsent: Vec<u64>,
+    /// Number of pages whose hashes the source knows after the migration.
+    pub(crate) hashed_pages: usize,
 }
 
 pub(crate) fn migrate(twist: Twist) -> Moved {
@@ -414,6 +419,8 @@ impl Twist {
 /// State shared by both ends of a migration in a test.
 pub(crate) struct World {
     from: Vec<Arc<Region>>,
+    /// The source's memory with the hashes that it computes.
+    departing: Arc<Content>,
     to: Vec<Arc<Region>>,
     /// Other memory of the destination.
     offer: Offer,
@@ -453,6 +460,7 @@ impl World {
         let (listener, lane) = path(address);
         let runs = Arc::default();
         World {
+            departing: Arc::new(Content::of(&from).unwrap()),
             from,
             to,
             offer: Offer::default(),
@@ -687,6 +695,7 @@ impl World {
             begin_at: 0.3,
             preflight: Duration::ZERO,
             regions: self.from.clone(),
+            departing: Some(Arc::clone(&self.departing)),
             tracker,
             resumes,
             hypervisor: self.source(twist),
@@ -743,7 +752,32 @@ pub(crate) fn migrate_offered(
     let same_memory = content(&world.from) == content(&world.to);
     let shares = world.shares.lock().clone();
     let logged = logged.try_iter().collect();
-    Moved { result, ending, guest: world.guest, logged, same_memory, shares, unsent }
+    let is_over = result.outcome == Outcome::Completed;
+    let hashed_pages = if is_over { hashed_pages(&world.departing, &world.from) } else { 0 };
+    Moved { result, ending, guest: world.guest, logged, same_memory, shares, unsent, hashed_pages }
+}
+
+/// Checks that what is known of a guest's memory is true, and returns the number of pages whose
+/// hashes are known. All pages are overwritten for that: a hash that is not of what they held was
+/// computed now.
+fn hashed_pages(departing: &Content, from: &[Arc<Region>]) -> usize {
+    const NEW: [u8; 4096] = [0xee; 4096];
+    let before: Vec<u64> = content(from)
+        .iter()
+        .flat_map(|block| block.chunks_exact(NEW.len()).map(|page| prefix(&hash_page(page))))
+        .collect();
+    for region in from {
+        for page in 0..region.pages() {
+            region.copy_in(page * PAGE_SIZE, &NEW).unwrap();
+        }
+    }
+    let digests =
+        departing.pieces().flat_map(|(block, piece)| departing.digests(block, piece).unwrap());
+    let known: Vec<u64> = digests.collect();
+    assert_eq!(known.len(), before.len());
+    let new = prefix(&hash_page(&NEW));
+    let hashed = known.iter().zip(&before).filter(|(known, _)| **known != new);
+    hashed.inspect(|(known, before)| assert_eq!(known, before, "not what the page held")).count()
 }
 
 /// Runs a source against a test's fake destination and returns the result. `speak` gets the control

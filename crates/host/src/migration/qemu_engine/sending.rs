@@ -364,8 +364,7 @@ impl<'a> Sending<'a> {
             match self.hand_over(&mut clock).await {
                 Answer::Runs(status) => {
                     let running = status.and_then(|status| clock.to_local(status.running_ns?));
-                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm, false).await
-                    {
+                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm, None).await {
                         tracing::error!(%error, "cannot remove what is left of the migrated VM");
                     }
                     return self.report(Outcome::Completed, running);

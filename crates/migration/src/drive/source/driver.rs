@@ -334,7 +334,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.inputs.first(Event::Verdict(verdict));
             }
             Action::ReleaseGuest => {
-                self.job.hypervisor.release();
+                self.job.hypervisor.release(self.memory.hot());
                 self.inputs.first(Event::Released);
             }
             Action::Finish => self.finished = true,

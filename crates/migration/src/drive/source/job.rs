@@ -19,7 +19,7 @@ use crate::drive::referring::{Deltas, References};
 use crate::encoding::Experience;
 use crate::failure::Failure;
 use crate::policy::Policy;
-use crate::reference::PageBits;
+use crate::reference::{Content, PageBits};
 use crate::source::Verdict;
 
 /// Everything that a migration needs at the source.
@@ -59,6 +59,9 @@ pub struct SourceJob<'a, H, T> {
     pub preflight: Duration,
     /// The guest's RAM, block by block.
     pub regions: Vec<Arc<Region>>,
+    /// Its RAM as content for its return. The hashes of pages that are computed for the migration
+    /// are noted there.
+    pub departing: Option<Arc<Content>>,
     /// Its dirty tracking, attached.
     pub tracker: T,
     /// Its hypervisor.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_ram::{DirtyCount, Region};
+use godwit_wire::BlockRun;
 
 use super::job::Unsent;
 use crate::drive::dispatch::Dispatch;
@@ -21,6 +22,8 @@ pub(super) struct Memory<'a> {
     pub(super) referring: &'a Referring,
     /// Memory that the guest writes again and again.
     heat: Heat,
+    /// What was hot before the guest was paused; `None`: it has not been.
+    last_hot: Option<Vec<BlockRun>>,
     /// Whether round 0 covers all of memory.
     sends_all: bool,
     /// Memory that round 0 has not visited.
@@ -49,6 +52,7 @@ impl<'a> Memory<'a> {
             regions,
             referring,
             heat: Heat::new(regions),
+            last_hot: None,
             sends_all,
             unswept,
             sweeping: None,
@@ -69,6 +73,7 @@ impl<'a> Memory<'a> {
 
     /// Begins the sweep of a round. `begin_at`: where round 0 begins, as a fraction of all memory.
     pub(super) fn begin_round(&mut self, round: u32, chunk_pages: u64, begin_at: f64) {
+        self.last_hot = None;
         let all = round == 0 && self.sends_all;
         let scope = if all { Scope::Untouched } else { Scope::Dirty };
         self.begin(scope, chunk_pages, begin_at);
@@ -76,6 +81,7 @@ impl<'a> Memory<'a> {
 
     /// Begins a sweep of the pages that are dirty while the guest is paused.
     pub(super) fn begin_last(&mut self, chunk_pages: u64) {
+        self.last_hot = Some(self.hot());
         self.begin(Scope::Last, chunk_pages, 0.0);
     }
 
@@ -83,6 +89,12 @@ impl<'a> Memory<'a> {
         self.abandon_sweep();
         let sweep = Sweeping::new(scope, self.regions, &self.heat, chunk_pages, begin_at);
         self.sweeping = Some(sweep);
+    }
+
+    /// Returns the memory that the guest writes again and again. A paused guest writes nothing:
+    /// then, what it wrote before.
+    pub(super) fn hot(&self) -> Vec<BlockRun> {
+        self.last_hot.clone().unwrap_or_else(|| self.heat.hot())
     }
 
     /// Takes a step of the sweep under way; `None` if there is none.

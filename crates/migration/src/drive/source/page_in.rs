@@ -195,6 +195,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             dirty.extend(written);
             normalise(dirty);
         }
+        for (block, dirty) in (0..).zip(&dirty) {
+            self.memory.referring.forget_hashes(block, dirty);
+        }
         let runs = block_runs(&dirty);
         let pages = runs.iter().map(|run| run.count).sum();
         self.send_remaining(&runs)?;

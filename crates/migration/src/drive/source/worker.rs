@@ -73,6 +73,9 @@ impl Worker<'_> {
         let Some(region) = self.regions.get(usize::from(unit.block)) else {
             return Err(LaneError::Memory(format!("there is no RAM block {}", unit.block)));
         };
+        // Before they are read: a later hash is of what they hold then.
+        self.referring.forget_hashes(unit.block, &unit.pages);
+        self.referring.forget_hashes(unit.block, &unit.zeros);
         let (mut full, mut zeros) = (Vec::with_capacity(unit.pages.len()), unit.zeros);
         for page in unit.pages.iter().flat_map(|run| run.first..run.end()) {
             let to = if region.is_zero(page) { &mut zeros } else { &mut full };
