@@ -200,6 +200,7 @@ impl World {
             round_trip: Duration::from_millis(1),
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         })
     }
 
@@ -631,6 +632,7 @@ fn an_unknown_fact_is_not_a_refusal() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         })
     };
     let sent = SentTotals { pages: 90_000, bytes: 90_000 * 4128, ..SentTotals::default() };
@@ -689,6 +691,7 @@ fn silence_after_the_commit_is_doubt() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         }),
         SourceEvent::RoundSent(sent),
         SourceEvent::RemainingCounted(Counted {
@@ -697,6 +700,7 @@ fn silence_after_the_commit_is_doubt() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         }),
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
         SourceEvent::RemainingCounted(Counted {
@@ -705,6 +709,7 @@ fn silence_after_the_commit_is_doubt() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         }),
         SourceEvent::GuestStopped,
         SourceEvent::LastPagesSent(sent),

@@ -2,6 +2,7 @@
 //! lacks after a cut.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_ram::{DirtyCount, Region};
 
@@ -26,6 +27,8 @@ pub(super) struct Memory<'a> {
     unswept: PageBits,
     /// The sweep under way.
     sweeping: Option<Sweeping>,
+    /// Time that the last sweep took to find its pages.
+    pub(super) search: Duration,
     /// Totals sent before the current sweep.
     counted: SentTotals,
     /// Remaining pages as last counted, for progress.
@@ -51,6 +54,7 @@ impl<'a> Memory<'a> {
             sends_all,
             unswept,
             sweeping: None,
+            search: Duration::ZERO,
             counted: SentTotals::default(),
             remaining_pages: 0,
             fullest_chunk_pages: 0,
@@ -81,7 +85,7 @@ impl<'a> Memory<'a> {
     fn begin(&mut self, scope: Scope, chunk_pages: u64, begin_at: f64) {
         self.abandon_sweep();
         let sweep = Sweeping::new(scope, self.regions, &self.heat, chunk_pages, begin_at);
-        self.sweeping = Some(sweep);
+        (self.sweeping, self.search) = (Some(sweep), Duration::ZERO);
     }
 
     /// Takes a step of the sweep under way; `None` if there is none.
@@ -98,6 +102,7 @@ impl<'a> Memory<'a> {
             referring: self.referring,
             heat: &mut self.heat,
             unswept: &mut self.unswept,
+            search: &mut self.search,
         };
         let step = sweeper.step(sweep);
         match &step {
