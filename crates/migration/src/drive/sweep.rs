@@ -96,12 +96,15 @@ enum Pass {
 
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SweepStep {
+pub enum SweepStep {
     /// What was found is on the board.
     Progress,
     /// The guest has written so many pages since tracking began.
-    Sampled { pages: u64 },
-    /// The board has no room: [`Dispatch::has_room`] has requested a report.
+    Sampled {
+        /// The number of those pages.
+        pages: u64,
+    },
+    /// The board has no room: a report of room was requested.
     Full,
     /// All memory is visited, and everything found is on the board.
     Done,
