@@ -4,8 +4,8 @@ CARGO ?= cargo
 SOAK_MOVES ?= 1000
 SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
-SCENARIOS ?= switchover size bandwidth lanes references impact converge predict cancel debian scan \
-  control-scale control-drain control-liar control-mixed cpu-baseline drain
+SCENARIOS ?= switchover size scale bandwidth lanes references impact converge predict cancel \
+  debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 

@@ -32,6 +32,7 @@ pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
 pub use source::job::{Kept, SourceJob, SourceResult, Unsent};
 pub use source::send;
+pub use source::simulation;
 pub(crate) use source::windows::{LEAST_LAST_PAGES, MOST_LAST_PAGES};
 pub(crate) use sweep::SAMPLED_AFTER;
 pub use throttled::{CpuQuota, Throttled, Throttling};

@@ -203,7 +203,7 @@ impl Source {
             }
             (State::Looking | State::Counting, Event::RemainingCounted(counted)) => {
                 self.ledger.limited(counted.limit_bytes_per_s);
-                self.ledger.scanned(counted.scan);
+                self.ledger.scanned(counted.scan, counted.search);
                 self.ledger.filled(counted.filled_pages);
                 self.remaining_counted(now, counted.pages, counted.round_trip)
             }

@@ -203,6 +203,7 @@ impl World {
             round_trip: self.round_trip,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         })
     }
 
@@ -635,6 +636,7 @@ fn an_unknown_fact_is_not_a_refusal() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         })
     };
     let sent = SentTotals { pages: 90_000, bytes: 90_000 * 4128, ..SentTotals::default() };
@@ -693,6 +695,7 @@ fn silence_after_the_commit_is_doubt() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         }),
         SourceEvent::RoundSent(sent),
         SourceEvent::RemainingCounted(Counted {
@@ -701,6 +704,7 @@ fn silence_after_the_commit_is_doubt() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         }),
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
         SourceEvent::RemainingCounted(Counted {
@@ -709,6 +713,7 @@ fn silence_after_the_commit_is_doubt() {
             round_trip: Duration::ZERO,
             limit_bytes_per_s: None,
             scan: Duration::ZERO,
+            search: Duration::ZERO,
         }),
         SourceEvent::GuestStopped,
         SourceEvent::LastPagesSent(sent),

@@ -81,6 +81,7 @@ pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod maps;
 pub(crate) mod pagemap;
+pub mod simulation;
 mod sync_memory;
 mod take;
 pub(crate) mod uffd;

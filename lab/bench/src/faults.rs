@@ -102,7 +102,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(none_failed)
 }
 
-fn tracking(name: &str) -> Result<TrackingUse, String> {
+pub(crate) fn tracking(name: &str) -> Result<TrackingUse, String> {
     match name {
         "auto" => Ok(TrackingUse::Auto),
         "faults" => Ok(TrackingUse::Faults),

@@ -51,9 +51,15 @@ impl Footprint {
 
 /// Reads `RssAnon` of proc(5).
 fn anonymous_bytes(pid: impl std::fmt::Display) -> Result<u64> {
+    status_bytes(pid, "RssAnon")
+}
+
+/// Reads a size of /proc/PID/status.
+pub(crate) fn status_bytes(pid: impl std::fmt::Display, field: &str) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("{path} has no RssAnon"))? * 1024)
+    let value = |line: &str| Some(line.strip_prefix(field)?.strip_prefix(':')?.to_owned());
+    let kib = text.lines().find_map(value);
+    let kib = kib.and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("{path} has no {field}"))? * 1024)
 }

@@ -20,6 +20,7 @@ mod plot;
 mod predict;
 mod references;
 mod results;
+mod scale;
 mod schedule;
 mod size;
 mod subject;
@@ -48,6 +49,12 @@ enum Scenario {
   godwit-bench size
   godwit-bench size --memory 1GiB,4GiB --runs 3")]
     Size(size::Settings),
+    /// Measure what guests of 64 GiB to 1 TiB cost the engine, with simulated guests and no lab
+    #[command(after_help = "Examples:
+  godwit-bench scale
+  godwit-bench scale --memory 64GiB,1TiB --runs 3 --dirty-pages-per-s 100000
+  godwit-bench scale --no-page-tables --tracking scans --link 100gbit")]
+    Scale(scale::Settings),
     /// Move a guest full of random content where no link is the limit
     #[command(after_help = "Examples:
   godwit-bench bandwidth
@@ -139,6 +146,7 @@ fn main() -> ExitCode {
     let outcome = match Scenario::parse() {
         Scenario::Switchover(settings) => switchover::run(&settings),
         Scenario::Size(settings) => size::run(&settings),
+        Scenario::Scale(settings) => scale::run(&settings),
         Scenario::Bandwidth(settings) => bandwidth::run(&settings),
         Scenario::Lanes(settings) => lanes::run(&settings),
         Scenario::References(settings) => references::run(&settings),

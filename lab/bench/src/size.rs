@@ -157,7 +157,7 @@ fn step(
 }
 
 /// Returns the memory that the kernel can still provide.
-fn available_bytes() -> Result<u64> {
+pub(crate) fn available_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().next()).context("no MemAvailable")?;

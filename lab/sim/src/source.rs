@@ -441,5 +441,6 @@ fn remaining(pages: u64) -> Event {
         round_trip,
         limit_bytes_per_s: None,
         scan: Duration::ZERO,
+        search: Duration::ZERO,
     })
 }

@@ -229,6 +229,11 @@ impl Dispatch {
         !state.room_awaited
     }
 
+    /// Returns the number of units that no stream has taken.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().board.waiting()
+    }
+
     /// Waits a while for work.
     pub(crate) fn next_work(&self, stream: usize) -> Work {
         let idle_since = Instant::now();

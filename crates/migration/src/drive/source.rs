@@ -15,6 +15,7 @@ mod memory;
 mod narrow;
 mod page_in;
 mod peer;
+pub mod simulation;
 mod streams;
 mod switchover;
 pub(super) mod windows;

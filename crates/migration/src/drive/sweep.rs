@@ -52,6 +52,8 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) heat: &'a mut Heat,
     /// What round 0 has not visited yet.
     pub(crate) unswept: &'a mut PageBits,
+    /// Time that the tracker takes to find pages; the sweep adds to it.
+    pub(crate) search: &'a mut Duration,
 }
 
 /// Sweep under way. Where it gets its pages is in its route alone.
@@ -94,12 +96,15 @@ enum Pass {
 
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SweepStep {
+pub enum SweepStep {
     /// What was found is on the board.
     Progress,
     /// The guest has written so many pages since tracking began.
-    Sampled { pages: u64 },
-    /// The board has no room: [`Dispatch::has_room`] has requested a report.
+    Sampled {
+        /// The number of those pages.
+        pages: u64,
+    },
+    /// The board has no room: a report of room was requested.
     Full,
     /// All memory is visited, and everything found is on the board.
     Done,
@@ -242,10 +247,10 @@ impl<T: Tracking> Sweeper<'_, T> {
     }
 
     fn peek_dirty(&mut self, block: u16, pages: PageRange) -> Result<Vec<PageRange>, Failure> {
-        let mut dirty = Vec::new();
-        self.tracker
-            .peek_dirty(usize::from(block), pages, &mut dirty)
-            .map_err(|error| memory_failure(&error))?;
+        let (mut dirty, begun) = (Vec::new(), Instant::now());
+        let found = self.tracker.peek_dirty(usize::from(block), pages, &mut dirty);
+        *self.search += begun.elapsed();
+        found.map_err(|error| memory_failure(&error))?;
         Ok(dirty)
     }
 
@@ -256,9 +261,10 @@ impl<T: Tracking> Sweeper<'_, T> {
         most: u64,
         found: &mut Vec<PageRange>,
     ) -> Result<u64, Failure> {
-        self.tracker
-            .take_dirty(usize::from(block), within, most, found)
-            .map_err(|error| memory_failure(&error))
+        let begun = Instant::now();
+        let next = self.tracker.take_dirty(usize::from(block), within, most, found);
+        *self.search += begun.elapsed();
+        next.map_err(|error| memory_failure(&error))
     }
 
     /// Takes the next dirty pages of a block. Returns the page to go on from, and the units.

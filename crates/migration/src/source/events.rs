@@ -20,6 +20,8 @@ pub struct Counted {
     pub limit_bytes_per_s: Option<u64>,
     /// Time that counting took.
     pub scan: Duration,
+    /// Time that the last sweep took to find its pages, without waiting for room on the board.
+    pub search: Duration,
 }
 
 impl Counted {

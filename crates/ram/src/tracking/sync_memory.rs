@@ -80,6 +80,7 @@ use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
 
 pub use chunks::throttle_chunk_pages;
+pub(super) use dirty_pages::DirtyPages;
 pub use handler::ThrottleFigures;
 
 use super::block::{Block, STEP_PAGES};
@@ -96,7 +97,7 @@ use handler::{Handler, SyncBlock};
 /// Memory that changes over at a time: 4 MiB, a millisecond or two of copying and comparing.
 const PIECE_PAGES: u64 = 1024;
 /// Runs of noted pages that are found at a time.
-const RUNS_A_SEARCH: usize = 256;
+pub(super) const RUNS_A_SEARCH: usize = 256;
 
 /// What synchronous memory serves at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

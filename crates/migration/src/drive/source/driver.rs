@@ -390,6 +390,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 round_trip,
                 limit_bytes_per_s: self.job.pace.data_bytes_per_s(),
                 scan: begun.elapsed(),
+                search: self.memory.search,
             }),
             Err(error) => Event::Failed(memory_failure(&error)),
         };

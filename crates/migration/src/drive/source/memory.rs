@@ -30,6 +30,8 @@ pub(super) struct Memory<'a> {
     unswept: PageBits,
     /// The sweep under way.
     sweeping: Option<Sweeping>,
+    /// Time that the last sweep took to find its pages.
+    pub(super) search: Duration,
     /// Totals sent before the current sweep.
     counted: SentTotals,
     /// Remaining pages as last counted, for progress.
@@ -56,6 +58,7 @@ impl<'a> Memory<'a> {
             sends_all,
             unswept,
             sweeping: None,
+            search: Duration::ZERO,
             counted: SentTotals::default(),
             remaining_pages: 0,
             fullest_chunk_pages: 0,
@@ -88,7 +91,7 @@ impl<'a> Memory<'a> {
     fn begin(&mut self, scope: Scope, chunk_pages: u64, begin_at: f64) {
         self.abandon_sweep();
         let sweep = Sweeping::new(scope, self.regions, &self.heat, chunk_pages, begin_at);
-        self.sweeping = Some(sweep);
+        (self.sweeping, self.search) = (Some(sweep), Duration::ZERO);
     }
 
     /// Returns the memory that the guest writes again and again. A paused guest writes nothing:
@@ -111,6 +114,7 @@ impl<'a> Memory<'a> {
             referring: self.referring,
             heat: &mut self.heat,
             unswept: &mut self.unswept,
+            search: &mut self.search,
         };
         let step = sweeper.step(sweep);
         match &step {

@@ -89,6 +89,7 @@ fn swept(scope: Scope, taken: u64) -> (SweepStep, usize, [u64; 3]) {
         referring: &referring,
         heat: &mut heat,
         unswept: &mut unswept,
+        search: &mut Duration::default(),
     };
     let mut left = taken;
     let last = loop {

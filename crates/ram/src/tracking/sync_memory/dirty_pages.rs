@@ -10,7 +10,7 @@ const _: () = assert!(CHUNK_WORDS as u64 * 64 == CHUNK_PAGES);
 
 /// Set of dirty pages of a block.
 #[derive(Debug)]
-pub(super) struct DirtyPages {
+pub(crate) struct DirtyPages {
     all: PageRange,
     words: Vec<[u64; CHUNK_WORDS]>,
     counts: Vec<u16>,
@@ -20,7 +20,7 @@ pub(super) struct DirtyPages {
 
 impl DirtyPages {
     /// Creates an empty set for a block.
-    pub(super) fn new(all: PageRange) -> DirtyPages {
+    pub(crate) fn new(all: PageRange) -> DirtyPages {
         let chunks = usize::try_from(all.end().div_ceil(CHUNK_PAGES)).unwrap_or(usize::MAX);
         DirtyPages {
             all,
@@ -31,7 +31,7 @@ impl DirtyPages {
     }
 
     /// Inserts pages.
-    pub(super) fn insert(&mut self, pages: PageRange) {
+    pub(crate) fn insert(&mut self, pages: PageRange) {
         for (chunk, piece) in by_chunk(pages.intersect(self.all)) {
             for (word, mask) in masks(piece) {
                 let Some(bits) = self.words.get_mut(chunk).map(|words| &mut words[word]) else {
@@ -62,7 +62,7 @@ impl DirtyPages {
     }
 
     /// Removes all pages of `within` from the set.
-    pub(super) fn remove(&mut self, within: PageRange) {
+    pub(crate) fn remove(&mut self, within: PageRange) {
         for (chunk, piece) in by_chunk(within.intersect(self.all)) {
             if self.counts.get(chunk).is_none_or(|count| *count == 0) {
                 continue;
@@ -79,7 +79,7 @@ impl DirtyPages {
 
     /// Appends the dirty pages of `within` to `out`, in ascending order, until `out` has `max_runs`
     /// runs. Returns the page to go on from, `within.end()` at the end.
-    pub(super) fn find(&self, within: PageRange, max_runs: usize, out: &mut Vec<PageRange>) -> u64 {
+    pub(crate) fn find(&self, within: PageRange, max_runs: usize, out: &mut Vec<PageRange>) -> u64 {
         for (chunk, piece) in by_chunk(within.intersect(self.all)) {
             if self.counts.get(chunk).is_none_or(|count| *count == 0) {
                 continue;
