@@ -86,7 +86,8 @@ const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
 /// Nor is a remainder whose transfer takes less than this fraction of a round trip and a look at
 /// all of the memory, because each round takes longer than both.
 const NEGLIGIBLE_PART: u32 = 10;
-/// The same after a brief round: another one leaves as much, and waiting for its report more.
+/// As [`NEGLIGIBLE_PART`], after a brief round: another one leaves as much, and waiting for its
+/// report more.
 const NEGLIGIBLE_PART_OF_BRIEF: u32 = 4;
 /// From this round trip on, waiting for the report of a short round takes longer than sending it,
 /// and congestion windows must take the switchover in one flight.

@@ -325,8 +325,8 @@ impl<'a> Play<'a> {
         };
     }
 
-    /// Decides as the engine does: at once if a switchover is far or the round brief, otherwise when
-    /// the destination has applied everything sent.
+    /// Decides as the engine does: at once if a switchover is far or the round brief, otherwise
+    /// when the destination has applied everything sent.
     fn decide(&mut self) -> Decision {
         let mut measured = self.measured(Duration::ZERO);
         if std::mem::take(&mut self.is_brief) {
