@@ -192,6 +192,13 @@ impl Ledger {
         }
     }
 
+    /// Ends a round that began with an empty wire and is in buffers: it shows no rate.
+    pub(crate) fn brief_round_over(&mut self, now: Duration) {
+        if let Some(report) = self.rounds.last_mut() {
+            report.duration_ms = millis(now.saturating_sub(self.round_since));
+        }
+    }
+
     /// Returns whether a round of so many bytes, without its padding, shows what the wire carries.
     fn is_sample(
         &self,

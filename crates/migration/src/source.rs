@@ -265,7 +265,7 @@ impl Source {
                 self.page_in_prepared(now, |prepared| prepared.ready = true)
             }
             (State::PreparingPageIn, Event::PageInReady { able: false }) => {
-                self.page_in = None;
+                (self.page_in, self.is_brief) = (None, false);
                 self.convergence.cannot_page_in();
                 self.next_round(now, self.round + 1)
             }
@@ -422,9 +422,14 @@ impl Source {
     fn assess(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
         // Each round begins and ends with full buffers, so the bytes that it sent are those carried
         // meanwhile.
-        self.ledger.round_over(now, None);
+        let is_brief = std::mem::take(&mut self.is_brief);
+        if is_brief {
+            self.ledger.brief_round_over(now);
+        } else {
+            self.ledger.round_over(now, None);
+        }
         let measured = self.measured(now, remaining, round_trip);
-        if std::mem::take(&mut self.is_brief) {
+        if is_brief {
             let remaining_pages = measured.remaining_pages + self.ledger.pages_in_buffers();
             return self
                 .decide(now, &Measured { remaining_pages, is_brief_over: true, ..measured });

@@ -13,7 +13,7 @@ pub(super) const HEADER_BYTES: usize = 5;
 /// Most bytes after the header (section 5.2).
 const MOST_BODY_BYTES: usize = MOST_PLAIN_BYTES + 256;
 const TAG_BYTES: usize = 16;
-/// Number of records after which a key is replaced: a quarter of what AES-GCM permits (section
+/// Number of records after which a key is replaced; AES-GCM permits five times as many (section
 /// 5.5).
 const RECORDS_A_KEY: u64 = 1 << 22;
 

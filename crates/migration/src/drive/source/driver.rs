@@ -168,15 +168,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
                 self.awaited = None;
+                if !self.dispatch.may_guess() {
+                    self.check_notes();
+                }
                 let sent = self.memory.sent(self.dispatch);
                 self.handle(at, Event::RoundSent(sent));
             }
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.windows.are_open() => {
                 self.awaited = None;
-                // A switchover may be next, and finds dirty pages by the notes.
-                if let Err(error) = self.job.tracker.check_notes() {
-                    self.inputs.first(Event::Failed(memory_failure(&error)));
-                }
+                self.check_notes();
                 self.memory.referring.settled();
                 let round = self.machine.round();
                 let padding_bytes = self.windows.padding_bytes(self.dispatch);
@@ -192,6 +192,13 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.handle(at, Event::LastPagesSent(sent));
             }
             _ => {}
+        }
+    }
+
+    /// Checks the notes of dirty pages: a switchover may be next, and finds dirty pages by them.
+    fn check_notes(&mut self) {
+        if let Err(error) = self.job.tracker.check_notes() {
+            self.inputs.first(Event::Failed(memory_failure(&error)));
         }
     }
 
@@ -360,6 +367,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         {
             return self.inputs.first(Event::Failed(memory_failure(&error)));
         }
+        // A page-in that was refused may have left it.
+        self.awaited = None;
         self.dispatch.set_round(round);
         self.dispatch.guess(!brief);
         self.windows.round_begins(self.dispatch);
