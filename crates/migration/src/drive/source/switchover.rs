@@ -50,7 +50,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             return;
         }
         let Some(left) = self.memory.time_left() else { return };
-        if let Err(error) = self.windows.warm_up(left, &self.job.pace, &mut self.peer) {
+        let carried = self.lanes.carried_bytes_per_s();
+        let warmed = self.windows.warm_up(left, carried, &self.job.pace, &mut self.peer);
+        if let Err(error) = warmed {
             self.lane_broke(&error);
         }
     }

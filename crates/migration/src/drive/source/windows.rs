@@ -62,6 +62,7 @@ impl Windows {
     pub(super) fn warm_up(
         &mut self,
         left: Duration,
+        carried_bytes_per_s: Option<u64>,
         pace: &MigrationPace,
         peer: &mut Peer<'_>,
     ) -> Result<(), LaneError> {
@@ -72,7 +73,9 @@ impl Windows {
         }
         let piece = (2 * self.largest_piece).clamp(FIRST_PIECE, DEVICE_STATE_ROOM);
         self.largest_piece = piece;
-        self.pad(piece, pace, peer)
+        let limit = pace.data_bytes_per_s();
+        let most = largest_window(peer.round_trip(), limit, carried_bytes_per_s);
+        self.pad(piece.min(most), pace, peer)
     }
 
     /// Sends padding on the control stream, which never waits for a limit, so that it can always
