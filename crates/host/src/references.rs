@@ -333,6 +333,8 @@ impl Shrinking {
     fn shrink(&self) {
         if let Err(error) = self.content.shrink(self.most_bytes) {
             tracing::warn!(vm = self.vm, %error, "retained memory freed as a whole");
+            // Nothing of it is offered any more.
+            self.content.shrink_digests(0);
             empty(&self.vm, &self.content);
         }
     }

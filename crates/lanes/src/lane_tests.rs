@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use godwit_pki::{Authority, Grant, Identity, Role};
+use godwit_pki::Identity;
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Codec, Encoding, HEADER_LEN, Message, PageRun, PagesHeader, checksum};
 
+use crate::test_hosts::{TestAuthority, hosts};
 use crate::{Incoming, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair};
 use godwit_types::Lane;
 
@@ -48,8 +49,7 @@ fn pages_of_all_shapes_arrive_among_messages() {
 
 #[test]
 fn nothing_follows_a_message_that_could_not_be_sent() {
-    let folder = tempfile::tempdir().unwrap();
-    for (near, far) in [streams(), secure_streams(&folder)] {
+    for (near, far) in [streams(), secure_streams()] {
         near.limit_sending(Duration::from_millis(20)).unwrap();
         let mut sender = near.sender();
         let chunk = Message::DeviceState(vec![7; 60_000]);
@@ -68,15 +68,8 @@ fn nothing_follows_a_message_that_could_not_be_sent() {
 }
 
 /// Returns both ends of a stream, with certificates of one authority.
-fn secure_streams(folder: &tempfile::TempDir) -> (Stream, Stream) {
-    let authority = Authority::create(folder.path(), "test", 1).unwrap();
-    let identity = |name: &str| {
-        let grant =
-            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
-        let issued = authority.issue(&grant).unwrap();
-        Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
-    };
-    let (a, b) = (identity("a"), identity("b"));
+fn secure_streams() -> (Stream, Stream) {
+    let (_authority, [a, b]) = hosts();
     let (near, far) = streams();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| far.secure_accepted(&b).unwrap());
@@ -89,8 +82,7 @@ fn secure_streams(folder: &tempfile::TempDir) -> (Stream, Stream) {
 
 #[test]
 fn pages_of_all_shapes_arrive_sealed() {
-    let folder = tempfile::tempdir().unwrap();
-    let (near, far) = secure_streams(&folder);
+    let (near, far) = secure_streams();
     pages_of_all_shapes_arrive(&near, &far);
 }
 
@@ -122,8 +114,7 @@ fn pages_of_all_shapes_arrive_packet_by_packet() {
 
 #[test]
 fn a_secure_stream_carries_both_ways_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let (near, far) = secure_streams(&folder);
+    let (near, far) = secure_streams();
     const WORDS: u64 = 2000;
     let send = |stream: &Stream| {
         let mut sender = stream.sender();
@@ -403,20 +394,14 @@ fn a_stream_leaves_from_its_lanes_address() {
 
 #[test]
 fn an_expired_certificate_keeps_open_streams_and_refuses_new_ones() {
-    let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::create(folder.path(), "test", 1).unwrap();
+    let authority = TestAuthority::new();
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let days_ahead = Arc::new(AtomicU64::new(0));
     let identity = |name: &str| {
-        let grant =
-            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
-        let issued = authority.issue(&grant).unwrap();
         let ahead = Arc::clone(&days_ahead);
-        Identity::load(&authority.certificate(), &issued.certificate, &issued.key)
-            .unwrap()
-            .with_clock(move || {
-                since_1970 + Duration::from_secs(86_400 * ahead.load(Ordering::SeqCst))
-            })
+        authority.host(name).with_clock(move || {
+            since_1970 + Duration::from_secs(86_400 * ahead.load(Ordering::SeqCst))
+        })
     };
     let (a, b) = (identity("a"), identity("b"));
     let secured = || {
@@ -442,15 +427,7 @@ fn an_expired_certificate_keeps_open_streams_and_refuses_new_ones() {
 /// a migration could lose the guest.
 #[test]
 fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
-    let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::create(folder.path(), "test", 1).unwrap();
-    let identity = |name: &str| {
-        let grant =
-            Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
-        let issued = authority.issue(&grant).unwrap();
-        Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
-    };
-    let (a, b) = (identity("a"), identity("b"));
+    let (authority, [a, b]) = hosts();
     let secured = |from: &Identity, to: &Identity| {
         let (near, far) = streams();
         std::thread::scope(|scope| {
@@ -463,7 +440,7 @@ fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
     };
     let (near, far) = secured(&a, &b);
     let (near, far) = (near.unwrap(), far.unwrap());
-    let list = authority.list(1, [(a.serial().clone(), 0)].into()).unwrap();
+    let list = authority.authority().list(1, [(a.serial().clone(), 0)].into()).unwrap();
     b.revocations().accept(list).unwrap();
     near.sender().send(&Message::UnitEnd).unwrap();
     assert_eq!(far.receiver().receive().unwrap(), Incoming::Message(Message::UnitEnd));

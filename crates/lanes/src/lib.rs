@@ -23,6 +23,8 @@ mod receiver;
 mod reference;
 mod sender;
 mod socket;
+#[cfg(test)]
+mod test_hosts;
 mod unit;
 
 pub use codec::try_codec;

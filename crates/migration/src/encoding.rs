@@ -189,18 +189,18 @@ impl Chooser {
         self.delta.always = prospect.always_deltas;
     }
 
-    /// Returns how to send a unit of so many bytes. `settled`: the guest is paused, or about to be,
-    /// so nothing is tried out, and nothing is sent that the destination may miss.
+    /// Returns how to send a unit of so many bytes. `plain`: the guest is paused, or about to be,
+    /// so no method is tried out, and nothing goes by reference or as a delta.
     #[must_use]
-    pub fn packing(&mut self, bytes: u64, settled: bool) -> Packing {
+    pub fn packing(&mut self, bytes: u64, plain: bool) -> Packing {
         let packing = match self.compression {
-            Compression::Auto => self.choose(bytes, settled),
+            Compression::Auto => self.choose(bytes, plain),
             Compression::None => Packing::default(),
             Compression::Lz4 => Packing { codec: Some(Codec::Lz4), ..Packing::default() },
             Compression::Zstd => Packing { codec: Some(Codec::Zstd), ..Packing::default() },
         };
         // A trial must consist of raw pages.
-        if settled || self.trial.left > 0 {
+        if plain || self.trial.left > 0 {
             return packing;
         }
         if self.compression != Compression::Auto {
@@ -234,10 +234,10 @@ impl Chooser {
         }
     }
 
-    fn choose(&mut self, bytes: u64, settled: bool) -> Packing {
+    fn choose(&mut self, bytes: u64, plain: bool) -> Packing {
         self.decide();
         let in_use = Packing { codec: self.current, ..Packing::default() };
-        if settled || bytes < LEAST_PROBE_BYTES {
+        if plain || bytes < LEAST_PROBE_BYTES {
             return in_use;
         }
         let unit = self.units;

@@ -221,10 +221,12 @@ impl Ledger {
         is_slower || (is_large && (is_long || is_faster || bytes >= self.sample_bytes))
     }
 
-    /// Returns the pages of the round that the wire cannot have taken yet: they delay what follows.
+    /// Returns the pages of the round that the wire cannot have carried since they were found: they
+    /// delay what follows.
     pub(crate) fn pages_in_buffers(&self) -> u64 {
         let Some(round) = self.rounds.last() else { return 0 };
-        let carried_bytes = self.rates().carried_bytes_per_s * round.duration_ms / 1e3;
+        let sending_ms = (round.duration_ms - millis(self.search)).max(0.0);
+        let carried_bytes = self.rates().carried_bytes_per_s * sending_ms / 1e3;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
         let carried_pages = (carried_bytes / f64::from(PAGE_SIZE)) as u64;
         (round.pages - round.zero_pages.min(round.pages)).saturating_sub(carried_pages)

@@ -165,9 +165,9 @@ impl Measured {
         self.fixed_cost().saturating_add(self.transfer(at_stop))
     }
 
-    /// Returns whether the next round is on its way at once, and its report a round trip later.
-    /// Waiting for each report, rounds of a busy guest on a long path would never get shorter than
-    /// that.
+    /// Returns whether the next round is brief: it takes less time than the report that it has been
+    /// applied. Waiting for that report is not worthwhile: a busy guest writes as much again
+    /// meanwhile.
     #[must_use]
     pub fn is_brief(&self) -> bool {
         self.round_trip >= LONG_ROUND_TRIP
@@ -393,15 +393,18 @@ impl Convergence {
 
     /// Decides at the end of a round.
     pub fn decide(&mut self, measured: &Measured) -> Decision {
-        self.rounds += 1;
         let remaining = measured.remaining_pages;
         let least = self.recent.iter().min().map_or(f64::INFINITY, |&least| least as f64);
         let progressed = (remaining as f64) < 0.9 * least;
-        self.stalled = if progressed { 0 } else { self.stalled + 1 };
         let at_minimum = remaining as f64 <= 1.1 * least;
-        self.recent.push_back(remaining);
-        if self.recent.len() > MINIMUM_ROUNDS {
-            self.recent.pop_front();
+        // A brief round always leaves less than a round that was awaited: the two do not compare.
+        if !measured.is_brief_over {
+            self.rounds += 1;
+            self.stalled = if progressed { 0 } else { self.stalled + 1 };
+            self.recent.push_back(remaining);
+            if self.recent.len() > MINIMUM_ROUNDS {
+                self.recent.pop_front();
+            }
         }
 
         let predicted = measured.predicted_switchover();
@@ -423,7 +426,9 @@ impl Convergence {
         if last {
             return Decision::GiveUp;
         }
-        self.adapt_throttle(measured);
+        if !measured.is_brief_over {
+            self.adapt_throttle(measured);
+        }
         Decision::NextRound
     }
 }
@@ -492,6 +497,19 @@ mod tests {
         assert_eq!(after(true, 2000), Decision::NextRound);
         // On a short path each round is awaited.
         assert!(!measured(600, 5_000.0, 300.0, 1).is_brief());
+    }
+
+    #[test]
+    fn awaited_rounds_are_compared_with_awaited_ones() {
+        let mut convergence = Convergence::new(Policy::default());
+        for remaining_pages in [6000, 5000, 4000, 3000] {
+            let awaited = measured(remaining_pages, 5_000.0, 300.0, 40);
+            assert_eq!(convergence.decide(&awaited), Decision::NextRound);
+            let brief = Measured { is_brief_over: true, remaining_pages: 2000, ..awaited };
+            assert_eq!(convergence.decide(&brief), Decision::NextRound);
+            assert_eq!(convergence.stalled, 0);
+        }
+        assert_eq!(convergence.rounds, 4);
     }
 
     #[test]

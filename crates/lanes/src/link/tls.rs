@@ -52,7 +52,7 @@ struct Sealing {
 struct Opening {
     opener: Opener,
     bytes: Box<[u8]>,
-    /// Plain bytes that nobody has taken yet.
+    /// Plain bytes that have not been taken.
     plain: Range<usize>,
     /// Records that are not opened; behind the plain bytes.
     sealed: Range<usize>,
@@ -129,6 +129,10 @@ impl Tls {
     }
 
     /// Reads the bytes available, at least one. Returns 0 at the end.
+    ///
+    /// # Errors
+    /// `Interrupted` after a record without bytes, so that the caller may check its deadline: a
+    /// peer may send such records without end.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         let mut opening = self.opening.lock();
         loop {
@@ -137,11 +141,15 @@ impl Tls {
                 return Ok(taken);
             }
             match self.open(&mut opening) {
+                Ok(true) if opening.plain.is_empty() && !opening.is_over => {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
                 Ok(true) => {}
                 // Frames delimit themselves: a peer that closes without close_notify has ended the
                 // stream nevertheless.
                 Ok(false) => opening.is_over = opening.read(&self.socket)? == 0,
                 Err(error) => {
+                    opening.is_over = true;
                     self.refuse(&error);
                     return Err(invalid(error));
                 }

@@ -4,10 +4,11 @@
 //! **In a round** the driver calls [`Dispatch::set_round`], then [`Dispatch::has_room`] and
 //! [`Dispatch::push`] for each unit that the sweep finds. After the sweep the round is over when
 //! [`Dispatch::is_sent`]; before a switchover the driver also waits for [`Dispatch::is_applied`],
-//! with [`Dispatch::pad`] on a long path. A brief round ([`Dispatch::guess`]) may follow that and
-//! is not waited for. Each stream calls [`Dispatch::take`] and
-//! [`Dispatch::written`] in turn. Reports of the destination call [`Dispatch::applied`]. A stream
-//! that breaks calls [`Dispatch::broken`], and [`Dispatch::closed`] gives its work to the others.
+//! with [`Dispatch::pad`] on a long path. A brief round may follow that and is not waited for; its
+//! pages go with their content only ([`Dispatch::set_content_only`]). Each stream calls
+//! [`Dispatch::take`] and [`Dispatch::written`] in turn. Reports of the destination call
+//! [`Dispatch::applied`]. A stream that breaks calls [`Dispatch::broken`], and [`Dispatch::closed`]
+//! gives its work to the others.
 //!
 //! **In a switchover** each sweep begins with [`Dispatch::set_round`], [`Dispatch::hurry`] and
 //! [`Dispatch::unseal`]. Then pages follow as in a round, up to [`Dispatch::seal`], which returns
@@ -50,8 +51,9 @@ pub(crate) struct Dispatch {
     round: AtomicU32,
     /// Whether the guest is paused.
     hurry: AtomicBool,
-    /// Whether all pages go with their content, and none by reference or as a delta.
-    whole: AtomicBool,
+    /// Whether pages go only with their content, and none by reference or as a delta, which the
+    /// destination may fail to rebuild.
+    content_only: AtomicBool,
     pub(crate) totals: Totals,
     pub(crate) pings: Pings,
     /// Interrupts the connecting of streams.
@@ -153,14 +155,14 @@ impl Dispatch {
         state.reads_taken_pages &= !state.board.is_sent();
     }
 
-    /// Sets whether pages may go by reference or as a delta, which the destination may miss.
-    pub(crate) fn guess(&self, may_guess: bool) {
-        self.whole.store(!may_guess, Ordering::Relaxed);
+    /// Sets whether pages go only with their content, and none by reference or as a delta.
+    pub(crate) fn set_content_only(&self, content_only: bool) {
+        self.content_only.store(content_only, Ordering::Relaxed);
     }
 
-    /// Returns whether pages may go by reference or as a delta.
-    pub(crate) fn may_guess(&self) -> bool {
-        !self.whole.load(Ordering::Relaxed)
+    /// Returns whether pages go only with their content.
+    pub(crate) fn is_content_only(&self) -> bool {
+        self.content_only.load(Ordering::Relaxed)
     }
 
     /// Returns the round, and whether the guest is paused.

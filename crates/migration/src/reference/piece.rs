@@ -109,13 +109,13 @@ impl Piece {
         }
     }
 
-    /// Adds prefixes that were computed. 0: none.
+    /// Adds prefixes that were computed, of pages of which none is known. 0: none.
     pub(super) fn add(&self, computed: &Prefixes) {
         let mut digests = self.digests();
         if self.is_held() && computed.iter().any(|prefix| *prefix != 0) {
             let known = &mut digests.get_or_insert_with(Digests::none).prefixes;
-            let new = known.iter_mut().zip(computed).filter(|(_, computed)| **computed != 0);
-            new.for_each(|(known, computed)| *known = *computed);
+            let unknown = known.iter_mut().zip(computed).filter(|(known, _)| **known == 0);
+            unknown.for_each(|(known, computed)| *known = *computed);
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use godwit_lab::random::Random;
 use godwit_migration::drive::Tracking;
 use godwit_ram::tracking::simulation::NotedPages;
 use godwit_ram::{CHUNK_PAGES, DirtyCount, PageRange, ThrottleFigures, TrackError};
@@ -44,19 +45,6 @@ impl WorkingSet {
     }
 }
 
-/// Random numbers that are the same in each run (SplitMix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound.max(1)
-    }
-}
-
 /// Properties of a simulated guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GuestPlan {
@@ -94,7 +82,7 @@ impl Guest {
         Guest {
             plan,
             noted: NotedPages::new(plan.memory_pages),
-            random: Random(1),
+            random: Random::new(1),
             clock: Duration::ZERO,
             written_until: Duration::ZERO,
             part_of_a_write: 0.0,
@@ -133,7 +121,7 @@ impl Guest {
         (self.written_until, self.part_of_a_write) = (self.clock, due - writes as f64);
         let (cost, ()) = Cost::of(|| {
             let set = self.plan.working_set;
-            (0..writes).for_each(|_| self.noted.write(set.page(self.random.below(set.pages()))));
+            (0..writes).for_each(|_| self.noted.write(set.page(self.random.next() % set.pages())));
         });
         self.writing.add(cost);
     }

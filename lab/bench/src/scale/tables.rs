@@ -8,13 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use godwit_lab::random::Random;
 use godwit_migration::millis;
 use godwit_ram::tracking::simulation::with_library;
 use godwit_ram::{DirtyTracker, PAGE_SIZE, PageRange, Region, TrackError, throttle_chunk_pages};
 use serde::Serialize;
 
 use super::cost::Cost;
-use super::guest::{Random, WorkingSet};
+use super::guest::WorkingSet;
 use crate::figures::Spread;
 use crate::footprint::status_bytes;
 
@@ -153,14 +154,14 @@ impl<'a> Writer<'a> {
     fn new(region: &'a Region, working_set: WorkingSet) -> Result<Writer<'a>> {
         let (from, to) = UnixStream::pair()?;
         let data = vec![0xa5; usize::try_from(PAGE_SIZE)?];
-        Ok(Writer { region, working_set, random: Random(2), data, from, to })
+        Ok(Writer { region, working_set, random: Random::new(2), data, from, to })
     }
 
     /// Writes a random page of each piece of the working set: too few for a chunk to change over.
     fn write_scattered(&mut self) -> Result<()> {
         let working_set = self.working_set;
         working_set.pieces().try_for_each(|piece| {
-            let page = piece.first + self.random.below(piece.count);
+            let page = piece.first + self.random.next() % piece.count;
             self.write_pages(PageRange::new(page, 1))
         })
     }

@@ -168,7 +168,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
                 self.awaited = None;
-                if !self.dispatch.may_guess() {
+                if self.dispatch.is_content_only() {
                     self.check_notes();
                 }
                 let sent = self.memory.sent(self.dispatch);
@@ -370,7 +370,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         // A page-in that was refused may have left it.
         self.awaited = None;
         self.dispatch.set_round(round);
-        self.dispatch.guess(!brief);
+        self.dispatch.set_content_only(brief);
         self.windows.round_begins(self.dispatch);
         let chunk_pages = self.dispatch.chunk_pages();
         self.memory.begin_round(round, chunk_pages, self.job.begin_at);

@@ -45,7 +45,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn warm_up(&mut self) {
         if self.machine.state() != State::Sending
             || self.machine.round() > 0
-            || !self.windows.is_cold(self.peer.round_trip())
+            || !self.windows.warm_up_is_due(self.peer.round_trip())
         {
             return;
         }

@@ -25,9 +25,9 @@ pub(crate) const LEAST_LAST_PAGES: u64 = 1024 * 1024;
 /// Beyond this, padding costs more than it gains: the wire's rate matters, not the window.
 pub(crate) const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 
-/// First piece of padding while round 0 is under way: ten segments, a new connection's window.
-const FIRST_PIECE: u64 = 14 * 1024;
-/// Interval at which it is examined whether the last piece has arrived.
+/// First padding while round 0 is under way: ten segments, a new connection's window.
+const FIRST_PADDING: u64 = 14 * 1024;
+/// Interval at which [`Windows::warm_up`] examines whether the last padding has arrived.
 const WARM_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Padding of the current round.
@@ -39,9 +39,10 @@ pub(super) struct Windows {
     /// Padding of data streams before the round, and of the control stream within it.
     before: u64,
     control: u64,
-    /// Largest piece sent while round 0 is under way, and the time of the last look.
-    largest_piece: u64,
-    looked: Option<Instant>,
+    /// Size of the last padding in round 0.
+    warmed_bytes: u64,
+    /// Time of the last call of [`Windows::warm_up`].
+    examined: Option<Instant>,
 }
 
 impl Windows {
@@ -49,16 +50,16 @@ impl Windows {
         (self.before, self.control) = (dispatch.totals.padding_bytes(), 0);
     }
 
-    /// Returns whether it is time to call [`Windows::warm_up`].
-    pub(super) fn is_cold(&self, round_trip: Duration) -> bool {
+    /// Returns whether [`Windows::warm_up`] is due.
+    pub(super) fn warm_up_is_due(&self, round_trip: Duration) -> bool {
         round_trip >= LONG_ROUND_TRIP
-            && self.largest_piece < DEVICE_STATE_ROOM
-            && self.looked.is_none_or(|looked| looked.elapsed() >= WARM_INTERVAL)
+            && self.warmed_bytes < DEVICE_STATE_ROOM
+            && self.examined.is_none_or(|examined| examined.elapsed() >= WARM_INTERVAL)
     }
 
-    /// Begins to open the control stream's window in the last `left` of round 0, so that the
-    /// drain after it need not. Each piece is twice as large as the one before, and follows once
-    /// that has arrived: it never waits for the window.
+    /// Begins to open the control stream's window when only `left` of round 0 remains, so that the
+    /// drain after it need not. Each padding is twice as large as the one before and follows once
+    /// that has arrived, so it never waits for the window.
     pub(super) fn warm_up(
         &mut self,
         left: Duration,
@@ -66,16 +67,15 @@ impl Windows {
         pace: &MigrationPace,
         peer: &mut Peer<'_>,
     ) -> Result<(), LaneError> {
-        self.looked = Some(Instant::now());
+        self.examined = Some(Instant::now());
         let is_near = left <= WINDOW_ROUND_TRIPS * peer.round_trip();
-        if !is_near || peer.control.unacked_bytes() >= FIRST_PIECE / 2 {
+        if !is_near || peer.control.unacked_bytes() >= FIRST_PADDING / 2 {
             return Ok(());
         }
-        let piece = (2 * self.largest_piece).clamp(FIRST_PIECE, DEVICE_STATE_ROOM);
-        self.largest_piece = piece;
+        self.warmed_bytes = (2 * self.warmed_bytes).clamp(FIRST_PADDING, DEVICE_STATE_ROOM);
         let limit = pace.data_bytes_per_s();
         let most = largest_window(peer.round_trip(), limit, carried_bytes_per_s);
-        self.pad(piece.min(most), pace, peer)
+        self.pad(self.warmed_bytes.min(most), pace, peer)
     }
 
     /// Sends padding on the control stream, which never waits for a limit, so that it can always

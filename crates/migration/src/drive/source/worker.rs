@@ -84,8 +84,8 @@ impl Worker<'_> {
         let zero_pages = page_count(&zeros);
         let (round, hurry) = self.dispatch.round();
         self.chooser.prospect(self.referring.prospect(round));
-        let settled = hurry || !self.dispatch.may_guess();
-        let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, settled);
+        let plain = hurry || self.dispatch.is_content_only();
+        let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, plain);
         self.referring.begins(packing, page_count(&full));
         // While the guest is paused, no later delta uses it, and each look would lengthen the
         // pause.
