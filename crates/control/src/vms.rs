@@ -21,7 +21,7 @@ use godwit_api::control::{
     StopManagedVm,
 };
 use godwit_api::{Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState};
-use godwit_qemu::{Uuid, VmSpec};
+use godwit_qemu::{ResolvedNic, SpecError, Uuid, VmSpec};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
@@ -57,6 +57,7 @@ struct Room {
     host: String,
     memory_bytes: u64,
     vcpus: u32,
+    nics: Vec<ResolvedNic>,
 }
 
 /// Reserved resources of a VM in creation, released on drop.
@@ -94,6 +95,10 @@ impl Drop for Expected<'_> {
 struct Located {
     client: Client,
     info: Arc<VmInfo>,
+}
+
+fn invalid_spec(error: &SpecError) -> Problem {
+    Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.remedy())
 }
 
 /// Service for VMs.
@@ -225,9 +230,7 @@ impl Vms {
         caller: &Caller,
     ) -> Result<HostedVm, Problem> {
         let CreateManagedVm { mut spec, host, labels, start } = request;
-        spec.validate().map_err(|error| {
-            Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.remedy())
-        })?;
+        spec.validate().map_err(|error| invalid_spec(&error))?;
         check_labels(&labels)?;
         let name = spec.name.clone();
         let _turn = self.turn_of_vm(&name)?;

@@ -5,6 +5,7 @@
 mod support;
 
 use godwit_api::{Client, CreateVm, ErrorCode, LogSource, StopVm, VmState};
+use godwit_qemu::{Disk, DiskFormat, VmSpec};
 use support::{TestHost, kill, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -155,6 +156,53 @@ fn an_invalid_specification_is_refused_and_leaves_nothing() {
         let stopped =
             client.migrate("web", &godwit_api::MigrationRequest::to("b")).await.unwrap_err();
         assert_eq!(stopped.code(), Some(ErrorCode::WrongState));
+    });
+}
+
+#[test]
+fn what_another_vm_has_is_refused_and_leaves_nothing() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let images = host.path().join("images");
+        std::fs::create_dir(&images).unwrap();
+        let disk = |name: &str, readonly| {
+            let path = images.join(name);
+            let file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            Disk { path, format: DiskFormat::Raw, readonly }
+        };
+        let spec = |name: &str, disks: Vec<Disk>| VmSpec { disks, ..host.spec(name) };
+        let create = async |spec| {
+            client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await
+        };
+        let mut first = spec("first", vec![disk("own", false), disk("shared", true)]);
+        first.nics[0].address = Some("10.88.0.21".parse().unwrap());
+        first.nics[0].mac = Some("52:54:00:00:00:01".into());
+        create(first.clone()).await.unwrap();
+        std::os::unix::fs::symlink(images.join("own"), images.join("link")).unwrap();
+        std::fs::write(images.join("other.qcow2"), b"QFI\xfb and more").unwrap();
+
+        let refused = async |spec, code, word: &str| {
+            let error = create(spec).await.unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+            assert_eq!(error.code(), Some(code), "{error}");
+        };
+        let taken = ErrorCode::AlreadyExists;
+        let mut twin = spec("twin", vec![]);
+        twin.nics[0].mac.clone_from(&first.nics[0].mac);
+        refused(twin.clone(), taken, "52:54:00:00:00:01").await;
+        twin.nics[0].mac = None;
+        twin.nics[0].address = first.nics[0].address;
+        refused(twin, taken, "10.88.0.21").await;
+        refused(spec("twin", vec![disk("own", true)]), taken, "\"first\"").await;
+        refused(spec("twin", vec![disk("link", true)]), taken, "images/own").await;
+        refused(spec("twin", vec![disk("shared", false)]), taken, "images/shared").await;
+        let named_as_raw = spec("twin", vec![disk("other.qcow2", false)]);
+        refused(named_as_raw, ErrorCode::NotFound, "qcow2 format").await;
+        assert_eq!(client.vms().await.unwrap().len(), 1);
+        assert_eq!(host.remains(), [host.path().join("state/vms/first").display().to_string()]);
+
+        create(spec("twin", vec![disk("shared", true)])).await.unwrap();
     });
 }
 

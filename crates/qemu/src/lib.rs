@@ -47,8 +47,8 @@ pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic, ResolvedDisk,
-    ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
+    Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock,
+    Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

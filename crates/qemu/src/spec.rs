@@ -1,6 +1,7 @@
 //! VM specifications: the form that a user writes, and the resolved form. The resolved form leaves
 //! nothing to a host's defaults, so that both ends of a migration start the same machine.
 
+mod conflict;
 mod name;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::mac::MacAddress;
 use crate::size::ByteSize;
 use godwit_types::Fault;
 
+pub use conflict::{AddressConflict, address_conflict};
 pub use name::VmName;
 
 /// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
@@ -553,7 +555,11 @@ impl VmSpec {
         }
     }
 
-    fn resolved_nics(&self) -> Result<Vec<ResolvedNic>, SpecError> {
+    /// Returns the network interfaces with their hardware addresses.
+    ///
+    /// # Errors
+    /// A hardware address is invalid, or two interfaces have it.
+    pub fn resolved_nics(&self) -> Result<Vec<ResolvedNic>, SpecError> {
         let mut nics: Vec<ResolvedNic> = Vec::with_capacity(self.nics.len());
         for (index, nic) in self.nics.iter().enumerate() {
             let mac = match &nic.mac {

@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     /// Moments at which to try them [default: all]
     #[arg(long = "phase", alias = "moment", value_name = "NAME", value_delimiter = ',')]
     moments: Vec<String>,
-    /// Seed of the order of the cells, and of the lies [default: 1]
+    /// Seed of the order of the cells, and of the lies
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
     /// List the cells without trying them

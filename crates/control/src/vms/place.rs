@@ -7,9 +7,9 @@ use godwit_api::HostInfo;
 use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
 use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
 use godwit_planner::words::some_features;
-use godwit_qemu::{Accel, CpuModel, VmSpec};
+use godwit_qemu::{Accel, CpuModel, ResolvedNic, VmSpec, address_conflict};
 
-use super::{Reservation, Room, Vms, memory_bytes};
+use super::{Reservation, Room, Vms, invalid_spec, memory_bytes};
 use crate::agents::no_host;
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
@@ -41,6 +41,9 @@ impl Vms {
         // Locked until the reservation is made, so that the next placement counts it.
         let mut made = self.pending.rooms();
         let inventory = self.state.inventory();
+        let nics = spec.resolved_nics().map_err(|error| invalid_spec(&error))?;
+        let pending = made.iter().map(|(vm, room)| (vm.as_str(), room.nics.as_slice()));
+        check_addresses(&spec.name, &nics, &inventory, pending)?;
         let mut hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
         for (name, room) in &*made {
             let of_room = hosts.iter_mut().find(|host| host.facts.name == room.host);
@@ -63,8 +66,12 @@ impl Vms {
             Some(host) => named(host, &spec.name, &ranking, &inventory)?,
             None => best(&spec.name, ranking)?,
         };
-        let room =
-            Room { host: chosen.host.clone(), memory_bytes: vm.memory_bytes, vcpus: vm.vcpus };
+        let room = Room {
+            host: chosen.host.clone(),
+            memory_bytes: vm.memory_bytes,
+            vcpus: vm.vcpus,
+            nics,
+        };
         made.insert(spec.name.clone(), room);
         Ok((chosen, Reservation { all: self.pending.clone(), name: spec.name.clone() }))
     }
@@ -109,6 +116,31 @@ fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
     let why = if named.is_empty() { "there are no hosts".to_owned() } else { named.join("; ") };
     let detail = format!("no host can take VM \"{vm}\": {why}");
     Err(Problem::new(ProblemCode::NoHost, detail, "add a host, or free capacity on one"))
+}
+
+/// Checks that no other VM of the cluster has an address of the new one: a network of one name is
+/// the same network on every host.
+fn check_addresses<'a>(
+    vm: &str,
+    nics: &[ResolvedNic],
+    inventory: &Inventory,
+    mut pending: impl Iterator<Item = (&'a str, &'a [ResolvedNic])>,
+) -> Result<(), Problem> {
+    let refuse = |other: &str, others: &[ResolvedNic]| match address_conflict(nics, others) {
+        None => Ok(()),
+        Some(conflict) => {
+            let detail = format!("cannot create VM \"{vm}\": {}", conflict.message(other));
+            Err(Problem::new(ProblemCode::AlreadyExists, detail, conflict.remedy()))
+        }
+    };
+    if nics.is_empty() {
+        return Ok(());
+    }
+    pending.try_for_each(|(other, others)| refuse(other, others))?;
+    inventory.all_vms().filter(|info| info.name != vm).try_for_each(|info| {
+        // A host may report anything, also addresses that are none.
+        refuse(&info.name, &info.spec.resolved_nics().unwrap_or_default())
+    })
 }
 
 /// Only admins may use programs and devices of a host.
@@ -159,7 +191,10 @@ fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
         nics.filter(|network| !info.networks.contains_key(*network)).collect();
     missing.sort_unstable();
     missing.dedup();
-    (!missing.is_empty()).then(|| format!("it has no network {}", missing.join(", ")))
+    let known: Vec<&str> = info.networks.keys().map(String::as_str).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    (!missing.is_empty())
+        .then(|| format!("it has no network {} (it has {known})", missing.join(", ")))
 }
 
 /// Checks for files outside the directories for VMs: with such a file, a VM could read anything on

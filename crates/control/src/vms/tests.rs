@@ -248,6 +248,30 @@ async fn concurrent_creations_are_spread_and_each_name_is_created_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_address_of_another_vm_is_refused_wherever_that_runs() {
+    let cluster = Cluster::begin(2, 0).await;
+    let create = async |name: &str, host: &str, nic: Value| {
+        let request = with_spec(json!({ "name": name, "nics": [nic] }));
+        cluster.root(Method::POST, VMS, Some(with(request, json!({ "host": host })))).await
+    };
+    let nic = json!({ "network": "lan", "mac": "52:54:00:00:00:01", "address": "10.0.0.1" });
+    let made = create("first", "host-0000", nic).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    for (nic, word) in [
+        (json!({ "network": "lan", "mac": "52:54:00:00:00:01" }), "52:54:00:00:00:01"),
+        (json!({ "network": "lan", "address": "10.0.0.1" }), "10.0.0.1"),
+    ] {
+        let answer = create("second", "host-0001", nic).await;
+        let detail = answer.body["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains(word) && detail.contains("first"), "{detail}");
+        assert_eq!(answer.problem(), ProblemCode::AlreadyExists);
+    }
+    cluster.assert_unmade("second").await;
+    let made = create("second", "host-0001", json!({ "network": "lan" })).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
     let cluster = Cluster::begin(1, 0).await;
     let old = cluster.root(Method::POST, VMS, Some(with_spec(json!({ "name": "old" })))).await;

@@ -13,7 +13,7 @@ use godwit_types::{Incarnation, Ownership};
 use crate::agent::host::Fit;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun, Slot};
-use crate::failure::{host_failed, spec_refused, task_failed};
+use crate::failure::{file_unusable, host_failed, spec_refused, task_failed};
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
@@ -32,7 +32,9 @@ impl Agent {
         whole(async move {
             let mut spec = agent.resolve(request.spec).await?;
             let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
-            agent.check_fits(&spec, rule).await?.files.record_chains(&mut spec);
+            let files = agent.check_fits(&spec, rule).await?.files;
+            files.check_raw().map_err(|error| file_unusable(&spec.name, &error))?;
+            files.record_chains(&mut spec);
             let name = spec.name.clone();
             // A new incarnation: no host's record of an older VM of this name or UUID applies to
             // it.
@@ -40,6 +42,8 @@ impl Agent {
             let ownership = Ownership { incarnation, epoch: FIRST_EPOCH };
             agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Stopped))?;
             let made = async {
+                tokio::task::block_in_place(|| agent.check_conflicts(&spec, &files))?;
+                drop(files);
                 agent.save(&spec, Role::Owner, Desired::Stopped, ownership)?;
                 if request.start { agent.start_now(&name).await } else { Ok(()) }
             };

@@ -290,6 +290,16 @@ impl OpenFiles {
         }
     }
 
+    /// Checks that the images named as raw have the header of no other format. To be called when
+    /// an operator names the disks, not later: a guest may write any header into its raw image.
+    ///
+    /// # Errors
+    /// The first image that cannot be read or has such a header.
+    pub fn check_raw(&self) -> Result<(), FileError> {
+        let disks = self.disks.iter().filter_map(|layers| layers.first());
+        disks.filter(|layer| layer.format == DiskFormat::Raw).try_for_each(check_raw)
+    }
+
     /// Memory for copies of files that QEMU's user may not read, in use while QEMU runs.
     #[must_use]
     pub fn copied_bytes(&self) -> u64 {
@@ -343,6 +353,17 @@ fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, Fil
         why,
     })?;
     Ok(found.map(|backing| (qcow2::resolve(&file.path, &backing.file), backing.format)))
+}
+
+fn check_raw(OpenLayer { file, .. }: &OpenLayer) -> Result<(), FileError> {
+    let failed = |why| FileError::Image { role: file.role, path: file.path.clone(), why };
+    let mut head = [0; qcow2::MAGIC_BYTES];
+    let read = rustix::io::pread(file, &mut head[..], 0);
+    let length = read.map_err(|why| failed(ImageError::Read(why.into())))?;
+    match qcow2::format_of(&head[..length]) {
+        Some(format) => Err(failed(ImageError::NotRaw { format })),
+        None => Ok(()),
+    }
 }
 
 fn backing(file: &OpenFile) -> Result<Option<qcow2::Backing>, ImageError> {

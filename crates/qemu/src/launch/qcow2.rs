@@ -37,6 +37,10 @@ pub enum ImageError {
     /// The image has another format.
     #[error("it is not in qcow2 format")]
     NotQcow2,
+    /// A raw image would show the guest the header instead of the disk, and the guest could damage
+    /// it.
+    #[error("it is named as raw, and it is in {format} format")]
+    NotRaw { format: &'static str },
     /// The header is invalid.
     #[error("its header is damaged")]
     Garbled,
@@ -56,6 +60,10 @@ impl ImageError {
         match self {
             ImageError::Read(_) | ImageError::Garbled => "check it with `qemu-img check`",
             ImageError::NotQcow2 => "give the actual format of the disk image",
+            ImageError::NotRaw { format } if *format == DiskFormat::Qcow2.name() => {
+                "give format=qcow2"
+            }
+            ImageError::NotRaw { .. } => "convert it with `qemu-img convert -O qcow2`",
             ImageError::NoBackingFormat { .. } => {
                 "specify it with `qemu-img rebase -u -b FILE -F FORMAT`: if it were guessed, a \
                 guest could make QEMU open any file"
@@ -65,6 +73,26 @@ impl ImageError {
             }
         }
     }
+}
+
+/// Leading bytes of image formats, with the names of QEMU's block drivers (QEMU 7.2, `block/*.c`,
+/// `*_probe`).
+const MAGICS: [(&[u8], &str); 8] = [
+    (&MAGIC, "qcow2"),
+    (b"KDMV", "vmdk"),
+    (b"COWD", "vmdk"),
+    (b"# Disk DescriptorFile", "vmdk"),
+    (b"vhdxfile", "vhdx"),
+    (b"conectix", "vpc"),
+    (b"<<< ", "vdi"),
+    (b"QED\0", "qed"),
+];
+/// Most bytes of a raw image that are read to recognize another format.
+pub(super) const MAGIC_BYTES: usize = 32;
+
+/// Returns the format of an image, by its leading bytes, if it is not raw.
+pub(super) fn format_of(head: &[u8]) -> Option<&'static str> {
+    MAGICS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, format)| *format)
 }
 
 /// Reads the head of an image; `None` if it has no backing file.

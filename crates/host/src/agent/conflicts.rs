@@ -1,0 +1,107 @@
+//! Refuses a new VM that names what another VM of this host has: a hardware address, an address, or
+//! an image that one of the two writes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{OpenFiles, ResolvedSpec, VmName, address_conflict};
+
+use crate::agent::Agent;
+
+/// An image of a VM, or a backing file of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Image {
+    /// Real path, with every link resolved.
+    real: PathBuf,
+    is_written: bool,
+}
+
+impl Agent {
+    /// Checks that no other VM here has an address of `spec`, and that none shares an image with it
+    /// that either of the two writes. Of two VMs that are created at the same time with one image,
+    /// neither passes.
+    pub(super) fn check_conflicts(
+        &self,
+        spec: &ResolvedSpec,
+        files: &OpenFiles,
+    ) -> Result<(), ApiError> {
+        // Paths are resolved without the table's lock.
+        let others: Vec<(VmName, Arc<ResolvedSpec>)> = {
+            let table = self.table();
+            let others = table.iter().filter(|(name, _)| **name != spec.name);
+            others.map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+        };
+        let refuse = |what: String, remedy: &str| {
+            let message =
+                format!("cannot create VM \"{}\" on host {}: {what}", spec.name, self.config.name);
+            Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy))
+        };
+        let images = images_of(spec, files);
+        for (name, other) in &others {
+            if let Some(conflict) = address_conflict(&spec.nics, &other.nics) {
+                return refuse(conflict.message(name), conflict.remedy());
+            }
+            if let Some(shared) = shared_image(&images, &known_images_of(other)) {
+                let what = format!("VM \"{name}\" uses its disk {} too", shared.display());
+                let remedy = "give the VM an image of its own, or a qcow2 overlay on a base that \
+                              nobody writes; or open the image with readonly in both VMs";
+                return refuse(what, remedy);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn images_of(spec: &ResolvedSpec, files: &OpenFiles) -> Vec<Image> {
+    let disks = spec.disks.iter().zip(&files.disks);
+    let layers = disks.flat_map(|(disk, layers)| {
+        layers.iter().enumerate().map(|(depth, layer)| Image {
+            real: layer.file.real.clone(),
+            is_written: depth == 0 && !disk.readonly,
+        })
+    });
+    layers.collect()
+}
+
+/// Returns the images of a VM without opening one.
+fn known_images_of(spec: &ResolvedSpec) -> Vec<Image> {
+    let mut images = Vec::new();
+    for disk in &spec.disks {
+        let real = disk.path.canonicalize().unwrap_or_else(|_| disk.path.clone());
+        images.push(Image { real, is_written: !disk.readonly });
+        let backing = disk.backing.iter().flatten();
+        images.extend(backing.map(|file| Image { real: file.path.clone(), is_written: false }));
+    }
+    images
+}
+
+/// Returns the first image of `new` that is also among `others` and that either side writes.
+fn shared_image<'a>(new: &'a [Image], others: &[Image]) -> Option<&'a Path> {
+    let is_shared = |image: &&Image| {
+        let mut same = others.iter().filter(|other| other.real == image.real);
+        same.any(|other| other.is_written || image.is_written)
+    };
+    new.iter().find(is_shared).map(|image| image.real.as_path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(real: &str, is_written: bool) -> Image {
+        Image { real: real.into(), is_written }
+    }
+
+    #[test]
+    fn images_that_nobody_writes_may_be_shared() {
+        let new = [image("/top", true), image("/base", false)];
+        let shared = |other: Image| shared_image(&new, &[other]);
+        assert_eq!(shared(image("/base", false)), None);
+        assert_eq!(shared(image("/other", true)), None);
+        // A base that another VM writes, and a disk that is another VM's base.
+        assert_eq!(shared(image("/base", true)), Some(Path::new("/base")));
+        assert_eq!(shared(image("/top", false)), Some(Path::new("/top")));
+        assert_eq!(shared(image("/top", true)), Some(Path::new("/top")));
+    }
+}
