@@ -1,6 +1,5 @@
 //! Extractors for requests, and types of responses. Every error is a problem document, including
-//! the
-//! framework's own errors.
+//! the framework's own errors.
 
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};

@@ -39,8 +39,7 @@ pub struct Config {
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
     /// The manager's certificate, which is an operator's, and the authority that it trusts.
-    /// Required
-    /// unless `insecure` is set.
+    /// Required unless `insecure` is set.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
     /// Addresses for browsers, with a certificate that the cluster's authority has not issued.
@@ -53,8 +52,7 @@ pub struct Config {
     #[serde(default)]
     pub oidc: Option<OidcRules>,
     /// Store that several managers share; none: this is the only manager, and its store is a file
-    /// in
-    /// `state_dir`.
+    /// in `state_dir`.
     #[serde(default)]
     pub etcd: Option<EtcdConfig>,
     /// Retention of the audit log.

@@ -1,9 +1,8 @@
 //! Hosts: adding, changing and forgetting them, and joining with a token.
 //!
 //! This module owns join tokens and their records; the record of a host's plan belongs to `agents`.
-//! It
-//! calls the cluster, agents, access (to revoke a host's certificates), and moves and drains, which
-//! can prevent that a host is forgotten.
+//! It calls the cluster, agents, access (to revoke a host's certificates), and moves and drains,
+//! which can prevent that a host is forgotten.
 
 pub(crate) mod http;
 pub(crate) mod in_use;
@@ -132,8 +131,7 @@ impl HostRequests {
     }
 
     /// Forgets a host and revokes its certificates. A host in use is forgotten only with `force`:
-    /// its
-    /// moves then end as failed, and its drain ends.
+    /// its moves then end as failed, and its drain ends.
     pub(crate) async fn forget_host(&self, name: &str, force: bool) -> Result<(), Problem> {
         let name = name.to_owned();
         let hosts = self.clone();

@@ -468,7 +468,7 @@ impl Driver {
             let Some(job) = self.jobs.get(id) else { return Ok(()) };
             match action {
                 Action::Save => {
-                    if let Err(problem) = reports::save(&self.keeper, job).await {
+                    if let Err(problem) = reports::save_job(&self.keeper, job).await {
                         // The job is again as the store has it.
                         self.jobs.put(before);
                         return Err(problem);
@@ -478,7 +478,7 @@ impl Driver {
                         job.report = None;
                     }
                 }
-                action if action.still_applies(&job.state) => self.ask_agent(id, action),
+                action if action.still_applies(&job.state) => self.carry_out_at_agent(id, action),
                 _ => {}
             }
         }
@@ -487,8 +487,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Queries an agent in a task of its own, because an agent may be slow.
-    fn ask_agent(&mut self, id: &str, action: Action) {
+    /// Carries out an action at an agent, in a task of its own, because an agent may be slow.
+    fn carry_out_at_agent(&mut self, id: &str, action: Action) {
         let Some(job) = self.jobs.get(id) else { return };
         let (agents, orders, job) = (Arc::clone(&self.agents), self.orders.clone(), job.clone());
         let is_question = matches!(action, Action::Ask { .. });

@@ -120,8 +120,7 @@ pub(crate) async fn until(manager: &Manager, is_so: impl Fn(&Inventory) -> bool)
 }
 
 /// Returns an agent's report of its host, with the CPU that guests can have; none: the agent does
-/// not
-/// report it.
+/// not report it.
 pub(crate) fn host(name: &str, cpu: Option<&Value>) -> HostInfo {
     serde_json::from_value(json!({
         "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu,
@@ -163,8 +162,7 @@ pub(crate) fn put_host(
 }
 
 /// Returns the report of a CPU with the features `lm`, `pni` and `more`, from a host whose QEMU
-/// knows
-/// two generations of CPU models.
+/// knows two generations of CPU models.
 pub(crate) fn cpu(more: &[&str]) -> Value {
     let has: BTreeSet<&str> = ["lm", "pni"].into_iter().chain(more.iter().copied()).collect();
     let of = |holds: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {

@@ -276,8 +276,7 @@ fn warn_of_strange_addresses(certificate: &Description, config: &Config) {
 }
 
 /// Checks that the certificate has the name by which this manager leads: other managers identify
-/// the
-/// leader by it.
+/// the leader by it.
 fn check_name(identity: &Identity, name: &str) -> Result<(), RunError> {
     if identity.name() == name {
         return Ok(());
@@ -286,8 +285,7 @@ fn check_name(identity: &Identity, name: &str) -> Result<(), RunError> {
 }
 
 /// Raises the limit of open files. Each host and each client has a connection, and processes
-/// usually
-/// start with a limit of 1,024 files.
+/// usually start with a limit of 1,024 files.
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit { current: limit.maximum, maximum: limit.maximum };

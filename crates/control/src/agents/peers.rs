@@ -1,8 +1,6 @@
 //! Distribution of the hosts' addresses to the agents. A background task sends the list to agents
-//! that
-//! lack it; before a move, its two agents get it. Agents that already have the right list, from
-//! this
-//! manager or an earlier one, get none.
+//! that lack it; before a move, its two agents get it. Agents that already have the right list,
+//! from this manager or an earlier one, get none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -47,8 +45,7 @@ fn addresses(inventory: &Inventory) -> impl Iterator<Item = (&str, &str)> {
 
 impl Hosts {
     /// Sends a host the other hosts' addresses, unless it has them. A failure is only logged: a
-    /// later
-    /// move reports its reason.
+    /// later move reports its reason.
     pub(crate) async fn name_peers(&self, host: &str) {
         let (wanted, peers) = {
             let inventory = self.state.inventory();

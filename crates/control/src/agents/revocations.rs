@@ -54,8 +54,7 @@ impl Hosts {
     }
 
     /// Sends an agent the list. An agent that refuses it gets no further attempt until there is a
-    /// new
-    /// list or the agent was away.
+    /// new list or the agent was away.
     async fn give(&self, host: &str, list: &RevocationList) {
         let Ok(client) = self.client_of(host) else { return };
         let sent = SetRevocations { list: list.pem().to_owned() };

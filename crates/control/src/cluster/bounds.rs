@@ -2,9 +2,8 @@
 //! report, and the range of values. Pure.
 //!
 //! A host's certificate proves who reports, not that the report is true. The limits bound the
-//! memory
-//! that a host can use in the manager. A report outside of them is refused: the host is shown as
-//! faulty and away, with the reason.
+//! memory that a host can use in the manager. A report outside of them is refused: the host is
+//! shown as faulty and away, with the reason.
 
 use godwit_api::{HostInfo, MigrationStatus, VmInfo};
 use serde::Serialize;

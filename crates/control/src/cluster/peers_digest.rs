@@ -3,8 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Returns the digest of a list of hosts, independent of their order. The digest of the list
-/// without
-/// one host is the difference of the list's digest and that host's.
+/// without one host is the difference of the list's digest and that host's.
 pub(crate) fn digest<'a>(peers: impl IntoIterator<Item = (&'a str, &'a str)>) -> u64 {
     let one = |(name, address): (&str, &str)| {
         let mut hasher = DefaultHasher::new();

@@ -33,8 +33,7 @@ pub(crate) fn datastores(vm: &str, inventory: &Inventory) -> Vec<String> {
 }
 
 /// Returns the group of VMs whose pages can serve as references for a VM's pages: those with the
-/// same
-/// kernel and initramfs. VMs that boot from disks have none, because the origin of a disk is
+/// same kernel and initramfs. VMs that boot from disks have none, because the origin of a disk is
 /// unknown.
 pub(crate) fn reference_group(info: &VmInfo) -> Option<String> {
     reference_group_of(&info.spec)
@@ -56,15 +55,12 @@ fn group_of((kernel, initrd): (&OsStr, &OsStr)) -> String {
 }
 
 /// Placeholder for the other end of a migration if no agent reports that end. It is not a valid
-/// host
-/// name.
+/// host name.
 const ANOTHER_HOST: &str = "another host";
 
 /// Returns migrations that were started directly at an agent, according to the agents' reports of
-/// VMs.
-/// `is_own` returns whether a migration belongs to one of the manager's moves. Reports of
-/// unreachable
-/// hosts are ignored.
+/// VMs. `is_own` returns whether a migration belongs to one of the manager's moves. Reports of
+/// unreachable hosts are ignored.
 pub(crate) fn begun_at_agents(
     is_own: impl Fn(&str) -> bool,
     inventory: &Inventory,

@@ -34,8 +34,7 @@ impl State {
     }
 
     /// Changes the inventory and publishes the changes. Events have the order of the changes,
-    /// because
-    /// they are published under the same lock.
+    /// because they are published under the same lock.
     pub fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut Inventory) -> C) {
         let mut inventory = self.inventory.write();
         let changes: Vec<Change> = change(&mut inventory).into_iter().collect();
@@ -57,8 +56,7 @@ impl State {
     }
 
     /// Locks the plans of hosts and of the cluster. A change holds this lock from its first read
-    /// until
-    /// the inventory has the change, so that the store and the inventory have the same order.
+    /// until the inventory has the change, so that the store and the inventory have the same order.
     pub(crate) async fn planning(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.planning.lock().await
     }

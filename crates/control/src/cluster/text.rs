@@ -1,8 +1,7 @@
 //! Shortening of texts from other machines.
 
 /// Returns the longest beginning of a text that takes at most `most_bytes` as JSON, followed by `…`
-/// if the
-/// text was cut.
+/// if the text was cut.
 pub(crate) fn beginning(text: &str, most_bytes: usize) -> String {
     let mut left = most_bytes;
     let fits = text.char_indices().find(|(_, char)| {

@@ -109,10 +109,8 @@ impl HostRequests {
     }
 
     /// Returns the addresses for a host's certificate: the agent's address in its token, which an
-    /// admin
-    /// has set. Addresses that the host itself sends are not used, because it could name those of
-    /// the
-    /// manager or of another host.
+    /// admin has set. Addresses that the host itself sends are not used, because it could name
+    /// those of the manager or of another host.
     fn certificate_addresses(&self, token: &JoinTokenRecord) -> Vec<IpAddr> {
         let named = |address: &str| host_of(address)?.parse::<IpAddr>().ok();
         let own = self.agents.identity().map_or(&[][..], Identity::addresses);

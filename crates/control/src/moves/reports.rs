@@ -34,7 +34,7 @@ impl Record for SavedReport {
 }
 
 /// Saves a job over the known one, with the report of its end.
-pub(super) async fn save(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
+pub(super) async fn save_job(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
     let is_its_own = job.state.is_over() && job.state.migration().is_some();
     let report = job.report.as_ref().filter(|_| is_its_own).and_then(kept);
     let Some(report) = report else {

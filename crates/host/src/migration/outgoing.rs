@@ -86,7 +86,7 @@ impl Outgoing {
                 {
                     control.set_predicted(predicted.migration_time_ms);
                 }
-                self.send(control, tracker, &accepted, preflight).await
+                self.send_all(control, tracker, &accepted, preflight).await
             }
             Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),
         };
@@ -214,7 +214,8 @@ impl Outgoing {
         }
     }
 
-    async fn send(
+    /// Sends to the end of the migration, over a new connection after each cut.
+    async fn send_all(
         &self,
         control: &MigrationControl,
         tracker: Tracker,
@@ -245,17 +246,21 @@ impl Outgoing {
             migration,
             tracker,
             resumes: None,
-            runs,
-            references: self.references().min(accepted.references.unwrap_or(ReferenceUse::None)),
-            departing,
             preflight,
-            runtime: Handle::current(),
-            progress: control.progress_reporter(),
-            hands_over: Arc::default(),
+            shared: SharedJob {
+                runs,
+                references: self
+                    .references()
+                    .min(accepted.references.unwrap_or(ReferenceUse::None)),
+                departing,
+                runtime: Handle::current(),
+                progress: control.progress_reporter(),
+                hands_over: Arc::default(),
+            },
         };
         loop {
-            let (lanes, shared) = (job.paths.lanes.clone(), job.shared());
-            let (result, kept) = self.send_once(control, job, &accepted.id).await?;
+            let (lanes, shared) = (job.paths.lanes.clone(), job.shared.clone());
+            let (result, kept) = self.send_leg(control, job, &accepted.id).await?;
             let why = result.failure.clone();
             sent.add(result, &lanes);
             let (Some(kept), Some(why)) = (kept.filter(|_| self.request.cut_limit_ms > 0), why)
@@ -270,15 +275,15 @@ impl Outgoing {
         }
     }
 
-    /// Sends over one lane, to its end.
-    async fn send_once(
+    /// Sends until the migration ends or its connection is cut.
+    async fn send_leg(
         &self,
         control: &MigrationControl,
         job: Job,
         id: &str,
-    ) -> Result<Part, Failure> {
+    ) -> Result<LegResult, Failure> {
         let (inbox, events) = drive::inbox();
-        let hands_over = Arc::clone(&job.hands_over);
+        let hands_over = Arc::clone(&job.shared.hands_over);
         let running = self.on_a_thread(control, job, inbox.clone(), events, id.to_owned())?;
         tokio::pin!(running);
         let result = tokio::select! {
@@ -382,7 +387,7 @@ impl Outgoing {
         inbox: Inbox,
         events: drive::Events,
         id: String,
-    ) -> Result<tokio::sync::oneshot::Receiver<Part>, Failure> {
+    ) -> Result<tokio::sync::oneshot::Receiver<LegResult>, Failure> {
         let outgoing = self.clone();
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
@@ -398,8 +403,8 @@ impl Outgoing {
         }
     }
 
-    /// Runs the driver over one lane, to its end.
-    fn drive(&self, job: Job, inbox: &Inbox, events: drive::Events, id: &str) -> Part {
+    /// Runs the driver to the end of the leg.
+    fn drive(&self, job: Job, inbox: &Inbox, events: drive::Events, id: &str) -> LegResult {
         let Outgoing { agent, vm, request, peer, begun } = self;
         let offered = vm.ownership().offered();
         let hand_over = HandOver { peer, id, vm: &vm.name, uuid: vm.spec.uuid, offered };
@@ -409,7 +414,7 @@ impl Outgoing {
             to: &request.to,
             peer,
             offered,
-            runtime: &job.runtime,
+            runtime: &job.shared.runtime,
             pace: job.paths.pace.clone(),
             uuid: vm.spec.uuid,
         };
@@ -417,10 +422,10 @@ impl Outgoing {
             Arc::clone(agent),
             Arc::clone(vm),
             request.to.clone(),
-            job.runtime.clone(),
-            job.runs,
-            job.departing.clone(),
-            job.hands_over,
+            job.shared.runtime.clone(),
+            job.shared.runs,
+            job.shared.departing.clone(),
+            job.shared.hands_over,
         );
         let pages = vm.regions.iter().map(|region| region.pages()).sum();
         let source = SourceJob {
@@ -431,11 +436,11 @@ impl Outgoing {
             pace: job.paths.pace.clone(),
             migration: job.migration,
             ownership: offered,
-            runs: job.runs,
+            runs: job.shared.runs,
             policy: self.policy(),
             compression: request.compression,
             references: drive::References {
-                by: job.references,
+                by: job.shared.references,
                 known_bytes: drive::References::known_bytes(pages),
                 ..drive::References::default()
             },
@@ -447,7 +452,7 @@ impl Outgoing {
             begin_at: agent.migrations().place_to_begin(),
             preflight: job.preflight,
             regions: vm.regions.clone(),
-            departing: job.departing,
+            departing: job.shared.departing,
             tracker: job.tracker,
             hypervisor,
             begun: *begun,
@@ -455,9 +460,9 @@ impl Outgoing {
                 for (shown, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
                     (shown.from, shown.to) = (lane.from, Some(lane.to));
                 }
-                job.progress.send(progress);
+                job.shared.progress.send(progress);
             },
-            ask_verdict: &|| job.runtime.block_on(hand_over.verdict()),
+            ask_verdict: &|| job.shared.runtime.block_on(hand_over.verdict()),
             // Once its QEMU has ended, nothing is retained here.
             page_in_again: &|is_over| serving.again(&|| is_over() || vm.process.exit().is_some()),
             resumes: job.resumes,
@@ -533,10 +538,11 @@ pub(crate) fn blank_report(
     }
 }
 
-/// Result of one lane, and the state to continue from if it was cut.
-type Part = (SourceResult, Option<Kept<Tracker>>);
+/// Result of one leg of the migration, from one connection to its end or cut, and the state to
+/// continue from after a cut.
+type LegResult = (SourceResult, Option<Kept<Tracker>>);
 
-/// Result of all lanes, with those that were used and those that failed.
+/// Result of all legs, with the lanes that were used and those that failed.
 #[derive(Default)]
 struct Sent {
     /// `None`: no result yet.
@@ -551,7 +557,7 @@ impl Sent {
         self.result.as_ref().is_some_and(|result| result.outcome == outcome)
     }
 
-    /// Adds the result of one lane.
+    /// Adds the result of one leg.
     fn add(&mut self, mut result: SourceResult, lanes: &[Lane]) {
         for (lane, figures) in lanes.iter().zip(std::mem::take(&mut result.lanes)) {
             let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
@@ -577,7 +583,7 @@ impl Sent {
         });
     }
 
-    /// Returns the job of the next lane.
+    /// Returns the job of the next leg.
     fn goes_on(
         &mut self,
         again: Again,
@@ -588,20 +594,14 @@ impl Sent {
         let Again { stream, paths, left_out, migration, cut } = again;
         self.left_out.extend(left_out);
         self.cuts.push(cut);
-        let SharedJob { runs, references, departing, runtime, progress, hands_over } = shared;
         Job {
             stream,
             paths,
             migration,
             tracker: kept.tracker,
             resumes: Some(kept.unsent),
-            runs,
-            references,
-            departing,
             preflight: at,
-            runtime,
-            progress,
-            hands_over,
+            shared,
         }
     }
 
@@ -617,10 +617,12 @@ impl Sent {
     }
 }
 
-/// State that all lanes of a migration share.
+/// State that all legs of a migration share.
+#[derive(Clone)]
 struct SharedJob {
     runs: bool,
     references: ReferenceUse,
+    /// The guest's memory, if it is retained for its return.
     departing: Option<Arc<Content>>,
     runtime: Handle,
     progress: ProgressReporter,
@@ -630,7 +632,7 @@ struct SharedJob {
 /// Tracker of the guest's memory, with the throttle of its vCPUs.
 pub(super) type Tracker = Throttled<DirtyTracker, VcpuQuota>;
 
-/// Input of the driver's thread for one lane.
+/// Input of the driver's thread for one leg.
 struct Job {
     stream: Stream,
     paths: Paths,
@@ -638,27 +640,8 @@ struct Job {
     tracker: Tracker,
     /// Pages that the destination lacks after a cut.
     resumes: Option<Unsent>,
-    runs: bool,
-    references: ReferenceUse,
-    /// The guest's memory, if it is retained for its return.
-    departing: Option<Arc<Content>>,
     preflight: Duration,
-    runtime: Handle,
-    progress: ProgressReporter,
-    hands_over: Arc<AtomicBool>,
-}
-
-impl Job {
-    fn shared(&self) -> SharedJob {
-        SharedJob {
-            runs: self.runs,
-            references: self.references,
-            departing: self.departing.clone(),
-            runtime: self.runtime.clone(),
-            progress: self.progress.clone(),
-            hands_over: Arc::clone(&self.hands_over),
-        }
-    }
+    shared: SharedJob,
 }
 
 pub(super) fn report_of_client(host: &str, error: ClientError) -> Fault {

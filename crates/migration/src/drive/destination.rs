@@ -58,7 +58,7 @@ pub fn receive<H: DestinationHypervisor>(
     let sender = Arc::new(Mutex::new(sender));
     let intake = Intake::new(regions.clone(), contents, Arc::clone(&sender), events.clone());
     let begun = Instant::now();
-    // The announcers is handed over once.
+    // The receiver of announcements is handed over once.
     let (go_on, announcers) = mpsc::sync_channel(1);
     let mut driver = Driver {
         machine: Destination::new(block_pages, ownership),

@@ -22,8 +22,7 @@ pub(crate) struct JoinTokenRecord {
 }
 
 /// Use of a join token. A token is used for one key: the host that has the key may repeat the
-/// request
-/// if it has lost the answer.
+/// request if it has lost the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JoinUse {
     pub(crate) unix_ms: u64,
@@ -54,8 +53,7 @@ impl JoinTokenRecord {
     }
 
     /// Admits a host with a secret and the key of its certificate request. Returns the address of
-    /// the
-    /// host's agent.
+    /// the host's agent.
     ///
     /// # Errors
     /// - [`ProblemCode::Unauthenticated`]: wrong secret, expired, or used for another key.
