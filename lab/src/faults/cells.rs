@@ -144,9 +144,10 @@ impl Cell {
             // The cut outlasts the wait: the request's limit before the guest is stopped, the
             // engine's limit afterwards.
             Fault::CutForGood if moment.is_before_commit() => &[Source],
-            Fault::SilentSource | Fault::SilentDestination if moment == Moment::Switchover => {
-                &[Source]
-            }
+            Fault::SilentSource if moment == Moment::Switchover => &[Source],
+            // The source awaits no answer before it commits. The stopped agent reads the commit
+            // when it continues, unless the connection has been reset by then.
+            Fault::SilentDestination if moment == Moment::Switchover => &[Source, Destination],
             // Faults that cause no long delay let the move complete.
             Fault::KillCli | Fault::ClockForward | Fault::ClockBackward | Fault::CorruptByte => {
                 &[Destination]

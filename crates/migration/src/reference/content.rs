@@ -31,6 +31,8 @@ pub struct Content {
     arriving: AtomicBool,
     /// Other guests' memory that its pages were copied from.
     origins: Origins,
+    /// Held while pieces are given up: two at once would give up more than is needed.
+    shrinking: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -55,6 +57,7 @@ impl Content {
         Ok(Content {
             blocks,
             arrived_pieces: Mutex::default(),
+            shrinking: Mutex::default(),
             arriving: AtomicBool::new(false),
             origins: Origins::default(),
         })
@@ -175,6 +178,7 @@ impl Content {
     /// # Errors
     /// [`RamError::Io`].
     pub fn shrink(&self, most_bytes: u64) -> Result<(), RamError> {
+        let _only = self.shrinking.lock();
         for (block, number) in self.least_useful_first() {
             block.give_back_dropped(number)?;
         }
