@@ -138,7 +138,7 @@ fn check_addresses<'a>(
     }
     pending.try_for_each(|(other, others)| refuse(other, others))?;
     inventory.all_vms().filter(|info| info.name != vm).try_for_each(|info| {
-        // A host may report anything, also addresses that are none.
+        // A host may report invalid addresses.
         refuse(&info.name, &info.spec.resolved_nics().unwrap_or_default())
     })
 }

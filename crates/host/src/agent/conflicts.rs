@@ -18,9 +18,9 @@ struct Image {
 }
 
 impl Agent {
-    /// Checks that no other VM here has an address of `spec`, and that none shares an image with it
-    /// that either of the two writes. Of two VMs that are created at the same time with one image,
-    /// neither passes.
+    /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
+    /// VMs writes. `spec` is in the table already: of two VMs that are created at the same time, at
+    /// most one passes.
     pub(super) fn check_conflicts(
         &self,
         spec: &ResolvedSpec,
@@ -43,9 +43,12 @@ impl Agent {
                 return refuse(conflict.message(name), conflict.remedy());
             }
             if let Some(shared) = shared_image(&images, &known_images_of(other)) {
-                let what = format!("VM \"{name}\" uses its disk {} too", shared.display());
-                let remedy = "give the VM an image of its own, or a qcow2 overlay on a base that \
-                              nobody writes; or open the image with readonly in both VMs";
+                let what = format!(
+                    "VM \"{name}\" also uses image {}, and one of them would write it",
+                    shared.display()
+                );
+                let remedy =
+                    "give the VM an image of its own, or make the disk readonly in both VMs";
                 return refuse(what, remedy);
             }
         }

@@ -290,8 +290,8 @@ impl OpenFiles {
         }
     }
 
-    /// Checks that the images named as raw have the header of no other format. To be called when
-    /// an operator names the disks, not later: a guest may write any header into its raw image.
+    /// Checks that no image named as raw has the header of another format. Call it only when an
+    /// operator names the disks: a guest may later write any header into its raw image.
     ///
     /// # Errors
     /// The first image that cannot be read or has such a header.

@@ -1,5 +1,6 @@
-//! The backing file of a qcow2 image: the few header fields that name other files (QEMU's
-//! docs/interop/qcow2.txt). Pure. The header is untrusted: its author, or a guest that broke out of
+//! The headers of images: the few fields of qcow2 that name other files (QEMU's
+//! docs/interop/qcow2.txt), and the leading bytes that distinguish other formats from raw images.
+//! Pure. The header is untrusted: its author, or a guest that broke out of
 //! QEMU, could have written anything. So every offset is bounded.
 
 use std::io;
@@ -37,9 +38,9 @@ pub enum ImageError {
     /// The image has another format.
     #[error("it is not in qcow2 format")]
     NotQcow2,
-    /// A raw image would show the guest the header instead of the disk, and the guest could damage
-    /// it.
-    #[error("it is named as raw, and it is in {format} format")]
+    /// The image is named as raw. The guest would find the header where its disk begins, and could
+    /// overwrite it.
+    #[error("it is in {format} format, not raw")]
     NotRaw { format: &'static str },
     /// The header is invalid.
     #[error("its header is damaged")]
@@ -199,6 +200,19 @@ pub(super) mod tests {
             head[136..136 + format.len()].copy_from_slice(format.as_bytes());
         }
         head
+    }
+
+    #[test]
+    fn other_formats_are_not_taken_for_raw() {
+        for (magic, format) in MAGICS {
+            assert!(magic.len() <= MAGIC_BYTES);
+            assert_eq!(format_of(&[magic, b" and more"].concat()), Some(format));
+            assert_eq!(format_of(&magic[1..]), None);
+        }
+        // Blank, empty and boot sectors.
+        for raw in [&[0; 32][..], b"", b"\xeb\x63\x90\x10\x8e\xd0", b"QFI"] {
+            assert_eq!(format_of(raw), None);
+        }
     }
 
     #[test]
