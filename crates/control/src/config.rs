@@ -266,8 +266,9 @@ mod tests {
     #[test]
     fn the_manual_lists_every_key() {
         let manual = include_str!("../../../docs/manager.md");
-        let (_, section) = manual.split_once("## Configuration\n```toml\n").unwrap();
-        let (text, _) = section.split_once("```").unwrap();
+        let (_, section) = manual.split_once("## Configuration\n").unwrap();
+        let (_, example) = section.split_once("```toml\n").unwrap();
+        let (text, _) = example.split_once("```").unwrap();
         let config = parse(text).unwrap();
         assert_eq!((config.limits.total, config.limits.datastores["/srv/slow"]), (Some(20), 2));
         for table in [

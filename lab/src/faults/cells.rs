@@ -250,6 +250,7 @@ mod tests {
             "kill-source-agent at committed",
             "cut-for-good at committed",
             "kill-source-qemu at page-in",
+            "silent-destination at switchover",
             "slow-link at switchover",
             "guest-shut-down at switchover",
         ];
