@@ -6,7 +6,7 @@ SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
 SCENARIOS ?= switchover size scale bandwidth lanes references impact converge predict cancel \
   debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
-# Where rustup puts cargo, also for a root shell that was never told.
+# Where rustup puts cargo: a root shell may lack it in its path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help

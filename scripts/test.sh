@@ -10,11 +10,10 @@ CARGO=${CARGO:-cargo}
 END_TO_END=(--test end_to_end --test lab --test guest)
 export PROFILE=debug
 
-# Always tests the whole workspace: for a part of it cargo would rebuild the dependencies with other
-# features.
-unit() { $CARGO test --workspace --tests --locked --no-fail-fast; }
+unit() { scripts/unit-tests.sh; }
 
-# Two labs at a time: a lab waits for its guest much of the time.
+# Two labs at a time: a lab waits for its guest much of the time. Always tests the whole workspace:
+# for a part of it cargo would rebuild the dependencies with other features.
 e2e() {
   GODWIT_TRIALS_AT_ONCE=2 $CARGO test --workspace --locked --no-fail-fast "${END_TO_END[@]}" \
     -- --test-threads=2

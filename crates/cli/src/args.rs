@@ -529,7 +529,7 @@ pub(crate) struct MigrateArgs {
     /// Engine that transfers the memory
     #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
     pub(crate) engine: EngineArg,
-    /// Longest allowed pause of the vCPUs
+    /// Longest predicted pause of the vCPUs with which the migration switches over
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
     /// Goal of the migration: minimal-pause (keep the budget, however much vCPUs that write are

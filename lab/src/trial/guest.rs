@@ -45,16 +45,16 @@ pub struct GuestPlan {
 }
 
 impl GuestPlan {
-    /// Plans an idle guest of 320 MiB with 128 MiB in use. QEMU's own migration under TCG needs the
+    /// Plans an idle guest of 224 MiB with 48 MiB in use. QEMU's own migration under TCG needs the
     /// additional 64 KiB (docs/engines.md).
     #[must_use]
     pub fn new(name: &str) -> GuestPlan {
         GuestPlan {
             name: name.to_owned(),
             number: 21,
-            memory: vec![ByteSize::from_bytes((320 << 20) + (64 << 10))],
+            memory: vec![ByteSize::from_bytes((224 << 20) + (64 << 10))],
             vcpus: 1,
-            fill: ByteSize::from_mib(128),
+            fill: ByteSize::from_mib(48),
             mix: None,
             workload: "idle".to_owned(),
             disks: Vec::new(),

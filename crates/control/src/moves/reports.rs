@@ -93,7 +93,7 @@ mod tests {
     use godwit_types::RoundReport;
 
     use super::*;
-    use crate::moves::tests::report;
+    use crate::moves::driver::tests::report;
 
     #[test]
     fn a_very_long_report_keeps_the_ends_of_its_lists() {

@@ -1,15 +1,16 @@
 use parking_lot::Mutex;
 
 use async_trait::async_trait;
-use godwit_api::control::CreateMove;
+use godwit_api::control::{CreateMove, MoveState};
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_planner::queue::lifecycle::{Answer, Ended, Whereabouts};
 use godwit_qemu::VmSpec;
 use godwit_store::{Candidate, MemoryStore, Store};
-use godwit_types::Outcome;
+use godwit_types::{Outcome, Report};
 
 use super::*;
 use crate::cluster::inventory::HostPlan;
+use crate::moves::{Moves, Wanted};
 
 /// Agents that carry out each request at once and record it.
 #[derive(Default)]
@@ -107,7 +108,7 @@ fn vm() -> HostEvent {
 }
 
 /// Returns the report of a completed migration.
-pub(super) fn report(vm: &str) -> Report {
+pub(in crate::moves) fn report(vm: &str) -> Report {
     Report {
         migration_time_ms: 1.0,
         switchover_ms: Some(1.0),
@@ -271,28 +272,22 @@ async fn driver_with_history(over: usize) -> Driver {
     let store = Arc::new(MemoryStore::new());
     let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
     let leadership = Arc::new(store.lead(&candidate).await.unwrap());
-    let mut driver = Driver {
+    let shared = Shared {
         keeper: Arc::new(Keeper::new(store, leadership, candidate)),
         state: cluster(),
         agents: Arc::<FakeAgents>::default(),
-        orders: mpsc::channel(WAITING_ORDERS).0,
+        orders: mpsc::channel(1).0,
         shown: Arc::default(),
         samples: Arc::default(),
-        jobs: Jobs::default(),
-        requests: BTreeMap::new(),
-        unwritten: BTreeMap::new(),
-        served: Vec::new(),
-        is_changed: false,
-        explained_at: Instant::now(),
-        counted: BTreeMap::new(),
-        policy: RetryPolicy::default(),
     };
+    let mut driver = Driver::new(shared, Jobs::default());
+    driver.is_changed = false;
     for number in 0..over {
         let wanted = Wanted { drain: Some(format!("d{}", number % 100)), ..to_b() };
         let mut job = Job::new(format!("v0{number:06}"), wanted, 0);
         job.state = step(JobState::submitted(), JobEvent::Cancel, &RetryPolicy::default(), 0).state;
         assert!(job.state.is_over());
-        driver.shown.write().put(job.to_move());
+        driver.shared.shown.write().put(job.to_move());
         driver.jobs.put(job);
     }
     driver
@@ -302,7 +297,7 @@ async fn driver_with_history(over: usize) -> Driver {
 async fn a_long_history_adds_no_work_to_a_new_move_and_its_progress() {
     const OVER: usize = 100_000;
     let mut driver = driver_with_history(OVER).await;
-    let counts = |driver: &Driver| (driver.jobs.visited(), driver.shown.read().visited());
+    let counts = |driver: &Driver| (driver.jobs.visited(), driver.shared.shown.read().visited());
     let before = counts(&driver);
     driver
         .submit(Job::new("v1".into(), Wanted { drain: Some("d7".into()), ..to_b() }, 1))
@@ -314,14 +309,14 @@ async fn a_long_history_adds_no_work_to_a_new_move_and_its_progress() {
         driver.carry_out(Order::News(News::Migration("a".into(), Box::new(status)))).await;
         driver.start_moves().await;
     }
-    assert_eq!(driver.shown.read().get("v1").unwrap().state, MoveState::Running);
+    assert_eq!(driver.shared.shown.read().get("v1").unwrap().state, MoveState::Running);
     driver.carry_out(Order::News(News::Synchronized("a".into()))).await;
     driver.schedule().await;
-    assert_eq!(driver.shown.read().open().count(), 1);
+    assert_eq!(driver.shared.shown.read().open().count(), 1);
     let after = counts(&driver);
     assert!(after.0 - before.0 < 200, "{} jobs were visited", after.0 - before.0);
     assert_eq!(after.1 - before.1, 1);
     // A drain visits its own moves.
-    assert_eq!(driver.shown.read().of_drain("d7").count(), OVER / 100 + 1);
-    assert_eq!(driver.shown.read().visited() - after.1, (OVER / 100 + 1) as u64);
+    assert_eq!(driver.shared.shown.read().of_drain("d7").count(), OVER / 100 + 1);
+    assert_eq!(driver.shared.shown.read().visited() - after.1, (OVER / 100 + 1) as u64);
 }
