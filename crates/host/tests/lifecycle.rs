@@ -197,6 +197,8 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
         refused(spec("twin", vec![disk("own", true)]), taken, "\"first\"").await;
         refused(spec("twin", vec![disk("link", true)]), taken, "images/own").await;
         refused(spec("twin", vec![disk("shared", false)]), taken, "images/shared").await;
+        let twice = spec("twin", vec![disk("new", false), disk("new", true)]);
+        refused(twice, ErrorCode::InvalidRequest, "two of its disks").await;
         let named_as_raw = spec("twin", vec![disk("other.qcow2", false)]);
         refused(named_as_raw, ErrorCode::NotFound, "qcow2 format").await;
         assert_eq!(client.vms().await.unwrap().len(), 1);

@@ -1,5 +1,6 @@
 //! Refuses a new VM that names what another VM of this host has: a hardware address, an address, or
-//! an image that one of the two writes.
+//! an image that one of the two writes. Refuses also an image that two disks of the new VM use, if
+//! one of them writes it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +38,18 @@ impl Agent {
                 format!("cannot create VM \"{}\" on host {}: {what}", spec.name, self.config.name);
             Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy))
         };
-        let images = images_of(spec, files);
+        let disks = images_of(spec, files);
+        if let Some(image) = image_of_two_disks(&disks) {
+            let message = format!(
+                "cannot create VM \"{}\": two of its disks use image {}, and one of them would \
+                 write it",
+                spec.name,
+                image.display()
+            );
+            let remedy = "give each disk an image of its own, or make both readonly";
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+        }
+        let images = disks.concat();
         for (name, other) in &others {
             if let Some(conflict) = address_conflict(&spec.nics, &other.nics) {
                 return refuse(conflict.message(name), conflict.remedy());
@@ -56,15 +68,17 @@ impl Agent {
     }
 }
 
-fn images_of(spec: &ResolvedSpec, files: &OpenFiles) -> Vec<Image> {
+/// Returns for each disk its image and backing files.
+fn images_of(spec: &ResolvedSpec, files: &OpenFiles) -> Vec<Vec<Image>> {
     let disks = spec.disks.iter().zip(&files.disks);
-    let layers = disks.flat_map(|(disk, layers)| {
-        layers.iter().enumerate().map(|(depth, layer)| Image {
+    let images = disks.map(|(disk, layers)| {
+        let layers = layers.iter().enumerate().map(|(depth, layer)| Image {
             real: layer.file.real.clone(),
             is_written: depth == 0 && !disk.readonly,
-        })
+        });
+        layers.collect()
     });
-    layers.collect()
+    images.collect()
 }
 
 /// Returns the images of a VM without opening one.
@@ -88,6 +102,12 @@ fn shared_image<'a>(new: &'a [Image], others: &[Image]) -> Option<&'a Path> {
     new.iter().find(is_shared).map(|image| image.real.as_path())
 }
 
+/// Returns an image that two disks of a VM use and that one of them writes.
+fn image_of_two_disks(disks: &[Vec<Image>]) -> Option<&Path> {
+    let with_later = disks.iter().zip(1..);
+    with_later.filter_map(|(disk, later)| shared_image(disk, &disks[later..].concat())).next()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +126,18 @@ mod tests {
         assert_eq!(shared(image("/base", true)), Some(Path::new("/base")));
         assert_eq!(shared(image("/top", false)), Some(Path::new("/top")));
         assert_eq!(shared(image("/top", true)), Some(Path::new("/top")));
+    }
+    #[test]
+    fn an_image_that_a_vm_writes_belongs_to_one_of_its_disks() {
+        let readonly = || vec![image("/cd", false)];
+        let overlay = |name: &str| vec![image(name, true), image("/base", false)];
+        assert_eq!(image_of_two_disks(&[readonly(), overlay("/one"), overlay("/two")]), None);
+        assert_eq!(image_of_two_disks(&[readonly(), readonly()]), None);
+        let base = vec![image("/base", true)];
+        for disks in [[overlay("/one"), base.clone()], [base, overlay("/one")]] {
+            assert_eq!(image_of_two_disks(&disks), Some(Path::new("/base")));
+        }
+        let twice = [overlay("/one"), readonly(), overlay("/one")];
+        assert_eq!(image_of_two_disks(&twice), Some(Path::new("/one")));
     }
 }

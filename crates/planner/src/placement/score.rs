@@ -15,6 +15,8 @@ const CLONES: f64 = 5.0;
 const RULE: f64 = 25.0;
 /// vCPUs per core at which that part is 0.
 const MOST_VCPUS_A_CORE: f64 = 4.0;
+/// Share of free memory below which a host counts as nearly full.
+const NEARLY_FULL: f64 = 0.05;
 
 /// A host's points for a VM, and their parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,10 +42,15 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
 }
 
+/// Returns the free memory of a host once the VMs are there.
+fn memory_after(room: &Room<'_>, need: &Need<'_>) -> u64 {
+    room.left_bytes.saturating_sub(need.memory_bytes)
+}
+
 impl Score {
     pub(super) fn of(host: &Host, room: &Room<'_>, need: &Need<'_>, rules_broken: usize) -> Score {
         let cores = f64::from(host.cores);
-        let memory_after = room.left_bytes.saturating_sub(need.memory_bytes) as f64;
+        let memory_after = memory_after(room, need) as f64;
         let vcpus_after = room.vcpus as f64 + need.vcpus as f64;
         let limit = f64::from(host.arrivals_limit.max(1));
         let has_clone = need.reference_groups.iter().any(|group| room.has_clone(host, group));
@@ -73,7 +80,10 @@ impl Score {
     pub(super) fn of_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
         let figures =
             [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
-        format!("best: {}", figures.join(", "))
+        let total = host.facts.memory_total_bytes as f64;
+        let is_nearly_full = share(memory_after(room, need) as f64, total) < NEARLY_FULL;
+        let verdict = if is_nearly_full { "best, but nearly full" } else { "best" };
+        format!("{verdict}: {}", figures.join(", "))
     }
 }
 
@@ -96,7 +106,7 @@ impl Part {
     fn figure(self, host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
         match self {
             Part::Memory => {
-                let after = Bytes(room.left_bytes.saturating_sub(need.memory_bytes));
+                let after = Bytes(memory_after(room, need));
                 format!("{after} of {} memory left after it", Bytes(host.facts.memory_total_bytes))
             }
             Part::Cpu => {

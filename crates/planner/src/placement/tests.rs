@@ -49,6 +49,19 @@ fn text_of<'a>(ranking: &'a Ranking, host: &str) -> &'a str {
 }
 
 #[test]
+fn a_host_that_is_nearly_full_is_not_called_best_alone() {
+    let mut hosts = vec![host("a")];
+    let free = |hosts: &mut [Host], gib: u64| {
+        hosts[0].facts.memory_free_bytes = gib * GIB;
+        rank(hosts, &[], &vm("web"), &Obstacles::new()).fits[0].why.clone()
+    };
+    let why = free(&mut hosts, 20);
+    assert!(why.starts_with("best, but nearly full: 12 GiB of 256 GiB"), "{why}");
+    let why = free(&mut hosts, 22);
+    assert!(why.starts_with("best: 14 GiB of 256 GiB"), "{why}");
+}
+
+#[test]
 fn the_host_with_most_left_is_first_and_the_others_have_a_reason() {
     let (mut hosts, clear) = (vec![host("a"), host("b"), host("c")], Obstacles::new());
     hosts[1].facts.memory_free_bytes = 200 * GIB;
