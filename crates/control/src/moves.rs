@@ -36,7 +36,9 @@ use crate::storage::keeper::{Keeper, Writes};
 pub(crate) use agents::AgentAnswer;
 pub(crate) use agents::{Agents, FollowedAgents};
 use driver::{Driver, Order, Refused, Shared};
+pub(crate) use job::{Job, Wanted, fresh_id, job_of};
 use jobs::Jobs;
+pub(crate) use record::{MOVES, SavedMove};
 use samples::Samples;
 pub(crate) use shown::ShownMoves;
 
@@ -50,9 +52,6 @@ pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<Fault>, Option
     };
     (failure, reports::kept(report).and_then(|kept| serde_json::to_vec(&kept).ok()))
 }
-
-pub(crate) use job::{Job, Wanted, fresh_id, job_of};
-pub(crate) use record::{MOVES, SavedMove};
 
 /// Most queued orders. Further senders wait.
 const WAITING_ORDERS: usize = 1_024;

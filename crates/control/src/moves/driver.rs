@@ -61,7 +61,7 @@ pub(super) enum Order {
 /// VMs whose moves are refused, with the reasons.
 pub(crate) type Refused = Vec<(String, Problem)>;
 
-/// What the task shares with the rest of the manager.
+/// Services and views that the task shares with the rest of the manager.
 pub(super) struct Shared {
     pub(super) keeper: Arc<Keeper>,
     pub(super) state: Arc<State>,

@@ -104,8 +104,8 @@ fn shared_image<'a>(new: &'a [Image], others: &[Image]) -> Option<&'a Path> {
 
 /// Returns an image that two disks of a VM use and that one of them writes.
 fn image_of_two_disks(disks: &[Vec<Image>]) -> Option<&Path> {
-    let with_later = disks.iter().zip(1..);
-    with_later.filter_map(|(disk, later)| shared_image(disk, &disks[later..].concat())).next()
+    let mut with_next = disks.iter().zip(1..);
+    with_next.find_map(|(disk, next)| shared_image(disk, &disks[next..].concat()))
 }
 
 #[cfg(test)]
@@ -127,6 +127,7 @@ mod tests {
         assert_eq!(shared(image("/top", false)), Some(Path::new("/top")));
         assert_eq!(shared(image("/top", true)), Some(Path::new("/top")));
     }
+
     #[test]
     fn an_image_that_a_vm_writes_belongs_to_one_of_its_disks() {
         let readonly = || vec![image("/cd", false)];

@@ -15,7 +15,7 @@ const CLONES: f64 = 5.0;
 const RULE: f64 = 25.0;
 /// vCPUs per core at which that part is 0.
 const MOST_VCPUS_A_CORE: f64 = 4.0;
-/// Share of free memory below which a host counts as nearly full.
+/// Share of the host's memory; with less of it free after the arrival, the host is nearly full.
 const NEARLY_FULL: f64 = 0.05;
 
 /// A host's points for a VM, and their parts.

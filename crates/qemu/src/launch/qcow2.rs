@@ -1,7 +1,7 @@
 //! The headers of images: the few fields of qcow2 that name other files (QEMU's
 //! docs/interop/qcow2.txt), and the leading bytes that distinguish other formats from raw images.
-//! Pure. The header is untrusted: its author, or a guest that broke out of
-//! QEMU, could have written anything. So every offset is bounded.
+//! Pure. The header is untrusted: its author, or a guest that broke out of QEMU, could have written
+//! anything. So every offset is bounded.
 
 use std::io;
 use std::path::{Path, PathBuf};
